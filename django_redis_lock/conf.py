@@ -1,0 +1,64 @@
+"""Settings: the dict ``DJANGO_REDIS_LOCK``, read whenever a value is needed.
+
+The same names, prefixed ``LOCK_``, in a cache's ``OPTIONS`` override them for that alias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+from .locking.arguments import check_seconds
+
+__all__ = ["Conf"]
+
+
+class Conf:
+    """The settings that hold for one cache alias; without ``options``, for all of them."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self._options = options or {}
+
+    def _get(self, name: str, default: Any) -> Any:
+        if f"LOCK_{name}" in self._options:
+            return self._options[f"LOCK_{name}"]
+        return getattr(settings, "DJANGO_REDIS_LOCK", {}).get(name, default)
+
+    def _seconds(self, name: str, default: float) -> float:
+        try:
+            return check_seconds(name, self._get(name, default)) or default
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(f"DJANGO_REDIS_LOCK: {error}") from None
+
+    @property
+    def TIMEOUT(self) -> float:
+        """Seconds a lock lives on the server between two renewals."""
+        return self._seconds("TIMEOUT", 30.0)
+
+    @property
+    def FLIGHT_TIMEOUT(self) -> float:
+        """Seconds after which the followers of a leader that died take over."""
+        return self._seconds("FLIGHT_TIMEOUT", 10.0)
+
+    @property
+    def WAIT(self) -> float:
+        """Seconds a follower waits for the leader's value before it computes its own."""
+        return self._seconds("WAIT", 60.0)
+
+    @property
+    def GRANT_TIMEOUT(self) -> float:
+        """Seconds a waiter has to take up a lock that is passed to it; the same on all hosts."""
+        return self._seconds("GRANT_TIMEOUT", 2.0)
+
+    @property
+    def LOCK_PREFIX(self) -> str:
+        """What stands before a lock's name in its cache key."""
+        prefix = self._get("LOCK_PREFIX", "lock:")
+        if not isinstance(prefix, str):
+            raise ImproperlyConfigured(
+                f"DJANGO_REDIS_LOCK: LOCK_PREFIX must be a str, not {prefix!r}"
+            )
+        return prefix

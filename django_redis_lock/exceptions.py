@@ -1,0 +1,79 @@
+"""What can go wrong with a lock: one base, few children.
+
+Each error carries the lock's name, and the holder if it is known, as data. The base classes are
+redis-py's own, so ``except redis.exceptions.LockError`` keeps catching what it caught before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redis import exceptions as redis_exceptions
+
+if TYPE_CHECKING:
+    from .locking.owner import Owner
+
+__all__ = ["LockError", "LockLost", "LockNotAcquired", "LockNotOwnedError"]
+
+
+def _text(name: str | bytes | None) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+
+
+class LockError(redis_exceptions.LockError):
+    """Base of every error this package raises about a lock.
+
+    Attributes:
+        lock_name (str): the lock's name, as it was given.
+        holder (Owner | None): who held it when the error was made, if known.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        lock_name: str | bytes | None = None,
+        holder: Owner | None = None,
+    ) -> None:
+        text = message or ""
+        if lock_name is not None:
+            text = f"{text} (lock {_text(lock_name)!r})"
+        # redis-py 5.0's LockError takes no arguments of its own, later ones do; both end here.
+        Exception.__init__(self, text)
+        self.message = message
+        self.lock_name: Any = None if lock_name is None else _text(lock_name)
+        self.holder = holder
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.message, self.lock_name, self.holder))
+
+
+class LockNotOwnedError(LockError, redis_exceptions.LockNotOwnedError):
+    """The lock is no longer (or was never) this handle's: it expired, or it was reset."""
+
+
+class LockLost(LockNotOwnedError):
+    """The lock ended while its holder was still at work; raised by ``ensure_held()``."""
+
+
+class LockNotAcquired(LockError):
+    """The lock is held by another, and the time allowed for waiting is over.
+
+    Attributes:
+        retry_after (float | None): seconds until the present holder's lifetime runs out, if known.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        lock_name: str | bytes | None = None,
+        holder: Owner | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, lock_name, holder)
+        self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.message, self.lock_name, self.holder, self.retry_after))

@@ -1,0 +1,1 @@
+"""Locks on Redis. Knows Redis, does not know Django."""

@@ -1,0 +1,60 @@
+"""Checks of what a caller passes in: wrong values are refused at the call (invariant W1)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+__all__ = ["check_name", "check_seconds", "milliseconds"]
+
+#: The longest lifetime or wait. Redis takes more, but a value beyond this is a wrong unit.
+LONGEST = 100 * 365 * 24 * 3600.0
+
+
+def check_seconds(
+    what: str, value: Any, *, zero: bool = False, none: str | None = None
+) -> float | None:
+    """``value`` as seconds.
+
+    Args:
+        what: the argument's name, for the message.
+        value: int or float, in seconds.
+        zero: whether 0 is allowed.
+        none: what None means for this argument; None is refused when this is not given.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: NaN, infinite, negative, longer than a hundred years, or 0 where that makes
+            no sense.
+    """
+    allowed = f"a number of seconds {'of 0 or more' if zero else 'greater than 0'}"
+    if none is not None:
+        allowed += f", or None for {none}"
+    if value is None and none is not None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{what} must be {allowed}, not {value!r}")
+    if math.isnan(value) or value < 0 or (value == 0 and not zero):
+        raise ValueError(f"{what} must be {allowed}, not {value!r}")
+    if value > LONGEST:
+        raise ValueError(f"{what} must be at most a hundred years, given in seconds, not {value!r}")
+    return float(value)
+
+
+def check_name(value: Any) -> str | bytes:
+    """``value`` as a lock's name.
+
+    Raises:
+        TypeError: neither str nor bytes.
+        ValueError: empty.
+    """
+    if not isinstance(value, (str, bytes)):
+        raise TypeError(f"a lock's name must be a str or bytes, not {type(value).__name__}")
+    if not value:
+        raise ValueError("a lock's name must not be empty")
+    return value
+
+
+def milliseconds(seconds: float | None) -> int:
+    """Whole milliseconds for Redis, rounded up so that no lifetime becomes 0; 0 stands for none."""
+    return 0 if seconds is None else max(1, math.ceil(round(seconds * 1000, 6)))

@@ -1,0 +1,168 @@
+"""What a waiter asks for, and what a grant is worth. Decisions only: no input or output here.
+
+A grant is already the lock, for the short lifetime the releaser gave it. The granted waiter sends
+for its full lifetime and does not wait for the answer, unless the grant may be over: a process
+that was stopped, or a reply that was held up on the way, cannot know without asking. A grant's
+fence is the server's time in microseconds at which it was made, and every answer brings a reading
+of the server's clock; together they tell the grant's age.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .arguments import milliseconds
+from .keys import LockKeys
+from .owner import hostname
+from .scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH, Call
+
+__all__ = ["ALIVE", "FRESH", "LOOK_EVERY", "Clock", "Granted", "Request", "new_token", "waiter_id"]
+
+#: Seconds a waiter counts as alive after its keeper has last said so.
+ALIVE = 6.0
+#: Seconds between two looks of the keeper at a lock its process waits for.
+LOOK_EVERY = 2.0
+#: A grant reckoned to be older than this many seconds is asked about before it is believed; so is
+#: one that seems to come from the future by as much (the server's clock was set back).
+FRESH = 0.5
+
+
+def new_token() -> bytes:
+    """A value nobody can guess: whoever knows it owns the lock."""
+    return secrets.token_hex(16).encode()
+
+
+def waiter_id() -> bytes:
+    """A name for a waiter, unique, and readable enough for the admin to say who waits."""
+    thread = threading.current_thread().name
+    return f"{secrets.token_hex(6)} {hostname()} {os.getpid()} {time.time():.3f} {thread}".encode()
+
+
+class Clock(NamedTuple):
+    """A reading of the server's clock: its microseconds, and our monotonic time before asking."""
+
+    server_us: int
+    at: float
+
+    def age(self, server_us: int) -> float:
+        """At most how many seconds ago the server's clock showed ``server_us``."""
+        return (self.server_us - server_us) / 1e6 + time.monotonic() - self.at
+
+
+class Granted(NamedTuple):
+    """The lock, with what is known of its end.
+
+    Attributes:
+        began: monotonic time from which it counts as held.
+        deadline: monotonic time until which it is certain to be held.
+        settle: for a grant whose full lifetime is not confirmed yet: asks for that answer. Takes
+            whether to wait for it; returns the confirmed deadline, None if there is no answer, or
+            ``-inf`` if the grant was over.
+    """
+
+    token: bytes
+    fence: int
+    began: float
+    deadline: float
+    settle: Callable[[bool], float | None] | None = None
+
+
+class Request(NamedTuple):
+    """One call of ``acquire``: what it wants, for how long, and until when it waits.
+
+    Attributes:
+        attempt: empty for a fresh token; for a token the caller chose, what tells a repetition
+            of this call from another call with the same token.
+        deadline: monotonic time at which the wait ends, None without end.
+        margin: seconds before the deadline at which the last try is sent, so that its answer is
+            there in time.
+    """
+
+    keys: LockKeys
+    token: bytes
+    attempt: bytes
+    lifetime: float | None
+    grant_timeout: float
+    deadline: float | None = None
+    margin: float = 0.0
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the caller chose the token, so that the lock must be held with just this one."""
+        return bool(self.attempt)
+
+    def left(self) -> float:
+        """Seconds until the last try is due; an hour where there is no end."""
+        if self.deadline is None:
+            return 3600.0
+        return max(0.0, self.deadline - self.margin - time.monotonic())
+
+    # -- what to send ------------------------------------------------------------------------
+
+    def acquire(self, waiter: bytes = b"") -> Call:
+        """Take the lock; with ``waiter``, register it if that fails."""
+        mine = (self.token, milliseconds(self.lifetime), self.attempt)
+        return Call(ACQUIRE, self.keys, (*mine, waiter, milliseconds(ALIVE)))
+
+    def leave(self, waiter: bytes, wake: bytes, *, try_again: bool) -> Call:
+        """Stop waiting, after a last try or without."""
+        token = self.token if try_again else b""
+        mine = (token, milliseconds(self.lifetime), self.attempt)
+        return Call(LEAVE, (*self.keys, wake), (*mine, waiter))
+
+    def take(self, token: bytes, waiter: bytes) -> Call:
+        """Give a grant its full lifetime."""
+        own = self.token if self.chosen else b""
+        return Call(TAKE_GRANT, self.keys, (token, milliseconds(self.lifetime), waiter, own))
+
+    def watch(self, waiter: bytes) -> Call:
+        """Stay registered, and look whether the holder has vanished."""
+        grant = (new_token(), milliseconds(self.grant_timeout))
+        return Call(WATCH, self.keys, (waiter, milliseconds(ALIVE), *grant))
+
+    def give_back(self, token: bytes) -> Call:
+        """Release what ``token`` may have got, and pass it on."""
+        return release(self.keys, token, new_token(), self.grant_timeout)
+
+    # -- what an answer means ----------------------------------------------------------------
+
+    def until(self, sent_at: float) -> float:
+        """The deadline of a lock whose lifetime was set by a command sent at ``sent_at``."""
+        return math.inf if self.lifetime is None else sent_at + self.lifetime
+
+    def acquired(self, fence: Any, sent_at: float) -> Granted:
+        return Granted(self.token, int(fence), sent_at, self.until(sent_at))
+
+    def taken(self, token: bytes, fence: int, came_at: float, until: float) -> Granted:
+        """A grant whose full lifetime is confirmed."""
+        return Granted(self.token if self.chosen else token, fence, came_at, until)
+
+    def granted(self, token: bytes, fence: int, age: float, came_at: float) -> Granted:
+        """A fresh grant, believed until its own short lifetime is over."""
+        until = min(came_at + self.grant_timeout - max(age, 0.0), self.until(came_at))
+        return Granted(token, fence, came_at, until)
+
+
+def release(
+    keys: LockKeys,
+    token: bytes,
+    successor: bytes,
+    grant_timeout: float,
+    min_hold: float = 0.0,
+    fence: int = 0,
+) -> Call:
+    """Give up what ``token`` holds."""
+    rest = milliseconds(min_hold) if min_hold else 0
+    return Call(RELEASE, keys, (token, successor, milliseconds(grant_timeout), rest, fence))
+
+
+def parse_grant(element: bytes) -> tuple[bytes, int]:
+    """Token and fence of an element of the grants list."""
+    token, _, fence = element.rpartition(b":")
+    return token, int(fence)

@@ -1,0 +1,280 @@
+"""Everything about a lock's handle that does no input or output, for ``Lock`` and ``AsyncLock``."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from ..exceptions import LockError, LockLost, LockNotOwnedError
+from . import grants
+from .arguments import check_name, check_seconds, milliseconds
+from .grants import Granted, Request, new_token
+from .hold import Hold, fingerprint
+from .keys import lock_keys
+from .owner import Owner
+from .scripts import EXTEND, HELD, RESET, Call
+
+__all__ = ["Handle", "Held"]
+
+logger = logging.getLogger("django_redis_lock.lock")
+
+
+class State(threading.local):
+    """What one thread knows through one handle; the token is where redis-py keeps it."""
+
+    def __init__(self, token: bytes | None = None) -> None:
+        self.token = token
+        self.hold: Hold | None = None
+        self.renewal: Any = None
+
+
+class Held:
+    """A lock somebody owns, as HELD reports it."""
+
+    def __init__(self, reply: Any) -> None:
+        token, pttl, fields = reply
+        self.token = token if isinstance(token, bytes) else str(token).encode()
+        self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
+        texts = [f.decode(errors="replace") if isinstance(f, bytes) else str(f) for f in fields]
+        described = dict(zip(texts[::2], texts[1::2], strict=True))
+        self.owner = Owner.from_fields(described, fingerprint(self.token))
+
+
+class Handle:
+    """A lock's arguments and state. ``Lock`` and ``AsyncLock`` add the talking.
+
+    Args:
+        redis: the redis-py client.
+        name: str or bytes; the token is kept at exactly this key, as by redis-py.
+        timeout: seconds the lock lives on the server unless renewed; None: until released, which
+            a crash makes for ever.
+        sleep: seconds between two tries where waiting cannot be signalled.
+        blocking: whether ``acquire`` waits.
+        blocking_timeout: seconds it waits at most; None: without end.
+        thread_local: whether each thread (each task, for ``AsyncLock``) has its own token.
+        raise_on_release_error: whether leaving the ``with`` block raises when the lock was lost.
+        renew: keep extending the lock until it is released.
+        max_hold: seconds after which it is renewed no more.
+        min_hold: seconds it stays taken after the acquisition even if released before.
+        on_lost: called without arguments, in the keeper's thread, when the lock is lost.
+        label: what the lock is taken for, for people who see it in the admin.
+        id: a token got elsewhere, to act for: ``release``, ``extend`` and the rest use it.
+        grant_timeout: seconds a waiter has to take up a lock that is passed to it; the same on
+            all hosts.
+
+    Raises:
+        TypeError, ValueError: an argument makes no sense; the message says what is allowed.
+    """
+
+    def __init__(
+        self,
+        redis: Any,
+        name: str | bytes,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        renew: bool = False,
+        max_hold: float | None = None,
+        min_hold: float = 0,
+        on_lost: Callable[[], Any] | None = None,
+        label: str | None = None,
+        id: str | bytes | None = None,
+        grant_timeout: float = 2.0,
+    ) -> None:
+        self.redis = redis
+        self.name = check_name(name)
+        self.timeout = check_seconds("timeout", timeout, none="a lock that never expires")
+        self.sleep = check_seconds("sleep", sleep, zero=True)
+        self.blocking = bool(blocking)
+        self.blocking_timeout = _check_wait(blocking_timeout)
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        self.renew = bool(renew)
+        self.max_hold = check_seconds("max_hold", max_hold, none="no end to its renewal")
+        self.min_hold = check_seconds("min_hold", min_hold, zero=True) or 0.0
+        if on_lost is not None and not callable(on_lost):
+            raise TypeError(f"on_lost must be callable, not {on_lost!r}")
+        self.on_lost = on_lost
+        self.label = label or ""
+        self.grant_timeout = check_seconds("grant_timeout", grant_timeout) or 2.0
+        if self.timeout is None and (renew or max_hold is not None):
+            raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
+        if self.max_hold is not None and self.min_hold > self.max_hold:
+            raise ValueError("min_hold must not be longer than max_hold")
+        self.keys = lock_keys(self._encode(self.name))
+        self.id = None if id is None else self._encode(check_token(id))
+        self.local: Any = self._new_state()
+
+    def _new_state(self) -> Any:
+        state = State(self.id)
+        return state if self.thread_local else SimpleNamespace(**vars(state))
+
+    def _encode(self, value: str | bytes) -> bytes:
+        encoded: bytes = self.redis.get_encoder().encode(value)
+        return encoded
+
+    # -- what the holder may ask without a round trip ----------------------------------------
+
+    @property
+    def fence(self) -> int | None:
+        """The fencing token of this handle's acquisition: a strictly increasing integer."""
+        hold: Hold | None = self.local.hold
+        return None if hold is None else hold.fence
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock this handle acquired ended before it was released."""
+        hold: Hold | None = self.local.hold
+        return hold is not None and hold.lost
+
+    def ensure_held(self) -> None:
+        """Go on only while the lock is held; no round trip.
+
+        Raises:
+            LockLost: it was acquired by this handle and is not held any more.
+            LockError: this handle (in this thread or task) has not acquired it.
+        """
+        hold: Hold | None = self.local.hold
+        if hold is None:
+            raise LockError("The lock has not been acquired", self._shown)
+        if not hold.counts:
+            raise LockLost("The lock is not held any more; stop before doing harm", self._shown)
+
+    @property
+    def _shown(self) -> str | bytes:
+        return self.name
+
+    # -- acquiring ---------------------------------------------------------------------------
+
+    def _request(
+        self,
+        sleep: float | None,
+        blocking: bool | None,
+        blocking_timeout: float | None,
+        token: str | bytes | None,
+    ) -> tuple[Request, float | None]:
+        """What one call of ``acquire`` asks for, and the seconds it may wait (0: one try)."""
+        if sleep is not None:
+            check_seconds("sleep", sleep, zero=True)
+        wait = _check_wait(blocking_timeout)
+        if wait is None:
+            wait = self.blocking_timeout
+        if not (self.blocking if blocking is None else blocking):
+            wait = 0.0
+        if wait is None:
+            self._refuse_to_wait_for_itself()
+        chosen = token if token is not None else self.id
+        mine = new_token() if chosen is None else self._encode(check_token(chosen))
+        attempt = b"" if chosen is None else secrets.token_hex(8).encode()
+        return Request(self.keys, mine, attempt, self.timeout, self.grant_timeout), wait
+
+    def _refuse_to_wait_for_itself(self) -> None:
+        hold: Hold | None = self.local.hold
+        if hold is None or not self.thread_local or not hold.counts:
+            return
+        if self.renew or self.timeout is None:
+            raise LockError(
+                "This handle holds the lock already, in this very thread or task, and would wait "
+                "for itself for ever; release it first, or give a blocking_timeout",
+                self._shown,
+            )
+
+    def _won(self, granted: Granted) -> Hold:
+        """Note an acquisition in this thread's state."""
+        owner = Owner.here(fingerprint(granted.token), self.label, granted.fence / 1e6)
+        hold = Hold(
+            self.keys,
+            granted.token,
+            granted.fence,
+            began=granted.began,
+            deadline=granted.deadline,
+            lifetime=self.timeout,
+            renew=self.renew,
+            max_hold=self.max_hold,
+            owner=owner,
+            on_lost=self.on_lost,
+        )
+        if granted.settle is not None:
+            hold.settle_with(granted.settle)
+        self.local.token, self.local.hold = granted.token, hold
+        return hold
+
+    # -- releasing and changing --------------------------------------------------------------
+
+    def _owned_token(self, verb: str) -> bytes:
+        token = self.local.token
+        if token is None:
+            raise LockError(f"Cannot {verb} a lock that's not owned", self._shown)
+        hold: Hold | None = self.local.hold
+        if hold is not None and hold.elsewhere:
+            raise LockNotOwnedError(
+                f"Cannot {verb} a lock that the parent process holds", self._shown
+            )
+        return token if isinstance(token, bytes) else self._encode(token)
+
+    def _release(self, token: bytes) -> Call:
+        hold: Hold | None = self.local.hold
+        rest = self.min_hold if hold is not None else 0.0
+        fence = 0 if hold is None else hold.fence
+        return grants.release(self.keys, token, new_token(), self.grant_timeout, rest, fence)
+
+    def _extend(self, verb: str, seconds: Any, replace: bool) -> Call:
+        token = self._owned_token(verb)
+        if self.timeout is None:
+            raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
+        amount = milliseconds(check_seconds("the time to extend by", seconds))
+        return Call(EXTEND, self.keys, (token, amount, "1" if replace else "0"))
+
+    def _extended(self, answer: Any, verb: str, seconds: float, replace: bool, at: float) -> None:
+        if int(answer) == 0:
+            self._not_owned(verb)
+        if int(answer) < 0:
+            raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
+        hold: Hold | None = self.local.hold
+        if hold is not None:
+            hold.held_until(at + seconds if replace else max(hold.deadline, at) + seconds)
+
+    def _not_owned(self, verb: str) -> NoReturn:
+        raise LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", self._shown)
+
+    def _held_call(self) -> Call:
+        return Call(HELD, self.keys, ())
+
+    def _reset_call(self) -> Call:
+        return Call(RESET, self.keys, (new_token(), milliseconds(self.grant_timeout), b""))
+
+    def _is_mine(self, reply: Any) -> bool:
+        hold: Hold | None = self.local.hold
+        token = self.local.token
+        if reply is None or token is None or (hold is not None and not hold.counts):
+            return False
+        return Held(reply).token == (token if isinstance(token, bytes) else self._encode(token))
+
+    def _hide_release_error(self, error: Exception, body_failed: bool) -> bool:
+        """Whether leaving the block swallows ``error``; the body's own exception comes first."""
+        if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
+            logger.warning("Leaving the block of lock %s: %s", self.keys.lock.decode(), error)
+            return True
+        return False
+
+
+def _check_wait(seconds: Any) -> float | None:
+    return check_seconds("blocking_timeout", seconds, zero=True, none="a wait without end")
+
+
+def check_token(token: Any) -> str | bytes:
+    """``token`` as a lock's token: a non-empty str or bytes."""
+    if not isinstance(token, (str, bytes)):
+        raise TypeError(f"a token must be a str or bytes, not {type(token).__name__}")
+    if not token:
+        raise ValueError("a token must not be empty")
+    return token

@@ -1,0 +1,161 @@
+"""One acquisition: its token, its fence, and until when it counts. No input or output here.
+
+A hold's deadline is kept on this machine's monotonic clock and reckoned from the moment *before*
+the command that set the lifetime was sent, so it never lies after the server's. Past it the hold
+reports itself lost, whatever the server says (invariant S5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .keys import LockKeys
+from .owner import Owner
+
+__all__ = ["Hold", "fingerprint"]
+
+logger = logging.getLogger("django_redis_lock.lost")
+
+
+def fingerprint(token: bytes) -> str:
+    """A short public name for ``token``; the token itself is never shown."""
+    return hashlib.blake2b(token, digest_size=4).hexdigest()
+
+
+class Hold:
+    """What is known of one acquisition of one lock, shared by its handle and the keeper.
+
+    Attributes:
+        token, fence, keys: what was acquired.
+        lifetime: seconds the lock was given, None without end.
+        deadline: monotonic time until which it counts as held.
+        began: monotonic time of the acquisition.
+        renews_until: monotonic time after which it is renewed no more; -inf if never renewed.
+        owner: who took it, as the admin shows it.
+        ended: released, lost or handed to somebody else; the keeper lets go of it.
+    """
+
+    __slots__ = (
+        "_lost",
+        "_mutex",
+        "began",
+        "deadline",
+        "ended",
+        "fence",
+        "keys",
+        "lifetime",
+        "on_lost",
+        "owner",
+        "pid",
+        "renews_until",
+        "settle",
+        "token",
+    )
+
+    def __init__(
+        self,
+        keys: LockKeys,
+        token: bytes,
+        fence: int,
+        *,
+        began: float,
+        deadline: float,
+        lifetime: float | None,
+        renew: bool = False,
+        max_hold: float | None = None,
+        owner: Owner | None = None,
+        on_lost: Callable[[], Any] | None = None,
+    ) -> None:
+        self.keys = keys
+        self.token = token
+        self.fence = fence
+        self.began = began
+        self.deadline = deadline
+        self.lifetime = lifetime
+        self.renews_until = began + (max_hold or math.inf) if renew else -math.inf
+        self.owner = owner
+        self.on_lost = on_lost
+        self.pid = os.getpid()
+        self.ended = False
+        self._lost = False
+        self._mutex = threading.Lock()
+        #: Asks for an answer that may already have come; set for a lock got by a grant.
+        self.settle: Callable[[bool], None] | None = None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a parent process's hold, seen by a forked child."""
+        return self.pid != os.getpid()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock ended while its holder still counted on it."""
+        if self._lost:
+            return True
+        if self.ended or time.monotonic() < self.deadline:
+            return False
+        if self.settle is not None:
+            self.settle(False)
+        return not self.ended and time.monotonic() >= self.deadline
+
+    @property
+    def counts(self) -> bool:
+        """Whether the lock may be taken to be held by this process right now."""
+        return not self.ended and not self.elsewhere and not self.lost
+
+    def held_until(self, deadline: float) -> None:
+        """The server has confirmed a lifetime that ends at ``deadline`` (monotonic)."""
+        if not self.ended:
+            self.deadline = deadline
+
+    def settle_with(self, ask: Callable[[bool], float | None]) -> None:
+        """The full lifetime is not confirmed yet; ``ask`` knows (``Granted.settle``)."""
+
+        def settle(wait: bool) -> None:
+            until = ask(wait)
+            if until is None:
+                return
+            self.settle = None
+            if until == -math.inf:
+                self.lose("the grant was over before it could be taken up")
+            else:
+                self.held_until(until)
+
+        self.settle = settle
+
+    def end(self) -> None:
+        """The holder has given it up."""
+        self.ended = True
+
+    def lose(self, reason: str) -> None:
+        """Tell the holder, once, that the lock is not its own any more."""
+        with self._mutex:
+            if self.ended or self._lost:
+                return
+            self._lost = self.ended = True
+        logger.error(
+            "Lost the lock %s (fence %d, held for %.3f s): %s",
+            printable(self.keys.lock),
+            self.fence,
+            time.monotonic() - self.began,
+            reason,
+        )
+        if self.on_lost is not None:
+            try:
+                self.on_lost()
+            except Exception:
+                logger.exception("on_lost of the lock %s failed", printable(self.keys.lock))
+
+
+def printable(name: bytes, limit: int = 120) -> str:
+    """A lock's name for a log line: one line, not too long."""
+    text = name.decode(errors="backslashreplace")
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,332 @@
+"""The keeper: the one background thread of a process that renews what the process holds and
+watches what it waits for.
+
+It starts with the first job and ends a second after the last. It talks to each server over one
+connection of its own, so neither a used-up pool nor a slow command of the application delays a
+renewal. All that is due for a server goes out in one batch.
+
+After a fork the child starts with an empty keeper: what its parent holds is the parent's to renew.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+import os
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from . import server as servers
+from .arguments import milliseconds
+from .grants import Request
+from .hold import Hold, printable
+from .scripts import RENEW, Call
+from .server import OUTAGE, RawConnection, Server, receive, send
+
+__all__ = ["Abandoned", "Job", "Renewal", "keeper"]
+
+logger = logging.getLogger("django_redis_lock.keeper")
+
+#: A lock held longer than this many seconds gets its holder's name written beside it. Shorter ones
+#: are gone before anybody could look, and the name would cost them a round trip.
+DESCRIBE_AFTER = 0.5
+#: Seconds without a job after which the thread ends.
+LINGER = 1.0
+#: The longest and shortest time, in seconds, the keeper waits for a server's answer. A sixth of
+#: the shortest lifetime it keeps lies between: a hung server then never costs a lock of another
+#: server its renewal.
+PATIENCE, LEAST_PATIENCE = 1.0, 0.05
+
+
+class Job:
+    """Something to do at ``due`` (monotonic seconds) with one script on one server."""
+
+    #: The time scale, in seconds, on which this job must be done.
+    urgency = math.inf
+
+    def __init__(self, server: Server, due: float) -> None:
+        self.server = server
+        self.due = due
+
+    def call(self, now: float) -> Call | None:
+        """What to send now; None if there is nothing to ask and only ``due`` has changed."""
+        raise NotImplementedError
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        """The server's reply to ``call``; must set ``due`` or let the keeper discard the job."""
+        raise NotImplementedError
+
+    def failed(self, error: Exception, now: float) -> None:
+        """There was no reply; must set ``due``."""
+        raise NotImplementedError
+
+
+class Renewal(Job):
+    """Keeps one hold alive, says who holds it, and tells the holder when it is lost."""
+
+    def __init__(self, server: Server, hold: Hold) -> None:
+        self.hold = hold
+        self._named = hold.owner is None
+        lifetime = hold.lifetime
+        self._third = math.inf if lifetime is None else lifetime / 3
+        self.urgency = math.inf if lifetime is None else lifetime
+        # "Shortly before": enough for the body to hear of it while the lock still counts.
+        self._margin = 0.0 if lifetime is None else min(lifetime / 20, 0.25)
+        super().__init__(server, 0.0)
+        self._schedule(hold.began)
+
+    def _schedule(self, last: float) -> None:
+        """Set ``due``, given that the lifetime was last confirmed at ``last``."""
+        hold = self.hold
+        due = hold.deadline
+        if hold.renews_until > last:
+            due = min(due, last + self._third)
+        if not self._named or hold.settle is not None:
+            due = min(due, hold.began + DESCRIBE_AFTER)
+        self.due = due
+
+    def call(self, now: float) -> Call | None:
+        hold = self.hold
+        if hold.ended:
+            keeper().discard(self)
+            return None
+        if hold.settle is not None:
+            hold.settle(False)
+        if now >= hold.deadline - (self._margin if self._renewing(now) else 0.0):
+            keeper().discard(self)
+            hold.lose(
+                "Redis confirmed no renewal in time"
+                if self._renewing(now)
+                else "its lifetime ran out before it was released"
+            )
+            return None
+        fields = () if self._named or hold.owner is None else tuple(hold.owner.fields())
+        return Call(RENEW, hold.keys, (hold.token, self._wanted(now), *fields))
+
+    def _renewing(self, now: float) -> bool:
+        return self.hold.renews_until > now
+
+    def _wanted(self, now: float) -> int:
+        """Milliseconds to renew for; 0 leaves the lifetime as it is."""
+        if self.hold.lifetime is None or not self._renewing(now):
+            return 0
+        return milliseconds(min(self.hold.lifetime, self.hold.renews_until - now))
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        left = int(value)
+        if left == -2:
+            keeper().discard(self)
+            self.hold.lose("it expired, was reset, or its key was deleted")
+            return
+        self._named = True
+        self.hold.settle = None
+        self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000)
+        self._schedule(sent_at)
+
+    def failed(self, error: Exception, now: float) -> None:
+        hold = self.hold
+        logger.warning("Could not renew the lock %s: %s", printable(hold.keys.lock), error)
+        pause = min(max(self._third / 4, 0.02), 1.0)
+        # Look once more just before the deadline, to tell the holder in time.
+        last_call = hold.deadline - self._margin
+        self.due = now + pause if now >= last_call else min(now + pause, last_call)
+
+
+class Abandoned(Job):
+    """Releases what an acquire may have got although nobody has heard its answer.
+
+    It asks until it is answered, and once more a second later, because the acquire itself may
+    still lie unread in the server's buffers.
+    """
+
+    def __init__(self, server: Server, request: Request) -> None:
+        now = time.monotonic()
+        super().__init__(server, now)
+        self._call = request.give_back(request.token)
+        self._gives_up_at = request.until(now)
+        self._answers = 0
+
+    def call(self, now: float) -> Call | None:
+        if self._answers < 2 and now < self._gives_up_at:
+            return self._call
+        keeper().discard(self)
+        return None
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        self._answers += 1
+        self.due = sent_at + 1.0
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.due = now + 0.5
+
+
+class Keeper:
+    """See the module's words. All methods may be called from any thread and signal handler."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.RLock())
+        self._jobs: set[Job] = set()
+        self._due: list[tuple[float, int, Job]] = []
+        self._sequence = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._wakes_at = -math.inf
+        self._links: dict[Server, RawConnection] = {}
+
+    def add(self, job: Job) -> None:
+        """Do ``job`` from now on."""
+        with self._condition:
+            self._jobs.add(job)
+            self._enqueue(job)
+            if self._thread is None:
+                self._start()
+            elif job.due < self._wakes_at:
+                self._condition.notify()
+
+    def discard(self, job: Job) -> None:
+        """Stop doing ``job``; nothing happens if it is not being done."""
+        self._jobs.discard(job)
+
+    def reschedule(self, job: Job, due: float) -> None:
+        """Do ``job`` at ``due`` and not when it was planned."""
+        with self._condition:
+            if job in self._jobs:
+                job.due = due
+                self._enqueue(job)
+                if due < self._wakes_at:
+                    self._condition.notify()
+
+    def _enqueue(self, job: Job) -> None:
+        heapq.heappush(self._due, (job.due, next(self._sequence), job))
+        if len(self._due) > 2 * len(self._jobs) + 64:
+            # Most entries belong to locks released long before they came due.
+            self._due = [(job.due, next(self._sequence), job) for job in self._jobs]
+            heapq.heapify(self._due)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="django_redis_lock keeper", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # The interpreter is going down.
+            logger.warning("The keeper could not start, locks will not be renewed: %s", error)
+        else:
+            self._thread = thread
+            self._wakes_at = -math.inf
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            try:
+                self._serve(batch)
+            except Exception:
+                logger.exception("The keeper met an unexpected error and goes on")
+                time.sleep(0.1)
+            with self._condition:
+                for job in batch:
+                    if job in self._jobs:
+                        self._enqueue(job)
+
+    def _next_batch(self) -> list[Job]:
+        """The jobs that are due, as soon as there are any; none when it is time to end."""
+        with self._condition:
+            idle_until = time.monotonic() + LINGER
+            while True:
+                now = time.monotonic()
+                batch = self._pop_due(now)
+                if batch:
+                    self._wakes_at = -math.inf
+                    return batch
+                if self._jobs:
+                    idle_until = now + LINGER
+                elif now >= idle_until:
+                    self._thread = None
+                    self._close_links()
+                    return []
+                self._wakes_at = self._due[0][0] if self._due else idle_until
+                self._condition.wait(min(self._wakes_at - now, 3600.0))
+
+    def _pop_due(self, now: float) -> list[Job]:
+        batch: dict[Job, None] = {}
+        while self._due and (self._due[0][0] <= now or self._due[0][2] not in self._jobs):
+            due, _, job = heapq.heappop(self._due)
+            if job in self._jobs and job.due == due:
+                batch[job] = None
+        return list(batch)
+
+    def _serve(self, batch: list[Job]) -> None:
+        by_server: defaultdict[Server, list[tuple[Job, Call]]] = defaultdict(list)
+        now = time.monotonic()
+        for job in batch:
+            call = job.call(now)
+            if call is not None:
+                by_server[job.server].append((job, call))
+        patience = min(PATIENCE, min((job.urgency for job in tuple(self._jobs)), default=1.0) / 6)
+        for server, work in by_server.items():
+            self._exchange(server, work, max(patience, LEAST_PATIENCE))
+
+    def _exchange(self, server: Server, work: list[tuple[Job, Call]], patience: float) -> None:
+        """Send all of ``work`` in one batch, then read the replies."""
+        unanswered = [job for job, _ in work]
+        try:
+            link = self._link(server, patience)
+            sent_at = time.monotonic()
+            for _, call in work:
+                # By source: with EVALSHA one unknown script would upset the order of the replies.
+                send(link, call, by_source=True)
+            for job, call in work:
+                if not link.can_read(max(0.0, sent_at + patience - time.monotonic())):
+                    raise RedisTimeoutError(f"no answer within {patience:.2f} s")
+                try:
+                    value = receive(link, call)
+                except ResponseError as error:
+                    unanswered.remove(job)
+                    job.failed(error, time.monotonic())
+                    continue
+                unanswered.remove(job)
+                job.answered(value, sent_at)
+        except OUTAGE as error:
+            self._drop_link(server)
+            now = time.monotonic()
+            for job in unanswered:
+                job.failed(error, now)
+        except BaseException:
+            self._drop_link(server)
+            raise
+
+    def _link(self, server: Server, patience: float) -> RawConnection:
+        link = self._links.get(server)
+        if link is None:
+            link = self._links[server] = server.connect(timeout=patience)
+        return link
+
+    def _drop_link(self, server: Server) -> None:
+        link = self._links.pop(server, None)
+        if link is not None:
+            link.disconnect()
+
+    def _close_links(self) -> None:
+        for server in list(self._links):
+            self._drop_link(server)
+            server.close()
+
+
+_keeper = Keeper()
+
+
+def keeper() -> Keeper:
+    """This process's keeper."""
+    return _keeper
+
+
+def _after_fork_in_child() -> None:
+    global _keeper
+    _keeper = Keeper()
+    servers.reset_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

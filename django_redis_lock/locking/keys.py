@@ -1,0 +1,93 @@
+"""The only place that builds and reads key names.
+
+A lock named ``K`` lives at the key ``K`` itself, where a plain redis-py lock would be, and has
+companion keys beside it. In a cluster all of them must share a slot, so a companion carries ``K``
+as its hash tag:
+
+=====================  =========================================================
+``report``             ``{report}:grants``
+``{shop:7}:report``    ``{shop:7}:report::grants``: the name has a tag of its own
+``a}b``                ``{<n>}:a}b:grants``: ``K`` cannot be a tag; ``n`` has its slot
+=====================  =========================================================
+
+The second form has two colons because with one the locks ``a`` and ``{a}`` would share companions.
+"""
+
+from __future__ import annotations
+
+import binascii
+from functools import lru_cache
+from typing import NamedTuple
+
+__all__ = ["INDEX", "LockKeys", "companion", "flight_key", "flight_stream", "lock_keys", "wake_key"]
+
+#: Sorted set of the locks held in one database: key of the lock -> Unix time in ms of its expiry.
+#: One for the database and not one for each key prefix, because emptying a cache empties the
+#: whole database and must give every site's locks back.
+INDEX = b"django_redis_lock:locks"
+
+SLOTS = 16384
+
+
+class LockKeys(NamedTuple):
+    """The keys of one lock, in the order in which the scripts expect them."""
+
+    lock: bytes
+    grants: bytes
+    waiters: bytes
+    fence: bytes
+    owner: bytes
+    index: bytes = INDEX
+
+
+def _hash_tag(key: bytes) -> bytes | None:
+    """The part of ``key`` that Redis Cluster hashes, or None when it hashes all of it."""
+    start = key.find(b"{")
+    end = key.find(b"}", start + 1)
+    return key[start + 1 : end] if start >= 0 and end > start + 1 else None
+
+
+def _slot(hashed: bytes) -> int:
+    # Redis Cluster specification: CRC16/XMODEM modulo 16384.
+    return binascii.crc_hqx(hashed, 0) % SLOTS
+
+
+@lru_cache(maxsize=1024)
+def _prefix(key: bytes) -> bytes:
+    if _hash_tag(key) is not None:
+        return key + b"::"
+    if b"}" not in key:
+        return b"{" + key + b"}:"
+    number, slot = 0, _slot(key)
+    while _slot(b"%d" % number) != slot:
+        number += 1
+    return b"{%d}:" % number + key + b":"
+
+
+def companion(key: bytes, part: str) -> bytes:
+    """The key beside ``key`` that holds its ``part``; always in the same cluster slot."""
+    return _prefix(key) + part.encode()
+
+
+@lru_cache(maxsize=1024)
+def lock_keys(key: bytes) -> LockKeys:
+    """All keys of the lock at ``key``."""
+    prefix = _prefix(key)
+    return LockKeys(
+        key, prefix + b"grants", prefix + b"waiters", prefix + b"fence", prefix + b"owner"
+    )
+
+
+def wake_key(key: bytes, waiter: bytes) -> bytes:
+    """The list that wakes one waiter out of its blocking pop without giving it the lock."""
+    return _prefix(key) + b"wake:" + waiter
+
+
+def flight_key(key: bytes) -> bytes:
+    """Where the flight (the computation under way) of the cache key ``key`` is noted."""
+    return _prefix(key) + b"flight"
+
+
+def flight_stream(key: bytes, token: bytes) -> bytes:
+    """Where the followers of one flight learn that it has ended."""
+    return _prefix(key) + b"done:" + token

@@ -1,0 +1,188 @@
+"""The lock for threads. See ``Handle`` for its arguments and ``aio`` for asyncio."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Literal
+
+from ..exceptions import LockError
+from .arguments import check_seconds
+from .grants import Clock, Granted, Request, waiter_id
+from .handle import Handle, Held
+from .keeper import Abandoned, Renewal, keeper
+from .owner import Owner
+from .server import run, server_of
+from .waiting import enter, is_waited_for
+
+__all__ = ["Lock"]
+
+
+class Lock(Handle):
+    """A lock on Redis with redis-py's interface: ``redis_client.lock(name, lock_class=Lock)``.
+
+    A waiter is woken by the release, in the order of arrival; it does not poll. What may go wrong,
+    as a timeline, with ``timeout=30``:
+
+    ====  =======================================================================================
+    0 s   A acquires; B and C wait.
+    5 s   A releases: the lock passes to B, the first to come. Had B died, Redis would know and
+          C would have it. Is B stopped (SIGSTOP, a frozen host), C has the lock at 7 s.
+    9 s   B is killed. Nobody releases.
+    35 s  The lifetime B was given ends, and C has the lock.
+    ====  =======================================================================================
+    """
+
+    def acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """Take the lock.
+
+        Args:
+            sleep, blocking, blocking_timeout: instead of the handle's own, see ``Handle``.
+            token: what proves ownership, instead of a random value.
+
+        Returns:
+            Whether the lock is held now. False: the wait ended first.
+
+        Raises:
+            TypeError, ValueError: an argument makes no sense.
+            LockError: this handle holds the lock and would wait for itself for ever.
+            redis.exceptions.RedisError: Redis could not be asked; the lock is not held.
+        """
+        request, wait = self._request(sleep, blocking, blocking_timeout, token)
+        try:
+            granted = self._acquire(request, wait)
+        except BaseException:
+            # The request may have been carried out without our hearing of it.
+            keeper().add(Abandoned(server_of(self.redis), request))
+            raise
+        if granted is None:
+            return False
+        self._keep(granted)
+        return True
+
+    def _acquire(self, request: Request, wait: float | None) -> Granted | None:
+        began = time.monotonic()
+        deadline = None if wait is None else began + wait
+        waiter = b"" if wait == 0 else waiter_id()
+        news: tuple[int, Clock] | None = None
+        margin = 0.0
+        if not (waiter and is_waited_for(self.redis, self.keys.lock)):
+            taken, number, server_us = run(self.redis, request.acquire(waiter)).value
+            if taken:
+                return request.acquired(number, began)
+            if not waiter:
+                return None
+            margin = time.monotonic() - began
+            news = int(number), Clock(int(server_us), began)
+        place = enter(self.redis, request, waiter)
+        if news is not None:
+            place.heard(*news)
+        return place.wait(deadline, 0.0 if wait is None else min(margin, wait / 50, 0.01))
+
+    def _keep(self, granted: Granted) -> None:
+        hold = self._won(granted)
+        self.local.renewal = renewal = Renewal(server_of(self.redis), hold)
+        keeper().add(renewal)
+
+    def release(self) -> None:
+        """Give the lock up; the first waiter has it at once.
+
+        Raises:
+            LockError: this handle (in this thread) holds nothing.
+            LockNotOwnedError: the lock had ended before, or is another's.
+            redis.exceptions.RedisError: Redis could not be asked. The handle still knows its
+                token, so ``release`` can be called again.
+        """
+        token = self._owned_token("release")
+        call = self._release(token)
+        if self.local.hold is not None:
+            self.local.hold.end()
+            keeper().discard(self.local.renewal)
+        answer = run(self.redis, call)
+        self.local.token = self.local.renewal = None
+        # After a lost reply "not yours" means that the first sending has done it.
+        if not answer.value and not answer.sent_twice:
+            self._not_owned("release")
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+        """Add ``additional_time`` seconds to the lock's lifetime, or replace it by them.
+
+        Raises:
+            LockError: this handle holds nothing, or a lock without a timeout.
+            LockNotOwnedError: the lock has ended, or is another's.
+        """
+        seconds = check_seconds("additional_time", additional_time) or 0.0
+        return self._change("extend", seconds, replace_ttl)
+
+    def reacquire(self) -> Literal[True]:
+        """Reset the lock's lifetime to ``timeout``. Raises as ``extend`` does."""
+        return self._change("reacquire", self.timeout or 1.0, True)
+
+    def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
+        call = self._extend(verb, seconds, replace)
+        at = time.monotonic()
+        self._extended(run(self.redis, call).value, verb, seconds, replace, at)
+        if self.local.renewal is not None:
+            keeper().reschedule(self.local.renewal, at)
+        return True
+
+    def locked(self) -> bool:
+        """Whether anybody holds the lock."""
+        return self._held() is not None
+
+    def owned(self) -> bool:
+        """Whether this handle (in this thread) holds the lock."""
+        if self.local.token is None:
+            return False
+        return self._is_mine(run(self.redis, self._held_call()).value)
+
+    def holder(self) -> Owner | None:
+        """Who holds the lock; None if nobody does. Host and the like are known after half a
+        second of holding."""
+        held = self._held()
+        return None if held is None else held.owner
+
+    def ttl(self) -> float | None:
+        """Seconds the lock still lives unless renewed: ``inf`` for one that never expires, None if
+        nobody holds it."""
+        held = self._held()
+        return None if held is None else held.ttl
+
+    def _held(self) -> Held | None:
+        reply = run(self.redis, self._held_call()).value
+        return None if reply is None else Held(reply)
+
+    def reset(self) -> bool:
+        """End the lock, whoever holds it; the first waiter gets it. Returns whether it was held.
+
+        The holder is told that it has lost the lock, but only when its keeper next asks; until
+        then two may believe to hold it.
+        """
+        return bool(run(self.redis, self._reset_call()).value)
+
+    def __enter__(self) -> Lock:
+        if self.acquire():
+            return self
+        raise LockError("Unable to acquire lock within the time specified", self._shown)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        hold = self.local.hold
+        if hold is not None and hold.elsewhere:
+            return  # A forked child leaves its parent's block; the lock is the parent's.
+        try:
+            self.release()
+        except Exception as error:
+            if not self._hide_release_error(error, exc_value is not None):
+                raise
+

@@ -1,0 +1,458 @@
+"""Every Lua script, each under its contract: KEYS, ARGV, what it returns, why it must be atomic.
+
+Keys of a lock are always passed in the order of ``LockKeys``: the lock, grants, waiters, fence,
+owner and, except on a cluster where it lives in another slot, the index. Times are milliseconds
+unless a name says otherwise; a lifetime of 0 means none. Redis's own clock judges all of them.
+
+A script is a value without a client: it is bound to one when it is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+__all__ = [
+    "ACQUIRE",
+    "CLEAR",
+    "CLOCK",
+    "END_FLIGHT",
+    "EXTEND",
+    "HELD",
+    "LEAVE",
+    "RELEASE",
+    "RENEW",
+    "RESET",
+    "STORE",
+    "TAKE_FLIGHT",
+    "TAKE_GRANT",
+    "WATCH",
+    "Call",
+    "Script",
+]
+
+
+class Script(NamedTuple):
+    """A Lua script and the name Redis keeps it under."""
+
+    source: str
+    sha: str
+
+
+class Call(NamedTuple):
+    """A script with what it is to run on."""
+
+    script: Script
+    keys: tuple[bytes, ...]
+    args: tuple[bytes | str | int, ...]
+
+
+def _script(body: str, *parts: str) -> Script:
+    source = "\n".join((*parts, body))
+    return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+# now(): the server's time in microseconds; exact in Lua's numbers until the year 2255.
+_NOW = """
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+"""
+
+# next_fence(attempt): a number greater than all this lock has had. The clock sets the floor, so a
+# lost counter (expired, flushed, a server without persistence) cannot start again from 1.
+# `attempt` is kept behind the number: it tells a repeated acquire from a second one (ACQUIRE).
+_FENCE = """
+local function next_fence(attempt)
+  local last = string.match(redis.call('GET', KEYS[4]) or '', '^%d+')
+  local fence = math.max((tonumber(last) or 0) + 1, now())
+  local kept = string.format('%.0f', fence)
+  if attempt ~= '' then kept = kept .. ' ' .. attempt end
+  redis.call('SET', KEYS[4], kept, 'PX', 172800000)
+  return fence
+end
+"""
+
+# set_lock(token, lifetime): what every fresh holder starts from. Grants nobody took are void, the
+# owner of before is forgotten, the index knows when the lock ends.
+_SET_LOCK = """
+local function note(expiry)
+  if KEYS[6] then redis.call('ZADD', KEYS[6], expiry, KEYS[1]) end
+end
+local function set_lock(token, lifetime)
+  if lifetime > 0 then
+    redis.call('SET', KEYS[1], token, 'PX', string.format('%.0f', lifetime))
+    note(math.floor(now() / 1000) + lifetime)
+  else
+    redis.call('SET', KEYS[1], token)
+    note('+inf')
+  end
+  redis.call('DEL', KEYS[2], KEYS[5])
+end
+"""
+
+# grant(token, lifetime): pass the lock straight to whoever has waited longest. Redis hands an
+# element pushed to a list to the client that has been blocked on it longest.
+_GRANT = """
+local function grant(token, lifetime)
+  set_lock(token, lifetime)
+  redis.call('RPUSH', KEYS[2], token .. ':' .. string.format('%.0f', next_fence('')))
+  redis.call('PEXPIRE', KEYS[2], string.format('%.0f', lifetime))
+end
+"""
+
+# untaken(holder): whether `holder` is a grant that is still on the list, so that nobody owns it.
+_UNTAKEN = """
+local function untaken(holder)
+  local first = redis.call('LINDEX', KEYS[2], 0)
+  return first and string.sub(first, 1, #holder + 1) == holder .. ':'
+end
+"""
+
+# register(waiter, alive): count this waiter as alive for `alive` ms more; drop the dead.
+_REGISTER = """
+local function register(waiter, alive)
+  local at = math.floor(now() / 1000)
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. at)
+  redis.call('ZADD', KEYS[3], at + alive, waiter)
+  redis.call('PEXPIRE', KEYS[3], alive)
+end
+"""
+
+# try(token, lifetime, attempt): the fence if the lock could be taken, else nil.
+_TRY = """
+local function try(token, lifetime, attempt)
+  local holder = redis.call('GET', KEYS[1])
+  if holder then
+    local mine = holder == token
+    if mine and attempt ~= '' then
+      mine = string.match(redis.call('GET', KEYS[4]) or '', ' (.*)$') == attempt
+    end
+    if not mine and not untaken(holder) then return nil end
+  end
+  set_lock(token, lifetime)
+  return next_fence(attempt)
+end
+"""
+
+#: Take the lock if nobody owns it; else, if asked, register as a waiter. A repeated call (its
+#: first reply was lost) finds its own token and succeeds again: invariant S3.
+#:
+#: KEYS  lock keys
+#: ARGV  token, lifetime, attempt ('' if the token is fresh and so names the attempt itself),
+#:       waiter ('' not to wait), alive
+#: returns {1, fence, server time in microseconds}
+#:         or {0, the holder's remaining lifetime as PTTL gives it, server time in microseconds}
+#: atomic because between "it is held" and "I wait" a release would find no waiter.
+ACQUIRE = _script(
+    """
+local fence = try(ARGV[1], tonumber(ARGV[2]), ARGV[3])
+if fence then return {1, fence, now()} end
+if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
+return {0, redis.call('PTTL', KEYS[1]), now()}
+""",
+    _NOW,
+    _FENCE,
+    _SET_LOCK,
+    _UNTAKEN,
+    _REGISTER,
+    _TRY,
+)
+
+#: Stop waiting: one last try, then wake the blocking pop so that its connection is free again.
+#: A grant that the pop got before this ran is answered by the pop, not here.
+#:
+#: KEYS  lock keys (index included or left out), then the waiter's wake list as the last one
+#: ARGV  token ('' not to try again), lifetime, attempt, waiter ('' to leave it registered)
+#: returns {1, fence, server time in microseconds} or {0, PTTL, server time in microseconds}
+#: atomic because a grant made between the last try and the farewell would go to nobody.
+LEAVE = _script(
+    """
+local wake = KEYS[#KEYS]
+if #KEYS < 7 then KEYS[6] = nil end
+if ARGV[4] ~= '' then redis.call('ZREM', KEYS[3], ARGV[4]) end
+local fence = ARGV[1] ~= '' and try(ARGV[1], tonumber(ARGV[2]), ARGV[3])
+redis.call('RPUSH', wake, 'leave')
+redis.call('PEXPIRE', wake, 2000)
+if fence then return {1, fence, now()} end
+return {0, redis.call('PTTL', KEYS[1]), now()}
+""",
+    _NOW,
+    _FENCE,
+    _SET_LOCK,
+    _UNTAKEN,
+    _TRY,
+)
+
+#: A granted waiter gives the lock its full lifetime and, if it was its process's last waiter,
+#: stops being registered.
+#:
+#: KEYS  lock keys
+#: ARGV  the grant's token, lifetime, waiter ('' to leave it registered), the token the waiter wants
+#:       to hold the lock with ('' for the grant's own)
+#: returns 1, or 0 if the grant is over
+#: atomic because the lifetime must not be given to another holder's lock.
+TAKE_GRANT = _script(
+    """
+if ARGV[3] ~= '' then redis.call('ZREM', KEYS[3], ARGV[3]) end
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+local lifetime = tonumber(ARGV[2])
+if ARGV[4] ~= '' then redis.call('SET', KEYS[1], ARGV[4], 'KEEPTTL') end
+if lifetime > 0 then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  note(math.floor(now() / 1000) + lifetime)
+else
+  redis.call('PERSIST', KEYS[1])
+  note('+inf')
+end
+return 1
+""",
+    _NOW,
+    _SET_LOCK,
+)
+
+#: Give the lock up: to the first live waiter, or to nobody. Released before `rest` ms have passed
+#: since the acquisition, it stays taken, by nobody, until then.
+#:
+#: KEYS  lock keys
+#: ARGV  token, successor (a fresh token for the waiter; it also marks this release as done),
+#:       lifetime of the grant, rest, fence of the holder (its acquisition time, if rest > 0)
+#: returns 1 released, 0 not this token's lock
+#: atomic because looking for waiters and passing the lock on must not be parted by a new waiter.
+RELEASE = _script(
+    """
+local holder = redis.call('GET', KEYS[1])
+if not holder then return 0 end
+if holder ~= ARGV[1] then return holder == ARGV[2] and 1 or 0 end
+local left = tonumber(ARGV[4])
+if left > 0 then
+  left = math.min(left, math.ceil(left - (now() - tonumber(ARGV[5])) / 1000))
+end
+if left > 0 then
+  set_lock(ARGV[2], left)
+elseif redis.call('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf') > 0 then
+  grant(ARGV[2], tonumber(ARGV[3]))
+else
+  redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
+  if KEYS[6] then redis.call('ZREM', KEYS[6], KEYS[1]) end
+end
+return 1
+""",
+    _NOW,
+    _FENCE,
+    _SET_LOCK,
+    _GRANT,
+)
+
+#: End the lock whoever owns it; the first live waiter gets it.
+#:
+#: KEYS  lock keys
+#: ARGV  successor, lifetime of the grant, the only token to end ('' for any)
+#: returns 1 ended, 0 it was free or held by another than the named one
+#: atomic for the same reason as RELEASE.
+RESET = _script(
+    """
+local holder = redis.call('GET', KEYS[1])
+if not holder or (ARGV[3] ~= '' and holder ~= ARGV[3]) then
+  if not holder and KEYS[6] then redis.call('ZREM', KEYS[6], KEYS[1]) end
+  return 0
+end
+if untaken(holder) then return 0 end
+if redis.call('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf') > 0 then
+  grant(ARGV[1], tonumber(ARGV[2]))
+else
+  redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
+  if KEYS[6] then redis.call('ZREM', KEYS[6], KEYS[1]) end
+end
+return 1
+""",
+    _NOW,
+    _FENCE,
+    _SET_LOCK,
+    _GRANT,
+    _UNTAKEN,
+)
+
+#: What the keeper does for a held lock: push its end out (never pull it in), say who holds it.
+#:
+#: KEYS  lock keys
+#: ARGV  token, lifetime (0 to leave it as it is), then the owner's fields and values, if any
+#: returns the remaining lifetime as PTTL gives it, or -2 if this token does not hold the lock
+#: atomic because both must apply to this token's lock and to no other.
+RENEW = _script(
+    """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
+local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
+if left >= 0 and wanted > left then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  left = wanted
+end
+if #ARGV > 2 then redis.call('HSET', KEYS[5], unpack(ARGV, 3)) end
+local at = math.floor(now() / 1000)
+if left >= 0 then
+  redis.call('PEXPIRE', KEYS[5], left)
+  note(at + left)
+else
+  redis.call('PERSIST', KEYS[5])
+end
+if KEYS[6] then redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', '(' .. at - 3600000) end
+return left
+""",
+    _NOW,
+    _SET_LOCK,
+)
+
+#: Change the lifetime at the holder's wish.
+#:
+#: KEYS  lock keys
+#: ARGV  token, milliseconds, '1' to replace the lifetime left or '0' to add to it
+#: returns 1 done, 0 not this token's lock, -1 the lock has no lifetime to add to
+#: atomic because it must not change another holder's lock.
+EXTEND = _script(
+    """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
+if ARGV[3] == '0' then
+  if left < 0 then return -1 end
+  wanted = wanted + left
+end
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', wanted))
+redis.call('PEXPIRE', KEYS[5], string.format('%.0f', wanted))
+note(math.floor(now() / 1000) + wanted)
+return 1
+""",
+    _NOW,
+    _SET_LOCK,
+)
+
+#: What the keeper does for a process that waits: stay registered and look whether the holder has
+#: vanished; if so, make the grant on its behalf.
+#:
+#: KEYS  lock keys
+#: ARGV  waiter, alive, successor, lifetime of a grant
+#: returns {remaining lifetime as PTTL gives it, server time in microseconds,
+#:          1 if a grant lies on the list untaken although this process waits, else 0}
+#: atomic because two watchers must not both find the lock free.
+WATCH = _script(
+    """
+register(ARGV[1], tonumber(ARGV[2]))
+local holder = redis.call('GET', KEYS[1])
+local lying = 0
+if not holder then
+  grant(ARGV[3], tonumber(ARGV[4]))
+elseif untaken(holder) then
+  lying = 1
+end
+return {redis.call('PTTL', KEYS[1]), now(), lying}
+""",
+    _NOW,
+    _FENCE,
+    _SET_LOCK,
+    _GRANT,
+    _UNTAKEN,
+    _REGISTER,
+)
+
+#: Whether somebody owns the lock. A grant on its way belongs to nobody yet.
+#:
+#: KEYS  lock keys
+#: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values} or nil
+HELD = _script(
+    """
+local holder = redis.call('GET', KEYS[1])
+if not holder or untaken(holder) then return nil end
+return {holder, redis.call('PTTL', KEYS[1]), redis.call('HGETALL', KEYS[5])}
+""",
+    _UNTAKEN,
+)
+
+#: The server's time in microseconds, from a script so that every user who may lock may ask.
+#:
+#: KEYS  none        ARGV  none        returns microseconds
+CLOCK = _script("return now()", _NOW)
+
+#: Empty the database but keep the locks (invariant S6). The script finds the locks themselves in
+#: the index, so that none slips through; their companions are named by the caller for the locks it
+#: saw there a moment before. A lock without its companions is still right, only its waiters are
+#: found later, by their own watch.
+#:
+#: KEYS  index
+#: ARGV  companion keys to keep where they exist
+#: returns the number of locks kept
+#: atomic because no lock may be seen missing in between.
+CLEAR = _script("""
+local kept = {}
+local function keep(key)
+  local dump = redis.call('DUMP', key)
+  if dump then kept[#kept + 1] = {key, math.max(redis.call('PTTL', key), 0), dump} end
+  return dump
+end
+local locks = 0
+for _, key in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  if keep(key) then locks = locks + 1 end
+end
+for _, key in ipairs(ARGV) do keep(key) end
+keep(KEYS[1])
+redis.call('FLUSHDB', 'ASYNC')
+for _, entry in ipairs(kept) do redis.call('RESTORE', entry[1], entry[2], entry[3], 'REPLACE') end
+return locks
+""")
+
+#: Start the computation of a missing cache value, or learn who computes it.
+#:
+#: KEYS  the value's key, its flight
+#: ARGV  token, lifetime of the flight
+#: returns {2, value} it is there after all, {1} this caller leads, or
+#:         {0, the leader's token, remaining lifetime of its flight}
+#: atomic because of two callers that both find nothing only one may lead (invariant C1).
+TAKE_FLIGHT = _script("""
+local value = redis.call('GET', KEYS[1])
+if value then return {2, value} end
+local leader = redis.call('GET', KEYS[2])
+if leader and leader ~= ARGV[1] then return {0, leader, redis.call('PTTL', KEYS[2])} end
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+return {1}
+""")
+
+#: Store what the leader computed, unless a write or a delete has ended its flight meanwhile; tell
+#: the followers.
+#:
+#: KEYS  the value's key, its flight, the stream of this flight
+#: ARGV  token, value, the value's lifetime (0 none, negative: do not keep it at all), lifetime of
+#:       the stream
+#: returns 1 stored, 0 not this leader's flight any more
+#: atomic because a write between the check and the store would be overwritten (invariant C2).
+STORE = _script("""
+local mine = redis.call('GET', KEYS[2]) == ARGV[1]
+local outcome = 'ended'
+if mine then
+  local lifetime = tonumber(ARGV[3])
+  if lifetime > 0 then
+    redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+  elseif lifetime == 0 then
+    redis.call('SET', KEYS[1], ARGV[2])
+  else
+    redis.call('DEL', KEYS[1])
+  end
+  redis.call('DEL', KEYS[2])
+  outcome = 'stored'
+end
+redis.call('XADD', KEYS[3], '*', 'outcome', outcome)
+redis.call('PEXPIRE', KEYS[3], ARGV[4])
+return mine and 1 or 0
+""")
+
+#: The leader has no value to give: its computation failed.
+#:
+#: KEYS  the value's key, its flight, the stream of this flight
+#: ARGV  token, lifetime of the stream
+#: returns 1, or 0 if the flight was not this leader's any more
+#: atomic because another leader's flight must not be ended.
+END_FLIGHT = _script("""
+local mine = redis.call('GET', KEYS[2]) == ARGV[1]
+if mine then redis.call('DEL', KEYS[2]) end
+redis.call('XADD', KEYS[3], '*', 'outcome', 'failed')
+redis.call('PEXPIRE', KEYS[3], ARGV[2])
+return mine and 1 or 0
+""")

@@ -1,0 +1,242 @@
+"""One Redis server as this process talks to it about locks.
+
+Two ways to talk, and both leave redis-py's own retries out. A retry hidden in the client would make
+an acquire meet its own key, and a release find its own work done, without anybody knowing
+(redis-py's ``Redis`` retries ten times by default, django-redis's pools never).
+
+* ``run``: one script, one round trip, on a connection of the client's pool. After a lost reply it
+  is sent once more, and the answer says so.
+* ``connect``: a connection of our own, outside the pool, for whoever blocks on it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, NamedTuple, Protocol
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import Connection
+from redis.exceptions import (
+    BusyLoadingError,
+    MaxConnectionsError,
+    NoScriptError,
+    ReadOnlyError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from .scripts import Call
+
+__all__ = ["OUTAGE", "Answer", "RawConnection", "Server", "is_outage", "reset_after_fork", "run", "server_of"]
+
+#: What an absent, restarting or failing-over Redis looks like.
+OUTAGE: tuple[type[Exception], ...] = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    BusyLoadingError,
+    ReadOnlyError,
+    OSError,
+)
+#: The same, as a script or a blocking pop reports it.
+_OUTAGE_REPLIES = ("UNBLOCKED", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
+
+# redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
+_FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) else ("EVALSHA",)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether ``error`` may pass by itself, so that a waiter should try again."""
+    if isinstance(error, ResponseError):
+        return str(error).startswith(_OUTAGE_REPLIES) or isinstance(error, OUTAGE)
+    return isinstance(error, OUTAGE)
+
+
+class RawConnection(Protocol):
+    """The part of redis-py's connections that is used here."""
+
+    def connect(self) -> None: ...
+    def disconnect(self) -> None: ...
+    def send_command(self, *args: Any) -> None: ...
+    def can_read(self, timeout: float = 0) -> bool: ...
+    def read_response(self) -> Any: ...
+
+
+class Answer(NamedTuple):
+    """What a script returned, and whether it may have run twice."""
+
+    value: Any
+    sent_twice: bool
+
+
+def send(connection: RawConnection, call: Call, *, by_source: bool = False) -> None:
+    """Send ``call`` without waiting: by the script's name, or by its source, which always works."""
+    verb, script = ("EVAL", call.script.source) if by_source else ("EVALSHA", call.script.sha)
+    connection.send_command(verb, script, len(call.keys), *call.keys, *call.args)
+
+
+def receive(connection: RawConnection, call: Call) -> Any:
+    """The reply to ``call``; a server that does not know the script yet is taught it."""
+    try:
+        return connection.read_response()
+    except NoScriptError:
+        connection.send_command("EVAL", call.script.source, len(call.keys), *call.keys, *call.args)
+        return connection.read_response()
+
+
+def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
+    """Run ``call`` in one round trip on a connection of ``client``'s pool; after a connection
+    error, once more.
+
+    Args:
+        patience: seconds to wait for the reply, and then no second try; None leaves the wait to
+            the pool's socket timeout.
+
+    Raises:
+        redis.exceptions.RedisError: as redis-py's; nothing is known of the outcome then.
+    """
+    pool = client.connection_pool
+    try:
+        return Answer(_run_pooled(pool, call, patience), sent_twice=False)
+    except MaxConnectionsError:
+        # The application has used its pool up. A holder must be able to release even so.
+        connection = server_of(client).connect(timeout=5.0)
+        try:
+            return Answer(_exchange(connection, call, patience), sent_twice=False)
+        finally:
+            connection.disconnect()
+    except (RedisConnectionError, RedisTimeoutError):
+        if patience is not None:
+            raise
+        return Answer(_run_pooled(pool, call, patience), sent_twice=True)
+
+
+def _run_pooled(pool: Any, call: Call, patience: float | None) -> Any:
+    connection = pool.get_connection(*_FOR_COMMAND)
+    try:
+        return _exchange(connection, call, patience)
+    finally:
+        pool.release(connection)
+
+
+def _exchange(connection: RawConnection, call: Call, patience: float | None) -> Any:
+    try:
+        send(connection, call)
+        if patience is not None and not connection.can_read(patience):
+            raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
+        return receive(connection, call)
+    except ResponseError:
+        raise
+    except BaseException:
+        # Also for KeyboardInterrupt: a connection with a reply still to come is of no use.
+        connection.disconnect()
+        raise
+
+
+class Server:
+    """One address: where connections of our own lead, and the few that rest between two waits."""
+
+    def __init__(self, pool: Any) -> None:
+        # The pool itself is not kept: it must be able to go away before its server does.
+        self._connection_class = pool.connection_class
+        self._settings: dict[str, Any] = dict(pool.connection_kwargs)
+        self._resting: list[tuple[RawConnection, Any]] = []
+        self._mutex = threading.Lock()
+
+    def connect(self, timeout: float) -> RawConnection:
+        """A new connection outside the pool, with the pool's address and credentials.
+
+        Args:
+            timeout: seconds that connecting, and reading a reply that has begun, may take.
+        """
+        settings = {
+            name: value
+            for name, value in self._settings.items()
+            if not name.startswith("maint_notifications")
+        }
+        settings.update(
+            socket_timeout=timeout,
+            socket_connect_timeout=min(settings.get("socket_connect_timeout") or timeout, timeout),
+            retry=Retry(NoBackoff(), 0),
+            retry_on_timeout=False,
+            retry_on_error=[],
+            health_check_interval=0,
+            decode_responses=False,
+        )
+        if issubclass(self._connection_class, Connection):
+            settings["socket_keepalive"] = True
+        connection: RawConnection = self._connection_class(**settings)
+        connection.connect()
+        return connection
+
+    def waiting_connection(self) -> tuple[RawConnection, Any]:
+        """A connection for a blocking pop, at rest or new, with what is still to be read on it."""
+        with self._mutex:
+            if self._resting:
+                return self._resting.pop()
+        return self.connect(timeout=5.0), None
+
+    def rest(self, connection: RawConnection, unread: Any) -> None:
+        """Keep ``connection`` for the next waiter, unless enough are kept."""
+        with self._mutex:
+            if len(self._resting) < 2:
+                self._resting.append((connection, unread))
+                return
+        connection.disconnect()
+
+    def close(self) -> None:
+        """Close the connections at rest."""
+        with self._mutex:
+            resting, self._resting = self._resting, []
+        for connection, _ in resting:
+            connection.disconnect()
+
+
+_servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
+_by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
+_registry = threading.Lock()
+
+
+def server_of(client: Any) -> Server:
+    """The one ``Server`` of this process for the address that ``client`` talks to.
+
+    Raises:
+        TypeError: ``client`` is no redis-py client with a connection pool.
+    """
+    try:
+        pool = client.connection_pool
+    except AttributeError:
+        raise TypeError(
+            f"a lock needs a redis-py client (redis.Redis), not {type(client).__name__}"
+        ) from None
+    found = _by_pool.get(pool)
+    if found is not None:
+        return found
+    with _registry:
+        address = _address(pool)
+        server = _servers.get(address)
+        if server is None:
+            server = _servers[address] = Server(pool)
+        _by_pool[pool] = server
+        return server
+
+
+def _address(pool: Any) -> tuple[Any, ...]:
+    """Equal for pools whose connections are interchangeable."""
+    settings = pool.connection_kwargs
+    where = [settings.get(name) for name in ("host", "port", "path")]
+    if not any(where):
+        return (id(pool),)  # Sentinel and the like: the pool itself knows where the server is.
+    who = [settings.get(name) for name in ("db", "username", "password")]
+    return (pool.connection_class, *where, *who, id(settings.get("credential_provider")))
+
+
+def reset_after_fork() -> None:
+    """Forget the parent's servers: their connections and locks are the parent's."""
+    global _registry
+    _registry = threading.Lock()
+    _servers.clear()
+    _by_pool.clear()
