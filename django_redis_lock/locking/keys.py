@@ -37,7 +37,7 @@ class LockKeys(NamedTuple):
     waiters: bytes
     fence: bytes
     owner: bytes
-    index: bytes = INDEX
+    held_index: bytes = INDEX
 
 
 def _hash_tag(key: bytes) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..exceptions import LockError
 from .arguments import check_seconds
@@ -14,6 +14,9 @@ from .keeper import Abandoned, Renewal, keeper
 from .owner import Owner
 from .server import run, server_of
 from .waiting import enter, is_waited_for
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Lock"]
 
@@ -166,7 +169,7 @@ class Lock(Handle):
         """
         return bool(run(self.redis, self._reset_call()).value)
 
-    def __enter__(self) -> Lock:
+    def __enter__(self) -> Self:
         if self.acquire():
             return self
         raise LockError("Unable to acquire lock within the time specified", self._shown)

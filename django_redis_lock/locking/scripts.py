@@ -16,17 +16,22 @@ __all__ = [
     "ACQUIRE",
     "CLEAR",
     "CLOCK",
+    "DELETE",
+    "DESCRIBE",
     "END_FLIGHT",
     "EXTEND",
     "HELD",
     "LEAVE",
+    "LIST",
     "RELEASE",
     "RENEW",
+    "RENEW_FLIGHT",
     "RESET",
     "STORE",
     "TAKE_FLIGHT",
     "TAKE_GRANT",
     "WATCH",
+    "WRITE",
     "Call",
     "Script",
 ]
@@ -103,9 +108,10 @@ end
 """
 
 # untaken(holder): whether `holder` is a grant that is still on the list, so that nobody owns it.
+# `grants` names another lock's list.
 _UNTAKEN = """
-local function untaken(holder)
-  local first = redis.call('LINDEX', KEYS[2], 0)
+local function untaken(holder, grants)
+  local first = redis.call('LINDEX', grants or KEYS[2], 0)
   return first and string.sub(first, 1, #holder + 1) == holder .. ':'
 end
 """
@@ -367,6 +373,60 @@ return {holder, redis.call('PTTL', KEYS[1]), redis.call('HGETALL', KEYS[5])}
     _UNTAKEN,
 )
 
+#: Which locks are held, by the index, latest end first. Entries whose lock is gone are dropped. The
+#: script finds the locks in the index, as CLEAR does: not for a cluster, where each is elsewhere.
+#:
+#: KEYS  index
+#: ARGV  what the keys wanted begin with, how many to return, how many entries to look at, at most
+#: returns {number of them seen, 1 if the whole index was looked at else 0, their keys}
+#: atomic because an entry must not be dropped for a lock that is taken a moment later.
+LIST = _script("""
+local prefix, limit, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local whole = redis.call('ZCARD', KEYS[1]) <= most and 1 or 0
+local seen, keys = 0, {}
+for _, key in ipairs(redis.call('ZRANGE', KEYS[1], 0, most - 1, 'REV')) do
+  if string.sub(key, 1, #prefix) == prefix then
+    if redis.call('EXISTS', key) == 0 then
+      redis.call('ZREM', KEYS[1], key)
+    else
+      seen = seen + 1
+      if seen <= limit then keys[seen] = key end
+    end
+  end
+end
+return {seen, whole, keys}
+""")
+
+#: What is to be said of locks that somebody owns. What is no lock any more is passed over.
+#:
+#: KEYS  of each lock in turn: the lock, grants, waiters, fence, owner
+#: returns {server time in microseconds, then of each lock that somebody owns {its place among those
+#:         asked for, from 1; the token; remaining lifetime as PTTL gives it; what the fence's key
+#:         holds; number of live waiters; owner's fields and values}}
+#: atomic because token, owner and lifetime must be of one and the same acquisition.
+DESCRIBE = _script(
+    """
+local at = now()
+local found = {at}
+for i = 1, #KEYS, 5 do
+  local holder = redis.pcall('GET', KEYS[i])
+  if type(holder) == 'string' and not untaken(holder, KEYS[i + 1]) then
+    found[#found + 1] = {
+      (i + 4) / 5,
+      holder,
+      redis.call('PTTL', KEYS[i]),
+      redis.call('GET', KEYS[i + 3]) or '',
+      redis.call('ZCOUNT', KEYS[i + 2], math.floor(at / 1000), '+inf'),
+      redis.call('HGETALL', KEYS[i + 4]),
+    }
+  end
+end
+return found
+""",
+    _NOW,
+    _UNTAKEN,
+)
+
 #: The server's time in microseconds, from a script so that every user who may lock may ask.
 #:
 #: KEYS  none        ARGV  none        returns microseconds
@@ -455,4 +515,43 @@ if mine then redis.call('DEL', KEYS[2]) end
 redis.call('XADD', KEYS[3], '*', 'outcome', 'failed')
 redis.call('PEXPIRE', KEYS[3], ARGV[2])
 return mine and 1 or 0
+""")
+
+#: Keep a flight alive while its leader computes.
+#:
+#: KEYS  the flight        ARGV  token, lifetime
+#: returns 1, or 0 if the flight is not this leader's any more
+#: atomic because another leader's flight must not be lengthened.
+RENEW_FLIGHT = _script("""
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+""")
+
+#: SET, and end the flight of what it writes: an older computation must not overwrite it.
+#:
+#: KEYS  the value's key, its flight
+#: ARGV  value, lifetime ('' none), 'NX', 'XX' or ''
+#: returns 1, or 0 if NX or XX kept it from writing; then the flight goes on
+#: atomic because between the two a computation could begin that the write should have ended.
+WRITE = _script("""
+local set = {'SET', KEYS[1], ARGV[1]}
+if ARGV[2] ~= '' then set[4] = 'PX'; set[5] = ARGV[2] end
+if ARGV[3] ~= '' then set[#set + 1] = ARGV[3] end
+if not redis.call(unpack(set)) then return 0 end
+redis.call('DEL', KEYS[2])
+return 1
+""")
+
+#: DEL, and end the flights of what it deletes.
+#:
+#: KEYS  the values' keys, then the flight of each
+#: returns the number of values deleted
+#: atomic for the same reason as WRITE.
+DELETE = _script("""
+local deleted, half = 0, #KEYS / 2
+for i = 1, half do
+  deleted = deleted + redis.call('DEL', KEYS[i])
+  redis.call('DEL', KEYS[half + i])
+end
+return deleted
 """)

@@ -1,0 +1,252 @@
+"""The cache backend: django-redis's, with locks and with ``get_or_set`` that computes once.
+
+``"BACKEND": "django_redis_lock.cache.RedisCache"``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from django.core.cache.backends.base import DEFAULT_TIMEOUT
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.functional import cached_property
+from django_redis.cache import CONNECTION_INTERRUPTED, omit_exception
+from django_redis.cache import RedisCache as DjangoRedisCache
+from django_redis.client import DefaultClient, ShardClient
+from django_redis.exceptions import ConnectionInterrupted
+
+from .conf import Conf
+from .exceptions import LockNotAcquired
+from .flights import TOO_LATE, CoordinationError, Flights, Producer
+from .locking.arguments import check_seconds
+from .locking.inventory import Inventory, list_held
+from .locking.keys import INDEX, lock_keys
+from .locking.lock import Lock
+from .locking.scripts import CLEAR, Call
+from .locking.server import OUTAGE, run
+from .writes import FlightEnding
+
+__all__ = ["RedisCache"]
+
+_MISSING = object()
+#: For an argument left out where None means something.
+_SETTING: Any = object()
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _guarded(method: _Method) -> _Method:
+    """django-redis's guard: IGNORE_EXCEPTIONS decides whether an outage shows."""
+    guarded: _Method = omit_exception(method)
+    return guarded
+
+
+class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
+    """django-redis's cache; what differs is documented at each method."""
+
+    @cached_property
+    def conf(self) -> Conf:
+        return Conf(self._params.get("OPTIONS"))
+
+    # -- get_or_set --------------------------------------------------------------------------
+
+    def get_or_set(
+        self,
+        key: str,
+        default: Any,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        *,
+        wait: float = _SETTING,
+        on_wait_timeout: str = "compute",
+    ) -> Any:
+        """The value of ``key``; if there is none, ``default`` is called for it, once.
+
+        Whoever asks while it is being called (other threads, processes and hosts) waits for that
+        one result. A ``set`` or ``delete`` of the key meanwhile wins: the result is then returned
+        to its own caller but not stored. None is a value like any other.
+
+        Args:
+            default: a callable without arguments, or the value itself.
+            timeout: seconds to keep the value; left out, the cache's own; None, without end.
+            wait: seconds to wait at most for another's computation; left out, the setting WAIT.
+            on_wait_timeout: what to do then: ``"compute"`` the value here as well, ``"raise"``
+                LockNotAcquired, or return the ``"default"``: the value given as ``default``, None
+                for a callable.
+
+        Raises:
+            LockNotAcquired: see ``on_wait_timeout``.
+            LockError: ``default`` asked for its own key.
+            redis.exceptions.RedisError: Redis is away and IGNORE_EXCEPTIONS is off.
+        """
+        if on_wait_timeout not in ("compute", "raise", "default"):
+            raise ValueError(
+                'on_wait_timeout must be "compute", "raise" or "default", '
+                f"not {on_wait_timeout!r}"
+            )
+        if wait is not _SETTING:
+            check_seconds("wait", wait, zero=True)
+        value = self._get(key, _MISSING, version, None)
+        if value is not _MISSING and value is not CONNECTION_INTERRUPTED:
+            return value
+        producer = self._producer(default, timeout)
+        nkey = self._encoded_key(key, version)
+        flights = Flights(self._lock_client(), self.conf.FLIGHT_TIMEOUT)
+        if value is CONNECTION_INTERRUPTED:
+            return flights.compute_alone(nkey, producer)
+        try:
+            found = flights.get_or_compute(
+                nkey, producer, self.conf.WAIT if wait is _SETTING else wait
+            )
+        except CoordinationError as error:
+            # Redis went away, or lets us read but not coordinate. Whatever goes wrong with that,
+            # the caller gets its value (invariant C3), unless it wants to see outages.
+            if isinstance(error.__cause__, OUTAGE) and not self._ignore_exceptions:
+                raise error.__cause__ from None
+            return flights.compute_alone(nkey, producer)
+        if found is not TOO_LATE:
+            return found
+        if on_wait_timeout == "raise":
+            raise LockNotAcquired("The value is still being computed elsewhere", key)
+        if on_wait_timeout == "default":
+            return None if callable(default) else default
+        value = producer.compute()
+        self.set(key, value, timeout, version)
+        return value
+
+    def _producer(self, default: Any, timeout: float | None) -> Producer:
+        seconds = self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
+        lifetime = 0 if seconds is None else int(seconds * 1000) or -1
+        compute = default if callable(default) else lambda: default
+        return Producer(compute, self.client.encode, self.client.decode, lifetime)
+
+    # -- locks -------------------------------------------------------------------------------
+
+    def lock(
+        self,
+        key: str,
+        version: int | None = None,
+        timeout: float | None = _SETTING,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        client: Any = None,
+        thread_local: bool = True,
+        **options: Any,
+    ) -> Lock:
+        """A lock named ``key``, in a key space of its own: no cache key can touch it.
+
+        Args:
+            timeout: seconds; left out, the setting TIMEOUT, and renewed until it is released;
+                None: never expires, which a crash makes for ever.
+            options: see ``django_redis_lock.Lock``.
+        """
+        if timeout is _SETTING:
+            timeout = self.conf.TIMEOUT
+            options.setdefault("renew", True)
+        options.setdefault("grant_timeout", self.conf.GRANT_TIMEOUT)
+        return Lock(
+            client or self._lock_client(),
+            self.client.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version),
+            timeout,
+            sleep,
+            blocking,
+            blocking_timeout,
+            thread_local,
+            **options,
+        )
+
+    def held_locks(self, limit: int = 500) -> Inventory:
+        """The locks held under this cache's key prefix, for the admin and for monitoring."""
+        return list_held(self._lock_client(), self.key_prefix.encode(), limit)
+
+    def _lock_client(self) -> Any:
+        """The redis-py client of the primary: whatever decides must be asked there."""
+        client = self.client
+        if isinstance(client, ShardClient) or not isinstance(client, DefaultClient):
+            raise ImproperlyConfigured(
+                f"{type(client).__name__} cannot lock: it has no single primary server. "
+                "Use django-redis's DefaultClient or SentinelClient"
+            )
+        return client.get_client(write=True)
+
+    # -- writes end flights ------------------------------------------------------------------
+
+    @_guarded
+    def set(
+        self,
+        key: str,
+        value: Any,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        client: Any = None,
+        nx: bool = False,
+        xx: bool = False,
+    ) -> Any:
+        return self.client.set(key, value, timeout, version, self._writer(client), nx, xx)
+
+    @_guarded
+    def add(
+        self,
+        key: str,
+        value: Any,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        client: Any = None,
+    ) -> Any:
+        return self.client.add(key, value, timeout, version, self._writer(client))
+
+    @_guarded
+    def delete(
+        self,
+        key: str,
+        version: int | None = None,
+        prefix: str | None = None,
+        client: Any = None,
+    ) -> Any:
+        return bool(self.client.delete(key, version, prefix, self._writer(client)))
+
+    @_guarded
+    def set_many(
+        self,
+        data: dict[str, Any],
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        client: Any = None,
+    ) -> Any:
+        return self.client.set_many(data, timeout, version, self._writer(client))
+
+    @_guarded
+    def delete_many(self, keys: Any, version: int | None = None, client: Any = None) -> Any:
+        return self.client.delete_many(keys, version, self._writer(client))
+
+    @_guarded
+    def incr_version(
+        self, key: str, delta: int = 1, version: int | None = None, client: Any = None
+    ) -> Any:
+        return self.client.incr_version(key, delta, version, self._writer(client))
+
+    @_guarded
+    def clear(self) -> Any:
+        """Empty the database, as django-redis does, but for the locks that are held in it."""
+        if isinstance(self.client, ShardClient):
+            return self.client.clear()
+        redis = self._lock_client()
+        try:
+            members = redis.zrange(INDEX, 0, -1)
+            keys = [lock_keys(m if isinstance(m, bytes) else m.encode()) for m in members]
+            companions = [key for lock in keys for key in lock[1:5]]
+            run(redis, Call(CLEAR, (INDEX,), tuple(companions)))
+        except OUTAGE as error:
+            raise ConnectionInterrupted(connection=redis) from error
+
+    def _writer(self, client: Any) -> Any:
+        if isinstance(self.client, ShardClient):
+            return client
+        return FlightEnding(client or self.client.get_client(write=True))
+
+    def _encoded_key(self, key: str, version: int | None) -> bytes:
+        encoder = self._lock_client().get_encoder()
+        encoded: bytes = encoder.encode(self.client.make_key(key, version=version))
+        return encoded

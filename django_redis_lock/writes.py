@@ -1,0 +1,58 @@
+"""Writes that end flights (invariant C2): what is computed from older data must not overwrite them.
+
+``FlightEnding`` stands in for a redis-py client in django-redis's own methods, which keep their
+encoding, time-outs and versions. Every write goes out as one script, so it costs no extra trip and
+gives one result in a pipeline.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+from .locking.keys import flight_key
+from .locking.scripts import DELETE, WRITE, Call
+
+__all__ = ["FlightEnding"]
+
+
+class FlightEnding:
+    """A redis-py client, or pipeline, whose ``set`` and ``delete`` end the flights of their keys."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._encode = client.get_encoder().encode if hasattr(client, "get_encoder") else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def set(
+        self, name: str, value: Any, nx: bool = False, px: int | None = None, xx: bool = False
+    ) -> Any:
+        key = self._key(name)
+        mode = "NX" if nx else "XX" if xx else ""
+        args = (value, "" if px is None else px, mode)
+        return self._run(Call(WRITE, (key, flight_key(key)), args))
+
+    def delete(self, *names: str) -> Any:
+        keys = tuple(map(self._key, names))
+        return self._run(Call(DELETE, (*keys, *map(flight_key, keys)), ()))
+
+    def pipeline(self, *args: Any, **kwargs: Any) -> FlightEnding:
+        return FlightEnding(self._client.pipeline(*args, **kwargs))
+
+    def _key(self, name: str) -> bytes:
+        encode = self._encode or self._client.connection_pool.get_encoder().encode
+        encoded: bytes = encode(name)
+        return encoded
+
+    def _run(self, call: Call) -> Any:
+        execute = self._client.execute_command
+        words = (len(call.keys), *call.keys, *call.args)
+        if hasattr(self._client, "command_stack"):  # A pipeline cannot react to a missing script.
+            return execute("EVAL", call.script.source, *words)
+        try:
+            return execute("EVALSHA", call.script.sha, *words)
+        except NoScriptError:
+            return execute("EVAL", call.script.source, *words)
