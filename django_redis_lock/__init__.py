@@ -1,7 +1,14 @@
 """Locks and cache-stampede protection for Django on Redis."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwnedError
 from .locking.lock import Lock
+
+if TYPE_CHECKING:
+    from .decorators import locked
 
 __all__ = [
     "Lock",
@@ -9,6 +16,16 @@ __all__ = [
     "LockLost",
     "LockNotAcquired",
     "LockNotOwnedError",
+    "locked",
 ]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "locked":
+        # It knows Django; the locks must be importable without Django being set up.
+        from .decorators import locked  # noqa: PLC0415
+
+        return locked
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

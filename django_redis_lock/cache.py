@@ -82,8 +82,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
         """
         if on_wait_timeout not in ("compute", "raise", "default"):
             raise ValueError(
-                'on_wait_timeout must be "compute", "raise" or "default", '
-                f"not {on_wait_timeout!r}"
+                f'on_wait_timeout must be "compute", "raise" or "default", not {on_wait_timeout!r}'
             )
         if wait is not _SETTING:
             check_seconds("wait", wait, zero=True)

@@ -191,9 +191,7 @@ class Flights:
             self._tell(Call(END_FLIGHT, (key, flight, stream), (token, _stream_ms())))
             raise
         keeper().discard(renewal)
-        storing = Call(
-            STORE, (key, flight, stream), (token, kept, producer.lifetime, _stream_ms())
-        )
+        storing = Call(STORE, (key, flight, stream), (token, kept, producer.lifetime, _stream_ms()))
         stored = self._tell(storing)
         if stored is not None and not stored:
             # A write or a delete came in between: what we computed is for our caller alone.

@@ -18,7 +18,7 @@ __all__ = ["FlightEnding"]
 
 
 class FlightEnding:
-    """A redis-py client, or pipeline, whose ``set`` and ``delete`` end the flights of their keys."""
+    """A redis-py client, or pipeline, whose writes end the flights of the keys they write."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

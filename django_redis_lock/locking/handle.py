@@ -34,15 +34,23 @@ class State(threading.local):
 
 
 class Held:
-    """A lock somebody owns, as HELD reports it."""
+    """A lock somebody owns, as HELD reports it.
+
+    Attributes:
+        owner: who.
+        ttl: seconds its lifetime still lasts unless renewed; ``inf`` without end.
+        held_for: seconds it has been held, by the server's clock; None until the owner is known.
+    """
 
     def __init__(self, reply: Any) -> None:
-        token, pttl, fields = reply
+        token, pttl, fields, server_us = reply
         self.token = token if isinstance(token, bytes) else str(token).encode()
         self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
         texts = [f.decode(errors="replace") if isinstance(f, bytes) else str(f) for f in fields]
         described = dict(zip(texts[::2], texts[1::2], strict=True))
         self.owner = Owner.from_fields(described, fingerprint(self.token))
+        since = self.owner.since
+        self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)
 
 
 class Handle:

@@ -137,7 +137,7 @@ class Lock(Handle):
 
     def locked(self) -> bool:
         """Whether anybody holds the lock."""
-        return self._held() is not None
+        return self.held() is not None
 
     def owned(self) -> bool:
         """Whether this handle (in this thread) holds the lock."""
@@ -148,16 +148,18 @@ class Lock(Handle):
     def holder(self) -> Owner | None:
         """Who holds the lock; None if nobody does. Host and the like are known after half a
         second of holding."""
-        held = self._held()
+        held = self.held()
         return None if held is None else held.owner
 
     def ttl(self) -> float | None:
         """Seconds the lock still lives unless renewed: ``inf`` for one that never expires, None if
         nobody holds it."""
-        held = self._held()
+        held = self.held()
         return None if held is None else held.ttl
 
-    def _held(self) -> Held | None:
+    def held(self) -> Held | None:
+        """Who holds the lock, for how long already and how long still, in one trip; None if
+        nobody does."""
         reply = run(self.redis, self._held_call()).value
         return None if reply is None else Held(reply)
 
@@ -188,4 +190,3 @@ class Lock(Handle):
         except Exception as error:
             if not self._hide_release_error(error, exc_value is not None):
                 raise
-

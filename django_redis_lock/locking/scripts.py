@@ -363,13 +363,15 @@ return {redis.call('PTTL', KEYS[1]), now(), lying}
 #: Whether somebody owns the lock. A grant on its way belongs to nobody yet.
 #:
 #: KEYS  lock keys
-#: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values} or nil
+#: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
+#:         server time in microseconds} or nil
 HELD = _script(
     """
 local holder = redis.call('GET', KEYS[1])
 if not holder or untaken(holder) then return nil end
-return {holder, redis.call('PTTL', KEYS[1]), redis.call('HGETALL', KEYS[5])}
+return {holder, redis.call('PTTL', KEYS[1]), redis.call('HGETALL', KEYS[5]), now()}
 """,
+    _NOW,
     _UNTAKEN,
 )
 

@@ -31,7 +31,16 @@ from redis.retry import Retry
 
 from .scripts import Call
 
-__all__ = ["OUTAGE", "Answer", "RawConnection", "Server", "is_outage", "reset_after_fork", "run", "server_of"]
+__all__ = [
+    "OUTAGE",
+    "Answer",
+    "RawConnection",
+    "Server",
+    "is_outage",
+    "reset_after_fork",
+    "run",
+    "server_of",
+]
 
 #: What an absent, restarting or failing-over Redis looks like.
 OUTAGE: tuple[type[Exception], ...] = (

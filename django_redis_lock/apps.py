@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+__all__ = ["RedisLockConfig"]
+
+
+class RedisLockConfig(AppConfig):
+    name = "django_redis_lock"
+    label = "django_redis_lock"
+    verbose_name = _("Redis locks")
+    default_auto_field = "django.db.models.BigAutoField"

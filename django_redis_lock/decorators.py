@@ -1,0 +1,217 @@
+"""``locked()``: one view, management command or function at a time, across all machines."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import string
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, TypeVar, overload
+
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand
+from django.http import HttpRequest
+
+from .cache import RedisCache
+from .contention import Conflict, OnConflict
+from .locking.arguments import check_seconds
+from .locking.lock import Lock
+
+__all__ = ["locked"]
+
+Target = TypeVar("Target", bound=Callable[..., Any])
+
+#: For an option left out where None means something.
+_SETTING: Any = object()
+
+
+@overload
+def locked(target: Target, /) -> Target: ...
+@overload
+def locked(
+    name: str | None = None,
+    /,
+    *,
+    key: str | Callable[..., str] | None = None,
+    using: str = "default",
+    timeout: float | None = ...,
+    blocking: bool = False,
+    blocking_timeout: float | None = None,
+    min_hold: float = 0,
+    max_hold: float | None = None,
+    on_conflict: OnConflict | None = None,
+    status_code: int = 409,
+    exit_code: int = 1,
+    label: str | None = None,
+) -> Locked: ...
+def locked(target: Any = None, /, **options: Any) -> Any:
+    """Let a callable run only once at a time; for views, management commands and functions.
+
+    ``@locked`` alone, ``@locked("name")``, or with options. While another runs, a view answers 409
+    with ``Retry-After``, a command ends with one line on stderr and ``exit_code``, any other
+    function raises ``LockNotAcquired``.
+
+    Args:
+        key: the lock's name: a string; a template over the arguments of the call, such as
+            ``"invoice-{pk}"`` or ``"user-{request.user.pk}"``; or (by keyword) a callable that
+            takes those arguments. Left out: the dotted name of what is decorated.
+        using: the cache alias.
+        timeout: seconds the lock lives; left out, the setting TIMEOUT, renewed while it runs.
+        blocking: wait for the lock instead of giving up at once.
+        blocking_timeout: seconds to wait at most; None: without end.
+        min_hold: seconds the lock stays taken even if the work ends before.
+        max_hold: seconds after which the lock is renewed no more.
+        on_conflict: called with a ``Conflict`` and the arguments of the call instead of the above.
+        status_code: of the answer to a request.
+        exit_code: of a command; 0 to skip quietly.
+        label: what the lock is for, as shown in the admin.
+
+    Raises:
+        TypeError, ValueError: an option makes no sense, or the template names an argument that
+            the callable does not have.
+        redis.exceptions.RedisError: at the call: Redis is away, so nothing may run.
+    """
+    if callable(target):
+        return Locked()(target)
+    if target is not None:
+        if options.get("key") is not None:
+            raise TypeError("locked() takes the name of the lock once")
+        options["key"] = target
+    return Locked(**options)
+
+
+class Locked:
+    """What ``locked()`` was told; called with a callable, it decorates it."""
+
+    def __init__(
+        self,
+        *,
+        key: str | Callable[..., str] | None = None,
+        using: str = "default",
+        timeout: float | None = _SETTING,
+        blocking: bool = False,
+        blocking_timeout: float | None = None,
+        min_hold: float = 0,
+        max_hold: float | None = None,
+        on_conflict: OnConflict | None = None,
+        status_code: int = 409,
+        exit_code: int = 1,
+        label: str | None = None,
+    ) -> None:
+        if key is not None and not callable(key) and not isinstance(key, str):
+            raise TypeError(f"key must be a str, a callable or None, not {key!r}")
+        if key == "":
+            raise ValueError("key must not be empty")
+        if blocking_timeout is not None and not blocking:
+            raise ValueError("blocking_timeout needs blocking=True")
+        if on_conflict is not None and not callable(on_conflict):
+            raise TypeError(f"on_conflict must be callable, not {on_conflict!r}")
+        if timeout is not _SETTING:
+            check_seconds("timeout", timeout, none="a lock that never expires")
+        check_seconds("blocking_timeout", blocking_timeout, zero=True, none="a wait without end")
+        check_seconds("min_hold", min_hold, zero=True)
+        check_seconds("max_hold", max_hold, none="no end to its renewal")
+        self.key = key
+        self.using = using
+        self.wait: dict[str, Any] = {"blocking": blocking, "blocking_timeout": blocking_timeout}
+        self.options: dict[str, Any] = {"min_hold": min_hold, "max_hold": max_hold, "label": label}
+        if timeout is not _SETTING:
+            self.options["timeout"] = timeout
+            # A lifetime of one's own is renewed too: what runs longer must not run twice.
+            self.options["renew"] = timeout is not None
+        self.on_conflict = on_conflict
+        self.status_code = status_code
+        self.exit_code = exit_code
+
+    def __call__(self, target: Target) -> Target:
+        if isinstance(target, type):
+            if not issubclass(target, BaseCommand):
+                raise TypeError(
+                    f"locked() decorates functions and management commands, not {target!r}"
+                )
+            dotted = f"{target.__module__}.{target.__qualname__}"
+            target.handle = self._wrap(target.handle, dotted)  # type: ignore[method-assign]
+            return target
+        if inspect.iscoroutinefunction(target):
+            raise TypeError(f"locked() cannot decorate the coroutine function {target!r}")
+        return self._wrap(target, f"{target.__module__}.{target.__qualname__}")
+
+    def _wrap(self, function: Target, dotted: str) -> Target:
+        name_of = _namer(self.key, function, dotted)
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            name = name_of(args, kwargs)
+            lock = self._lock(name, dotted)
+            if not lock.acquire(**self.wait):
+                return self._conflict(Conflict.over(lock, name), args, kwargs)
+            with ExitStack() as stack:
+                stack.push(lock)
+                return function(*args, **kwargs)
+
+        return wrapper  # type: ignore[return-value]
+
+    def _lock(self, name: str, dotted: str) -> Lock:
+        cache = caches[self.using]
+        if not isinstance(cache, RedisCache):
+            raise ImproperlyConfigured(
+                f"locked() uses the cache {self.using!r}, which cannot lock: its BACKEND must be "
+                '"django_redis_lock.cache.RedisCache"'
+            )
+        options = {**self.options, "label": self.options["label"] or dotted}
+        # The loss of a lock is logged when it happens; the result of the work is not thrown away.
+        return cache.lock(name, raise_on_release_error=False, **options)
+
+    def _conflict(self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.on_conflict is not None:
+            return self.on_conflict(conflict, *args, **kwargs)
+        for argument in args[:2]:  # A view's request, or that of a method of a view.
+            if isinstance(argument, HttpRequest):
+                return conflict.response(argument, self.status_code)
+        if args and isinstance(args[0], BaseCommand):
+            if self.exit_code:
+                raise conflict.command_error(self.exit_code)
+            args[0].stderr.write(str(conflict))
+            return None
+        raise conflict.error()
+
+
+def _namer(
+    key: str | Callable[..., str] | None, function: Callable[..., Any], dotted: str
+) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+    """How to name the lock of one call of ``function``."""
+    if key is None:
+        return lambda args, kwargs: dotted
+    if callable(key):
+        return lambda args, kwargs: _usable(key(*args, **kwargs), dotted)
+    fields = [field for _, field, _, _ in string.Formatter().parse(key) if field is not None]
+    if not fields:
+        return lambda args, kwargs: key
+    signature = inspect.signature(function)
+    any_name = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for field in fields:
+        argument = field.partition(".")[0].partition("[")[0]
+        if not argument or argument.isdigit():
+            raise ValueError(f"{key!r}: name the argument between the braces, such as {{pk}}")
+        if argument not in signature.parameters and not any_name:
+            known = ", ".join(signature.parameters) or "none"
+            raise ValueError(f"{key!r}: {dotted} has no argument {argument!r} (it has: {known})")
+
+    def name_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                values = {**values[name], **values}
+        return _usable(key.format(**values), dotted)
+
+    return name_of
+
+
+def _usable(name: Any, dotted: str) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"the key of {dotted} must give a non-empty str, not {name!r}")
+    return name

@@ -1,0 +1,32 @@
+"""A model without a table: it gives held locks their permissions and their place in the admin.
+
+The locks themselves are in Redis, see ``locking.inventory``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+__all__ = ["HeldLock"]
+
+
+class NoRows(models.Manager["HeldLock"]):
+    """Never asks the database, which has no such table; ``dumpdata`` reads every model."""
+
+    def get_queryset(self) -> models.QuerySet[HeldLock]:
+        return super().get_queryset().none()
+
+
+class HeldLock(models.Model):
+    objects: Any = NoRows()
+
+    class Meta:
+        managed = False
+        base_manager_name = "objects"
+        default_permissions = ("view",)
+        permissions = (("release_heldlock", _("Can release held lock")),)
+        verbose_name = _("held lock")
+        verbose_name_plural = _("held locks")
