@@ -9,12 +9,14 @@ of the server's clock; together they tell the grant's age.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from .arguments import milliseconds
@@ -39,9 +41,18 @@ def new_token() -> bytes:
 
 
 def waiter_id() -> bytes:
-    """A name for a waiter, unique, and readable enough for the admin to say who waits."""
+    """A name for a waiter: unique, and the admin reads from it who waits since when."""
     thread = threading.current_thread().name
-    return f"{secrets.token_hex(6)} {hostname()} {os.getpid()} {time.time():.3f} {thread}".encode()
+    number = next(_waiters)
+    return b"%d %.3f %d %b %b" % (number, time.time(), os.getpid(), _host(), thread.encode())
+
+
+_waiters = itertools.count(secrets.randbits(40))
+
+
+@lru_cache(maxsize=1)
+def _host() -> bytes:
+    return hostname().encode()
 
 
 class Clock(NamedTuple):
@@ -102,6 +113,17 @@ class Request(NamedTuple):
         if self.deadline is None:
             return 3600.0
         return max(0.0, self.deadline - self.margin - time.monotonic())
+
+    def until_deadline(self, began: float, wait: float | None, trip: float = 0.0) -> Request:
+        """The same request, to end ``wait`` seconds after ``began``.
+
+        Args:
+            trip: seconds a round trip took just now: the last try is sent so much earlier, but
+                never more than 2 % of the wait or 10 ms.
+        """
+        if wait is None:
+            return self
+        return self._replace(deadline=began + wait, margin=min(trip, wait / 50, 0.01))
 
     # -- what to send ------------------------------------------------------------------------
 

@@ -198,7 +198,6 @@ class Handle:
 
     def _won(self, granted: Granted) -> Hold:
         """Note an acquisition in this thread's state."""
-        owner = Owner.here(fingerprint(granted.token), self.label, granted.fence / 1e6)
         hold = Hold(
             self.keys,
             granted.token,
@@ -208,7 +207,7 @@ class Handle:
             lifetime=self.timeout,
             renew=self.renew,
             max_hold=self.max_hold,
-            owner=owner,
+            label=self.label,
             on_lost=self.on_lost,
         )
         if granted.settle is not None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .keys import LockKeys
-from .owner import Owner
+from .owner import Owner, hostname
 
 __all__ = ["Hold", "fingerprint"]
 
@@ -38,7 +38,7 @@ class Hold:
         deadline: monotonic time until which it counts as held.
         began: monotonic time of the acquisition.
         renews_until: monotonic time after which it is renewed no more; -inf if never renewed.
-        owner: who took it, as the admin shows it.
+        label, thread: what for and by whom it was taken, for the admin.
         ended: released, lost or handed to somebody else; the keeper lets go of it.
     """
 
@@ -50,12 +50,13 @@ class Hold:
         "ended",
         "fence",
         "keys",
+        "label",
         "lifetime",
         "on_lost",
-        "owner",
         "pid",
         "renews_until",
         "settle",
+        "thread",
         "token",
     )
 
@@ -70,7 +71,7 @@ class Hold:
         lifetime: float | None,
         renew: bool = False,
         max_hold: float | None = None,
-        owner: Owner | None = None,
+        label: str = "",
         on_lost: Callable[[], Any] | None = None,
     ) -> None:
         self.keys = keys
@@ -80,7 +81,8 @@ class Hold:
         self.deadline = deadline
         self.lifetime = lifetime
         self.renews_until = began + (max_hold or math.inf) if renew else -math.inf
-        self.owner = owner
+        self.label = label
+        self.thread = threading.current_thread().name
         self.on_lost = on_lost
         self.pid = os.getpid()
         self.ended = False
@@ -88,6 +90,12 @@ class Hold:
         self._mutex = threading.Lock()
         #: Asks for an answer that may already have come; set for a lock got by a grant.
         self.settle: Callable[[bool], None] | None = None
+
+    def owner(self) -> Owner:
+        """Who holds the lock, as it is written beside it."""
+        since = self.fence / 1e6
+        name = fingerprint(self.token)
+        return Owner(name, hostname(), self.pid, self.thread, self.label, since)
 
     @property
     def elsewhere(self) -> bool:

@@ -73,7 +73,7 @@ class Renewal(Job):
 
     def __init__(self, server: Server, hold: Hold) -> None:
         self.hold = hold
-        self._named = hold.owner is None
+        self._named = False
         lifetime = hold.lifetime
         self._third = math.inf if lifetime is None else lifetime / 3
         self.urgency = math.inf if lifetime is None else lifetime
@@ -107,7 +107,7 @@ class Renewal(Job):
                 else "its lifetime ran out before it was released"
             )
             return None
-        fields = () if self._named or hold.owner is None else tuple(hold.owner.fields())
+        fields = () if self._named else tuple(hold.owner().fields())
         return Call(RENEW, hold.keys, (hold.token, self._wanted(now), *fields))
 
     def _renewing(self, now: float) -> bool:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 from ..exceptions import LockError
 from .arguments import check_seconds
-from .grants import Clock, Granted, Request, waiter_id
+from .grants import Granted, Request, waiter_id
 from .handle import Handle, Held
 from .keeper import Abandoned, Renewal, keeper
+from .line import find, join
 from .owner import Owner
 from .server import run, server_of
-from .waiting import enter, is_waited_for
+from .waiting import ThreadLine, ThreadPlace
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,22 +72,24 @@ class Lock(Handle):
 
     def _acquire(self, request: Request, wait: float | None) -> Granted | None:
         began = time.monotonic()
-        deadline = None if wait is None else began + wait
+        request = request.until_deadline(began, wait)
+        server = server_of(self.redis)
         waiter = b"" if wait == 0 else waiter_id()
-        news: tuple[int, Clock] | None = None
-        margin = 0.0
-        if not (waiter and is_waited_for(self.redis, self.keys.lock)):
-            taken, number, server_us = run(self.redis, request.acquire(waiter)).value
-            if taken:
-                return request.acquired(number, began)
+        news = None
+        if not waiter or find(server, self.keys.lock) is None:
+            reply = run(self.redis, request.acquire(waiter)).value
+            if reply[0]:
+                return request.acquired(reply[1], began)
             if not waiter:
                 return None
-            margin = time.monotonic() - began
-            news = int(number), Clock(int(server_us), began)
-        place = enter(self.redis, request, waiter)
-        if news is not None:
-            place.heard(*news)
-        return place.wait(deadline, 0.0 if wait is None else min(margin, wait / 50, 0.01))
+            news = reply
+            request = request.until_deadline(began, wait, trip=time.monotonic() - began)
+        place = ThreadPlace(self.redis, request)
+        line = ThreadLine(server, request, waiter)
+        join(place, line)
+        if news is not None and place.line is line:
+            line.asked(request, news, began)
+        return place.wait()
 
     def _keep(self, granted: Granted) -> None:
         hold = self._won(granted)

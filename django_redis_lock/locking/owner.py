@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,11 +32,6 @@ class Owner:
     thread: str = ""
     label: str = ""
     since: float | None = None
-
-    @classmethod
-    def here(cls, id: str, label: str, since: float) -> Owner:
-        """The calling thread as owner."""
-        return cls(id, hostname(), os.getpid(), threading.current_thread().name, label, since)
 
     def fields(self) -> list[str]:
         """Names and values in turn, as HSET takes them."""

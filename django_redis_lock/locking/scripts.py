@@ -59,9 +59,13 @@ def _script(body: str, *parts: str) -> Script:
 
 # now(): the server's time in microseconds; exact in Lua's numbers until the year 2255.
 _NOW = """
+local clock
 local function now()
-  local time = redis.call('TIME')
-  return time[1] * 1000000 + time[2]
+  if not clock then
+    local time = redis.call('TIME')
+    clock = time[1] * 1000000 + time[2]
+  end
+  return clock
 end
 """
 
@@ -70,29 +74,32 @@ end
 # `attempt` is kept behind the number: it tells a repeated acquire from a second one (ACQUIRE).
 _FENCE = """
 local function next_fence(attempt)
-  local last = string.match(redis.call('GET', KEYS[4]) or '', '^%d+')
-  local fence = math.max((tonumber(last) or 0) + 1, now())
+  local last = tonumber(string.match(redis.call('GET', KEYS[4]) or '0', '^%d+'))
+  local fence = math.max(last + 1, now())
   local kept = string.format('%.0f', fence)
   if attempt ~= '' then kept = kept .. ' ' .. attempt end
-  redis.call('SET', KEYS[4], kept, 'PX', 172800000)
+  redis.call('SET', KEYS[4], kept, 'PX', '172800000')
   return fence
 end
 """
 
 # set_lock(token, lifetime): what every fresh holder starts from. Grants nobody took are void, the
-# owner of before is forgotten, the index knows when the lock ends.
+# owner of before is forgotten, the index knows when the lock ends. Lifetimes stay the strings they
+# came as: turning numbers into Redis's arguments costs more than the commands themselves.
 _SET_LOCK = """
-local function note(expiry)
-  if KEYS[6] then redis.call('ZADD', KEYS[6], expiry, KEYS[1]) end
+local function note(lifetime)
+  if not KEYS[6] then return end
+  local expiry = '+inf'
+  if lifetime ~= '0' then expiry = string.format('%.0f', now() / 1000 + lifetime) end
+  redis.call('ZADD', KEYS[6], expiry, KEYS[1])
 end
 local function set_lock(token, lifetime)
-  if lifetime > 0 then
-    redis.call('SET', KEYS[1], token, 'PX', string.format('%.0f', lifetime))
-    note(math.floor(now() / 1000) + lifetime)
-  else
+  if lifetime == '0' then
     redis.call('SET', KEYS[1], token)
-    note('+inf')
+  else
+    redis.call('SET', KEYS[1], token, 'PX', lifetime)
   end
+  note(lifetime)
   redis.call('DEL', KEYS[2], KEYS[5])
 end
 """
@@ -103,7 +110,7 @@ _GRANT = """
 local function grant(token, lifetime)
   set_lock(token, lifetime)
   redis.call('RPUSH', KEYS[2], token .. ':' .. string.format('%.0f', next_fence('')))
-  redis.call('PEXPIRE', KEYS[2], string.format('%.0f', lifetime))
+  redis.call('PEXPIRE', KEYS[2], lifetime)
 end
 """
 
@@ -113,6 +120,14 @@ _UNTAKEN = """
 local function untaken(holder, grants)
   local first = redis.call('LINDEX', grants or KEYS[2], 0)
   return first and string.sub(first, 1, #holder + 1) == holder .. ':'
+end
+"""
+
+# waited_for(): whether a live waiter is registered; nearly always there is not even the key.
+_WAITED_FOR = """
+local function waited_for()
+  return redis.call('EXISTS', KEYS[3]) == 1
+    and redis.call('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf') > 0
 end
 """
 
@@ -153,7 +168,7 @@ end
 #: atomic because between "it is held" and "I wait" a release would find no waiter.
 ACQUIRE = _script(
     """
-local fence = try(ARGV[1], tonumber(ARGV[2]), ARGV[3])
+local fence = try(ARGV[1], ARGV[2], ARGV[3])
 if fence then return {1, fence, now()} end
 if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
 return {0, redis.call('PTTL', KEYS[1]), now()}
@@ -178,7 +193,7 @@ LEAVE = _script(
 local wake = KEYS[#KEYS]
 if #KEYS < 7 then KEYS[6] = nil end
 if ARGV[4] ~= '' then redis.call('ZREM', KEYS[3], ARGV[4]) end
-local fence = ARGV[1] ~= '' and try(ARGV[1], tonumber(ARGV[2]), ARGV[3])
+local fence = ARGV[1] ~= '' and try(ARGV[1], ARGV[2], ARGV[3])
 redis.call('RPUSH', wake, 'leave')
 redis.call('PEXPIRE', wake, 2000)
 if fence then return {1, fence, now()} end
@@ -203,15 +218,13 @@ TAKE_GRANT = _script(
     """
 if ARGV[3] ~= '' then redis.call('ZREM', KEYS[3], ARGV[3]) end
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-local lifetime = tonumber(ARGV[2])
 if ARGV[4] ~= '' then redis.call('SET', KEYS[1], ARGV[4], 'KEEPTTL') end
-if lifetime > 0 then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  note(math.floor(now() / 1000) + lifetime)
-else
+if ARGV[2] == '0' then
   redis.call('PERSIST', KEYS[1])
-  note('+inf')
+else
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
+note(ARGV[2])
 return 1
 """,
     _NOW,
@@ -236,9 +249,9 @@ if left > 0 then
   left = math.min(left, math.ceil(left - (now() - tonumber(ARGV[5])) / 1000))
 end
 if left > 0 then
-  set_lock(ARGV[2], left)
-elseif redis.call('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf') > 0 then
-  grant(ARGV[2], tonumber(ARGV[3]))
+  set_lock(ARGV[2], string.format('%.0f', left))
+elseif waited_for() then
+  grant(ARGV[2], ARGV[3])
 else
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
   if KEYS[6] then redis.call('ZREM', KEYS[6], KEYS[1]) end
@@ -249,6 +262,7 @@ return 1
     _FENCE,
     _SET_LOCK,
     _GRANT,
+    _WAITED_FOR,
 )
 
 #: End the lock whoever owns it; the first live waiter gets it.
@@ -265,8 +279,8 @@ if not holder or (ARGV[3] ~= '' and holder ~= ARGV[3]) then
   return 0
 end
 if untaken(holder) then return 0 end
-if redis.call('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf') > 0 then
-  grant(ARGV[1], tonumber(ARGV[2]))
+if waited_for() then
+  grant(ARGV[1], ARGV[2])
 else
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
   if KEYS[6] then redis.call('ZREM', KEYS[6], KEYS[1]) end
@@ -277,6 +291,7 @@ return 1
     _FENCE,
     _SET_LOCK,
     _GRANT,
+    _WAITED_FOR,
     _UNTAKEN,
 )
 
@@ -295,14 +310,15 @@ if left >= 0 and wanted > left then
   left = wanted
 end
 if #ARGV > 2 then redis.call('HSET', KEYS[5], unpack(ARGV, 3)) end
-local at = math.floor(now() / 1000)
 if left >= 0 then
   redis.call('PEXPIRE', KEYS[5], left)
-  note(at + left)
+  note(left)
 else
   redis.call('PERSIST', KEYS[5])
 end
-if KEYS[6] then redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', '(' .. at - 3600000) end
+if KEYS[6] then
+  redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', '(' .. math.floor(now() / 1000) - 3600000)
+end
 return left
 """,
     _NOW,
@@ -325,7 +341,7 @@ if ARGV[3] == '0' then
 end
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', wanted))
 redis.call('PEXPIRE', KEYS[5], string.format('%.0f', wanted))
-note(math.floor(now() / 1000) + wanted)
+note(wanted)
 return 1
 """,
     _NOW,
@@ -346,7 +362,7 @@ register(ARGV[1], tonumber(ARGV[2]))
 local holder = redis.call('GET', KEYS[1])
 local lying = 0
 if not holder then
-  grant(ARGV[3], tonumber(ARGV[4]))
+  grant(ARGV[3], ARGV[4])
 elseif untaken(holder) then
   lying = 1
 end

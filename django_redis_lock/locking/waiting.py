@@ -12,24 +12,23 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import socket
 import threading
 import time
-from collections import deque
 from typing import Any
 
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .grants import FRESH, LOOK_EVERY, Clock, Granted, Request, parse_grant
+from .grants import Granted, Request, parse_grant
 from .hold import printable
-from .keeper import Abandoned, Job, keeper
+from .keeper import Abandoned, keeper
 from .keys import wake_key
+from .line import Line, Place
 from .scripts import Call
-from .server import RawConnection, Server, is_outage, receive, run, send, server_of
+from .server import RawConnection, is_outage, receive, run, send
 
-__all__ = ["Place", "enter", "is_waited_for"]
+__all__ = ["ThreadLine", "ThreadPlace"]
 
 logger = logging.getLogger("django_redis_lock.waiting")
 
@@ -71,63 +70,19 @@ class Extension:
             return True  # Reading will say what is wrong.
 
 
-class Line:
-    """The threads of this process that wait for one lock on one server, in their order.
+class ThreadLine(Line):
+    """A line of threads, with the connection its first one waits on."""
 
-    A line is registered in Redis under one waiter id. It closes when its last thread has the lock;
-    a thread that comes later starts another line under another id, so that taking the old id off
-    the register can never hide the new one.
-    """
+    connection: RawConnection | None = None
+    extension: Extension | None = None
 
-    def __init__(self, server: Server, request: Request, waiter: bytes) -> None:
-        self.server = server
-        self.waiter = waiter
-        self.request = request
-        self.clock: Clock | None = None
-        self.places: deque[Place] = deque()
-        self.connection: RawConnection | None = None
-        self.extension: Extension | None = None
-        self.watch = Watch(self)
-
-    @property
-    def key(self) -> tuple[Server, bytes]:
-        return self.server, self.request.keys.lock
-
-    def heard(self, pttl: int, clock: Clock) -> None:
-        """The server has said how long the present holder's lifetime still is."""
-        self.clock = clock
-        pause = min(LOOK_EVERY, pttl / 1000) if pttl >= 0 else LOOK_EVERY
-        keeper().reschedule(self.watch, time.monotonic() + pause)
-
-    def look_now(self) -> None:
-        keeper().reschedule(self.watch, time.monotonic())
-
-    def close_if_last(self) -> bool:
-        """Close the line if one thread is left in it; says whether it did."""
-        with _mutex:
-            return len(self.places) == 1 and _lines.pop(self.key, None) is self
-
-    def reopen(self) -> None:
-        """The last thread did not get the lock after all."""
-        with _mutex:
-            _lines.setdefault(self.key, self)
-        self.look_now()
-
-    def leave(self, place: Place) -> None:
-        with _mutex:
-            self.places.remove(place)
-            if self.places:
-                self.places[0].turn.set()
-                return
-            if _lines.get(self.key) is self:
-                del _lines[self.key]
-            connection, self.connection = self.connection, None
-        keeper().discard(self.watch)
+    def end(self) -> None:
+        connection, self.connection = self.connection, None
         if connection is not None:
             self.server.rest(connection, self.extension)
 
     def connected(self) -> RawConnection:
-        """The line's connection for blocking pops, with nothing left to read on it."""
+        """The connection for blocking pops, with nothing left to read on it."""
         if self.connection is None:
             self.connection, self.extension = self.server.waiting_connection()
         if self.extension is not None:
@@ -141,74 +96,40 @@ class Line:
             connection.disconnect()
 
     def wake(self) -> None:
-        """End the blocking pop from another thread, as if its connection had broken."""
         sock: socket.socket | None = getattr(self.connection, "_sock", None)
         if sock is not None:
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # It had.
+                pass  # It had broken.
 
 
-class Watch(Job):
-    """Keeps a line registered, and makes the grant for a holder that has vanished."""
-
-    def __init__(self, line: Line) -> None:
-        super().__init__(line.server, time.monotonic() + LOOK_EVERY)
-        self._line = line
-        self._lying = 0
-
-    def call(self, now: float) -> Call:
-        return self._line.request.watch(self._line.waiter)
-
-    def answered(self, value: Any, sent_at: float) -> None:
-        pttl, server_us, lying = map(int, value)
-        self.due = time.monotonic() + LOOK_EVERY
-        self._line.heard(pttl, Clock(server_us, sent_at))
-        # A grant lies there although we wait: Redis does not know our blocking pop, its
-        # connection has died without a word. Not at the first sight, it may just be on its way.
-        self._lying = self._lying + 1 if lying else 0
-        if lying:
-            self.due = min(self.due, time.monotonic() + 0.2)
-        if self._lying > 1:
-            self._lying = 0
-            self._line.wake()
-
-    def failed(self, error: Exception, now: float) -> None:
-        self.due = now + LONGEST_PAUSE / 2
-
-
-class Place:
+class ThreadPlace(Place[ThreadLine]):
     """One thread's place in a line."""
 
-    def __init__(self, line: Line, client: Any, request: Request) -> None:
-        self._line = line
+    turn: threading.Event
+
+    def __init__(self, client: Any, request: Request) -> None:
         self._client = client
         self._request = request
         self.turn = threading.Event()
 
-    def heard(self, pttl: int, clock: Clock) -> None:
-        """Pass on what the attempt that led here has learnt."""
-        if self._line.places[0] is self:
-            self._line.heard(pttl, clock)
-
-    def wait(self, deadline: float | None, margin: float) -> Granted | None:
-        """Wait until the lock is ours, or until ``deadline`` (monotonic seconds).
+    def wait(self) -> Granted | None:
+        """Wait until the lock is ours, or until the request's deadline.
 
         Raises:
             redis.exceptions.RedisError: the deadline came while the server could not be reached.
         """
-        self._request = self._request._replace(deadline=deadline, margin=margin)
         try:
             while not self.turn.wait(self._request.left()):
-                if deadline is not None:
+                if self._request.deadline is not None:
                     return None
             return self._wait_through_outages()
         finally:
-            self._line.leave(self)
+            self.line.leave(self)
 
     def _wait_through_outages(self) -> Granted | None:
-        line, request = self._line, self._request
+        line, request = self.line, self._request
         pause, again = FIRST_PAUSE, False
         while True:
             try:
@@ -229,14 +150,10 @@ class Place:
 
     def _ask_again(self, connection: RawConnection) -> Granted | None:
         """After an outage: the lock may be free, and the server may not know of us any more."""
-        call = self._request.acquire(self._line.waiter)
+        call = self._request.acquire(self.line.waiter)
         sent_at = time.monotonic()
         send(connection, call)
-        taken, number, server_us = receive(connection, call)
-        if taken:
-            return self._request.acquired(number, sent_at)
-        self._line.heard(int(number), Clock(int(server_us), sent_at))
-        return None
+        return self.line.asked(self._request, receive(connection, call), sent_at)
 
     def _pop(self, connection: RawConnection) -> Granted | None:
         request = self._request
@@ -258,44 +175,32 @@ class Place:
 
     def _popped(self, connection: RawConnection, reply: Any) -> Granted | None:
         """What the pop brought: the lock, or nothing (the farewell, or a grant that is over)."""
-        line, request = self._line, self._request
-        came_at = time.monotonic()
-        source, element = reply
-        if source != request.keys.grants:
+        came = self.line.came(self._request, reply)
+        if came is None:
             return None
-        token, fence = parse_grant(element)
-        closed = line.close_if_last()
-        call = request.take(token, line.waiter if closed else b"")
-        extension = Extension(connection, call, request)
-        age = line.clock.age(fence) if line.clock else math.inf
-        if abs(age) < FRESH and not request.chosen:
-            line.extension = extension
-            return request.granted(token, fence, age, came_at)._replace(settle=extension.settle)
+        extension = Extension(connection, came.call, self._request)
+        if came.believed is not None:
+            self.line.extension = extension
+            return came.believed._replace(settle=extension.settle)
         until = extension.settle(True)
-        if until == -math.inf:
-            if closed:
-                line.reopen()
-            return None
         if until is None:
             raise RedisTimeoutError("the connection broke while a grant was taken")
-        return request.taken(token, fence, came_at, until)
+        return self.line.confirmed(self._request, came, until)
 
     def _last_try(self, connection: RawConnection, wake: bytes) -> Granted | None:
-        request = self._request
         sent_at = time.monotonic()
         try:
             taken, number, _ = self._leave(wake, try_again=True)
         except RedisTimeoutError:
             # It may still be carried out; what it gets then is nobody's.
-            keeper().add(Abandoned(self._line.server, request))
-            self._line.disconnect()
+            keeper().add(Abandoned(self.line.server, self._request))
+            self.line.disconnect()
             return None
         popped = self._popped(connection, connection.read_response())
-        return request.acquired(number, sent_at) if taken else popped
+        return self._request.acquired(number, sent_at) if taken else popped
 
     def _leave(self, wake: bytes, *, try_again: bool) -> Any:
-        waiter = self._line.waiter if self._line.close_if_last() else b""
-        call = self._request.leave(waiter, wake, try_again=try_again)
+        call = self._request.leave(self.line.farewell(), wake, try_again=try_again)
         return run(self._client, call, patience=LAST_TRY).value
 
     def _give_up(self, connection: RawConnection, wake: bytes) -> None:
@@ -309,38 +214,3 @@ class Place:
             # At worst the grant runs out by itself.
             name = printable(self._request.keys.lock)
             logger.info("Left the wait for %s without Redis: %s", name, error)
-
-
-_lines: dict[tuple[Server, bytes], Line] = {}
-_mutex = threading.RLock()
-
-
-def is_waited_for(client: Any, key: bytes) -> bool:
-    """Whether a thread of this process already waits for the lock, so that others come after."""
-    return bool(_lines) and (server_of(client), key) in _lines
-
-
-def enter(client: Any, request: Request, waiter: bytes) -> Place:
-    """A place at the end of the line for the lock; the first one is registered as ``waiter``."""
-    server = server_of(client)
-    with _mutex:
-        line = _lines.get((server, request.keys.lock))
-        fresh = line is None
-        if line is None:
-            line = _lines[server, request.keys.lock] = Line(server, request, waiter)
-        place = Place(line, client, request)
-        line.places.append(place)
-        if line.places[0] is place:
-            place.turn.set()
-    if fresh:
-        keeper().add(line.watch)
-    return place
-
-
-def _after_fork_in_child() -> None:
-    global _mutex
-    _mutex = threading.RLock()
-    _lines.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

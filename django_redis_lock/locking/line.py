@@ -1,0 +1,208 @@
+"""The line of those in one process that wait for one lock on one server. No input or output here.
+
+Only the first in a line waits in Redis; the others wait for their turn in memory. The threads of a
+process form one line, the tasks of each event loop another.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from .grants import FRESH, LOOK_EVERY, Clock, Granted, Request, parse_grant
+from .keeper import Job, keeper
+from .scripts import Call
+from .server import Server
+
+__all__ = ["Came", "Line", "Place", "find", "join"]
+
+
+class Turn(Protocol):
+    """``threading.Event`` or ``asyncio.Event``."""
+
+    def set(self) -> None: ...
+
+
+class Came(NamedTuple):
+    """A grant that came.
+
+    Attributes:
+        call: gives it its full lifetime.
+        believed: the lock, if the grant is fresh enough to be believed without an answer to that.
+        closed: whether the line was closed, because its last member has what it wanted.
+    """
+
+    token: bytes
+    fence: int
+    at: float
+    call: Call
+    believed: Granted | None
+    closed: bool
+
+
+class Line(ABC):
+    """Those in this process that wait for one lock on one server, in their order.
+
+    A line is registered in Redis under one waiter id. It closes when its last member has the lock;
+    who comes later starts another line under another id, so that taking the old id off the
+    register can never hide the new one.
+    """
+
+    def __init__(self, server: Server, request: Request, waiter: bytes, loop: Any = None) -> None:
+        self.server = server
+        self.waiter = waiter
+        self.request = request
+        self.loop = loop
+        self.clock: Clock | None = None
+        self.places: deque[Place[Any]] = deque()
+        self.watch = Watch(self)
+
+    @abstractmethod
+    def end(self) -> None:
+        """The line is empty: let its connection go."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """End the blocking pop from the keeper's thread, as if its connection had broken."""
+
+    @property
+    def key(self) -> tuple[Server, bytes, Any]:
+        return self.server, self.request.keys.lock, self.loop
+
+    # -- coming and going --------------------------------------------------------------------
+
+    def leave(self, place: Place[Any]) -> None:
+        with _mutex:
+            self.places.remove(place)
+            if self.places:
+                self.places[0].turn.set()
+                return
+            if _lines.get(self.key) is self:
+                del _lines[self.key]
+        keeper().discard(self.watch)
+        self.end()
+
+    def _close_if_last(self) -> bool:
+        """Close the line if one member is left in it; says whether it did."""
+        with _mutex:
+            if len(self.places) > 1 or _lines.get(self.key) is not self:
+                return False
+            del _lines[self.key]
+            return True
+
+    def farewell(self) -> bytes:
+        """The first member stops waiting: the id to take off the register, if nobody else waits."""
+        return self.waiter if self._close_if_last() else b""
+
+    # -- what the server said ----------------------------------------------------------------
+
+    def heard(self, pttl: int, clock: Clock) -> None:
+        """The server has said how long the present holder's lifetime still is."""
+        self.clock = clock
+        pause = min(LOOK_EVERY, pttl / 1000) if pttl >= 0 else LOOK_EVERY
+        keeper().reschedule(self.watch, time.monotonic() + pause)
+
+    def asked(self, request: Request, reply: Any, sent_at: float) -> Granted | None:
+        """The answer to ACQUIRE: the lock, or when to look again."""
+        taken, number, server_us = reply
+        if taken:
+            return request.acquired(number, sent_at)
+        self.heard(int(number), Clock(int(server_us), sent_at))
+        return None
+
+    def came(self, request: Request, reply: Any) -> Came | None:
+        """The answer to the blocking pop: a grant, or None for the farewell."""
+        at = time.monotonic()
+        source, element = reply
+        if source != request.keys.grants:
+            return None
+        token, fence = parse_grant(element)
+        closed = self._close_if_last()
+        call = request.take(token, self.waiter if closed else b"")
+        age = self.clock.age(fence) if self.clock else math.inf
+        fresh = abs(age) < FRESH and not request.chosen
+        believed = request.granted(token, fence, age, at) if fresh else None
+        return Came(token, fence, at, call, believed, closed)
+
+    def confirmed(self, request: Request, came: Came, until: float) -> Granted | None:
+        """The answer about a grant that was not believed: the lock, or nothing."""
+        if until > -math.inf:
+            return request.taken(came.token, came.fence, came.at, until)
+        if came.closed:
+            with _mutex:
+                _lines.setdefault(self.key, self)
+        keeper().reschedule(self.watch, time.monotonic())
+        return None
+
+
+AnyLine = TypeVar("AnyLine", bound=Line)
+
+
+class Place(Generic[AnyLine]):
+    """One member's place in a line."""
+
+    line: AnyLine
+    turn: Turn
+
+
+class Watch(Job):
+    """Keeps a line registered, and makes the grant for a holder that has vanished."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__(line.server, time.monotonic() + LOOK_EVERY)
+        self._line = line
+        self._lying = 0
+
+    def call(self, now: float) -> Call:
+        return self._line.request.watch(self._line.waiter)
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        pttl, server_us, lying = map(int, value)
+        self.due = time.monotonic() + LOOK_EVERY
+        self._line.heard(pttl, Clock(server_us, sent_at))
+        # A grant lies there although we wait: Redis does not know our blocking pop, its
+        # connection has died without a word. Not at the first sight, it may just be on its way.
+        self._lying = self._lying + 1 if lying else 0
+        if lying:
+            self.due = min(self.due, time.monotonic() + 0.2)
+        if self._lying > 1:
+            self._lying = 0
+            self._line.wake()
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.due = now + LOOK_EVERY / 4
+
+
+_lines: dict[tuple[Server, bytes, Any], Line] = {}
+_mutex = threading.RLock()
+
+
+def find(server: Server, key: bytes, loop: Any = None) -> Line | None:
+    """The line for the lock at ``key``, if somebody waits for it."""
+    return _lines.get((server, key, loop)) if _lines else None
+
+
+def join(place: Place[AnyLine], line: AnyLine) -> None:
+    """Take ``place`` at the end of the line for the lock; ``line`` is used if there is none."""
+    with _mutex:
+        found = _lines.setdefault(line.key, line)
+        place.line = found  # type: ignore[assignment]  # the key holds the loop, and so the type
+        found.places.append(place)
+        if found.places[0] is place:
+            place.turn.set()
+    if found is line:
+        keeper().add(line.watch)
+
+
+def _after_fork_in_child() -> None:
+    global _mutex
+    _mutex = threading.RLock()
+    _lines.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
