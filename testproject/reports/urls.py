@@ -1,0 +1,10 @@
+from django.urls import path
+
+from . import views
+
+urlpatterns = [
+    path("", views.home, name="home"),
+    path("report/", views.report, name="report"),
+    path("report/forget/", views.forget_report, name="forget-report"),
+    path("invoices/<int:pk>/send/", views.send_invoice, name="send-invoice"),
+]
