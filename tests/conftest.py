@@ -1,0 +1,79 @@
+"""Fixtures: an empty Redis for each test outside ``tests/unit``.
+
+``client`` here is a redis-py client; for views there is ``django.test.Client``.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+from django.test import override_settings
+
+from django_redis_lock.locking import keeper
+
+from .redis_server import GivenServer, RedisServer
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer | GivenServer]:
+    """The server for all tests that do it no harm; ``CACHES`` and ``REDIS_URL`` lead to it."""
+    given = os.environ.get("REDIS_URL")
+    if given:
+        server = GivenServer(given)
+        yield server
+        server.flush()
+        return
+    with RedisServer() as private, pytest.MonkeyPatch.context() as patch:
+        # Also for the processes that tests start.
+        patch.setenv("REDIS_URL", private.url)
+        # Django has read the settings before any fixture could run, so they are read again.
+        module = sys.modules[os.environ["DJANGO_SETTINGS_MODULE"]]
+        with override_settings(CACHES=runpy.run_path(str(module.__file__))["CACHES"]):
+            yield private
+
+
+@pytest.fixture
+def client(redis_server: RedisServer | GivenServer) -> Iterator[redis.Redis]:
+    """A redis-py client of an empty database."""
+    redis_server.flush()
+    with redis_server.client() as client:
+        yield client
+        if isinstance(redis_server, RedisServer):
+            _expect_nobody_waits(client)
+    _forget_held_locks()
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A server for one test, which may stop, kill, restart or freeze it."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _empty_redis(request: pytest.FixtureRequest) -> None:
+    """Tests that only use Django's caches start with an empty Redis too."""
+    if "unit" not in request.path.relative_to(request.config.rootpath).parts:
+        request.getfixturevalue("client")
+
+
+def _expect_nobody_waits(client: redis.Redis) -> None:
+    """Whoever still waited for a lock could take one from the tests to come."""
+    deadline = time.monotonic() + 2
+    while (waiting := client.info("clients")["blocked_clients"]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    threads = ", ".join(sorted(thread.name for thread in threading.enumerate()))
+    assert not waiting, f"the test has left {waiting} waiting behind; its threads: {threads}"
+
+
+def _forget_held_locks() -> None:
+    """A lock the test did not release is no business of the next test's keeper."""
+    for job in tuple(keeper.keeper()._jobs):
+        keeper.keeper().discard(job)

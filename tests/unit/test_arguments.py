@@ -1,0 +1,120 @@
+"""W1: what makes no sense is refused at the call, with a sentence that says what is allowed."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_redis_lock.locking.arguments import (
+    LONGEST,
+    check_name,
+    check_seconds,
+    milliseconds,
+)
+
+NO_NUMBERS = ["5", b"5", "", True, False, [], {}, object(), 1j, timedelta(seconds=5)]
+NO_FLOATS = [Decimal(5), Fraction(5)]
+NO_LENGTHS = [math.nan, math.inf, -math.inf, -1, -0.001, -1e300]
+TOO_LONG = [1e12, LONGEST * 1.001, 10**18]
+
+
+@pytest.mark.parametrize("value", [1, 0.5, 30, 1e-9, 86400.0, LONGEST])
+def test_seconds_become_a_float(value: float) -> None:
+    seconds = check_seconds("timeout", value)
+    assert seconds == value
+    assert type(seconds) is float
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, *NO_FLOATS], ids=repr)
+def test_other_types_are_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="timeout must be a number of seconds greater than 0"):
+        check_seconds("timeout", value)
+
+
+@pytest.mark.parametrize("value", [v for v in NO_LENGTHS if v != math.inf], ids=repr)
+@pytest.mark.parametrize("zero", [False, True])
+def test_what_is_no_length_of_time_is_refused(value: float, zero: bool) -> None:
+    allowed = "of 0 or more" if zero else "greater than 0"
+    with pytest.raises(ValueError, match=f"wait must be a number of seconds {allowed}, not "):
+        check_seconds("wait", value, zero=zero)
+
+
+@pytest.mark.parametrize("value", [math.inf, *TOO_LONG], ids=repr)
+def test_what_must_be_a_wrong_unit_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="timeout must be at most a hundred years, given in sec"):
+        check_seconds("timeout", value)
+
+
+@pytest.mark.xfail(raises=OverflowError, reason="math.isnan is asked before the size")
+@pytest.mark.parametrize("value", [10**400, -(10**400)], ids=["positive", "negative"])
+def test_what_no_float_can_hold_is_refused(value: int) -> None:
+    with pytest.raises(ValueError, match="timeout must be "):
+        check_seconds("timeout", value)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -0.0])
+def test_zero_only_where_it_makes_sense(value: float) -> None:
+    assert check_seconds("wait", value, zero=True) == 0
+    with pytest.raises(ValueError, match="greater than 0, not"):
+        check_seconds("timeout", value)
+
+
+def test_none_only_where_it_means_something() -> None:
+    assert check_seconds("timeout", None, none="a lock that never expires") is None
+    with pytest.raises(TypeError, match="not None"):
+        check_seconds("timeout", None)
+
+
+def test_the_refusal_says_what_none_means() -> None:
+    with pytest.raises(TypeError, match="greater than 0, or None for a wait without end, not 'x'"):
+        check_seconds("wait", "x", none="a wait without end")
+
+
+@pytest.mark.parametrize("name", ["report", b"report", "ü", b"\xff", " ", "\n", "{}"])
+def test_names(name: str | bytes) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", [None, 5, ["report"], bytearray(b"report"), object()], ids=repr)
+def test_names_of_other_types_are_refused(name: Any) -> None:
+    with pytest.raises(TypeError, match="a lock's name must be a str or bytes, not "):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", b""])
+def test_empty_names_are_refused(name: str | bytes) -> None:
+    with pytest.raises(ValueError, match="a lock's name must not be empty"):
+        check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (None, 0),
+        (0.0000001, 1),
+        (0.0004, 1),
+        (0.001, 1),
+        (0.0011, 2),
+        (0.1 + 0.2, 300),
+        (1.1, 1100),
+        (2.0001, 2001),
+        (30, 30_000),
+        (LONGEST, 3_153_600_000_000),
+    ],
+)
+def test_milliseconds_are_rounded_up(seconds: float | None, expected: int) -> None:
+    assert milliseconds(seconds) == expected
+
+
+@hypothesis_settings(derandomize=True, database=None, deadline=None)
+@given(st.integers(1, 10**9))
+def test_whole_milliseconds_are_kept(count: int) -> None:
+    assert milliseconds(count / 1000) == count

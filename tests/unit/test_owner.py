@@ -1,0 +1,110 @@
+"""What is written beside a lock about its holder, and read from there."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import socket
+import threading
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from django_redis_lock.locking.hold import Hold, fingerprint
+from django_redis_lock.locking.keys import lock_keys
+from django_redis_lock.locking.owner import Owner, hostname
+
+OWNER = Owner("c0ffee", "web-1", 4711, "MainThread", "nightly report", 1_750_000_000.25)
+
+BELIEVED = pytest.mark.xfail(reason="from_fields takes str.isdigit and float at their word")
+
+
+def written(owner: Owner) -> dict[str, str]:
+    """The hash in Redis that describes ``owner``."""
+    fields = owner.fields()
+    return dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        OWNER,
+        Owner("c0ffee"),
+        Owner("c0ffee", "web-1", 1, "", "", 0.5),
+        Owner("c0ffee", "wéb", 1, "Thread-1 (run)", "two\nlines, {braces}: ü", 1.5),
+    ],
+    ids=str,
+)
+def test_an_owner_survives_redis(owner: Owner) -> None:
+    assert all(isinstance(field, str) for field in owner.fields())
+    assert Owner.from_fields(written(owner), "c0ffee") == owner
+
+
+def test_the_thread_that_took_a_lock_is_its_owner() -> None:
+    holds: list[Hold] = []
+
+    def take() -> None:
+        holds.append(
+            Hold(
+                lock_keys(b"report"),
+                b"token",
+                5_250_000,
+                began=0.0,
+                deadline=math.inf,
+                lifetime=None,
+                label="nightly",
+            )
+        )
+
+    thread = threading.Thread(target=take, name="worker")
+    thread.start()
+    thread.join()
+    here = (hostname(), os.getpid(), "worker", "nightly")
+    assert holds[0].owner() == Owner(fingerprint(b"token"), *here, 5.25)
+    assert hostname() == socket.gethostname()
+
+
+def test_what_describes_an_earlier_holder_is_not_believed() -> None:
+    assert Owner.from_fields(written(OWNER), "another") == Owner("another")
+    assert Owner.from_fields({}, "another") == Owner("another")
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"pid": ""},
+        {"pid": "-1"},
+        {"pid": "x"},
+        pytest.param({"pid": "²"}, marks=BELIEVED),
+        {"since": ""},
+        {"since": "yesterday"},
+        pytest.param({"since": "nan"}, marks=BELIEVED),
+        pytest.param({"since": "inf"}, marks=BELIEVED),
+    ],
+    ids=str,
+)
+def test_a_spoilt_field_costs_no_more_than_itself(spoilt: dict[str, str]) -> None:
+    found = Owner.from_fields(written(OWNER) | spoilt, "c0ffee")
+    assert (found.id, found.host, found.label) == ("c0ffee", "web-1", "nightly report")
+    assert found.pid == (0 if "pid" in spoilt else 4711)
+    assert found.since == (None if "since" in spoilt else OWNER.since)
+
+
+def test_as_a_text() -> None:
+    assert str(OWNER) == "nightly report on web-1, process 4711, thread MainThread"
+    assert str(Owner("c0ffee", "web-1", 4711, "t")) == "web-1, process 4711, thread t"
+    assert str(Owner("c0ffee")) == "an unnamed holder (c0ffee)"
+
+
+def test_an_owner_is_a_value() -> None:
+    assert {OWNER, pickle.loads(pickle.dumps(OWNER))} == {OWNER}
+    with pytest.raises(FrozenInstanceError):
+        OWNER.host = "web-2"  # type: ignore[misc]
+
+
+def test_the_id_says_nothing_of_the_token() -> None:
+    token = b"5f3a" * 8
+    assert fingerprint(token) == fingerprint(token) != fingerprint(token + b"x")
+    assert len(fingerprint(token)) == 8
+    assert fingerprint(token) not in token.decode()
