@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwnedError
+from .locking.aio import AsyncLock
 from .locking.lock import Lock
 
 if TYPE_CHECKING:
     from .decorators import locked
 
 __all__ = [
+    "AsyncLock",
     "Lock",
     "LockError",
     "LockLost",

@@ -57,7 +57,7 @@ class Row:
 
     @property
     def held_for(self) -> str:
-        return "–" if self.lock.held_for is None else duration(self.lock.held_for)
+        return "-" if self.lock.held_for is None else duration(self.lock.held_for)
 
     @property
     def label(self) -> str:

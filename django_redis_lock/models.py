@@ -5,8 +5,6 @@ The locks themselves are in Redis, see ``locking.inventory``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
@@ -17,11 +15,12 @@ class NoRows(models.Manager["HeldLock"]):
     """Never asks the database, which has no such table; ``dumpdata`` reads every model."""
 
     def get_queryset(self) -> models.QuerySet[HeldLock]:
-        return super().get_queryset().none()
+        nothing: models.QuerySet[HeldLock] = super().get_queryset().none()
+        return nothing
 
 
 class HeldLock(models.Model):
-    objects: Any = NoRows()
+    objects = NoRows()
 
     class Meta:
         managed = False

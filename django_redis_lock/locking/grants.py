@@ -114,16 +114,13 @@ class Request(NamedTuple):
             return 3600.0
         return max(0.0, self.deadline - self.margin - time.monotonic())
 
-    def until_deadline(self, began: float, wait: float | None, trip: float = 0.0) -> Request:
-        """The same request, to end ``wait`` seconds after ``began``.
-
-        Args:
-            trip: seconds a round trip took just now: the last try is sent so much earlier, but
-                never more than 2 % of the wait or 10 ms.
-        """
-        if wait is None:
+    def with_margin(self, asked_at: float) -> Request:
+        """The same request, after an answer to what was sent at ``asked_at``: the last try will be
+        sent one such round trip before the deadline, but at most 2 % of the wait or 10 ms."""
+        if self.deadline is None:
             return self
-        return self._replace(deadline=began + wait, margin=min(trip, wait / 50, 0.01))
+        trip = time.monotonic() - asked_at
+        return self._replace(margin=min(trip, (self.deadline - asked_at) / 50, 0.01))
 
     # -- what to send ------------------------------------------------------------------------
 
@@ -133,13 +130,13 @@ class Request(NamedTuple):
         return Call(ACQUIRE, self.keys, (*mine, waiter, milliseconds(ALIVE)))
 
     def leave(self, waiter: bytes, wake: bytes, *, try_again: bool) -> Call:
-        """Stop waiting, after a last try or without."""
+        """Stop waiting, after a last try or without; take ``waiter``, if any, off the register."""
         token = self.token if try_again else b""
         mine = (token, milliseconds(self.lifetime), self.attempt)
         return Call(LEAVE, (*self.keys, wake), (*mine, waiter))
 
     def take(self, token: bytes, waiter: bytes) -> Call:
-        """Give a grant its full lifetime."""
+        """Give a grant its full lifetime; take ``waiter``, if any, off the register."""
         own = self.token if self.chosen else b""
         return Call(TAKE_GRANT, self.keys, (token, milliseconds(self.lifetime), waiter, own))
 

@@ -28,7 +28,7 @@ from .arguments import milliseconds
 from .grants import Request
 from .hold import Hold, printable
 from .scripts import RENEW, Call
-from .server import OUTAGE, RawConnection, Server, receive, send
+from .server import OUTAGE, RawConnection, Server, by_source, receive
 
 __all__ = ["Abandoned", "Job", "Renewal", "keeper"]
 
@@ -277,7 +277,7 @@ class Keeper:
             sent_at = time.monotonic()
             for _, call in work:
                 # By source: with EVALSHA one unknown script would upset the order of the replies.
-                send(link, call, by_source=True)
+                link.send_command(*by_source(call))
             for job, call in work:
                 if not link.can_read(max(0.0, sent_at + patience - time.monotonic())):
                     raise RedisTimeoutError(f"no answer within {patience:.2f} s")

@@ -14,12 +14,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from .grants import FRESH, LOOK_EVERY, Clock, Granted, Request, parse_grant
+from .grants import FRESH, LOOK_EVERY, Clock, Granted, Request, parse_grant, waiter_id
 from .keeper import Job, keeper
 from .scripts import Call
 from .server import Server
 
-__all__ = ["Came", "Line", "Place", "find", "join"]
+__all__ = ["Came", "Line", "Place", "join"]
 
 
 class Turn(Protocol):
@@ -34,7 +34,6 @@ class Came(NamedTuple):
     Attributes:
         call: gives it its full lifetime.
         believed: the lock, if the grant is fresh enough to be believed without an answer to that.
-        closed: whether the line was closed, because its last member has what it wanted.
     """
 
     token: bytes
@@ -42,25 +41,30 @@ class Came(NamedTuple):
     at: float
     call: Call
     believed: Granted | None
-    closed: bool
 
 
 class Line(ABC):
-    """Those in this process that wait for one lock on one server, in their order.
+    """Those in this process that want one lock on one server and are ready to wait, in their order.
 
-    A line is registered in Redis under one waiter id. It closes when its last member has the lock;
-    who comes later starts another line under another id, so that taking the old id off the
-    register can never hide the new one.
+    The first asks for the lock; if it is held, the line is registered in Redis under one waiter
+    id, and the first waits there. A line closes when its last member has the lock; who comes later
+    starts another line under another id, so that taking the old id off the register can never hide
+    the new one.
+
+    Attributes:
+        registered: whether Redis knows of the line, so that a release makes a grant for it.
     """
 
-    def __init__(self, server: Server, request: Request, waiter: bytes, loop: Any = None) -> None:
+    def __init__(self, server: Server, request: Request, loop: Any = None) -> None:
         self.server = server
-        self.waiter = waiter
         self.request = request
+        self.key = (server, request.keys.lock, loop)
         self.loop = loop
+        self.waiter = waiter_id()
+        self.registered = False
         self.clock: Clock | None = None
         self.places: deque[Place[Any]] = deque()
-        self.watch = Watch(self)
+        self._watch: Watch | None = None
 
     @abstractmethod
     def end(self) -> None:
@@ -69,10 +73,6 @@ class Line(ABC):
     @abstractmethod
     def wake(self) -> None:
         """End the blocking pop from the keeper's thread, as if its connection had broken."""
-
-    @property
-    def key(self) -> tuple[Server, bytes, Any]:
-        return self.server, self.request.keys.lock, self.loop
 
     # -- coming and going --------------------------------------------------------------------
 
@@ -84,7 +84,8 @@ class Line(ABC):
                 return
             if _lines.get(self.key) is self:
                 del _lines[self.key]
-        keeper().discard(self.watch)
+        if self._watch is not None:
+            keeper().discard(self._watch)
         self.end()
 
     def _close_if_last(self) -> bool:
@@ -101,19 +102,24 @@ class Line(ABC):
 
     # -- what the server said ----------------------------------------------------------------
 
+    def asked(self, request: Request, reply: Any, sent_at: float) -> Granted | None:
+        """The answer to ACQUIRE: the lock, or a place on the register and when to look again."""
+        taken, number, server_us = reply
+        if taken:
+            return request.acquired(number, sent_at)
+        self.registered = True
+        if self._watch is None:
+            self._watch = Watch(self)
+            keeper().add(self._watch)
+        self.heard(int(number), Clock(int(server_us), sent_at))
+        return None
+
     def heard(self, pttl: int, clock: Clock) -> None:
         """The server has said how long the present holder's lifetime still is."""
         self.clock = clock
         pause = min(LOOK_EVERY, pttl / 1000) if pttl >= 0 else LOOK_EVERY
-        keeper().reschedule(self.watch, time.monotonic() + pause)
-
-    def asked(self, request: Request, reply: Any, sent_at: float) -> Granted | None:
-        """The answer to ACQUIRE: the lock, or when to look again."""
-        taken, number, server_us = reply
-        if taken:
-            return request.acquired(number, sent_at)
-        self.heard(int(number), Clock(int(server_us), sent_at))
-        return None
+        if self._watch is not None:
+            keeper().reschedule(self._watch, time.monotonic() + pause)
 
     def came(self, request: Request, reply: Any) -> Came | None:
         """The answer to the blocking pop: a grant, or None for the farewell."""
@@ -127,16 +133,13 @@ class Line(ABC):
         age = self.clock.age(fence) if self.clock else math.inf
         fresh = abs(age) < FRESH and not request.chosen
         believed = request.granted(token, fence, age, at) if fresh else None
-        return Came(token, fence, at, call, believed, closed)
+        return Came(token, fence, at, call, believed)
 
     def confirmed(self, request: Request, came: Came, until: float) -> Granted | None:
         """The answer about a grant that was not believed: the lock, or nothing."""
         if until > -math.inf:
             return request.taken(came.token, came.fence, came.at, until)
-        if came.closed:
-            with _mutex:
-                _lines.setdefault(self.key, self)
-        keeper().reschedule(self.watch, time.monotonic())
+        self.registered = False  # Or perhaps not; asking again makes sure.
         return None
 
 
@@ -182,11 +185,6 @@ _lines: dict[tuple[Server, bytes, Any], Line] = {}
 _mutex = threading.RLock()
 
 
-def find(server: Server, key: bytes, loop: Any = None) -> Line | None:
-    """The line for the lock at ``key``, if somebody waits for it."""
-    return _lines.get((server, key, loop)) if _lines else None
-
-
 def join(place: Place[AnyLine], line: AnyLine) -> None:
     """Take ``place`` at the end of the line for the lock; ``line`` is used if there is none."""
     with _mutex:
@@ -195,8 +193,6 @@ def join(place: Place[AnyLine], line: AnyLine) -> None:
         found.places.append(place)
         if found.places[0] is place:
             place.turn.set()
-    if found is line:
-        keeper().add(line.watch)
 
 
 def _after_fork_in_child() -> None:

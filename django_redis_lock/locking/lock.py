@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 from ..exceptions import LockError
 from .arguments import check_seconds
-from .grants import Granted, Request, waiter_id
+from .grants import Granted, Request
 from .handle import Handle, Held
 from .keeper import Abandoned, Renewal, keeper
-from .line import find, join
 from .owner import Owner
 from .server import run, server_of
-from .waiting import ThreadLine, ThreadPlace
+from .waiting import ThreadPlace
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -72,24 +71,12 @@ class Lock(Handle):
 
     def _acquire(self, request: Request, wait: float | None) -> Granted | None:
         began = time.monotonic()
-        request = request.until_deadline(began, wait)
-        server = server_of(self.redis)
-        waiter = b"" if wait == 0 else waiter_id()
-        news = None
-        if not waiter or find(server, self.keys.lock) is None:
-            reply = run(self.redis, request.acquire(waiter)).value
-            if reply[0]:
-                return request.acquired(reply[1], began)
-            if not waiter:
-                return None
-            news = reply
-            request = request.until_deadline(began, wait, trip=time.monotonic() - began)
-        place = ThreadPlace(self.redis, request)
-        line = ThreadLine(server, request, waiter)
-        join(place, line)
-        if news is not None and place.line is line:
-            line.asked(request, news, began)
-        return place.wait()
+        if wait == 0:
+            taken, fence, _ = (run(self.redis, request.acquire())).value
+            return request.acquired(fence, began) if taken else None
+        if wait is not None:
+            request = request._replace(deadline=began + wait)
+        return ThreadPlace(self.redis, request).wait()
 
     def _keep(self, granted: Granted) -> None:
         hold = self._won(granted)

@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import redis
+from redis.asyncio.connection import Connection as AsyncConnection
+from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
+from redis.asyncio.connection import (
+    UnixDomainSocketConnection as AsyncUnixDomainSocketConnection,
+)
 from redis.backoff import NoBackoff
-from redis.connection import Connection
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import (
     BusyLoadingError,
-    MaxConnectionsError,
     NoScriptError,
     ReadOnlyError,
     ResponseError,
@@ -53,8 +58,8 @@ OUTAGE: tuple[type[Exception], ...] = (
 #: The same, as a script or a blocking pop reports it.
 _OUTAGE_REPLIES = ("UNBLOCKED", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
 
-# redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
-_FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) else ("EVALSHA",)
+#: redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
+FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) else ("EVALSHA",)
 
 
 def is_outage(error: BaseException) -> bool:
@@ -62,6 +67,11 @@ def is_outage(error: BaseException) -> bool:
     if isinstance(error, ResponseError):
         return str(error).startswith(_OUTAGE_REPLIES) or isinstance(error, OUTAGE)
     return isinstance(error, OUTAGE)
+
+
+def is_pool_exhausted(error: BaseException) -> bool:
+    """Whether ``error`` speaks of the pool and not of the server."""
+    return str(error).startswith(("Too many connections", "No connection available"))
 
 
 class RawConnection(Protocol):
@@ -81,10 +91,19 @@ class Answer(NamedTuple):
     sent_twice: bool
 
 
-def send(connection: RawConnection, call: Call, *, by_source: bool = False) -> None:
-    """Send ``call`` without waiting: by the script's name, or by its source, which always works."""
-    verb, script = ("EVAL", call.script.source) if by_source else ("EVALSHA", call.script.sha)
-    connection.send_command(verb, script, len(call.keys), *call.keys, *call.args)
+def by_name(call: Call) -> tuple[Any, ...]:
+    """The command that runs a script the server may know."""
+    return ("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+
+
+def by_source(call: Call) -> tuple[Any, ...]:
+    """The command that always works, and teaches the server the script."""
+    return ("EVAL", call.script.source, len(call.keys), *call.keys, *call.args)
+
+
+def send(connection: RawConnection, call: Call) -> None:
+    """Send ``call`` without waiting for the reply."""
+    connection.send_command(*by_name(call))
 
 
 def receive(connection: RawConnection, call: Call) -> Any:
@@ -92,7 +111,7 @@ def receive(connection: RawConnection, call: Call) -> Any:
     try:
         return connection.read_response()
     except NoScriptError:
-        connection.send_command("EVAL", call.script.source, len(call.keys), *call.keys, *call.args)
+        connection.send_command(*by_source(call))
         return connection.read_response()
 
 
@@ -110,21 +129,21 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
     pool = client.connection_pool
     try:
         return Answer(_run_pooled(pool, call, patience), sent_twice=False)
-    except MaxConnectionsError:
-        # The application has used its pool up. A holder must be able to release even so.
-        connection = server_of(client).connect(timeout=5.0)
-        try:
-            return Answer(_exchange(connection, call, patience), sent_twice=False)
-        finally:
-            connection.disconnect()
-    except (RedisConnectionError, RedisTimeoutError):
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        if is_pool_exhausted(error):
+            # The application has used its pool up. A holder must be able to release even so.
+            connection = server_of(client).connect(timeout=5.0)
+            try:
+                return Answer(_exchange(connection, call, patience), sent_twice=False)
+            finally:
+                connection.disconnect()
         if patience is not None:
             raise
         return Answer(_run_pooled(pool, call, patience), sent_twice=True)
 
 
 def _run_pooled(pool: Any, call: Call, patience: float | None) -> Any:
-    connection = pool.get_connection(*_FOR_COMMAND)
+    connection = pool.get_connection(*FOR_COMMAND)
     try:
         return _exchange(connection, call, patience)
     finally:
@@ -145,13 +164,53 @@ def _exchange(connection: RawConnection, call: Call, patience: float | None) -> 
         raise
 
 
+def own_settings(
+    connection_class: type, settings: Mapping[str, Any], timeout: float
+) -> dict[str, Any]:
+    """The arguments of a connection of our own, made from those of a pool's connections."""
+    own = {n: v for n, v in settings.items() if not n.startswith("maint_notifications")}
+    own.update(
+        socket_timeout=timeout,
+        socket_connect_timeout=min(own.get("socket_connect_timeout") or timeout, timeout),
+        retry=Retry(NoBackoff(), 0),
+        retry_on_timeout=False,
+        retry_on_error=[],
+        health_check_interval=0,
+        decode_responses=False,
+    )
+    if issubclass(connection_class, (Connection, AsyncConnection)):
+        own["socket_keepalive"] = True
+    return own
+
+
+#: What an asyncio pool's arguments have in common with a thread's connection.
+_COMMON = (
+    *("host", "port", "path", "db", "username", "password", "credential_provider", "protocol"),
+    *("client_name", "encoding", "encoding_errors"),
+    *("socket_connect_timeout", "socket_keepalive_options", "socket_type"),
+)
+
+
+def _for_threads(pool: Any) -> tuple[Any, dict[str, Any]]:
+    """Class and arguments of the connections a thread can use to reach ``pool``'s server."""
+    settings: dict[str, Any] = dict(pool.connection_kwargs)
+    for theirs, ours in (
+        (AsyncSSLConnection, SSLConnection),
+        (AsyncConnection, Connection),
+        (AsyncUnixDomainSocketConnection, UnixDomainSocketConnection),
+    ):
+        if issubclass(pool.connection_class, theirs):
+            common = {n: v for n, v in settings.items() if n in _COMMON or n.startswith("ssl_")}
+            return ours, common
+    return pool.connection_class, settings
+
+
 class Server:
     """One address: where connections of our own lead, and the few that rest between two waits."""
 
     def __init__(self, pool: Any) -> None:
         # The pool itself is not kept: it must be able to go away before its server does.
-        self._connection_class = pool.connection_class
-        self._settings: dict[str, Any] = dict(pool.connection_kwargs)
+        self._connection_class, self._settings = _for_threads(pool)
         self._resting: list[tuple[RawConnection, Any]] = []
         self._mutex = threading.Lock()
 
@@ -161,22 +220,7 @@ class Server:
         Args:
             timeout: seconds that connecting, and reading a reply that has begun, may take.
         """
-        settings = {
-            name: value
-            for name, value in self._settings.items()
-            if not name.startswith("maint_notifications")
-        }
-        settings.update(
-            socket_timeout=timeout,
-            socket_connect_timeout=min(settings.get("socket_connect_timeout") or timeout, timeout),
-            retry=Retry(NoBackoff(), 0),
-            retry_on_timeout=False,
-            retry_on_error=[],
-            health_check_interval=0,
-            decode_responses=False,
-        )
-        if issubclass(self._connection_class, Connection):
-            settings["socket_keepalive"] = True
+        settings = own_settings(self._connection_class, self._settings, timeout)
         connection: RawConnection = self._connection_class(**settings)
         connection.connect()
         return connection
@@ -240,7 +284,7 @@ def _address(pool: Any) -> tuple[Any, ...]:
     if not any(where):
         return (id(pool),)  # Sentinel and the like: the pool itself knows where the server is.
     who = [settings.get(name) for name in ("db", "username", "password")]
-    return (pool.connection_class, *where, *who, id(settings.get("credential_provider")))
+    return (_for_threads(pool)[0], *where, *who, id(settings.get("credential_provider")))
 
 
 def reset_after_fork() -> None:

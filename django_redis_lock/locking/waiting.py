@@ -24,9 +24,9 @@ from .grants import Granted, Request, parse_grant
 from .hold import printable
 from .keeper import Abandoned, keeper
 from .keys import wake_key
-from .line import Line, Place
+from .line import Line, Place, join
 from .scripts import Call
-from .server import RawConnection, is_outage, receive, run, send
+from .server import RawConnection, is_outage, receive, run, send, server_of
 
 __all__ = ["ThreadLine", "ThreadPlace"]
 
@@ -113,6 +113,7 @@ class ThreadPlace(Place[ThreadLine]):
         self._client = client
         self._request = request
         self.turn = threading.Event()
+        join(self, ThreadLine(server_of(client), request))
 
     def wait(self) -> Granted | None:
         """Wait until the lock is ours, or until the request's deadline.
@@ -124,36 +125,40 @@ class ThreadPlace(Place[ThreadLine]):
             while not self.turn.wait(self._request.left()):
                 if self._request.deadline is not None:
                     return None
+            # Who finds Redis away at the first question is told so; who waits already, waits on.
+            if not self.line.registered and (granted := self._ask()):
+                return granted
             return self._wait_through_outages()
         finally:
             self.line.leave(self)
 
+    def _ask(self) -> Granted | None:
+        """Take the lock if it is free, else get on the register."""
+        sent_at = time.monotonic()
+        reply = (run(self._client, self._request.acquire(self.line.waiter))).value
+        self._request = self._request.with_margin(sent_at)
+        return self.line.asked(self._request, reply, sent_at)
+
     def _wait_through_outages(self) -> Granted | None:
-        line, request = self.line, self._request
-        pause, again = FIRST_PAUSE, False
+        line, pause = self.line, FIRST_PAUSE
         while True:
             try:
-                connection = line.connected()
-                granted = self._ask_again(connection) if again else None
-                pause, again = FIRST_PAUSE, False
-                return granted or self._pop(connection)
+                if not line.registered and (granted := self._ask()):
+                    return granted
+                pause = FIRST_PAUSE
+                return self._pop(line.connected())
             except Exception as error:
                 line.disconnect()
-                if not is_outage(error) or request.left() <= 0:
+                if not is_outage(error) or self._request.left() <= 0:
                     raise
-                logger.info("Waiting for %s: %s", printable(request.keys.lock), error)
-                time.sleep(min(pause, request.left()))
-                pause, again = min(pause * 2, LONGEST_PAUSE), True
+                # The lock may be free by then, and the server may not know of us any more.
+                line.registered = False
+                logger.info("Waiting for %s: %s", printable(line.request.keys.lock), error)
+                time.sleep(min(pause, self._request.left()))
+                pause = min(pause * 2, LONGEST_PAUSE)
             except BaseException:
                 line.disconnect()
                 raise
-
-    def _ask_again(self, connection: RawConnection) -> Granted | None:
-        """After an outage: the lock may be free, and the server may not know of us any more."""
-        call = self._request.acquire(self.line.waiter)
-        sent_at = time.monotonic()
-        send(connection, call)
-        return self.line.asked(self._request, receive(connection, call), sent_at)
 
     def _pop(self, connection: RawConnection) -> Granted | None:
         request = self._request
@@ -170,6 +175,8 @@ class ThreadPlace(Place[ThreadLine]):
                 self._give_up(connection, wake)
                 raise
             granted = self._popped(connection, connection.read_response())
+            if granted is None and not self.line.registered:
+                granted = self._ask()
             if granted is not None:
                 return granted
 

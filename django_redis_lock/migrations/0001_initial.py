@@ -1,3 +1,5 @@
+# ruff: noqa: RUF012  (Django writes migrations with plain lists)
+
 from django.db import migrations, models
 
 

@@ -1,0 +1,229 @@
+"""The lock for asyncio: ``lock`` with ``await``. See ``Handle`` for its arguments.
+
+The keeper is the same background thread that serves ``Lock``: a blocked event loop must not lose
+the locks of its tasks, and a task in that loop could not renew them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..exceptions import LockError
+from .aio_server import run
+from .aio_waiting import TaskPlace, in_background
+from .arguments import check_seconds
+from .grants import Granted, Request
+from .handle import Handle, Held
+from .hold import Hold
+from .keeper import Abandoned, Renewal, keeper
+from .owner import Owner
+from .server import server_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["AsyncLock"]
+
+
+class TaskState:
+    """What each task knows through one handle, where a thread's ``State`` would be.
+
+    A task that ended without releasing leaves its lock to the next one that asks, because in
+    ``await asyncio.wait_for(lock.acquire(), 5)`` Python before 3.12 acquires in a task of its own.
+    """
+
+    def __init__(self, token: bytes | None) -> None:
+        self._initial = token
+        self._states: dict[Any, SimpleNamespace] = {}
+
+    def _mine(self) -> SimpleNamespace:
+        task = _current_task()
+        state = self._states.get(task)
+        if state is None:
+            state = self._inherited() or SimpleNamespace(
+                token=self._initial, hold=None, renewal=None
+            )
+            self._states[task] = state
+        return state
+
+    def _inherited(self) -> SimpleNamespace | None:
+        for task, state in list(self._states.items()):
+            if task is not None and task.done():
+                del self._states[task]
+                if state.hold is not None and not state.hold.ended:
+                    return state
+        return None
+
+    @property
+    def token(self) -> bytes | None:
+        token: bytes | None = self._mine().token
+        return token
+
+    @token.setter
+    def token(self, token: bytes | None) -> None:
+        self._mine().token = token
+
+    @property
+    def hold(self) -> Hold | None:
+        hold: Hold | None = self._mine().hold
+        return hold
+
+    @hold.setter
+    def hold(self, hold: Hold | None) -> None:
+        self._mine().hold = hold
+
+    @property
+    def renewal(self) -> Any:
+        return self._mine().renewal
+
+    @renewal.setter
+    def renewal(self, renewal: Any) -> None:
+        self._mine().renewal = renewal
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+class AsyncLock(Handle):
+    """``Lock`` for asyncio: ``redis_client.lock(name, lock_class=AsyncLock)`` of redis.asyncio.
+
+    Each task has a token of its own. ``on_lost`` is called in the event loop that acquired.
+    """
+
+    def _new_state(self) -> Any:
+        state = TaskState(self.id)
+        if self.thread_local:
+            return state
+        return SimpleNamespace(token=self.id, hold=None, renewal=None)
+
+    async def acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """As ``Lock.acquire``. Cancelling it leaves no trace."""
+        request, wait = self._request(sleep, blocking, blocking_timeout, token)
+        try:
+            granted = await self._acquire(request, wait)
+        except BaseException:
+            keeper().add(Abandoned(server_of(self.redis), request))
+            raise
+        if granted is None:
+            return False
+        self._keep(granted)
+        return True
+
+    async def _acquire(self, request: Request, wait: float | None) -> Granted | None:
+        began = time.monotonic()
+        if wait == 0:
+            taken, fence, _ = (await run(self.redis, request.acquire())).value
+            return request.acquired(fence, began) if taken else None
+        if wait is not None:
+            request = request._replace(deadline=began + wait)
+        return await TaskPlace(self.redis, request).wait()
+
+    def _keep(self, granted: Granted) -> None:
+        hold = self._won(granted)
+        if self.on_lost is not None:
+            hold.on_lost = _in_loop(asyncio.get_running_loop(), self.on_lost)
+        self.local.renewal = renewal = Renewal(server_of(self.redis), hold)
+        keeper().add(renewal)
+
+    async def release(self) -> None:
+        """As ``Lock.release``."""
+        token = self._owned_token("release")
+        call = self._release(token)
+        if self.local.hold is not None:
+            self.local.hold.end()
+            keeper().discard(self.local.renewal)
+        answer = await run(self.redis, call)
+        self.local.token = self.local.renewal = None
+        if not answer.value and not answer.sent_twice:
+            self._not_owned("release")
+
+    async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+        """As ``Lock.extend``."""
+        seconds = check_seconds("additional_time", additional_time) or 0.0
+        return await self._change("extend", seconds, replace_ttl)
+
+    async def reacquire(self) -> Literal[True]:
+        """As ``Lock.reacquire``."""
+        return await self._change("reacquire", self.timeout or 1.0, True)
+
+    async def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
+        call = self._extend(verb, seconds, replace)
+        at = time.monotonic()
+        self._extended((await run(self.redis, call)).value, verb, seconds, replace, at)
+        if self.local.renewal is not None:
+            keeper().reschedule(self.local.renewal, at)
+        return True
+
+    async def locked(self) -> bool:
+        """Whether anybody holds the lock."""
+        return await self.held() is not None
+
+    async def owned(self) -> bool:
+        """Whether this handle (in this task) holds the lock."""
+        if self.local.token is None:
+            return False
+        return self._is_mine((await run(self.redis, self._held_call())).value)
+
+    async def holder(self) -> Owner | None:
+        """As ``Lock.holder``."""
+        held = await self.held()
+        return None if held is None else held.owner
+
+    async def ttl(self) -> float | None:
+        """As ``Lock.ttl``."""
+        held = await self.held()
+        return None if held is None else held.ttl
+
+    async def held(self) -> Held | None:
+        """As ``Lock.held``."""
+        reply = (await run(self.redis, self._held_call())).value
+        return None if reply is None else Held(reply)
+
+    async def reset(self) -> bool:
+        """As ``Lock.reset``."""
+        return bool((await run(self.redis, self._reset_call())).value)
+
+    async def __aenter__(self) -> Self:
+        if await self.acquire():
+            return self
+        raise LockError("Unable to acquire lock within the time specified", self._shown)
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        hold = self.local.hold
+        if hold is not None and hold.elsewhere:
+            return
+        try:
+            await self.release()
+        except Exception as error:
+            if not self._hide_release_error(error, exc_value is not None):
+                raise
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, on_lost: Callable[[], Any]) -> Callable[[], Any]:
+    """``on_lost`` as the keeper's thread can call it; it may be a coroutine function."""
+
+    def call() -> None:
+        outcome = on_lost()
+        if asyncio.iscoroutine(outcome):
+            in_background(outcome)
+
+    return lambda: loop.call_soon_threadsafe(call)

@@ -1,0 +1,94 @@
+"""One Redis server as an event loop talks to it about locks: ``server`` with ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .scripts import Call
+from .server import FOR_COMMAND, Answer, by_name, by_source, is_pool_exhausted, own_settings
+
+__all__ = ["AsyncRawConnection", "connect", "receive", "run", "send"]
+
+
+class AsyncRawConnection(Protocol):
+    """The part of redis-py's asyncio connections that is used here."""
+
+    async def connect(self) -> None: ...
+    async def disconnect(self, nowait: bool = False) -> None: ...
+    async def send_command(self, *args: Any) -> None: ...
+    async def read_response(self) -> Any: ...
+
+
+async def send(connection: AsyncRawConnection, call: Call) -> None:
+    """Send ``call`` without waiting for the reply."""
+    await connection.send_command(*by_name(call))
+
+
+async def receive(connection: AsyncRawConnection, call: Call) -> Any:
+    """The reply to ``call``; a server that does not know the script yet is taught it."""
+    try:
+        return await connection.read_response()
+    except NoScriptError:
+        await connection.send_command(*by_source(call))
+        return await connection.read_response()
+
+
+async def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
+    """As ``server.run``."""
+    pool = client.connection_pool
+    try:
+        return Answer(await _run_pooled(pool, call, patience), sent_twice=False)
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        if is_pool_exhausted(error):
+            connection = await connect(client, timeout=5.0)
+            try:
+                return Answer(await _exchange(connection, call, patience), sent_twice=False)
+            finally:
+                await connection.disconnect()
+        if patience is not None:
+            raise
+        return Answer(await _run_pooled(pool, call, patience), sent_twice=True)
+
+
+async def _run_pooled(pool: Any, call: Call, patience: float | None) -> Any:
+    connection = await pool.get_connection(*FOR_COMMAND)
+    try:
+        return await _exchange(connection, call, patience)
+    finally:
+        await pool.release(connection)
+
+
+async def _exchange(connection: AsyncRawConnection, call: Call, patience: float | None) -> Any:
+    try:
+        await send(connection, call)
+        return await asyncio.wait_for(receive(connection, call), patience)
+    except ResponseError:
+        raise
+    except asyncio.TimeoutError:
+        await connection.disconnect(nowait=True)
+        raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s") from None
+    except BaseException:
+        # Also for cancellation: a connection with a reply still to come is of no use.
+        await connection.disconnect(nowait=True)
+        raise
+
+
+async def connect(client: Any, timeout: float) -> AsyncRawConnection:
+    """A new connection outside the pool, on which a read may take for ever.
+
+    Args:
+        timeout: seconds that connecting may take.
+    """
+    pool = client.connection_pool
+    settings = own_settings(pool.connection_class, pool.connection_kwargs, timeout)
+    settings.update(retry=Retry(NoBackoff(), 0), socket_timeout=None)
+    connection: AsyncRawConnection = pool.connection_class(**settings)
+    await connection.connect()
+    return connection

@@ -1,0 +1,229 @@
+"""How a task waits for a lock: ``waiting`` with ``await``.
+
+A reply is read by a task of its own, which nobody cancels: cancelling a read would close the
+connection, and lose the grant that may be on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from typing import Any
+
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .aio_server import AsyncRawConnection, connect, receive, run, send
+from .grants import Granted, Request, parse_grant
+from .hold import printable
+from .keeper import Abandoned, keeper
+from .keys import wake_key
+from .line import Line, Place, join
+from .scripts import Call
+from .server import is_outage, server_of
+from .waiting import FIRST_PAUSE, LAST_TRY, LONGEST_PAUSE
+
+__all__ = ["TaskLine", "TaskPlace", "in_background"]
+
+logger = logging.getLogger("django_redis_lock.waiting")
+
+#: Seconds the answer about a grant may take before its connection is given up.
+ANSWER = 5.0
+
+
+class TaskExtension:
+    """The answer to TAKE_GRANT, read in the background."""
+
+    def __init__(self, connection: AsyncRawConnection, call: Call, request: Request) -> None:
+        self._until = request.until(time.monotonic())
+        self._reading = asyncio.ensure_future(self._read(connection, call))
+
+    async def _read(self, connection: AsyncRawConnection, call: Call) -> float | None:
+        try:
+            taken = await asyncio.wait_for(receive(connection, call), ANSWER)
+        except (RedisError, OSError, asyncio.TimeoutError):
+            await connection.disconnect(nowait=True)  # Unknown; the keeper's renewal will tell.
+            return None
+        return self._until if taken else -math.inf
+
+    def settle(self, wait: bool) -> float | None:
+        """See ``Granted.settle``. It never waits: the loop that asks is the one that reads."""
+        done = self._reading.done() and not self._reading.cancelled()
+        return self._reading.result() if done else None
+
+    async def settled(self) -> float | None:
+        return await asyncio.shield(self._reading)
+
+
+class TaskLine(Line):
+    """A line of tasks of one event loop, with the connection its first one waits on."""
+
+    connection: AsyncRawConnection | None = None
+    extension: TaskExtension | None = None
+
+    def end(self) -> None:
+        connection, self.connection = self.connection, None
+        extension, self.extension = self.extension, None
+        if connection is not None:
+            in_background(self._close(connection, extension))
+
+    @staticmethod
+    async def _close(connection: AsyncRawConnection, extension: TaskExtension | None) -> None:
+        if extension is not None:
+            await extension.settled()
+        await connection.disconnect(nowait=True)
+
+    async def connected(self, client: Any) -> AsyncRawConnection:
+        """The connection for blocking pops, with nothing left to read on it."""
+        if self.extension is not None:
+            await self.extension.settled()
+            self.extension = None
+        if self.connection is None:
+            self.connection = await connect(client, timeout=5.0)
+        return self.connection
+
+    async def disconnect(self) -> None:
+        connection, self.connection, self.extension = self.connection, None, None
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+
+    def wake(self) -> None:
+        connection = self.connection
+        if connection is not None:
+            closing = connection.disconnect(nowait=True)
+            asyncio.run_coroutine_threadsafe(closing, self.loop)
+
+
+class TaskPlace(Place[TaskLine]):
+    """One task's place in a line."""
+
+    turn: asyncio.Event
+
+    def __init__(self, client: Any, request: Request) -> None:
+        self._client = client
+        self._request = request
+        self.turn = asyncio.Event()
+        join(self, TaskLine(server_of(client), request, asyncio.get_running_loop()))
+
+    async def wait(self) -> Granted | None:
+        """As ``ThreadPlace.wait``; cancelling it leaves no trace and loses no grant."""
+        try:
+            if self._request.deadline is None:
+                await self.turn.wait()
+            else:
+                try:
+                    await asyncio.wait_for(self.turn.wait(), self._request.left())
+                except asyncio.TimeoutError:
+                    return None
+            if not self.line.registered and (granted := await self._ask()):
+                return granted
+            return await self._wait_through_outages()
+        finally:
+            self.line.leave(self)
+
+    async def _ask(self) -> Granted | None:
+        """Take the lock if it is free, else get on the register."""
+        sent_at = time.monotonic()
+        reply = (await run(self._client, self._request.acquire(self.line.waiter))).value
+        self._request = self._request.with_margin(sent_at)
+        return self.line.asked(self._request, reply, sent_at)
+
+    async def _wait_through_outages(self) -> Granted | None:
+        line, pause = self.line, FIRST_PAUSE
+        while True:
+            try:
+                if not line.registered and (granted := await self._ask()):
+                    return granted
+                pause = FIRST_PAUSE
+                return await self._pop(await line.connected(self._client))
+            except Exception as error:
+                await line.disconnect()
+                if not is_outage(error) or self._request.left() <= 0:
+                    raise
+                # The lock may be free by then, and the server may not know of us any more.
+                line.registered = False
+                logger.info("Waiting for %s: %s", printable(line.request.keys.lock), error)
+                await asyncio.sleep(min(pause, self._request.left()))
+                pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _pop(self, connection: AsyncRawConnection) -> Granted | None:
+        request = self._request
+        wake = wake_key(request.keys.lock, request.token)
+        while True:
+            await connection.send_command("BLPOP", request.keys.grants, wake, 0)
+            reading = asyncio.ensure_future(connection.read_response())
+            try:
+                while not (await asyncio.wait({reading}, timeout=(left := request.left())))[0]:
+                    if left <= 0:
+                        return await self._last_try(connection, reading, wake)
+            except asyncio.CancelledError:
+                # On its own, so that a second cancellation does not stop it half-way.
+                leaving = self._give_up(connection, reading, wake)
+                self.line.connection = None
+                await asyncio.shield(in_background(leaving))
+                raise
+            granted = await self._popped(connection, reading.result())
+            if granted is None and not self.line.registered:
+                granted = await self._ask()
+            if granted is not None:
+                return granted
+
+    async def _popped(self, connection: AsyncRawConnection, reply: Any) -> Granted | None:
+        came = self.line.came(self._request, reply)
+        if came is None:
+            return None
+        await send(connection, came.call)
+        extension = TaskExtension(connection, came.call, self._request)
+        self.line.extension = extension
+        if came.believed is not None:
+            return came.believed._replace(settle=extension.settle)
+        until = await extension.settled()
+        if until is None:
+            raise RedisTimeoutError("the connection broke while a grant was taken")
+        return self.line.confirmed(self._request, came, until)
+
+    async def _last_try(
+        self, connection: AsyncRawConnection, reading: asyncio.Future[Any], wake: bytes
+    ) -> Granted | None:
+        sent_at = time.monotonic()
+        try:
+            taken, number, _ = await self._leave(wake, try_again=True)
+        except RedisTimeoutError:
+            keeper().add(Abandoned(self.line.server, self._request))
+            reading.cancel()
+            await self.line.disconnect()
+            return None
+        popped = await self._popped(connection, await reading)
+        return self._request.acquired(number, sent_at) if taken else popped
+
+    async def _leave(self, wake: bytes, *, try_again: bool) -> Any:
+        call = self._request.leave(self.line.farewell(), wake, try_again=try_again)
+        return (await run(self._client, call, patience=LAST_TRY)).value
+
+    async def _give_up(
+        self, connection: AsyncRawConnection, reading: asyncio.Future[Any], wake: bytes
+    ) -> None:
+        """The wait is cancelled: pass on what came."""
+        try:
+            await self._leave(wake, try_again=False)
+            source, element = await asyncio.wait_for(reading, ANSWER)
+            if source == self._request.keys.grants:
+                await run(self._client, self._request.give_back(parse_grant(element)[0]))
+        except (RedisError, OSError, asyncio.TimeoutError) as error:
+            name = printable(self._request.keys.lock)
+            logger.info("Left the wait for %s without Redis: %s", name, error)
+        finally:
+            await connection.disconnect(nowait=True)
+
+
+_background: set[asyncio.Future[Any]] = set()
+
+
+def in_background(work: Any) -> asyncio.Future[Any]:
+    """Run ``work`` as a task that is kept until it is done."""
+    task: asyncio.Future[Any] = asyncio.ensure_future(work)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+    return task
