@@ -17,11 +17,11 @@ from .aio_server import run
 from .aio_waiting import TaskPlace, in_background
 from .arguments import check_seconds
 from .grants import Granted, Request
-from .handle import Handle, Held
+from .handle import Handle
 from .hold import Hold
-from .keeper import Abandoned, Renewal, keeper
-from .owner import Owner
-from .server import server_of
+from .owner import Held, Owner
+from .scripts import Call
+from .server import Answer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -116,7 +116,7 @@ class AsyncLock(Handle):
         try:
             granted = await self._acquire(request, wait)
         except BaseException:
-            keeper().add(Abandoned(server_of(self.redis), request))
+            self._abandon(request)
             raise
         if granted is None:
             return False
@@ -126,27 +126,24 @@ class AsyncLock(Handle):
     async def _acquire(self, request: Request, wait: float | None) -> Granted | None:
         began = time.monotonic()
         if wait == 0:
-            taken, fence, _ = (await run(self.redis, request.acquire())).value
+            taken, fence, _ = (await self._run(request.acquire())).value
             return request.acquired(fence, began) if taken else None
         if wait is not None:
             request = request._replace(deadline=began + wait)
         return await TaskPlace(self.redis, request).wait()
 
-    def _keep(self, granted: Granted) -> None:
-        hold = self._won(granted)
+    def _keep(self, granted: Granted) -> Hold:
+        hold = super()._keep(granted)
         if self.on_lost is not None:
             hold.on_lost = _in_loop(asyncio.get_running_loop(), self.on_lost)
-        self.local.renewal = renewal = Renewal(server_of(self.redis), hold)
-        keeper().add(renewal)
+        return hold
 
     async def release(self) -> None:
         """As ``Lock.release``."""
         token = self._owned_token("release")
         call = self._release(token)
-        if self.local.hold is not None:
-            self.local.hold.end()
-            keeper().discard(self.local.renewal)
-        answer = await run(self.redis, call)
+        self._stop_keeping()
+        answer = await self._run(call)
         self.local.token = self.local.renewal = None
         if not answer.value and not answer.sent_twice:
             self._not_owned("release")
@@ -163,9 +160,7 @@ class AsyncLock(Handle):
     async def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
         call = self._extend(verb, seconds, replace)
         at = time.monotonic()
-        self._extended((await run(self.redis, call)).value, verb, seconds, replace, at)
-        if self.local.renewal is not None:
-            keeper().reschedule(self.local.renewal, at)
+        self._extended((await self._run(call)).value, verb, seconds, replace, at)
         return True
 
     async def locked(self) -> bool:
@@ -176,7 +171,7 @@ class AsyncLock(Handle):
         """Whether this handle (in this task) holds the lock."""
         if self.local.token is None:
             return False
-        return self._is_mine((await run(self.redis, self._held_call())).value)
+        return self._is_mine((await self._run(self._held_call())).value)
 
     async def holder(self) -> Owner | None:
         """As ``Lock.holder``."""
@@ -190,12 +185,15 @@ class AsyncLock(Handle):
 
     async def held(self) -> Held | None:
         """As ``Lock.held``."""
-        reply = (await run(self.redis, self._held_call())).value
+        reply = (await self._run(self._held_call())).value
         return None if reply is None else Held(reply)
 
     async def reset(self) -> bool:
         """As ``Lock.reset``."""
-        return bool((await run(self.redis, self._reset_call())).value)
+        return bool((await self._run(self._reset_call())).value)
+
+    async def _run(self, call: Call) -> Answer:
+        return await run(self.redis, call)
 
     async def __aenter__(self) -> Self:
         if await self.acquire():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import threading
 from collections.abc import Callable
@@ -14,12 +13,14 @@ from ..exceptions import LockError, LockLost, LockNotOwnedError
 from . import grants
 from .arguments import check_name, check_seconds, milliseconds
 from .grants import Granted, Request, new_token
-from .hold import Hold, fingerprint
+from .hold import Hold
+from .keeper import Abandoned, Renewal, keeper
 from .keys import lock_keys
-from .owner import Owner
+from .owner import Held
 from .scripts import EXTEND, HELD, RESET, Call
+from .server import server_of
 
-__all__ = ["Handle", "Held"]
+__all__ = ["Handle"]
 
 logger = logging.getLogger("django_redis_lock.lock")
 
@@ -31,26 +32,6 @@ class State(threading.local):
         self.token = token
         self.hold: Hold | None = None
         self.renewal: Any = None
-
-
-class Held:
-    """A lock somebody owns, as HELD reports it.
-
-    Attributes:
-        owner: who.
-        ttl: seconds its lifetime still lasts unless renewed; ``inf`` without end.
-        held_for: seconds it has been held, by the server's clock; None until the owner is known.
-    """
-
-    def __init__(self, reply: Any) -> None:
-        token, pttl, fields, server_us = reply
-        self.token = token if isinstance(token, bytes) else str(token).encode()
-        self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
-        texts = [f.decode(errors="replace") if isinstance(f, bytes) else str(f) for f in fields]
-        described = dict(zip(texts[::2], texts[1::2], strict=True))
-        self.owner = Owner.from_fields(described, fingerprint(self.token))
-        since = self.owner.since
-        self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)
 
 
 class Handle:
@@ -215,6 +196,24 @@ class Handle:
         self.local.token, self.local.hold = granted.token, hold
         return hold
 
+    # -- what the keeper does for the holder ---------------------------------------------------
+
+    def _keep(self, granted: Granted) -> Hold:
+        """The lock is ours: note it, and have it renewed and described."""
+        hold = self._won(granted)
+        self.local.renewal = renewal = Renewal(server_of(self.redis), hold)
+        keeper().add(renewal)
+        return hold
+
+    def _stop_keeping(self) -> None:
+        if self.local.hold is not None:
+            self.local.hold.end()
+            keeper().discard(self.local.renewal)
+
+    def _abandon(self, request: Request) -> None:
+        """The request may have been carried out without our hearing of it."""
+        keeper().add(Abandoned(server_of(self.redis), request))
+
     # -- releasing and changing --------------------------------------------------------------
 
     def _owned_token(self, verb: str) -> bytes:
@@ -249,6 +248,7 @@ class Handle:
         hold: Hold | None = self.local.hold
         if hold is not None:
             hold.held_until(at + seconds if replace else max(hold.deadline, at) + seconds)
+            keeper().reschedule(self.local.renewal, at)
 
     def _not_owned(self, verb: str) -> NoReturn:
         raise LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", self._shown)

@@ -7,7 +7,6 @@ reports itself lost, whatever the server says (invariant S5).
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -17,16 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .keys import LockKeys
-from .owner import Owner, hostname
+from .owner import Owner, fingerprint, hostname
 
-__all__ = ["Hold", "fingerprint"]
+__all__ = ["Hold", "printable"]
 
 logger = logging.getLogger("django_redis_lock.lost")
-
-
-def fingerprint(token: bytes) -> str:
-    """A short public name for ``token``; the token itself is never shown."""
-    return hashlib.blake2b(token, digest_size=4).hexdigest()
 
 
 class Hold:

@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from .hold import fingerprint
 from .keys import INDEX, lock_keys
-from .owner import Owner
+from .owner import Owner, fingerprint
 from .scripts import DESCRIBE, LIST, Call
 from .server import run
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 from ..exceptions import LockError
 from .arguments import check_seconds
 from .grants import Granted, Request
-from .handle import Handle, Held
-from .keeper import Abandoned, Renewal, keeper
-from .owner import Owner
-from .server import run, server_of
+from .handle import Handle
+from .owner import Held, Owner
+from .scripts import Call
+from .server import Answer, run
 from .waiting import ThreadPlace
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Lock(Handle):
             granted = self._acquire(request, wait)
         except BaseException:
             # The request may have been carried out without our hearing of it.
-            keeper().add(Abandoned(server_of(self.redis), request))
+            self._abandon(request)
             raise
         if granted is None:
             return False
@@ -72,16 +72,11 @@ class Lock(Handle):
     def _acquire(self, request: Request, wait: float | None) -> Granted | None:
         began = time.monotonic()
         if wait == 0:
-            taken, fence, _ = (run(self.redis, request.acquire())).value
+            taken, fence, _ = self._run(request.acquire()).value
             return request.acquired(fence, began) if taken else None
         if wait is not None:
             request = request._replace(deadline=began + wait)
         return ThreadPlace(self.redis, request).wait()
-
-    def _keep(self, granted: Granted) -> None:
-        hold = self._won(granted)
-        self.local.renewal = renewal = Renewal(server_of(self.redis), hold)
-        keeper().add(renewal)
 
     def release(self) -> None:
         """Give the lock up; the first waiter has it at once.
@@ -94,10 +89,8 @@ class Lock(Handle):
         """
         token = self._owned_token("release")
         call = self._release(token)
-        if self.local.hold is not None:
-            self.local.hold.end()
-            keeper().discard(self.local.renewal)
-        answer = run(self.redis, call)
+        self._stop_keeping()
+        answer = self._run(call)
         self.local.token = self.local.renewal = None
         # After a lost reply "not yours" means that the first sending has done it.
         if not answer.value and not answer.sent_twice:
@@ -120,9 +113,7 @@ class Lock(Handle):
     def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
         call = self._extend(verb, seconds, replace)
         at = time.monotonic()
-        self._extended(run(self.redis, call).value, verb, seconds, replace, at)
-        if self.local.renewal is not None:
-            keeper().reschedule(self.local.renewal, at)
+        self._extended(self._run(call).value, verb, seconds, replace, at)
         return True
 
     def locked(self) -> bool:
@@ -133,7 +124,7 @@ class Lock(Handle):
         """Whether this handle (in this thread) holds the lock."""
         if self.local.token is None:
             return False
-        return self._is_mine(run(self.redis, self._held_call()).value)
+        return self._is_mine(self._run(self._held_call()).value)
 
     def holder(self) -> Owner | None:
         """Who holds the lock; None if nobody does. Host and the like are known after half a
@@ -150,7 +141,7 @@ class Lock(Handle):
     def held(self) -> Held | None:
         """Who holds the lock, for how long already and how long still, in one trip; None if
         nobody does."""
-        reply = run(self.redis, self._held_call()).value
+        reply = self._run(self._held_call()).value
         return None if reply is None else Held(reply)
 
     def reset(self) -> bool:
@@ -159,7 +150,10 @@ class Lock(Handle):
         The holder is told that it has lost the lock, but only when its keeper next asks; until
         then two may believe to hold it.
         """
-        return bool(run(self.redis, self._reset_call()).value)
+        return bool(self._run(self._reset_call()).value)
+
+    def _run(self, call: Call) -> Answer:
+        return run(self.redis, call)
 
     def __enter__(self) -> Self:
         if self.acquire():

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-__all__ = ["Owner", "hostname"]
+__all__ = ["Held", "Owner", "fingerprint", "hostname"]
 
 
 @lru_cache(maxsize=1)
 def hostname() -> str:
     return socket.gethostname()
+
+
+def fingerprint(token: bytes) -> str:
+    """A short public name for ``token``; the token itself is never shown."""
+    return hashlib.blake2b(token, digest_size=4).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +72,23 @@ class Owner:
             return f"an unnamed holder ({self.id})"
         named = f"{self.host}, process {self.pid}, thread {self.thread}"
         return f"{self.label} on {named}" if self.label else named
+
+
+class Held:
+    """A lock somebody owns, as HELD reports it.
+
+    Attributes:
+        owner: who.
+        ttl: seconds its lifetime still lasts unless renewed; ``inf`` without end.
+        held_for: seconds it has been held, by the server's clock; None until the owner is known.
+    """
+
+    def __init__(self, reply: Any) -> None:
+        token, pttl, fields, server_us = reply
+        self.token = token if isinstance(token, bytes) else str(token).encode()
+        self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
+        texts = [f.decode(errors="replace") if isinstance(f, bytes) else str(f) for f in fields]
+        described = dict(zip(texts[::2], texts[1::2], strict=True))
+        self.owner = Owner.from_fields(described, fingerprint(self.token))
+        since = self.owner.since
+        self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)

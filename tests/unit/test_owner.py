@@ -11,7 +11,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from django_redis_lock.locking.hold import Hold, fingerprint
+from django_redis_lock.locking.hold import Hold
 from django_redis_lock.locking.keys import lock_keys
 from django_redis_lock.locking.owner import Owner, hostname
 
