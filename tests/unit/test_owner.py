@@ -13,7 +13,7 @@ import pytest
 
 from django_redis_lock.locking.hold import Hold
 from django_redis_lock.locking.keys import lock_keys
-from django_redis_lock.locking.owner import Owner, hostname
+from django_redis_lock.locking.owner import Owner, fingerprint, hostname
 
 OWNER = Owner("c0ffee", "web-1", 4711, "MainThread", "nightly report", 1_750_000_000.25)
 
