@@ -20,11 +20,11 @@ from .conf import Conf
 from .exceptions import LockNotAcquired
 from .flights import TOO_LATE, CoordinationError, Flights, Producer
 from .locking.arguments import check_seconds
+from .locking.calls import OUTAGE, run
 from .locking.inventory import Inventory, list_held
 from .locking.keys import INDEX, lock_keys
 from .locking.lock import Lock
 from .locking.scripts import CLEAR, Call
-from .locking.server import OUTAGE, run
 from .writes import FlightEnding
 
 __all__ = ["RedisCache"]

@@ -37,8 +37,8 @@ class LockError(redis_exceptions.LockError):
         text = message or ""
         if lock_name is not None:
             text = f"{text} (lock {_text(lock_name)!r})"
-        # redis-py 5.0's LockError takes no arguments of its own, later ones do; both end here.
-        Exception.__init__(self, text)
+        super().__init__(message)
+        self.args = (text,)
         self.message = message
         self.lock_name: Any = None if lock_name is None else _text(lock_name)
         self.holder = holder

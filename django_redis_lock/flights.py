@@ -22,12 +22,13 @@ from redis.exceptions import RedisError
 
 from .exceptions import LockError
 from .locking.arguments import milliseconds
+from .locking.calls import OUTAGE, run
 from .locking.grants import new_token
 from .locking.hold import printable
 from .locking.keeper import Job, keeper
 from .locking.keys import flight_key, flight_stream
 from .locking.scripts import END_FLIGHT, RENEW_FLIGHT, STORE, TAKE_FLIGHT, Call
-from .locking.server import OUTAGE, Server, run, server_of
+from .locking.server import Server, server_of
 
 __all__ = ["TOO_LATE", "CoordinationError", "Flights", "Producer"]
 

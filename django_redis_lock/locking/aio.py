@@ -13,15 +13,15 @@ from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..exceptions import LockError
-from .aio_server import run
+from .aio_calls import run
 from .aio_waiting import TaskPlace, in_background
 from .arguments import check_seconds
+from .calls import Answer
 from .grants import Granted, Request
 from .handle import Handle
 from .hold import Hold
 from .owner import Held, Owner
 from .scripts import Call
-from .server import Answer
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,14 +15,16 @@ from typing import Any
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .aio_server import AsyncRawConnection, connect, receive, run, send
+from .aio_calls import AsyncRawConnection, connect, receive, run, send
+from .calls import is_outage
 from .grants import Granted, Request, parse_grant
 from .hold import printable
-from .keeper import Abandoned, keeper
+from .keeper import keeper
 from .keys import wake_key
 from .line import Line, Place, join
+from .renewal import Abandoned
 from .scripts import Call
-from .server import is_outage, server_of
+from .server import server_of
 from .waiting import FIRST_PAUSE, LAST_TRY, LONGEST_PAUSE
 
 __all__ = ["TaskLine", "TaskPlace", "in_background"]

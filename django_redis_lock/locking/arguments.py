@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["check_name", "check_seconds", "milliseconds"]
+__all__ = ["check_name", "check_seconds", "check_token", "check_wait", "milliseconds"]
 
 #: The longest lifetime or wait. Redis takes more, but a value beyond this is a wrong unit.
 LONGEST = 100 * 365 * 24 * 3600.0
@@ -34,7 +34,7 @@ def check_seconds(
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{what} must be {allowed}, not {value!r}")
-    if math.isnan(value) or value < 0 or (value == 0 and not zero):
+    if not (value > 0 or (value == 0 and zero)):  # NaN is neither.
         raise ValueError(f"{what} must be {allowed}, not {value!r}")
     if value > LONGEST:
         raise ValueError(f"{what} must be at most a hundred years, given in seconds, not {value!r}")
@@ -53,6 +53,25 @@ def check_name(value: Any) -> str | bytes:
     if not value:
         raise ValueError("a lock's name must not be empty")
     return value
+
+
+def check_token(value: Any) -> str | bytes:
+    """``value`` as what proves ownership of a lock.
+
+    Raises:
+        TypeError: neither str nor bytes.
+        ValueError: empty.
+    """
+    if not isinstance(value, (str, bytes)):
+        raise TypeError(f"a token must be a str or bytes, not {type(value).__name__}")
+    if not value:
+        raise ValueError("a token must not be empty")
+    return value
+
+
+def check_wait(value: Any) -> float | None:
+    """``value`` as ``blocking_timeout``: seconds, 0 for one try, None for a wait without end."""
+    return check_seconds("blocking_timeout", value, zero=True, none="a wait without end")
 
 
 def milliseconds(seconds: float | None) -> int:

@@ -11,12 +11,13 @@ from typing import Any, NoReturn
 
 from ..exceptions import LockError, LockLost, LockNotOwnedError
 from . import grants
-from .arguments import check_name, check_seconds, milliseconds
+from .arguments import check_name, check_seconds, check_token, check_wait, milliseconds
 from .grants import Granted, Request, new_token
 from .hold import Hold
-from .keeper import Abandoned, Renewal, keeper
+from .keeper import keeper
 from .keys import lock_keys
 from .owner import Held
+from .renewal import Abandoned, Renewal
 from .scripts import EXTEND, HELD, RESET, Call
 from .server import server_of
 
@@ -84,7 +85,7 @@ class Handle:
         self.timeout = check_seconds("timeout", timeout, none="a lock that never expires")
         self.sleep = check_seconds("sleep", sleep, zero=True)
         self.blocking = bool(blocking)
-        self.blocking_timeout = _check_wait(blocking_timeout)
+        self.blocking_timeout = check_wait(blocking_timeout)
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
         self.renew = bool(renew)
@@ -154,7 +155,7 @@ class Handle:
         """What one call of ``acquire`` asks for, and the seconds it may wait (0: one try)."""
         if sleep is not None:
             check_seconds("sleep", sleep, zero=True)
-        wait = _check_wait(blocking_timeout)
+        wait = check_wait(blocking_timeout)
         if wait is None:
             wait = self.blocking_timeout
         if not (self.blocking if blocking is None else blocking):
@@ -272,16 +273,3 @@ class Handle:
             logger.warning("Leaving the block of lock %s: %s", self.keys.lock.decode(), error)
             return True
         return False
-
-
-def _check_wait(seconds: Any) -> float | None:
-    return check_seconds("blocking_timeout", seconds, zero=True, none="a wait without end")
-
-
-def check_token(token: Any) -> str | bytes:
-    """``token`` as a lock's token: a non-empty str or bytes."""
-    if not isinstance(token, (str, bytes)):
-        raise TypeError(f"a token must be a str or bytes, not {type(token).__name__}")
-    if not token:
-        raise ValueError("a token must not be empty")
-    return token

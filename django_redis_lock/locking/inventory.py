@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from .calls import run
 from .keys import INDEX, lock_keys
 from .owner import Owner, fingerprint
 from .scripts import DESCRIBE, LIST, Call
-from .server import run
 
 __all__ = ["HeldLock", "Inventory", "list_held"]
 

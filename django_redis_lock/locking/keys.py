@@ -7,10 +7,11 @@ as its hash tag:
 =====================  =========================================================
 ``report``             ``{report}:grants``
 ``{shop:7}:report``    ``{shop:7}:report::grants``: the name has a tag of its own
-``a}b``                ``{<n>}:a}b:grants``: ``K`` cannot be a tag; ``n`` has its slot
+``a}b``                ``{<n>}a}b|grants``: ``K`` cannot be a tag; the number has its slot
 =====================  =========================================================
 
-The second form has two colons because with one the locks ``a`` and ``{a}`` would share companions.
+What stands before the last word tells the forms apart, so no two locks share a companion: with
+one colon in the second form the locks ``a`` and ``{a}`` would.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _prefix(key: bytes) -> bytes:
     number, slot = 0, _slot(key)
     while _slot(b"%d" % number) != slot:
         number += 1
-    return b"{%d}:" % number + key + b":"
+    return b"{%d}" % number + key + b"|"
 
 
 def companion(key: bytes, part: str) -> bytes:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 from ..exceptions import LockError
 from .arguments import check_seconds
+from .calls import Answer, run
 from .grants import Granted, Request
 from .handle import Handle
 from .owner import Held, Owner
 from .scripts import Call
-from .server import Answer, run
 from .waiting import ThreadPlace
 
 if TYPE_CHECKING:

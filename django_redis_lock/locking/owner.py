@@ -53,18 +53,18 @@ class Owner:
         """The owner that ``fields`` describe, or only ``id`` where they describe another's lock."""
         if fields.get("id") != id:
             return cls(id)
-        pid, since = fields.get("pid", ""), fields.get("since", "")
+        pid = fields.get("pid", "")
         try:
-            at = float(since)
+            since = float(fields.get("since", ""))
         except ValueError:
-            at = 0.0
+            since = 0.0
         return cls(
             id,
             fields.get("host", ""),
-            int(pid) if pid.isdigit() else 0,
+            int(pid) if pid.isascii() and pid.isdigit() else 0,
             fields.get("thread", ""),
             fields.get("label", ""),
-            at or None,
+            since if 0 < since < math.inf else None,
         )
 
     def __str__(self) -> str:

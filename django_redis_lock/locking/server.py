@@ -1,12 +1,7 @@
-"""One Redis server as this process talks to it about locks.
+"""One Redis server as this process sees it: connections of our own, outside the client's pool.
 
-Two ways to talk, and both leave redis-py's own retries out. A retry hidden in the client would make
-an acquire meet its own key, and a release find its own work done, without anybody knowing
-(redis-py's ``Redis`` retries ten times by default, django-redis's pools never).
-
-* ``run``: one script, one round trip, on a connection of the client's pool. After a lost reply it
-  is sent once more, and the answer says so.
-* ``connect``: a connection of our own, outside the pool, for whoever blocks on it.
+A waiter blocks on its connection and the keeper must never wait for one, so neither may share the
+pool that the application and the holders use.
 """
 
 from __future__ import annotations
@@ -14,9 +9,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import redis
 from redis.asyncio.connection import Connection as AsyncConnection
 from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.asyncio.connection import (
@@ -24,54 +18,9 @@ from redis.asyncio.connection import (
 )
 from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import (
-    BusyLoadingError,
-    NoScriptError,
-    ReadOnlyError,
-    ResponseError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from .scripts import Call
-
-__all__ = [
-    "OUTAGE",
-    "Answer",
-    "RawConnection",
-    "Server",
-    "is_outage",
-    "reset_after_fork",
-    "run",
-    "server_of",
-]
-
-#: What an absent, restarting or failing-over Redis looks like.
-OUTAGE: tuple[type[Exception], ...] = (
-    RedisConnectionError,
-    RedisTimeoutError,
-    BusyLoadingError,
-    ReadOnlyError,
-    OSError,
-)
-#: The same, as a script or a blocking pop reports it.
-_OUTAGE_REPLIES = ("UNBLOCKED", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
-
-#: redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
-FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) else ("EVALSHA",)
-
-
-def is_outage(error: BaseException) -> bool:
-    """Whether ``error`` may pass by itself, so that a waiter should try again."""
-    if isinstance(error, ResponseError):
-        return str(error).startswith(_OUTAGE_REPLIES) or isinstance(error, OUTAGE)
-    return isinstance(error, OUTAGE)
-
-
-def is_pool_exhausted(error: BaseException) -> bool:
-    """Whether ``error`` speaks of the pool and not of the server."""
-    return str(error).startswith(("Too many connections", "No connection available"))
+__all__ = ["RawConnection", "Server", "own_settings", "reset_after_fork", "server_of"]
 
 
 class RawConnection(Protocol):
@@ -82,86 +31,6 @@ class RawConnection(Protocol):
     def send_command(self, *args: Any) -> None: ...
     def can_read(self, timeout: float = 0) -> bool: ...
     def read_response(self) -> Any: ...
-
-
-class Answer(NamedTuple):
-    """What a script returned, and whether it may have run twice."""
-
-    value: Any
-    sent_twice: bool
-
-
-def by_name(call: Call) -> tuple[Any, ...]:
-    """The command that runs a script the server may know."""
-    return ("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
-
-
-def by_source(call: Call) -> tuple[Any, ...]:
-    """The command that always works, and teaches the server the script."""
-    return ("EVAL", call.script.source, len(call.keys), *call.keys, *call.args)
-
-
-def send(connection: RawConnection, call: Call) -> None:
-    """Send ``call`` without waiting for the reply."""
-    connection.send_command(*by_name(call))
-
-
-def receive(connection: RawConnection, call: Call) -> Any:
-    """The reply to ``call``; a server that does not know the script yet is taught it."""
-    try:
-        return connection.read_response()
-    except NoScriptError:
-        connection.send_command(*by_source(call))
-        return connection.read_response()
-
-
-def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
-    """Run ``call`` in one round trip on a connection of ``client``'s pool; after a connection
-    error, once more.
-
-    Args:
-        patience: seconds to wait for the reply, and then no second try; None leaves the wait to
-            the pool's socket timeout.
-
-    Raises:
-        redis.exceptions.RedisError: as redis-py's; nothing is known of the outcome then.
-    """
-    pool = client.connection_pool
-    try:
-        return Answer(_run_pooled(pool, call, patience), sent_twice=False)
-    except (RedisConnectionError, RedisTimeoutError) as error:
-        if is_pool_exhausted(error):
-            # The application has used its pool up. A holder must be able to release even so.
-            connection = server_of(client).connect(timeout=5.0)
-            try:
-                return Answer(_exchange(connection, call, patience), sent_twice=False)
-            finally:
-                connection.disconnect()
-        if patience is not None:
-            raise
-        return Answer(_run_pooled(pool, call, patience), sent_twice=True)
-
-
-def _run_pooled(pool: Any, call: Call, patience: float | None) -> Any:
-    connection = pool.get_connection(*FOR_COMMAND)
-    try:
-        return _exchange(connection, call, patience)
-    finally:
-        pool.release(connection)
-
-
-def _exchange(connection: RawConnection, call: Call, patience: float | None) -> Any:
-    try:
-        send(connection, call)
-        if patience is not None and not connection.can_read(patience):
-            raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
-        return receive(connection, call)
-    except ResponseError:
-        raise
-    except BaseException:
-        # Also for KeyboardInterrupt: a connection with a reply still to come is of no use.
-        connection.disconnect()
-        raise
 
 
 def own_settings(

@@ -20,13 +20,15 @@ from typing import Any
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from .calls import is_outage, receive, run, send
 from .grants import Granted, Request, parse_grant
 from .hold import printable
-from .keeper import Abandoned, keeper
+from .keeper import keeper
 from .keys import wake_key
 from .line import Line, Place, join
+from .renewal import Abandoned
 from .scripts import Call
-from .server import RawConnection, is_outage, receive, run, send, server_of
+from .server import RawConnection, server_of
 
 __all__ = ["ThreadLine", "ThreadPlace"]
 

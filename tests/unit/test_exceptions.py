@@ -58,9 +58,6 @@ def test_any_name_can_be_shown(name: str | bytes, shown: str) -> None:
     assert str(LockError("Busy", name)) == f"Busy (lock {shown})"
 
 
-@pytest.mark.xfail(
-    raises=AttributeError, reason="redis-py 8's __init__, left out, sets what repr reads"
-)
 @pytest.mark.parametrize("error", ALL)
 def test_an_error_can_be_printed_for_debugging(error: type[LockError]) -> None:
     assert error.__name__ in repr(error("Busy", "report"))

@@ -11,8 +11,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from .calls import FOR_COMMAND, Answer, by_name, by_source, is_pool_exhausted
 from .scripts import Call
-from .server import FOR_COMMAND, Answer, by_name, by_source, is_pool_exhausted, own_settings
+from .server import own_settings
 
 __all__ = ["AsyncRawConnection", "connect", "receive", "run", "send"]
 

@@ -1,0 +1,122 @@
+"""What the keeper does for a holder: renew its lock, name it, and tell it when the lock is lost."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Any
+
+from .arguments import milliseconds
+from .grants import Request
+from .hold import Hold, printable
+from .keeper import Job, keeper
+from .scripts import RENEW, Call
+from .server import Server
+
+__all__ = ["Abandoned", "Renewal"]
+
+logger = logging.getLogger("django_redis_lock.keeper")
+
+#: A lock held longer than this many seconds gets its holder's name written beside it. Shorter ones
+#: are gone before anybody could look, and the name would cost them a round trip.
+DESCRIBE_AFTER = 0.5
+
+
+class Renewal(Job):
+    """Keeps one hold alive, says who holds it, and tells the holder when it is lost."""
+
+    def __init__(self, server: Server, hold: Hold) -> None:
+        self.hold = hold
+        self._named = False
+        lifetime = hold.lifetime
+        self._third = math.inf if lifetime is None else lifetime / 3
+        self.urgency = math.inf if lifetime is None else lifetime
+        # "Shortly before": enough for the body to hear of it while the lock still counts.
+        self._margin = 0.0 if lifetime is None else min(lifetime / 20, 0.25)
+        super().__init__(server, 0.0)
+        self._schedule(hold.began)
+
+    def _schedule(self, last: float) -> None:
+        """Set ``due``, given that the lifetime was last confirmed at ``last``."""
+        hold = self.hold
+        due = hold.deadline
+        if hold.renews_until > last:
+            due = min(due, last + self._third)
+        if not self._named or hold.settle is not None:
+            due = min(due, hold.began + DESCRIBE_AFTER)
+        self.due = due
+
+    def call(self, now: float) -> Call | None:
+        hold = self.hold
+        if hold.ended:
+            keeper().discard(self)
+            return None
+        if hold.settle is not None:
+            hold.settle(False)
+        if now >= hold.deadline - (self._margin if self._renewing(now) else 0.0):
+            keeper().discard(self)
+            hold.lose(
+                "Redis confirmed no renewal in time"
+                if self._renewing(now)
+                else "its lifetime ran out before it was released"
+            )
+            return None
+        fields = () if self._named else tuple(hold.owner().fields())
+        return Call(RENEW, hold.keys, (hold.token, self._wanted(now), *fields))
+
+    def _renewing(self, now: float) -> bool:
+        return self.hold.renews_until > now
+
+    def _wanted(self, now: float) -> int:
+        """Milliseconds to renew for; 0 leaves the lifetime as it is."""
+        if self.hold.lifetime is None or not self._renewing(now):
+            return 0
+        return milliseconds(min(self.hold.lifetime, self.hold.renews_until - now))
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        left = int(value)
+        if left == -2:
+            keeper().discard(self)
+            self.hold.lose("it expired, was reset, or its key was deleted")
+            return
+        self._named = True
+        self.hold.settle = None
+        self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000)
+        self._schedule(sent_at)
+
+    def failed(self, error: Exception, now: float) -> None:
+        hold = self.hold
+        logger.warning("Could not renew the lock %s: %s", printable(hold.keys.lock), error)
+        pause = min(max(self._third / 4, 0.02), 1.0)
+        # Look once more just before the deadline, to tell the holder in time.
+        last_call = hold.deadline - self._margin
+        self.due = now + pause if now >= last_call else min(now + pause, last_call)
+
+
+class Abandoned(Job):
+    """Releases what an acquire may have got although nobody has heard its answer.
+
+    It asks until it is answered, and once more a second later, because the acquire itself may
+    still lie unread in the server's buffers.
+    """
+
+    def __init__(self, server: Server, request: Request) -> None:
+        now = time.monotonic()
+        super().__init__(server, now)
+        self._call = request.give_back(request.token)
+        self._gives_up_at = request.until(now)
+        self._answers = 0
+
+    def call(self, now: float) -> Call | None:
+        if self._answers < 2 and now < self._gives_up_at:
+            return self._call
+        keeper().discard(self)
+        return None
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        self._answers += 1
+        self.due = sent_at + 1.0
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.due = now + 0.5
