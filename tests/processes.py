@@ -1,0 +1,172 @@
+"""Real processes and threads for the tests.
+
+Each process runs one function of a test module, and talks with the test over a pipe::
+
+    def ask(link, url):
+        link.say("here")
+        return link.hear()
+
+    with processes(ask, url, count=4) as crew:  # started, waiting for the signal
+        crew.go()  # all at once
+        assert crew[0].hear() == "here"
+        crew.say("thanks")
+        assert crew.results() == ["thanks"] * 4
+
+They are spawned, not forked, so the function must be found by its module and name.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import django
+
+__all__ = ["PATIENCE", "Crew", "Link", "Worker", "in_threads", "processes", "until"]
+
+#: Seconds after which what has not happened will not happen any more.
+PATIENCE = 30.0
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+class Link:
+    """One end of the pipe between a test and one of its processes."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+
+    def say(self, message: Any) -> None:
+        with self._sending:
+            self._connection.send(("said", message))
+
+    def hear(self) -> Any:
+        """What the other end says next."""
+        kind, message = self._receive()
+        assert kind == "said", f"it did not say anything, it {kind} {message!r}"
+        return message
+
+    def _receive(self) -> tuple[str, Any]:
+        if not self._connection.poll(PATIENCE):
+            raise AssertionError(f"nothing was said for {PATIENCE:.0f} s")
+        message: tuple[str, Any] = self._connection.recv()
+        return message
+
+
+class Worker(Link):
+    """A process, as its test sees it."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        here, there = _spawn.Pipe()
+        super().__init__(here)
+        self._process = _spawn.Process(target=_work, args=(there, function, args), daemon=True)
+        self._process.start()
+        there.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def go(self) -> None:
+        """Let it begin."""
+        self.say("go")
+
+    def result(self) -> Any:
+        """What its function returned; what it raised is raised here."""
+        kind, value = self._receive()
+        if kind == "raised":
+            raise value
+        assert kind == "returned", f"it did not end, it {kind} {value!r}"
+        return value
+
+    def kill(self) -> None:
+        """End it at once; it cannot do anything about it."""
+        self._process.kill()
+        self._process.join(PATIENCE)
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+class Crew(list[Worker]):
+    """Processes that run the same function."""
+
+    def go(self) -> None:
+        """Let all begin at once."""
+        for worker in self:
+            worker.go()
+
+    def say(self, message: Any) -> None:
+        for worker in self:
+            worker.say(message)
+
+    def results(self) -> list[Any]:
+        return [worker.result() for worker in self]
+
+
+@contextmanager
+def processes(function: Callable[..., Any], *args: Any, count: int = 1) -> Iterator[Crew]:
+    """``count`` processes that are ready to run ``function(link, *args)``; killed at the end."""
+    crew = Crew()
+    try:
+        for _ in range(count):
+            crew.append(Worker(function, args))
+        for worker in crew:
+            assert worker.hear() == "ready"
+        yield crew
+    finally:
+        for worker in crew:
+            worker.kill()
+
+
+def _work(connection: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    link = Link(connection)
+    django.setup()
+    link.say("ready")
+    link.hear()
+    try:
+        connection.send(("returned", function(link, *args)))
+    except BaseException as error:
+        connection.send(("raised", error))
+
+
+def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What ``function(*args)`` returns, or raises, in each of ``count`` threads that begin at
+    once."""
+    barrier = threading.Barrier(count)
+    found: list[Any] = [None] * count
+
+    def run(number: int) -> None:
+        barrier.wait(PATIENCE)
+        try:
+            found[number] = function(*args)
+        except Exception as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    return found
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait until ``condition()`` holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
