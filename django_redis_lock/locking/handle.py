@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -104,6 +105,9 @@ class Handle:
         self.id = None if id is None else self._encode(check_token(id))
         self.local: Any = self._new_state()
 
+    #: The clock of deadlines, in seconds.
+    _now: Callable[[], float] = staticmethod(time.monotonic)
+
     def _new_state(self) -> Any:
         state = State(self.id)
         return state if self.thread_local else SimpleNamespace(**vars(state))
@@ -191,6 +195,7 @@ class Handle:
             max_hold=self.max_hold,
             label=self.label,
             on_lost=self.on_lost,
+            now=self._now,
         )
         if granted.settle is not None:
             hold.settle_with(granted.settle)

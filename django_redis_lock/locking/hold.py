@@ -46,6 +46,7 @@ class Hold:
         "keys",
         "label",
         "lifetime",
+        "now",
         "on_lost",
         "pid",
         "renews_until",
@@ -67,6 +68,7 @@ class Hold:
         max_hold: float | None = None,
         label: str = "",
         on_lost: Callable[[], Any] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.keys = keys
         self.token = token
@@ -78,6 +80,7 @@ class Hold:
         self.label = label
         self.thread = threading.current_thread().name
         self.on_lost = on_lost
+        self.now = now
         self.pid = os.getpid()
         self.ended = False
         self._lost = False
@@ -101,11 +104,11 @@ class Hold:
         """Whether the lock ended while its holder still counted on it."""
         if self._lost:
             return True
-        if self.ended or time.monotonic() < self.deadline:
+        if self.ended or self.now() < self.deadline:
             return False
         if self.settle is not None:
             self.settle(False)
-        return not self.ended and time.monotonic() >= self.deadline
+        return not self.ended and self.now() >= self.deadline
 
     @property
     def counts(self) -> bool:
@@ -146,7 +149,7 @@ class Hold:
             "Lost the lock %s (fence %d, held for %.3f s): %s",
             printable(self.keys.lock),
             self.fence,
-            time.monotonic() - self.began,
+            self.now() - self.began,
             reason,
         )
         if self.on_lost is not None:
