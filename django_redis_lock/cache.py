@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -87,32 +88,29 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
         if wait is not _SETTING:
             check_seconds("wait", wait, zero=True)
         value = self._get(key, _MISSING, version, None)
-        if value is not _MISSING and value is not CONNECTION_INTERRUPTED:
+        alone = value is CONNECTION_INTERRUPTED
+        if value is not _MISSING and not alone:
             return value
+        deadline = time.monotonic() + (self.conf.WAIT if wait is _SETTING else wait)
         producer = self._producer(default, timeout)
         nkey = self._encoded_key(key, version)
         flights = Flights(self._lock_client(), self.conf.FLIGHT_TIMEOUT)
-        if value is CONNECTION_INTERRUPTED:
-            return flights.compute_alone(nkey, producer)
         try:
-            found = flights.get_or_compute(
-                nkey, producer, self.conf.WAIT if wait is _SETTING else wait
-            )
+            found = flights.get_or_compute(nkey, producer, deadline, alone=alone)
         except CoordinationError as error:
             # Redis went away, or lets us read but not coordinate. Whatever goes wrong with that,
             # the caller gets its value (invariant C3), unless it wants to see outages.
             if isinstance(error.__cause__, OUTAGE) and not self._ignore_exceptions:
                 raise error.__cause__ from None
-            return flights.compute_alone(nkey, producer)
+            alone = True
+            found = flights.get_or_compute(nkey, producer, deadline, alone=alone)
         if found is not TOO_LATE:
             return found
         if on_wait_timeout == "raise":
             raise LockNotAcquired("The value is still being computed elsewhere", key)
         if on_wait_timeout == "default":
             return None if callable(default) else default
-        value = producer.compute()
-        self.set(key, value, timeout, version)
-        return value
+        return flights.compute_anyway(nkey, producer, alone=alone)
 
     def _producer(self, default: Any, timeout: float | None) -> Producer:
         seconds = self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout

@@ -16,13 +16,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
 from .exceptions import LockError
 from .locking.arguments import milliseconds
-from .locking.calls import OUTAGE, run
+from .locking.calls import is_outage, run
 from .locking.grants import new_token
 from .locking.hold import printable
 from .locking.keeper import Job, keeper
@@ -60,9 +61,9 @@ class Aboard:
     """The threads of this process that are after one value; the first speaks to Redis for all."""
 
     def __init__(self) -> None:
-        self.speaker = threading.get_ident()
         self.landed = threading.Event()
         self.found: Any = None  # What Redis keeps, for each to decode; None: look again.
+        self.outage: Exception | None = None  # Why Redis could not be asked.
 
 
 class CoordinationError(Exception):
@@ -87,83 +88,81 @@ class Flights:
         self._client = client
         self._flight_timeout = flight_timeout
 
-    def get_or_compute(self, key: bytes, producer: Producer, wait: float) -> Any:
+    def get_or_compute(
+        self, key: bytes, producer: Producer, deadline: float, *, alone: bool = False
+    ) -> Any:
         """The value at ``key``, computed here or by whoever already does; or ``TOO_LATE``.
 
         Args:
-            wait: seconds to wait at most for another's computation.
+            deadline: monotonic time until which to wait for another's computation.
+            alone: Redis is away; only the threads of this process share the computation.
 
         Raises:
-            LockError: the producer of this key asked for this key again, in its own thread.
+            LockError: the producer of this key asked for this key again.
             CoordinationError: Redis could not be asked who computes.
             Exception: whatever the producer raises, to the caller that ran it.
         """
-        deadline = time.monotonic() + wait
+        place = self._place(key)
+        if place in _computing.get():
+            raise LockError("get_or_set needs the value it is just computing", key)
         while True:
-            aboard, first = self._board(key)
+            aboard, first = _board(place)
             if first:
-                return self._speak(key, aboard, producer, deadline)
-            if aboard.speaker == threading.get_ident():
-                raise LockError("get_or_set needs the value it is just computing", key)
+                try:
+                    if not alone:
+                        return self._speak(key, aboard, producer, deadline)
+                    value, aboard.found = self._compute(key, producer)
+                    return value
+                finally:
+                    _land(place, aboard)
             if not aboard.landed.wait(max(0.0, deadline - time.monotonic())):
                 return TOO_LATE
             if aboard.found is not None:
                 return producer.decode(aboard.found)
+            if aboard.outage is not None and not alone:
+                raise CoordinationError from aboard.outage
 
-    def compute_alone(self, key: bytes, producer: Producer) -> Any:
-        """The value while Redis is away: the threads of this process still share a computation."""
-        while True:
-            aboard, first = self._board(key)
-            if first:
-                try:
-                    return self._compute(aboard, producer)[0]
-                finally:
-                    self._land(key, aboard)
-            if aboard.speaker == threading.get_ident():
-                raise LockError("get_or_set needs the value it is just computing", key)
-            aboard.landed.wait()
-            if aboard.found is not None:
-                return producer.decode(aboard.found)
+    def compute_anyway(self, key: bytes, producer: Producer, *, alone: bool = False) -> Any:
+        """The value, computed here although another computes it. This caller leads from now on:
+        the result of who began last is kept, and a write meanwhile wins over both."""
+        if alone:
+            return self._compute(key, producer)[0]
+        token = new_token()
+        try:
+            lifetime = milliseconds(self._flight_timeout)
+            self._client.set(flight_key(key), token, px=lifetime)
+        except (RedisError, OSError) as error:
+            logger.warning("Could not take over the flight of %s: %s", printable(key), error)
+        return self._lead(key, token, producer)[0]
 
-    # -- in this process ---------------------------------------------------------------------
+    def _place(self, key: bytes) -> Place:
+        return server_of(self._client), key
 
-    def _board(self, key: bytes) -> tuple[Aboard, bool]:
-        place = (server_of(self._client), key)
-        with _mutex:
-            aboard = _aboard.get(place)
-            if aboard is not None:
-                return aboard, False
-            aboard = _aboard[place] = Aboard()
-            return aboard, True
-
-    def _land(self, key: bytes, aboard: Aboard) -> None:
-        with _mutex:
-            _aboard.pop((server_of(self._client), key), None)
-        aboard.landed.set()
-
-    def _compute(self, aboard: Aboard, producer: Producer) -> tuple[Any, bytes | int]:
-        value = producer.compute()
-        kept = producer.encode(value)
-        aboard.found = kept
-        return value, kept
+    def _compute(self, key: bytes, producer: Producer) -> tuple[Any, bytes | int]:
+        """The value, and the value as Redis is to keep it."""
+        mark = _computing.set(_computing.get() | {self._place(key)})
+        try:
+            value = producer.compute()
+        finally:
+            _computing.reset(mark)
+        return value, producer.encode(value)
 
     # -- in Redis ----------------------------------------------------------------------------
 
     def _speak(self, key: bytes, aboard: Aboard, producer: Producer, deadline: float) -> Any:
         token = new_token()
         try:
-            try:
-                found = self._find(key, token, deadline)
-            except (RedisError, OSError) as error:
-                raise CoordinationError from error
-            if found is LEAD:
-                return self._lead(key, token, aboard, producer)
-            if found is TOO_LATE:
-                return TOO_LATE
-            aboard.found = found
-            return producer.decode(found)
-        finally:
-            self._land(key, aboard)
+            found = self._find(key, token, deadline)
+        except (RedisError, OSError) as error:
+            aboard.outage = error
+            raise CoordinationError from error
+        if found is LEAD:
+            value, aboard.found = self._lead(key, token, producer)
+            return value
+        if found is TOO_LATE:
+            return TOO_LATE
+        aboard.found = found
+        return producer.decode(found)
 
     def _find(self, key: bytes, token: bytes, deadline: float) -> Any:
         """What Redis keeps at ``key`` as soon as it is there, or LEAD, or TOO_LATE."""
@@ -181,12 +180,13 @@ class Flights:
             look_again = time.monotonic() + min(LOOK_EVERY, max(int(pttl), 1) / 1000)
             self._follow(flight_stream(key, _bytes(leader)), min(look_again, deadline))
 
-    def _lead(self, key: bytes, token: bytes, aboard: Aboard, producer: Producer) -> Any:
+    def _lead(self, key: bytes, token: bytes, producer: Producer) -> tuple[Any, bytes | int | None]:
+        """The value, and what others may have of it: None if they are to look again."""
         flight, stream = flight_key(key), flight_stream(key, token)
         renewal = FlightRenewal(server_of(self._client), flight, token, self._flight_timeout)
         keeper().add(renewal)
         try:
-            value, kept = self._compute(aboard, producer)
+            value, kept = self._compute(key, producer)
         except BaseException:
             keeper().discard(renewal)
             self._tell(Call(END_FLIGHT, (key, flight, stream), (token, _stream_ms())))
@@ -196,9 +196,9 @@ class Flights:
         stored = self._tell(storing)
         if stored is not None and not stored:
             # A write or a delete came in between: what we computed is for our caller alone.
-            aboard.found = None
             logger.info("%s was written while it was computed; not stored", printable(key))
-        return value
+            return value, None
+        return value, kept
 
     def _tell(self, call: Call) -> Any:
         """Run ``call`` if Redis can be reached: a computed value is not lost because it cannot."""
@@ -212,6 +212,7 @@ class Flights:
         """Wait until the flight has ended, or until ``until`` (monotonic seconds)."""
         server = server_of(self._client)
         connection, unread = server.waiting_connection()
+        clean = False
         try:
             if unread is not None:
                 unread.settle(True)
@@ -220,15 +221,17 @@ class Flights:
             # Redis looks at the time-outs of blocked clients ten times a second only.
             if connection.can_read(max(0.0, until - time.monotonic())):
                 connection.read_response()
-                server.rest(connection, None)
-                return
-        except OUTAGE as error:
+                clean = True
+        except (RedisError, OSError) as error:
+            if not is_outage(error):
+                raise
             logger.info("Following %s: %s", printable(stream), error)
             time.sleep(max(0.0, min(0.05, until - time.monotonic())))
-        except BaseException:
-            connection.disconnect()
-            raise
-        connection.disconnect()
+        finally:
+            if clean:
+                server.rest(connection, None)
+            else:
+                connection.disconnect()
 
 
 class FlightRenewal(Job):
@@ -259,8 +262,26 @@ def _stream_ms() -> int:
     return milliseconds(STREAM_LIFETIME)
 
 
-_aboard: dict[tuple[Server, bytes], Aboard] = {}
+#: A key of one database.
+Place = tuple[Server, bytes]
+
+_aboard: dict[Place, Aboard] = {}
 _mutex = threading.Lock()
+#: What the present thread or task is computing.
+_computing: ContextVar[frozenset[Place]] = ContextVar("computing", default=frozenset())
+
+
+def _board(place: Place) -> tuple[Aboard, bool]:
+    """Who is after the value at ``place``, and whether that is only the caller as yet."""
+    with _mutex:
+        first = place not in _aboard
+        return _aboard.setdefault(place, Aboard()), first
+
+
+def _land(place: Place, aboard: Aboard) -> None:
+    with _mutex:
+        _aboard.pop(place, None)  # A forked child has none.
+    aboard.landed.set()
 
 
 def _after_fork_in_child() -> None:
