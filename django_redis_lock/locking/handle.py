@@ -105,8 +105,9 @@ class Handle:
         self.id = None if id is None else self._encode(check_token(id))
         self.local: Any = self._new_state()
 
-    #: The clock of deadlines, in seconds.
-    _now: Callable[[], float] = staticmethod(time.monotonic)
+    def _now(self) -> float:
+        """The clock of deadlines, in seconds."""
+        return time.monotonic()
 
     def _new_state(self) -> Any:
         state = State(self.id)
