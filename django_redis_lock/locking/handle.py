@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -21,19 +20,11 @@ from .owner import Held
 from .renewal import Abandoned, Renewal
 from .scripts import EXTEND, HELD, RESET, Call
 from .server import server_of
+from .state import ThreadState
 
 __all__ = ["Handle"]
 
 logger = logging.getLogger("django_redis_lock.lock")
-
-
-class State(threading.local):
-    """What one thread knows through one handle; the token is where redis-py keeps it."""
-
-    def __init__(self, token: bytes | None = None) -> None:
-        self.token = token
-        self.hold: Hold | None = None
-        self.renewal: Any = None
 
 
 class Handle:
@@ -110,7 +101,7 @@ class Handle:
         return time.monotonic()
 
     def _new_state(self) -> Any:
-        state = State(self.id)
+        state = ThreadState(self.id)
         return state if self.thread_local else SimpleNamespace(**vars(state))
 
     def _encode(self, value: str | bytes) -> bytes:
