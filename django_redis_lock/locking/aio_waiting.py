@@ -12,7 +12,7 @@ import math
 import time
 from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .aio_calls import AsyncRawConnection, connect, receive, run, send
@@ -140,6 +140,10 @@ class TaskPlace(Place[TaskLine]):
                     return granted
                 pause = FIRST_PAUSE
                 return await self._pop(await line.connected(self._client))
+            except NoPermissionError:
+                logger.info("No right to block; polling for %s", printable(line.request.keys.lock))
+                await line.disconnect()
+                return await self._poll()
             except Exception as error:
                 await line.disconnect()
                 if not is_outage(error) or self._request.left() <= 0:
@@ -171,6 +175,14 @@ class TaskPlace(Place[TaskLine]):
                 granted = await self._ask()
             if granted is not None:
                 return granted
+
+    async def _poll(self) -> Granted | None:
+        """Wait without a blocking pop, which this Redis user may not use."""
+        while (left := self._request.left()) > 0:
+            await asyncio.sleep(min(self._request.sleep, left))
+            if granted := await self._ask():
+                return granted
+        return None
 
     async def _popped(self, connection: AsyncRawConnection, reply: Any) -> Granted | None:
         came = self.line.came(self._request, reply)

@@ -91,6 +91,7 @@ class Request(NamedTuple):
         attempt: empty for a fresh token; for a token the caller chose, what tells a repetition
             of this call from another call with the same token.
         deadline: monotonic time at which the wait ends, None without end.
+        sleep: seconds between two tries where Redis does not let us block.
         margin: seconds before the deadline at which the last try is sent, so that its answer is
             there in time.
     """
@@ -100,6 +101,7 @@ class Request(NamedTuple):
     attempt: bytes
     lifetime: float | None
     grant_timeout: float
+    sleep: float = 0.1
     deadline: float | None = None
     margin: float = 0.0
 

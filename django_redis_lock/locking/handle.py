@@ -149,8 +149,7 @@ class Handle:
         token: str | bytes | None,
     ) -> tuple[Request, float | None]:
         """What one call of ``acquire`` asks for, and the seconds it may wait (0: one try)."""
-        if sleep is not None:
-            check_seconds("sleep", sleep, zero=True)
+        pause = self.sleep if sleep is None else check_seconds("sleep", sleep, zero=True)
         wait = check_wait(blocking_timeout)
         if wait is None:
             wait = self.blocking_timeout
@@ -161,7 +160,10 @@ class Handle:
         chosen = token if token is not None else self.id
         mine = new_token() if chosen is None else self._encode(check_token(chosen))
         attempt = b"" if chosen is None else secrets.token_hex(8).encode()
-        return Request(self.keys, mine, attempt, self.timeout, self.grant_timeout), wait
+        request = Request(
+            self.keys, mine, attempt, self.timeout, self.grant_timeout, max(pause or 0.0, 0.001)
+        )
+        return request, wait
 
     def _refuse_to_wait_for_itself(self) -> None:
         hold: Hold | None = self.local.hold

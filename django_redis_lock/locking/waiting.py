@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .calls import is_outage, receive, run, send
@@ -149,6 +149,10 @@ class ThreadPlace(Place[ThreadLine]):
                     return granted
                 pause = FIRST_PAUSE
                 return self._pop(line.connected())
+            except NoPermissionError:
+                logger.info("No right to block; polling for %s", printable(line.request.keys.lock))
+                line.disconnect()
+                return self._poll()
             except Exception as error:
                 line.disconnect()
                 if not is_outage(error) or self._request.left() <= 0:
@@ -181,6 +185,14 @@ class ThreadPlace(Place[ThreadLine]):
                 granted = self._ask()
             if granted is not None:
                 return granted
+
+    def _poll(self) -> Granted | None:
+        """Wait without a blocking pop, which this Redis user may not use."""
+        while (left := self._request.left()) > 0:
+            time.sleep(min(self._request.sleep, left))
+            if granted := self._ask():
+                return granted
+        return None
 
     def _popped(self, connection: RawConnection, reply: Any) -> Granted | None:
         """What the pop brought: the lock, or nothing (the farewell, or a grant that is over)."""

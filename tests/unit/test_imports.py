@@ -31,6 +31,7 @@ LAYERS = (
         "locking.arguments",
         "locking.owner",
         "locking.hold",
+        "locking.interrupts",
         "locking.state",
         "locking.grants",
         "locking.server",
