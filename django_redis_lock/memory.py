@@ -161,7 +161,7 @@ class MemoryServer:
         return Answer(value, sent_twice=False)
 
     def _release(
-        self, key: bytes, token: Any, successor: Any, grant: Any, rest: Any, fence: Any
+        self, key: bytes, token: Any, successor: Any, grant: Any, rest: Any, fence: Any, *_: Any
     ) -> int:
         entry = self._live(key)
         if entry is None or entry.token != token:

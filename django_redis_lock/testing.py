@@ -50,7 +50,7 @@ class InMemory:
         if hold is not None:
             hold.end()
 
-    def _abandon(self, request: Request) -> None:
+    def _abandon(self, request: Request, error: BaseException) -> None:
         """Nothing can have happened unheard."""
 
 

@@ -53,8 +53,8 @@ class AsyncLock(Handle):
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
         try:
             granted = await self._acquire(request, wait)
-        except BaseException:
-            self._abandon(request)
+        except BaseException as error:
+            self._abandon(request, error)
             raise
         if granted is None:
             return False

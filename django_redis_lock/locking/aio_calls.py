@@ -11,7 +11,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .calls import FOR_COMMAND, Answer, by_name, by_source, is_pool_exhausted
+from .calls import (
+    FOR_COMMAND,
+    Answer,
+    by_name,
+    by_source,
+    is_pool_exhausted,
+    may_have_run,
+    note_sent,
+)
 from .scripts import Call
 from .server import own_settings
 
@@ -55,11 +63,19 @@ async def run(client: Any, call: Call, *, patience: float | None = None) -> Answ
                 await connection.disconnect()
         if patience is not None:
             raise
-        return Answer(await _run_pooled(pool, call, patience), sent_twice=True)
+        try:
+            return Answer(await _run_pooled(pool, call, patience), sent_twice=True)
+        except Exception as second:
+            note_sent(second, may_have_run(error) or may_have_run(second))
+            raise
 
 
 async def _run_pooled(pool: Any, call: Call, patience: float | None) -> Any:
-    connection = await pool.get_connection(*FOR_COMMAND)
+    try:
+        connection = await pool.get_connection(*FOR_COMMAND)
+    except Exception as error:
+        note_sent(error, False)
+        raise
     try:
         return await _exchange(connection, call, patience)
     finally:

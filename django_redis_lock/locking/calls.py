@@ -18,7 +18,17 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from .scripts import Call
 from .server import RawConnection, server_of
 
-__all__ = ["OUTAGE", "Answer", "by_name", "by_source", "is_outage", "receive", "run", "send"]
+__all__ = [
+    "OUTAGE",
+    "Answer",
+    "by_name",
+    "by_source",
+    "is_outage",
+    "may_have_run",
+    "receive",
+    "run",
+    "send",
+]
 
 #: What an absent, restarting or failing-over Redis looks like.
 OUTAGE: tuple[type[Exception], ...] = (
@@ -40,6 +50,16 @@ def is_outage(error: BaseException) -> bool:
     if isinstance(error, ResponseError):
         return str(error).startswith(_OUTAGE_REPLIES) or isinstance(error, OUTAGE)
     return isinstance(error, OUTAGE)
+
+
+def note_sent(error: BaseException, sent: bool) -> None:
+    """Note on ``error`` whether anything was sent before it came."""
+    error.__dict__["sent_to_redis"] = sent
+
+
+def may_have_run(error: BaseException) -> bool:
+    """Whether Redis may have carried out the call that ended with ``error``."""
+    return bool(error.__dict__.get("sent_to_redis", True))
 
 
 def is_pool_exhausted(error: BaseException) -> bool:
@@ -102,11 +122,19 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
                 connection.disconnect()
         if patience is not None:
             raise
-        return Answer(_run_pooled(pool, call, patience), sent_twice=True)
+        try:
+            return Answer(_run_pooled(pool, call, patience), sent_twice=True)
+        except Exception as second:
+            note_sent(second, may_have_run(error) or may_have_run(second))
+            raise
 
 
 def _run_pooled(pool: Any, call: Call, patience: float | None) -> Any:
-    connection = pool.get_connection(*FOR_COMMAND)
+    try:
+        connection = pool.get_connection(*FOR_COMMAND)
+    except Exception as error:
+        note_sent(error, False)
+        raise
     try:
         return _exchange(connection, call, patience)
     finally:

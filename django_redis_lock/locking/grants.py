@@ -139,8 +139,8 @@ class Request(NamedTuple):
 
     def take(self, token: bytes, waiter: bytes) -> Call:
         """Give a grant its full lifetime; take ``waiter``, if any, off the register."""
-        own = self.token if self.chosen else b""
-        return Call(TAKE_GRANT, self.keys, (token, milliseconds(self.lifetime), waiter, own))
+        own = (self.token, self.attempt) if self.chosen else (b"", b"")
+        return Call(TAKE_GRANT, self.keys, (token, milliseconds(self.lifetime), waiter, *own))
 
     def watch(self, waiter: bytes) -> Call:
         """Stay registered, and look whether the holder has vanished."""
@@ -148,8 +148,9 @@ class Request(NamedTuple):
         return Call(WATCH, self.keys, (waiter, milliseconds(ALIVE), *grant))
 
     def give_back(self, token: bytes) -> Call:
-        """Release what ``token`` may have got, and pass it on."""
-        return release(self.keys, token, new_token(), self.grant_timeout)
+        """Release what ``token``, a grant's or this request's own, may have got."""
+        attempt = self.attempt if token == self.token else b""
+        return release(self.keys, token, new_token(), self.grant_timeout, attempt=attempt)
 
     # -- what an answer means ----------------------------------------------------------------
 
@@ -177,10 +178,12 @@ def release(
     grant_timeout: float,
     min_hold: float = 0.0,
     fence: int = 0,
+    attempt: bytes = b"",
 ) -> Call:
-    """Give up what ``token`` holds."""
+    """Give up what ``token`` holds; with ``attempt``, only if that attempt acquired it."""
     rest = milliseconds(min_hold) if min_hold else 0
-    return Call(RELEASE, keys, (token, successor, milliseconds(grant_timeout), rest, fence))
+    grant = milliseconds(grant_timeout)
+    return Call(RELEASE, keys, (token, successor, grant, rest, fence, attempt))
 
 
 def parse_grant(element: bytes) -> tuple[bytes, int]:

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 from ..exceptions import LockError, LockLost, LockNotOwnedError
 from . import grants
 from .arguments import check_name, check_seconds, check_token, check_wait, milliseconds
+from .calls import may_have_run
 from .grants import Granted, Request, new_token
-from .hold import Hold
+from .hold import Hold, printable
 from .keeper import keeper
 from .keys import lock_keys
 from .owner import Held
@@ -86,6 +87,8 @@ class Handle:
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost must be callable, not {on_lost!r}")
         self.on_lost = on_lost
+        if label is not None and not isinstance(label, str):
+            raise TypeError(f"label must be a str or None, not {label!r}")
         self.label = label or ""
         self.grant_timeout = check_seconds("grant_timeout", grant_timeout) or 2.0
         if self.timeout is None and (renew or max_hold is not None):
@@ -210,9 +213,10 @@ class Handle:
             self.local.hold.end()
             keeper().discard(self.local.renewal)
 
-    def _abandon(self, request: Request) -> None:
+    def _abandon(self, request: Request, error: BaseException) -> None:
         """The request may have been carried out without our hearing of it."""
-        keeper().add(Abandoned(server_of(self.redis), request))
+        if may_have_run(error):
+            keeper().add(Abandoned(server_of(self.redis), request))
 
     # -- releasing and changing --------------------------------------------------------------
 
@@ -269,6 +273,6 @@ class Handle:
     def _hide_release_error(self, error: Exception, body_failed: bool) -> bool:
         """Whether leaving the block swallows ``error``; the body's own exception comes first."""
         if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
-            logger.warning("Leaving the block of lock %s: %s", self.keys.lock.decode(), error)
+            logger.warning("Leaving the block of %s: %s", printable(self.keys.lock), error)
             return True
         return False

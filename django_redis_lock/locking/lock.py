@@ -60,9 +60,8 @@ class Lock(Handle):
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
         try:
             granted = self._acquire(request, wait)
-        except BaseException:
-            # The request may have been carried out without our hearing of it.
-            self._abandon(request)
+        except BaseException as error:
+            self._abandon(request, error)
             raise
         if granted is None:
             return False

@@ -83,6 +83,13 @@ local function next_fence(attempt)
 end
 """
 
+# by_attempt(attempt): whether the present holder acquired the lock with just this call.
+_BY_ATTEMPT = """
+local function by_attempt(attempt)
+  return string.match(redis.call('GET', KEYS[4]) or '', ' (.*)$') == attempt
+end
+"""
+
 # set_lock(token, lifetime): what every fresh holder starts from. Grants nobody took are void, the
 # owner of before is forgotten, the index knows when the lock ends. Lifetimes stay the strings they
 # came as: turning numbers into Redis's arguments costs more than the commands themselves.
@@ -147,9 +154,7 @@ local function try(token, lifetime, attempt)
   local holder = redis.call('GET', KEYS[1])
   if holder then
     local mine = holder == token
-    if mine and attempt ~= '' then
-      mine = string.match(redis.call('GET', KEYS[4]) or '', ' (.*)$') == attempt
-    end
+    if mine and attempt ~= '' then mine = by_attempt(attempt) end
     if not mine and not untaken(holder) then return nil end
   end
   set_lock(token, lifetime)
@@ -178,6 +183,7 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
     _SET_LOCK,
     _UNTAKEN,
     _REGISTER,
+    _BY_ATTEMPT,
     _TRY,
 )
 
@@ -203,6 +209,7 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
     _FENCE,
     _SET_LOCK,
     _UNTAKEN,
+    _BY_ATTEMPT,
     _TRY,
 )
 
@@ -211,14 +218,17 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 #:
 #: KEYS  lock keys
 #: ARGV  the grant's token, lifetime, waiter ('' to leave it registered), the token the waiter wants
-#:       to hold the lock with ('' for the grant's own)
+#:       to hold the lock with ('' for the grant's own) and the attempt that goes with it
 #: returns 1, or 0 if the grant is over
 #: atomic because the lifetime must not be given to another holder's lock.
 TAKE_GRANT = _script(
     """
 if ARGV[3] ~= '' then redis.call('ZREM', KEYS[3], ARGV[3]) end
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-if ARGV[4] ~= '' then redis.call('SET', KEYS[1], ARGV[4], 'KEEPTTL') end
+if ARGV[4] ~= '' then
+  redis.call('SET', KEYS[1], ARGV[4], 'KEEPTTL')
+  redis.call('APPEND', KEYS[4], ' ' .. ARGV[5])
+end
 if ARGV[2] == '0' then
   redis.call('PERSIST', KEYS[1])
 else
@@ -236,7 +246,8 @@ return 1
 #:
 #: KEYS  lock keys
 #: ARGV  token, successor (a fresh token for the waiter; it also marks this release as done),
-#:       lifetime of the grant, rest, fence of the holder (its acquisition time, if rest > 0)
+#:       lifetime of the grant, rest, fence of the holder (its acquisition time, if rest > 0),
+#:       the attempt that must have acquired it ('' for any)
 #: returns 1 released, 0 not this token's lock
 #: atomic because looking for waiters and passing the lock on must not be parted by a new waiter.
 RELEASE = _script(
@@ -244,6 +255,7 @@ RELEASE = _script(
 local holder = redis.call('GET', KEYS[1])
 if not holder then return 0 end
 if holder ~= ARGV[1] then return holder == ARGV[2] and 1 or 0 end
+if ARGV[6] ~= '' and not by_attempt(ARGV[6]) then return 0 end
 local left = tonumber(ARGV[4])
 if left > 0 then
   left = math.min(left, math.ceil(left - (now() - tonumber(ARGV[5])) / 1000))
@@ -263,6 +275,7 @@ return 1
     _SET_LOCK,
     _GRANT,
     _WAITED_FOR,
+    _BY_ATTEMPT,
 )
 
 #: End the lock whoever owns it; the first live waiter gets it.
