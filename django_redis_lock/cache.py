@@ -14,8 +14,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django_redis.cache import CONNECTION_INTERRUPTED, omit_exception
 from django_redis.cache import RedisCache as DjangoRedisCache
-from django_redis.client import DefaultClient, ShardClient
+from django_redis.client import DefaultClient, HerdClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
+from redis.exceptions import ResponseError
 
 from .conf import Conf
 from .exceptions import LockNotAcquired
@@ -33,6 +34,9 @@ __all__ = ["RedisCache"]
 _MISSING = object()
 #: For an argument left out where None means something.
 _SETTING: Any = object()
+
+#: A command that was not carried out, by an outage or by Redis's refusal.
+_FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -113,6 +117,11 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
         return flights.compute_anyway(nkey, producer, alone=alone)
 
     def _producer(self, default: Any, timeout: float | None) -> Producer:
+        if isinstance(self.client, HerdClient):
+            raise ImproperlyConfigured(
+                "HerdClient keeps values in a form of its own, which get_or_set cannot share. "
+                "Use django-redis's DefaultClient: get_or_set needs no herd"
+            )
         seconds = self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
         lifetime = 0 if seconds is None else int(seconds * 1000) or -1
         compute = default if callable(default) else lambda: default
@@ -181,9 +190,16 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
         nx: bool = False,
         xx: bool = False,
     ) -> Any:
-        return self.client.set(key, value, timeout, version, self._writer(client), nx, xx)
+        values = (key, value, timeout, version)
+        try:
+            return self.client.set(*values, nx=nx, xx=xx, **self._by(client))
+        except ConnectionInterrupted:
+            if client is not None or self.client._replica_read_only:
+                raise
+            # The servers are peers, and django-redis tries the others. There are no flights then:
+            # the first server, where they are noted, is away.
+            return self.client.set(*values, nx=nx, xx=xx)
 
-    @_guarded
     def add(
         self,
         key: str,
@@ -192,7 +208,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
         version: int | None = None,
         client: Any = None,
     ) -> Any:
-        return self.client.add(key, value, timeout, version, self._writer(client))
+        return self.set(key, value, timeout, version, client, nx=True)
 
     @_guarded
     def delete(
@@ -202,7 +218,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
         prefix: str | None = None,
         client: Any = None,
     ) -> Any:
-        return bool(self.client.delete(key, version, prefix, self._writer(client)))
+        return bool(self.client.delete(key, version, prefix, **self._by(client)))
 
     @_guarded
     def set_many(
@@ -211,18 +227,32 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
         client: Any = None,
+        **options: Any,
     ) -> Any:
-        return self.client.set_many(data, timeout, version, self._writer(client))
+        return self.client.set_many(data, timeout, version, **self._by(client), **options)
 
     @_guarded
     def delete_many(self, keys: Any, version: int | None = None, client: Any = None) -> Any:
-        return self.client.delete_many(keys, version, self._writer(client))
+        return self.client.delete_many(keys, version, **self._by(client))
+
+    @_guarded
+    def delete_pattern(
+        self,
+        pattern: str,
+        version: int | None = None,
+        prefix: str | None = None,
+        client: Any = None,
+        itersize: int | None = None,
+    ) -> Any:
+        """As in django-redis; held locks whose keys match are left alone."""
+        by = {"itersize": itersize or self._default_scan_itersize, **self._by(client)}
+        return self.client.delete_pattern(pattern, version, prefix, **by)
 
     @_guarded
     def incr_version(
         self, key: str, delta: int = 1, version: int | None = None, client: Any = None
     ) -> Any:
-        return self.client.incr_version(key, delta, version, self._writer(client))
+        return self.client.incr_version(key, delta, version, **self._by(client))
 
     @_guarded
     def clear(self) -> Any:
@@ -235,13 +265,14 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
             keys = [lock_keys(m if isinstance(m, bytes) else m.encode()) for m in members]
             companions = [key for lock in keys for key in lock[1:5]]
             run(redis, Call(CLEAR, (INDEX,), tuple(companions)))
-        except OUTAGE as error:
+        except _FAILED as error:
             raise ConnectionInterrupted(connection=redis) from error
 
-    def _writer(self, client: Any) -> Any:
+    def _by(self, client: Any) -> dict[str, Any]:
+        """The argument that makes a method of django-redis's client write by way of ours."""
         if isinstance(self.client, ShardClient):
-            return client
-        return FlightEnding(client or self.client.get_client(write=True))
+            return {} if client is None else {"client": client}
+        return {"client": FlightEnding(client or self.client.get_client(write=True))}
 
     def _encoded_key(self, key: str, version: int | None) -> bytes:
         encoder = self._lock_client().get_encoder()

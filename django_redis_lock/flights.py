@@ -37,8 +37,8 @@ logger = logging.getLogger("django_redis_lock.flights")
 
 #: Seconds between two looks of a follower at whether its flight still exists.
 LOOK_EVERY = 2.0
-#: Seconds the end of a flight can be read after it: a follower may be late to its stream.
-STREAM_LIFETIME = 10.0
+#: Milliseconds the end of a flight can be read after it: a follower may be late to its stream.
+STREAM_LIFETIME = 10_000
 
 
 class Producer(NamedTuple):
@@ -70,10 +70,8 @@ class CoordinationError(Exception):
     """Redis could not be asked who computes; the cause says why. Nothing was computed."""
 
 
-#: What ``get_or_compute`` gives when another's computation takes longer than the caller waits.
-TOO_LATE = object()
-#: This caller is to compute the value.
-LEAD = object()
+#: Another's computation takes longer than the caller waits; this caller is to compute the value.
+TOO_LATE, LEAD = object(), object()
 
 
 class Flights:
@@ -102,7 +100,7 @@ class Flights:
             CoordinationError: Redis could not be asked who computes.
             Exception: whatever the producer raises, to the caller that ran it.
         """
-        place = self._place(key)
+        place = server_of(self._client), key
         if place in _computing.get():
             raise LockError("get_or_set needs the value it is just computing", key)
         while True:
@@ -129,18 +127,14 @@ class Flights:
             return self._compute(key, producer)[0]
         token = new_token()
         try:
-            lifetime = milliseconds(self._flight_timeout)
-            self._client.set(flight_key(key), token, px=lifetime)
+            self._client.set(flight_key(key), token, px=milliseconds(self._flight_timeout))
         except (RedisError, OSError) as error:
             logger.warning("Could not take over the flight of %s: %s", printable(key), error)
         return self._lead(key, token, producer)[0]
 
-    def _place(self, key: bytes) -> Place:
-        return server_of(self._client), key
-
     def _compute(self, key: bytes, producer: Producer) -> tuple[Any, bytes | int]:
         """The value, and the value as Redis is to keep it."""
-        mark = _computing.set(_computing.get() | {self._place(key)})
+        mark = _computing.set(_computing.get() | {(server_of(self._client), key)})
         try:
             value = producer.compute()
         finally:
@@ -176,25 +170,24 @@ class Flights:
                 return LEAD
             if time.monotonic() >= deadline:
                 return TOO_LATE
-            leader, pttl = news
-            look_again = time.monotonic() + min(LOOK_EVERY, max(int(pttl), 1) / 1000)
-            self._follow(flight_stream(key, _bytes(leader)), min(look_again, deadline))
+            leader, pttl = news[0], max(int(news[1]), 1) / 1000
+            stream = flight_stream(key, leader if isinstance(leader, bytes) else leader.encode())
+            self._follow(stream, min(time.monotonic() + min(LOOK_EVERY, pttl), deadline))
 
     def _lead(self, key: bytes, token: bytes, producer: Producer) -> tuple[Any, bytes | int | None]:
         """The value, and what others may have of it: None if they are to look again."""
-        flight, stream = flight_key(key), flight_stream(key, token)
-        renewal = FlightRenewal(server_of(self._client), flight, token, self._flight_timeout)
+        keys = (key, flight_key(key), flight_stream(key, token))
+        renewal = FlightRenewal(server_of(self._client), keys[1], token, self._flight_timeout)
         keeper().add(renewal)
         try:
             value, kept = self._compute(key, producer)
         except BaseException:
             keeper().discard(renewal)
-            self._tell(Call(END_FLIGHT, (key, flight, stream), (token, _stream_ms())))
+            self._tell(Call(END_FLIGHT, keys, (token, STREAM_LIFETIME)))
             raise
         keeper().discard(renewal)
-        storing = Call(STORE, (key, flight, stream), (token, kept, producer.lifetime, _stream_ms()))
-        stored = self._tell(storing)
-        if stored is not None and not stored:
+        storing = (token, kept, producer.lifetime, STREAM_LIFETIME)
+        if self._tell(Call(STORE, keys, storing)) == 0:
             # A write or a delete came in between: what we computed is for our caller alone.
             logger.info("%s was written while it was computed; not stored", printable(key))
             return value, None
@@ -252,14 +245,6 @@ class FlightRenewal(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + min(self._lifetime / 12, 1.0)
-
-
-def _bytes(token: bytes | str) -> bytes:
-    return token.encode() if isinstance(token, str) else token
-
-
-def _stream_ms() -> int:
-    return milliseconds(STREAM_LIFETIME)
 
 
 #: A key of one database.

@@ -7,11 +7,12 @@ gives one result in a pipeline.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import DataError, NoScriptError
 
-from .locking.keys import flight_key
+from .locking.keys import INDEX, flight_key, lock_keys
 from .locking.scripts import DELETE, WRITE, Call
 
 __all__ = ["FlightEnding"]
@@ -30,6 +31,8 @@ class FlightEnding:
     def set(
         self, name: str, value: Any, nx: bool = False, px: int | None = None, xx: bool = False
     ) -> Any:
+        if nx and xx:
+            raise DataError("nx and xx are mutually exclusive")
         key = self._key(name)
         mode = "NX" if nx else "XX" if xx else ""
         args = (value, "" if px is None else px, mode)
@@ -38,6 +41,18 @@ class FlightEnding:
     def delete(self, *names: str) -> Any:
         keys = tuple(map(self._key, names))
         return self._run(Call(DELETE, (*keys, *map(flight_key, keys)), ()))
+
+    def scan_iter(self, match: str, count: int | None = None) -> Iterator[bytes]:
+        """What ``delete_pattern`` is to delete: what matches, but for held locks. A key that is
+        just being computed is not there to be found, so its flight is ended here."""
+        # The flight of a pattern is the pattern of the flights.
+        flights = self._client.scan_iter(match=flight_key(self._key(match)), count=count)
+        for flight in flights:
+            self._client.delete(flight)
+        held = {key for lock in self._client.zrange(INDEX, 0, -1) for key in lock_keys(lock)}
+        for key in self._client.scan_iter(match=match, count=count):
+            if key not in held:
+                yield key
 
     def pipeline(self, *args: Any, **kwargs: Any) -> FlightEnding:
         return FlightEnding(self._client.pipeline(*args, **kwargs))

@@ -1,0 +1,407 @@
+"""The backend beside django-redis's own: what is not about locks or flights must not differ."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+from django.core.cache.backends.base import BaseCache
+from django.core.exceptions import ImproperlyConfigured
+from django_redis.cache import RedisCache as PlainCache
+from django_redis.client import DefaultClient
+
+from django_redis_lock.cache import RedisCache
+from tests.redis_server import RedisServer
+
+Operation = Callable[[Any], Any]
+
+#: Each on a cache that holds text "a", the number 5 "five" and, for a minute, "brief".
+OPERATIONS: dict[str, Operation] = {
+    "set": lambda c: c.set("new", {"x": 1}),
+    "set again": lambda c: c.set("a", 2),
+    "set for a time": lambda c: c.set("brief", 2, 120),
+    "set for a moment": lambda c: c.set("new", 1, timeout=0.5),
+    "set for ever": lambda c: c.set("brief", 2, timeout=None),
+    "set for 0": lambda c: c.set("a", 2, timeout=0),
+    "set for 0, missing": lambda c: c.set("new", 2, timeout=0),
+    "set for less than 0": lambda c: c.set("a", 2, timeout=-5),
+    "set for less than 1 ms": lambda c: c.set("a", 2, timeout=0.0004),
+    "set of a version": lambda c: c.set("a", 2, version=7),
+    "set by position": lambda c: c.set("a", 2, 60, 3, None, False, True),
+    "set None": lambda c: c.set("new", None),
+    "set True": lambda c: c.set("new", True),
+    "set number": lambda c: c.set("new", 2**70),
+    "set what cannot be kept": lambda c: c.set("new", lambda: None),
+    "set nx": lambda c: c.set("a", 2, nx=True),
+    "set nx, missing": lambda c: c.set("new", 2, nx=True),
+    "set nx for 0": lambda c: c.set("a", 2, nx=True, timeout=0),
+    "set nx for 0, missing": lambda c: c.set("new", 2, nx=True, timeout=0),
+    "set xx": lambda c: c.set("a", 2, xx=True),
+    "set xx, missing": lambda c: c.set("new", 2, xx=True),
+    "set nx xx": lambda c: c.set("a", 2, nx=True, xx=True),
+    "set nx xx, missing": lambda c: c.set("new", 2, nx=True, xx=True),
+    "set without value": lambda c: c.set("new"),
+    "set unknown": lambda c: c.set("new", 1, ttl=3),
+    "set a timeout that is none": lambda c: c.set("new", 1, timeout="soon"),
+    "set of a huge lifetime": lambda c: c.set("new", 1, timeout=10**18),
+    "set of a finished key": lambda c: c.set(c.make_key("new"), 1),
+    "set of a number as key": lambda c: c.set(42, 1),
+    "add": lambda c: c.add("new", 1),
+    "add, there": lambda c: c.add("a", 1),
+    "add for a time": lambda c: c.add("new", 1, 60),
+    "add for 0": lambda c: c.add("a", 1, timeout=0),
+    "add for 0, missing": lambda c: c.add("new", 1, timeout=0),
+    "add of a version": lambda c: c.add("a", 1, version=2),
+    "delete": lambda c: c.delete("a"),
+    "delete, missing": lambda c: c.delete("new"),
+    "delete of a version": lambda c: c.delete("a", version=7),
+    "delete of a prefix": lambda c: c.delete("a", prefix="other"),
+    "delete by position": lambda c: c.delete("a", 1, c.key_prefix),
+    "set_many": lambda c: c.set_many({"a": 1, "new": 2}),
+    "set_many for a time": lambda c: c.set_many({"a": 1, "new": 2}, 60),
+    "set_many for 0": lambda c: c.set_many({"a": 1, "new": 2}, timeout=0),
+    "set_many for ever": lambda c: c.set_many({"a": 1}, timeout=None),
+    "set_many of a version": lambda c: c.set_many({"a": 1}, version=2),
+    "set_many, none": lambda c: c.set_many({}),
+    "delete_many": lambda c: c.delete_many(["a", "five", "new"]),
+    "delete_many, none": lambda c: c.delete_many([]),
+    "delete_many of a generator": lambda c: c.delete_many(k for k in ["a"]),
+    "delete_many of a version": lambda c: c.delete_many(["a"], version=7),
+    "delete_pattern": lambda c: c.delete_pattern("*"),
+    "delete_pattern of some": lambda c: c.delete_pattern("[ab]*", itersize=1),
+    "delete_pattern of none": lambda c: c.delete_pattern("x*"),
+    "delete_pattern of a version": lambda c: c.delete_pattern("*", version=2),
+    "delete_pattern of a prefix": lambda c: c.delete_pattern("*", prefix="other"),
+    "incr_version": lambda c: c.incr_version("brief"),
+    "incr_version by": lambda c: c.incr_version("a", 2),
+    "incr_version of a version": lambda c: c.incr_version("a", 1, 5),
+    "incr_version, missing": lambda c: c.incr_version("new"),
+    "decr_version": lambda c: c.decr_version("a"),
+    "incr": lambda c: c.incr("five"),
+    "incr, missing": lambda c: c.incr("new"),
+    "incr, new": lambda c: c.incr("new", 3, ignore_key_check=True),
+    "incr beyond": lambda c: (c.set("five", 2**63 - 1), c.incr("five")),
+    "touch": lambda c: c.touch("a", 60),
+    "touch for 0": lambda c: c.touch("a", 0),
+    "get": lambda c: c.get("a"),
+    "get, missing": lambda c: c.get("new", "default"),
+    "get_many": lambda c: c.get_many(["a", "new"]),
+    "get_or_set": lambda c: c.get_or_set("new", lambda: 5, 60),
+    "get_or_set, there": lambda c: c.get_or_set("a", lambda: 5),
+    "get_or_set None": lambda c: c.get_or_set("new", None),
+    "get_or_set for 0": lambda c: c.get_or_set("new", 5, timeout=0),
+    "get_or_set, number as key": lambda c: c.get_or_set(42, 5),
+    "has_key": lambda c: c.has_key("a"),
+    "keys": lambda c: sorted(c.keys("*")),
+    "clear": lambda c: c.clear(),
+    "close": lambda c: c.close(),
+}
+READING = ("get", "has_key", "keys")
+
+
+class Outcome(NamedTuple):
+    """What an operation did: its result or error, and what it left behind."""
+
+    result: Any
+    kept: dict[str, tuple[Any, int | None]]
+
+
+def make(kind: type[PlainCache], server: RedisServer, **options: Any) -> Any:
+    return kind(server.url, {"KEY_PREFIX": "site", "OPTIONS": options})
+
+
+def attempt(operation: Operation, cache: Any) -> Any:
+    """What ``operation`` returns, or the kind of its error: the words tell of the command."""
+    try:
+        return operation(cache)
+    except redis.ResponseError:
+        # Within a script some kinds of it cannot be told apart.
+        return redis.ResponseError
+    except Exception as error:
+        return type(error)
+
+
+def prepare(cache: Any, client: redis.Redis) -> None:
+    client.flushdb()
+    cache.set("a", "text", None)
+    cache.set("five", 5, None)
+    cache.set("brief", "text", 60)
+    cache.set("a", "of 7", None, version=7)
+    client.set("other:1:a", 1)
+
+
+def outcome(operation: Operation, cache: Any, client: redis.Redis) -> Outcome:
+    prepare(cache, client)
+    result = attempt(operation, cache)
+    kept = {
+        key.decode(): (client.get(key), in_ten_seconds(client.pttl(key)))
+        for key in client.keys()
+        if client.type(key) == b"string"
+    }
+    return Outcome(result, kept)
+
+
+def in_ten_seconds(pttl: int) -> int | None:
+    """A lifetime, so coarse that the time between two commands does not count."""
+    return None if pttl < 0 else round(pttl / 10_000)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_it_does_what_django_redis_does(
+    redis_server: RedisServer, client: redis.Redis, name: str
+) -> None:
+    theirs, ours = (
+        outcome(OPERATIONS[name], make(kind, redis_server), client)
+        for kind in (PlainCache, RedisCache)
+    )
+    assert ours == theirs
+    assert type(ours.result) is type(theirs.result)
+
+
+@pytest.mark.parametrize("ignore", [True, False], ids=["ignored", "shown"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_without_redis_it_does_what_django_redis_does(
+    stopped: RedisServer, name: str, ignore: bool
+) -> None:
+    theirs, ours = (
+        attempt(OPERATIONS[name], make(kind, stopped, IGNORE_EXCEPTIONS=ignore))
+        for kind in (PlainCache, RedisCache)
+    )
+    assert ours == theirs
+
+
+@pytest.fixture(scope="module")
+def stopped() -> Iterator[RedisServer]:
+    """A server that is down."""
+    with RedisServer() as server:
+        server.stop()
+        yield server
+
+
+@pytest.mark.parametrize("ignore", [True, False], ids=["ignored", "shown"])
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if not name.startswith(READING)])
+def test_a_refusal_by_redis_is_passed_on_as_django_redis_passes_it_on(
+    read_only: RedisServer, name: str, ignore: bool
+) -> None:
+    url = read_only.url.replace("://", "://reader:@")
+    theirs, ours = (
+        attempt(OPERATIONS[name], kind(url, {"OPTIONS": {"IGNORE_EXCEPTIONS": ignore}}))
+        for kind in (PlainCache, RedisCache)
+    )
+    if name.startswith("get_or_set"):
+        # What cannot be kept can still be computed.
+        assert ours is not redis.ResponseError
+        return
+    assert ours == theirs
+
+
+@pytest.fixture(scope="module")
+def read_only() -> Iterator[RedisServer]:
+    """A server with a user ``reader`` who may not write."""
+    with RedisServer() as server, server.client() as admin:
+        admin.execute_command(
+            *("ACL", "SETUSER", "reader", "on", "nopass", "~*", "+@all", "-@write", "-@dangerous")
+        )
+        yield server
+
+
+# -- the caller's own client -------------------------------------------------------------------
+
+
+def on_a_client(cache: Any) -> list[Any]:
+    with redis.Redis.from_url(cache.client._server[0]) as own:
+        return [
+            cache.set("new", 1, client=own),
+            cache.add("new", 2, client=own),
+            cache.set_many({"x": 1, "y": 2}, client=own),
+            cache.delete("x", client=own),
+            cache.delete_many(["y", "a"], client=own),
+            cache.incr_version("new", client=own),
+        ]
+
+
+def in_a_pipeline(cache: Any) -> list[Any]:
+    with redis.Redis.from_url(cache.client._server[0]) as own, own.pipeline() as pipeline:
+        done = [
+            cache.set("new", 1, client=pipeline),
+            cache.set("new", 2, 60, client=pipeline, xx=True),
+            cache.set("five", 2, client=pipeline, nx=True),
+            cache.set("brief", 2, timeout=0, client=pipeline),
+            cache.delete("a", client=pipeline),
+            cache.delete("none", client=pipeline),
+        ]
+        assert not own.exists(cache.make_key("new"))
+        cache.delete_many(["five", "x"], client=pipeline)
+        return [*done, [bool(answer) for answer in pipeline.execute()]]
+
+
+@pytest.mark.parametrize("operation", [on_a_client, in_a_pipeline])
+def test_the_callers_own_client_or_pipeline_is_used(
+    redis_server: RedisServer, client: redis.Redis, operation: Operation
+) -> None:
+    theirs, ours = (
+        outcome(operation, make(kind, redis_server), client) for kind in (PlainCache, RedisCache)
+    )
+    assert ours == theirs
+    assert isinstance(ours.result, list)
+
+
+def test_the_callers_own_client_may_lead_elsewhere(
+    redis_server: RedisServer, own_server: RedisServer
+) -> None:
+    cache = make(RedisCache, redis_server)
+    with own_server.client() as elsewhere:
+        cache.set("a", 1, client=elsewhere)
+        assert elsewhere.get("site:1:a") == b"1"
+    assert cache.get("a") is None
+
+
+# -- options -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"SERIALIZER": "django_redis.serializers.json.JSONSerializer"},
+        {"COMPRESSOR": "django_redis.compressors.zlib.ZlibCompressor"},
+        {"CLIENT_CLASS": "django_redis.client.HerdClient"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+@pytest.mark.parametrize(
+    "name",
+    ["set for a time", "set_many", "add", "delete", "incr_version", "delete_pattern", "clear"],
+)
+def test_with_options_it_does_what_django_redis_does(
+    redis_server: RedisServer, client: redis.Redis, options: dict[str, Any], name: str
+) -> None:
+    theirs, ours = (
+        outcome(OPERATIONS[name], make(kind, redis_server, **options), client)
+        for kind in (PlainCache, RedisCache)
+    )
+    assert ours.result == theirs.result
+    assert ours.kept.keys() == theirs.kept.keys()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["set for a time", "set_many", "add", "delete", "delete_many", "delete_pattern", "clear"],
+)
+@pytest.mark.filterwarnings("ignore:.* on sharded client")
+def test_shards_work_as_with_django_redis(
+    redis_server: RedisServer, client: redis.Redis, name: str
+) -> None:
+    options = {"CLIENT_CLASS": "django_redis.client.ShardClient"}
+    theirs, ours = (
+        outcome(OPERATIONS[name], make(kind, redis_server, **options), client)
+        for kind in (PlainCache, RedisCache)
+    )
+    assert ours == theirs
+
+
+@pytest.mark.filterwarnings("error")
+def test_shards_are_not_given_a_client_they_warn_of(redis_server: RedisServer) -> None:
+    cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
+    cache.set("a", 1)
+    assert cache.delete("a")
+
+
+def test_a_herd_cannot_share_computations_and_says_so(redis_server: RedisServer) -> None:
+    cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.HerdClient")
+    with pytest.raises(ImproperlyConfigured, match="HerdClient keeps values in a form of its own"):
+        cache.get_or_set("a", 1)
+
+
+def test_herds_may_be_turned_off_for_many(redis_server: RedisServer) -> None:
+    cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.HerdClient")
+    cache.set_many({"a": 1}, 60, herd=False)
+    assert cache.client.get_client().get("site:1:a") == b"1"
+
+
+@pytest.mark.parametrize("kind", [PlainCache, RedisCache])
+def test_writes_go_to_another_server_where_that_is_wanted(
+    redis_server: RedisServer, stopped: RedisServer, kind: type[PlainCache]
+) -> None:
+    cache = kind(
+        f"{stopped.url},{redis_server.url}",
+        {"TIMEOUT": None, "OPTIONS": {"REPLICA_READ_ONLY": False}},
+    )
+    assert cache.set("a", 1)
+    with redis_server.client() as client:
+        assert client.get(":1:a") == b"1"
+
+
+def test_a_key_function_is_used_everywhere(redis_server: RedisServer, client: redis.Redis) -> None:
+    cache = RedisCache(
+        redis_server.url, {"KEY_FUNCTION": lambda key, prefix, version: f"{version}/{key}"}
+    )
+    cache.set("a", 1)
+    cache.get_or_set("b", 2)
+    cache.set_many({"c": 3})
+    assert {b"1/a", b"1/b", b"1/c"} <= set(client.keys())
+    cache.delete("a")
+    cache.delete_many(["b", "c"])
+    assert not [key for key in client.keys() if key.startswith(b"1/")]
+
+
+# -- signatures --------------------------------------------------------------------------------
+
+SAME_AS_THE_CLIENTS = (
+    *("set", "add", "delete", "set_many", "delete_many", "incr_version", "delete_pattern"),
+)
+
+
+def parameters(method: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(method).parameters.values())
+
+
+def places(method: Callable[..., Any]) -> list[tuple[str, Any, bool]]:
+    """Names, defaults and order of what may be given by position."""
+    return [
+        (p.name, p.default, p.kind is p.POSITIONAL_OR_KEYWORD)
+        for p in parameters(method)
+        if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
+    ]
+
+
+@pytest.mark.parametrize("name", SAME_AS_THE_CLIENTS)
+def test_arguments_are_django_redis_own(name: str) -> None:
+    """django-redis's cache passes everything on, so its client has the signature."""
+    assert places(getattr(RedisCache, name)) == places(getattr(DefaultClient, name))
+
+
+def test_every_overridden_method_is_compared() -> None:
+    overridden = {
+        name
+        for name, value in vars(RedisCache).items()
+        if callable(value) and not name.startswith("_") and hasattr(PlainCache, name)
+    }
+    assert overridden - {*SAME_AS_THE_CLIENTS, "clear", "lock", "get_or_set"} == set()
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in (*SAME_AS_THE_CLIENTS, "clear", "get_or_set") if hasattr(BaseCache, n)]
+)
+def test_arguments_are_djangos_own(name: str) -> None:
+    wanted = [p.name for p in parameters(getattr(BaseCache, name))]
+    assert [p.name for p in parameters(getattr(RedisCache, name))][: len(wanted)] == wanted
+
+
+def test_what_get_or_set_adds_is_given_by_name() -> None:
+    django = parameters(BaseCache.get_or_set)
+    extras = parameters(RedisCache.get_or_set)[len(django) :]
+    assert places(RedisCache.get_or_set) == [(p.name, p.default, True) for p in django]
+    assert extras
+    assert all(p.kind is p.KEYWORD_ONLY for p in extras)
+
+
+def test_arguments_of_lock_are_django_redis_own() -> None:
+    ours, theirs = parameters(RedisCache.lock), parameters(DefaultClient.lock)
+    assert [p.name for p in ours[:-1]] == [p.name for p in theirs]
+    # The timeout left out is the setting's, not none.
+    assert [(p.name, p.default) for p in ours[:-1] if p.name != "timeout"] == [
+        (p.name, p.default) for p in theirs if p.name != "timeout"
+    ]

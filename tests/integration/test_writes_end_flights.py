@@ -1,0 +1,254 @@
+"""C2: a write or a delete during a computation wins over it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.locking.keys import flight_key
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
+
+KEY = b"site:1:report"
+
+Write = Callable[[RedisCache], Any]
+
+#: What is done during the computation, and what the cache holds after it; None: nothing.
+WRITES: dict[str, tuple[Write, Any]] = {
+    "set": (lambda c: c.set("report", "newer"), "newer"),
+    "set for a time": (lambda c: c.set("report", "newer", 60), "newer"),
+    "set for ever": (lambda c: c.set("report", "newer", None), "newer"),
+    "set nx": (lambda c: c.set("report", "newer", nx=True), "newer"),
+    "set for 0": (lambda c: c.set("report", "newer", timeout=0), None),
+    "add": (lambda c: c.add("report", "newer"), "newer"),
+    "delete": (lambda c: c.delete("report"), None),
+    "set_many": (lambda c: c.set_many({"a": 1, "report": "newer", "b": 2}), "newer"),
+    "set_many for 0": (lambda c: c.set_many({"report": "newer"}, 0), None),
+    "delete_many": (lambda c: c.delete_many(["a", "report", "b"]), None),
+    "delete_pattern": (lambda c: c.delete_pattern("rep*"), None),
+    "delete_pattern of all": (lambda c: c.delete_pattern("*", itersize=1), None),
+    "incr_version": (
+        lambda c: (c.set("report", "newer", version=0), c.incr_version("report", version=0)),
+        "newer",
+    ),
+    "decr_version": (
+        lambda c: (c.set("report", "newer", version=2), c.decr_version("report", version=2)),
+        "newer",
+    ),
+    "clear": (lambda c: c.clear(), None),
+    "set, then delete": (lambda c: (c.set("report", "newer"), c.delete("report")), None),
+    "delete, then set": (lambda c: (c.delete("report"), c.set("report", "newer")), "newer"),
+}
+
+#: What is done during the computation without touching its key.
+OTHERS: dict[str, Write] = {
+    "another key": lambda c: (c.set("other", 1), c.delete("other"), c.delete_pattern("oth*")),
+    "another version": lambda c: (c.set("report", 1, version=2), c.delete("report", version=2)),
+    "another prefix": lambda c: c.delete("report", prefix="elsewhere"),
+    "set xx, missing": lambda c: c.set("report", "newer", xx=True),
+    "set nx for 0": lambda c: c.set("report", "newer", nx=True, timeout=0),
+    "reading": lambda c: (c.get("report"), c.get_many(["report"]), c.has_key("report")),
+    "touch": lambda c: (c.touch("report", 60), c.expire("report", 60), c.persist("report")),
+    "a lock of its name": lambda c: c.lock("report", timeout=60).acquire(),
+}
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer) -> RedisCache:
+    return RedisCache(redis_server.url, {"KEY_PREFIX": "site"})
+
+
+class Computation(threading.Thread):
+    """A computation of the report that is under way."""
+
+    def __init__(self, cache: RedisCache) -> None:
+        super().__init__(daemon=True)
+        self._cache = cache
+        self._begun, self._finish = threading.Event(), threading.Event()
+        self.start()
+        assert self._begun.wait(PATIENCE)
+
+    def run(self) -> None:
+        self._found = self._cache.get_or_set("report", self._compute, None)
+
+    def _compute(self) -> str:
+        self._begun.set()
+        assert self._finish.wait(PATIENCE)
+        return "older"
+
+    def finish(self) -> str:
+        """Its caller's value."""
+        self._finish.set()
+        self.join(PATIENCE)
+        assert not self.is_alive(), "it hangs"
+        return self._found
+
+
+@pytest.fixture
+def computation(cache: RedisCache) -> Iterator[Computation]:
+    computation = Computation(cache)
+    yield computation
+    computation.finish()
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_wins_over_the_computation(
+    cache: RedisCache, client: redis.Redis, computation: Computation, write: str
+) -> None:
+    do, kept = WRITES[write]
+    assert client.exists(flight_key(KEY))
+    do(cache)
+    assert not client.exists(flight_key(KEY))
+    assert computation.finish() == "older"
+    assert cache.get("report") == kept
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_followers_get_what_was_written_or_compute_anew(
+    cache: RedisCache, client: redis.Redis, computation: Computation, write: str
+) -> None:
+    do, kept = WRITES[write]
+    found: list[Any] = []
+    follower = threading.Thread(
+        target=lambda: found.append(cache.get_or_set("report", lambda: "anew", None)), daemon=True
+    )
+    follower.start()
+    do(cache)
+    computation.finish()
+    follower.join(PATIENCE)
+    assert found == [kept or "anew"]
+    assert cache.get("report") == found[0]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_writes_nothing_ends_no_flight(
+    cache: RedisCache, client: redis.Redis, computation: Computation, other: str
+) -> None:
+    OTHERS[other](cache)
+    assert client.exists(flight_key(KEY))
+    assert computation.finish() == "older"
+    assert cache.get("report") == "older"
+    assert client.pttl(KEY) == -1
+
+
+def test_a_failed_add_ends_no_flight(cache: RedisCache, client: redis.Redis) -> None:
+    client.set(KEY, 1)
+    client.set(flight_key(KEY), "another")
+    assert cache.add("report", "newer") is False
+    assert client.get(flight_key(KEY)) == b"another"
+
+
+@pytest.mark.parametrize("key", ["{tag}x", "a}b", "{", "a{b}c*", "ключ", "x y"])
+@pytest.mark.parametrize("write", ["set", "delete", "set_many", "delete_many"])
+def test_whatever_the_key_looks_like(
+    cache: RedisCache, client: redis.Redis, key: str, write: str
+) -> None:
+    flight = flight_key(f"site:1:{key}".encode())
+    client.set(flight, "another")
+    arguments: dict[str, tuple[Any, ...]] = {
+        "set": (key, 1),
+        "delete": (key,),
+        "set_many": ({key: 1},),
+        "delete_many": ([key],),
+    }
+    getattr(cache, write)(*arguments[write])
+    assert not client.exists(flight)
+
+
+def test_writes_on_the_callers_own_client_end_flights(
+    cache: RedisCache, client: redis.Redis, computation: Computation
+) -> None:
+    cache.set("report", "newer", client=client)
+    computation.finish()
+    assert cache.get("report") == "newer"
+
+
+def test_writes_in_the_callers_own_pipeline_end_flights_when_it_is_sent(
+    cache: RedisCache, client: redis.Redis, computation: Computation
+) -> None:
+    with client.pipeline() as pipeline:
+        cache.delete("report", client=pipeline)
+        assert client.exists(flight_key(KEY))
+        pipeline.execute()
+    assert not client.exists(flight_key(KEY))
+    computation.finish()
+    assert cache.get("report") is None
+
+
+def test_a_write_costs_one_command(cache: RedisCache, client: redis.Redis) -> None:
+    cache.set("warm", 1)
+    cache.delete("warm")
+    for write in (
+        lambda: cache.set("a", 1),
+        lambda: cache.add("b", 1),
+        lambda: cache.delete("a"),
+        lambda: cache.delete_many(["a", "b"]),
+        lambda: cache.set_many({"a": 1}),
+    ):
+        client.config_resetstat()
+        write()
+        stats = client.info("commandstats")
+        sent = sum(
+            stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha")
+        )
+        assert sent == 1
+
+
+def compute_in_a_process(link: Link, url: str) -> Any:
+    def compute() -> str:
+        link.say("computing")
+        return str(link.hear())
+
+    return RedisCache(url, {"KEY_PREFIX": "site"}).get_or_set("report", compute, None)
+
+
+@pytest.mark.parametrize("write", ["set", "delete", "clear", "delete_pattern"])
+def test_a_write_in_another_process_wins(
+    cache: RedisCache, redis_server: RedisServer, write: str
+) -> None:
+    do, kept = WRITES[write]
+    with processes(compute_in_a_process, redis_server.url) as (leader,):
+        leader.go()
+        assert leader.hear() == "computing"
+        do(cache)
+        leader.say("older")
+        assert leader.result() == "older"
+    assert cache.get("report") == kept
+
+
+def test_an_old_leader_does_not_overwrite_a_new_one(
+    cache: RedisCache, redis_server: RedisServer
+) -> None:
+    with processes(compute_in_a_process, redis_server.url, count=2) as (first, second):
+        first.go()
+        assert first.hear() == "computing"
+        cache.delete("report")
+        second.go()
+        assert second.hear() == "computing"
+        first.say("older")
+        assert first.result() == "older"
+        assert cache.get("report") is None
+        second.say("newer")
+        assert second.result() == "newer"
+    assert cache.get("report") == "newer"
+
+
+def test_a_leader_frozen_for_longer_than_its_flight_does_not_overwrite(
+    cache: RedisCache, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    with processes(compute_in_a_process, redis_server.url) as (leader,):
+        leader.go()
+        assert leader.hear() == "computing"
+        leader.pause()
+        client.pexpire(flight_key(KEY), 1)
+        until(lambda: not client.exists(flight_key(KEY)))
+        assert cache.get_or_set("report", lambda: "newer") == "newer"
+        leader.say("older")
+        leader.resume()
+        assert leader.result() == "older"
+    assert cache.get("report") == "newer"
