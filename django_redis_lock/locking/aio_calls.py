@@ -61,12 +61,12 @@ async def run(client: Any, call: Call, *, patience: float | None = None) -> Answ
                 return Answer(await _exchange(connection, call, patience), sent_twice=False)
             finally:
                 await connection.disconnect()
-        if patience is not None:
+        if patience is not None or not may_have_run(error):
             raise
         try:
             return Answer(await _run_pooled(pool, call, patience), sent_twice=True)
         except Exception as second:
-            note_sent(second, may_have_run(error) or may_have_run(second))
+            note_sent(second, True)
             raise
 
 

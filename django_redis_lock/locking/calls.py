@@ -99,8 +99,8 @@ def receive(connection: RawConnection, call: Call) -> Any:
 
 
 def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
-    """Run ``call`` in one round trip on a connection of ``client``'s pool; after a connection
-    error, once more.
+    """Run ``call`` in one round trip on a connection of ``client``'s pool; once more if the
+    connection broke before the reply.
 
     Args:
         patience: seconds to wait for the reply, and then no second try; None leaves the wait to
@@ -120,12 +120,12 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
                 return Answer(_exchange(connection, call, patience), sent_twice=False)
             finally:
                 connection.disconnect()
-        if patience is not None:
+        if patience is not None or not may_have_run(error):
             raise
         try:
             return Answer(_run_pooled(pool, call, patience), sent_twice=True)
         except Exception as second:
-            note_sent(second, may_have_run(error) or may_have_run(second))
+            note_sent(second, True)
             raise
 
 

@@ -7,12 +7,14 @@ import asyncio
 import pytest
 import redis
 import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from django_redis_lock import AsyncLock, Lock, LockLost, LockNotOwnedError
 from django_redis_lock.testing import MemoryLock, MemoryServer, VirtualClock, override
 
-#: Nothing listens there: whoever asks Redis fails.
-NOWHERE = redis.Redis(port=1)
+#: Nothing listens there: whoever asks Redis fails, and at once.
+NOWHERE = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
 
 
 def server() -> MemoryServer:
