@@ -1,0 +1,52 @@
+"""``Lock`` on Redis: the contract, and what is seen of it in Redis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import Lock
+from django_redis_lock.locking import line
+from tests.lock_contract import Backend, LockContract
+
+
+def places(name: str | bytes) -> int:
+    """How many of this process wait for the lock at ``name``."""
+    key = name if isinstance(name, bytes) else name.encode()
+    return sum(len(found.places) for found in tuple(line._lines.values()) if found.key[1] == key)
+
+
+class OnRedis(Backend):
+    """Locks of one class on one server."""
+
+    lock_class: Any = Lock
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+
+    def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
+        return self.lock_class(self.client, name, **options)
+
+    def value(self, name: str) -> bytes | None:
+        value: bytes | None = self.client.get(name)
+        return value
+
+    def expire_now(self, name: str) -> None:
+        assert self.client.pexpire(name, 0)
+
+    def delete_key(self, name: str) -> None:
+        assert self.client.delete(name)
+
+    def forget_everything(self) -> None:
+        self.client.flushdb()
+
+    def waiting(self, name: str) -> int:
+        return places(name)
+
+
+class TestLock(LockContract):
+    @pytest.fixture
+    def backend(self, client: redis.Redis) -> Backend:
+        return OnRedis(client)

@@ -1,0 +1,897 @@
+"""What a lock is: one suite that every lock of this package passes.
+
+A subclass says where its locks live::
+
+    class TestLock(LockContract):
+        @pytest.fixture
+        def backend(self, client):
+            return OnRedis(client)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import LockError, LockLost, LockNotOwnedError
+from tests.processes import PATIENCE, in_threads, until
+
+YEAR = 365 * 24 * 3600
+
+
+class Backend(ABC):
+    """Where locks live, and what can happen to them there."""
+
+    @abstractmethod
+    def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
+        """A handle with ``Lock``'s methods."""
+
+    @abstractmethod
+    def value(self, name: str) -> bytes | None:
+        """The token of who has the lock ``name``."""
+
+    @abstractmethod
+    def expire_now(self, name: str) -> None:
+        """Let the lifetime of ``name`` run out."""
+
+    @abstractmethod
+    def delete_key(self, name: str) -> None:
+        """Delete ``name``, as an operator might by hand."""
+
+    @abstractmethod
+    def forget_everything(self) -> None:
+        """Lose all data."""
+
+    @abstractmethod
+    def waiting(self, name: str) -> int:
+        """How many wait for ``name``."""
+
+
+class Background:
+    """A function that runs in a thread of its own."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._outcome: Any = None
+        self._raised: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(function, args), daemon=True)
+        self._thread.start()
+
+    def _run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        try:
+            self._outcome = function(*args)
+        except BaseException as error:
+            self._raised = error
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> Any:
+        """What it returned; what it raised is raised here."""
+        self._thread.join(PATIENCE)
+        assert self.done, "it hangs"
+        if self._raised is not None:
+            raise self._raised
+        return self._outcome
+
+
+def elsewhere(function: Callable[..., Any], *args: Any) -> Any:
+    """What ``function`` returns in another thread."""
+    return Background(function, *args).result()
+
+
+@contextmanager
+def nothing_raised_by_the_body_is_hidden() -> Iterator[None]:
+    """For a block that raises ``ZeroDivisionError``."""
+    with pytest.raises(ZeroDivisionError):
+        yield
+
+
+NO_SECONDS: list[Any] = [
+    -1,
+    -0.001,
+    math.nan,
+    math.inf,
+    -math.inf,
+    True,
+    "5",
+    b"5",
+    [5],
+    101 * YEAR,
+]
+NO_NAMES: list[Any] = ["", b"", None, 5, ["name"]]
+NO_TOKENS: list[Any] = ["", b"", 5, True, ["token"]]
+
+
+class LockContract:
+    """The tests. ``backend`` is for subclasses to say."""
+
+    name = "contract"
+
+    @pytest.fixture
+    def backend(self) -> Backend:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def make(self, backend: Backend) -> Callable[..., Any]:
+        """Makes handles of one and the same lock."""
+
+        def make(**options: Any) -> Any:
+            return backend.make_lock(self.name, **options)
+
+        return make
+
+    def wait_for_waiters(self, backend: Backend, count: int = 1) -> None:
+        until(lambda: backend.waiting(self.name) >= count)
+
+    # -- taking and giving back ----------------------------------------------------------------
+
+    def test_it_is_taken_and_given_back(self, make: Any) -> None:
+        lock = make(timeout=30)
+        assert not lock.locked()
+        assert not lock.owned()
+        assert lock.acquire() is True
+        assert lock.locked()
+        assert lock.owned()
+        assert lock.release() is None
+        assert not lock.locked()
+        assert not lock.owned()
+
+    def test_it_can_be_taken_again(self, make: Any) -> None:
+        lock = make(timeout=30)
+        for _ in range(3):
+            assert lock.acquire(blocking=False) is True
+            lock.release()
+
+    def test_it_is_held_by_one_at_a_time(self, make: Any) -> None:
+        one, two = make(timeout=30), make(timeout=30)
+        assert one.acquire()
+        assert two.acquire(blocking=False) is False
+        assert two.locked()
+        assert not two.owned()
+        one.release()
+        assert two.acquire(blocking=False) is True
+        two.release()
+
+    def test_names_are_locks_of_their_own(self, backend: Backend) -> None:
+        one, two = backend.make_lock("one", timeout=30), backend.make_lock("two", timeout=30)
+        assert one.acquire(blocking=False)
+        assert two.acquire(blocking=False)
+        one.release()
+        assert two.owned()
+        two.release()
+
+    @pytest.mark.parametrize("name", [b"\xff\x00 bytes", "naïve {x}y} name\n", "{tag}", "a" * 5000])
+    def test_any_name_will_do(self, backend: Backend, name: Any) -> None:
+        lock = backend.make_lock(name, timeout=30)
+        assert lock.name == name
+        assert lock.acquire(blocking=False)
+        assert not backend.make_lock(name, timeout=30).acquire(blocking=False)
+        lock.release()
+        assert not lock.locked()
+
+    def test_taking_it_twice_does_not_lose_it(self, make: Any) -> None:
+        lock = make(timeout=30)
+        assert lock.acquire()
+        token, fence = lock.local.token, lock.fence
+        assert lock.acquire(blocking=False) is False
+        assert lock.acquire(blocking_timeout=0.05) is False
+        assert lock.owned()
+        assert (lock.local.token, lock.fence) == (token, fence)
+        lock.release()
+
+    @pytest.mark.parametrize("options", [{"renew": True, "timeout": 30}, {"timeout": None}])
+    def test_it_does_not_wait_for_itself_for_ever(self, make: Any, options: Any) -> None:
+        lock = make(**options)
+        assert lock.acquire()
+        with pytest.raises(LockError, match="already"):
+            lock.acquire()
+        assert lock.owned()
+        lock.release()
+
+    def test_what_was_never_taken_cannot_be_released(self, make: Any) -> None:
+        lock = make(timeout=30)
+        with pytest.raises(LockError) as caught:
+            lock.release()
+        assert not isinstance(caught.value, LockNotOwnedError)
+        assert caught.value.lock_name == self.name
+
+    def test_it_is_released_once(self, make: Any) -> None:
+        lock = make(timeout=30)
+        lock.acquire()
+        lock.release()
+        with pytest.raises(LockError):
+            lock.release()
+
+    def test_nobody_releases_anothers(self, make: Any) -> None:
+        one, two = make(timeout=30), make(timeout=30)
+        one.acquire()
+        with pytest.raises(LockError):
+            two.release()
+        assert one.owned()
+        one.release()
+
+    def test_what_has_expired_cannot_be_released(self, backend: Backend, make: Any) -> None:
+        lock = make(timeout=30)
+        lock.acquire()
+        backend.expire_now(self.name)
+        assert not lock.owned()
+        with pytest.raises(LockNotOwnedError) as caught:
+            lock.release()
+        assert caught.value.lock_name == self.name
+
+    def test_what_is_anothers_by_now_is_left_alone(self, backend: Backend, make: Any) -> None:
+        one, two = make(timeout=30), make(timeout=30)
+        one.acquire()
+        backend.expire_now(self.name)
+        two.acquire()
+        with pytest.raises(LockNotOwnedError):
+            one.release()
+        assert two.owned()
+        two.release()
+
+    def test_errors_are_redis_pys(self, backend: Backend, make: Any) -> None:
+        lock = make(timeout=30)
+        with pytest.raises(redis.exceptions.LockError):
+            lock.release()
+        lock.acquire()
+        backend.expire_now(self.name)
+        with pytest.raises(redis.exceptions.LockNotOwnedError):
+            lock.release()
+
+    # -- with ----------------------------------------------------------------------------------
+
+    def test_with_holds_it(self, make: Any) -> None:
+        lock = make(timeout=30)
+        with lock as entered:
+            assert entered is lock
+            assert lock.owned()
+        assert not lock.locked()
+
+    def test_with_raises_what_the_body_raises(self, make: Any) -> None:
+        lock = make(timeout=30)
+        with nothing_raised_by_the_body_is_hidden(), lock:
+            raise ZeroDivisionError
+        assert not lock.locked()
+
+    def test_with_says_when_it_cannot_be_had(self, make: Any) -> None:
+        holder = make(timeout=30)
+        holder.acquire()
+        for refused in (make(blocking=False), make(blocking_timeout=0.05)):
+            with pytest.raises(LockError, match="Unable to acquire") as caught, refused:
+                raise AssertionError("the body ran without the lock")
+            assert caught.value.lock_name == self.name
+        holder.release()
+
+    def test_with_says_when_it_was_lost(self, backend: Backend, make: Any) -> None:
+        with pytest.raises(LockNotOwnedError), make(timeout=30):
+            backend.delete_key(self.name)
+
+    def test_with_is_silent_about_it_if_asked_to(self, backend: Backend, make: Any) -> None:
+        lock = make(timeout=30, raise_on_release_error=False)
+        with lock:
+            backend.delete_key(self.name)
+        with lock:
+            lock.release()
+
+    @pytest.mark.parametrize("name", ["contract", b"\xff\x00 bytes"])
+    @pytest.mark.parametrize("raise_on_release_error", [True, False])
+    def test_what_the_body_raised_comes_before_the_loss(
+        self, backend: Backend, name: Any, raise_on_release_error: bool
+    ) -> None:
+        lock = backend.make_lock(name, timeout=30, raise_on_release_error=raise_on_release_error)
+        with nothing_raised_by_the_body_is_hidden(), lock:
+            backend.delete_key(name)
+            raise ZeroDivisionError
+
+    def test_with_says_when_it_was_released_inside(self, make: Any) -> None:
+        lock = make(timeout=30)
+        with pytest.raises(LockError), lock:
+            lock.release()
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def test_one_try_is_one_try(self, make: Any) -> None:
+        holder, other = make(timeout=30), make(timeout=30)
+        assert other.acquire(blocking_timeout=0) is True
+        other.release()
+        holder.acquire()
+        assert other.acquire(blocking_timeout=0) is False
+        assert other.acquire(blocking=False, blocking_timeout=60) is False
+        assert make(blocking=False).acquire() is False
+        assert make(blocking_timeout=0).acquire() is False
+        holder.release()
+
+    @pytest.mark.parametrize("wait", [0.001, 0.19])
+    def test_a_wait_ends_at_its_deadline(self, make: Any, wait: float) -> None:
+        holder, other = make(timeout=30), make(timeout=30)
+        holder.acquire()
+        began = time.monotonic()
+        assert other.acquire(blocking_timeout=wait) is False
+        waited = time.monotonic() - began
+        assert wait * 0.95 - 0.001 <= waited < wait + 5
+        holder.release()
+        assert other.acquire(blocking_timeout=wait) is True
+        other.release()
+
+    def test_the_call_says_how_long_before_the_handle_does(self, make: Any) -> None:
+        holder = make(timeout=30)
+        holder.acquire()
+        assert make(blocking_timeout=60).acquire(blocking_timeout=0.02) is False
+        waiter = Background(make(blocking=False, timeout=30).acquire, None, True, PATIENCE)
+        holder.release()
+        assert waiter.result() is True
+
+    def test_the_last_try_counts(self, backend: Backend, make: Any) -> None:
+        """Free since a moment before the deadline, and nobody said so."""
+        holder, other = make(timeout=30), make(timeout=30)
+        holder.acquire()
+        waiter = Background(lambda: other.acquire(blocking_timeout=0.5))
+        self.wait_for_waiters(backend)
+        backend.delete_key(self.name)
+        assert waiter.result() is True
+
+    def test_a_waiter_has_it_at_the_release(self, backend: Backend, make: Any) -> None:
+        holder, other = make(timeout=30), make(timeout=30)
+        holder.acquire()
+
+        def wait() -> tuple[bool, bool, int]:
+            return other.acquire(), other.owned(), other.fence
+
+        waiter = Background(wait)
+        self.wait_for_waiters(backend)
+        assert not waiter.done
+        fence = holder.fence
+        holder.release()
+        acquired, owned, later = waiter.result()
+        assert acquired is True
+        assert owned
+        assert later > fence
+        assert not holder.owned()
+        assert not make().acquire(blocking=False)
+
+    @pytest.mark.parametrize("same_handle", [True, False])
+    def test_waiters_have_it_in_the_order_they_came(
+        self, backend: Backend, make: Any, same_handle: bool
+    ) -> None:
+        holder, shared = make(timeout=30), make(timeout=30)
+        holder.acquire()
+        order: list[int] = []
+
+        def wait(number: int) -> None:
+            with shared if same_handle else make(timeout=30):
+                order.append(number)
+
+        waiters = []
+        for number in range(7):
+            waiters.append(Background(wait, number))
+            self.wait_for_waiters(backend, number + 1)
+        holder.release()
+        for waiter in waiters:
+            waiter.result()
+        assert order == list(range(7))
+
+    def test_who_gave_up_is_passed_over(self, backend: Backend, make: Any) -> None:
+        holder = make(timeout=30)
+        holder.acquire()
+        first = Background(lambda: make(timeout=30).acquire(blocking_timeout=0.4))
+        self.wait_for_waiters(backend, 1)
+        second = Background(lambda: make(timeout=30).acquire())
+        self.wait_for_waiters(backend, 2)
+        third = Background(lambda: make(timeout=30).acquire(blocking_timeout=0.2))
+        self.wait_for_waiters(backend, 3)
+        assert first.result() is False
+        assert third.result() is False
+        assert not second.done
+        holder.release()
+        assert second.result() is True
+
+    def test_a_waiter_has_it_when_the_holders_lifetime_is_over(
+        self, backend: Backend, make: Any
+    ) -> None:
+        holder, other = make(timeout=0.3), make(timeout=30)
+        holder.acquire()
+        began = time.monotonic()
+        assert other.acquire(blocking_timeout=PATIENCE) is True
+        assert time.monotonic() - began < 5
+        assert holder.lost
+        other.release()
+
+    def test_a_waiter_has_it_when_the_key_is_deleted(self, backend: Backend, make: Any) -> None:
+        holder, other = make(timeout=30), make(timeout=30)
+        holder.acquire()
+        waiter = Background(lambda: other.acquire(blocking_timeout=PATIENCE))
+        self.wait_for_waiters(backend)
+        backend.delete_key(self.name)
+        assert waiter.result() is True
+
+    def test_threads_take_turns(self, make: Any) -> None:
+        shared = make(timeout=30)
+        inside: list[int] = []
+
+        def work() -> int:
+            for _ in range(10):
+                with shared:
+                    inside.append(1)
+                    assert len(inside) == 1
+                    inside.pop()
+            return 10
+
+        assert in_threads(8, work) == [10] * 8
+
+    # -- tokens --------------------------------------------------------------------------------
+
+    def test_the_token_is_the_value_at_the_key(self, backend: Backend, make: Any) -> None:
+        lock = make(timeout=30)
+        assert lock.local.token is None
+        lock.acquire()
+        assert isinstance(lock.local.token, bytes)
+        assert backend.value(self.name) == lock.local.token
+        lock.release()
+        assert lock.local.token is None
+        assert backend.value(self.name) is None
+
+    def test_the_token_of_a_waiter_is_too(self, backend: Backend, make: Any) -> None:
+        holder, other = make(timeout=30), make(timeout=30)
+        holder.acquire()
+
+        def wait() -> tuple[bytes, bytes | None]:
+            other.acquire()
+            return other.local.token, backend.value(self.name)
+
+        waiter = Background(wait)
+        self.wait_for_waiters(backend)
+        holder.release()
+        token, value = waiter.result()
+        assert token == value
+
+    def test_tokens_differ(self, make: Any) -> None:
+        lock, tokens = make(timeout=30), set()
+        for _ in range(20):
+            lock.acquire()
+            tokens.add(lock.local.token)
+            lock.release()
+        assert len(tokens) == 20
+
+    @pytest.mark.parametrize("token", ["chosen", b"chosen", "a:b c", b"\xff\x00"])
+    def test_a_token_can_be_chosen(self, backend: Backend, make: Any, token: Any) -> None:
+        as_bytes = token if isinstance(token, bytes) else token.encode()
+        lock = make(timeout=30)
+        assert lock.acquire(token=token)
+        assert lock.local.token == as_bytes
+        assert backend.value(self.name) == as_bytes
+        assert lock.owned()
+        lock.release()
+        assert not lock.locked()
+
+    def test_the_same_token_is_not_the_same_holder(self, backend: Backend, make: Any) -> None:
+        one, two = make(timeout=30), make(timeout=30)
+        assert one.acquire(token="same")
+        assert two.acquire(blocking=False, token="same") is False
+        assert two.acquire(blocking_timeout=0.05, token="same") is False
+        assert one.owned()
+
+        def wait() -> Any:
+            return two.acquire(token="same"), two.owned(), two.local.token
+
+        waiter = Background(wait)
+        self.wait_for_waiters(backend)
+        assert not waiter.done
+        one.release()
+        assert waiter.result() == (True, True, b"same")
+        assert backend.value(self.name) == b"same"
+
+    def test_another_handle_acts_for_a_token(self, backend: Backend, make: Any) -> None:
+        holder = make(timeout=30)
+        holder.acquire()
+        agent = make(timeout=30, id=holder.local.token)
+        assert agent.owned()
+        agent.extend(1000)
+        assert agent.ttl() > 900
+        agent.reacquire()
+        assert agent.ttl() <= 30
+        agent.release()
+        assert not holder.locked()
+        with pytest.raises(LockNotOwnedError):
+            holder.release()
+
+    def test_a_handle_with_a_token_takes_the_lock_with_it(
+        self, backend: Backend, make: Any
+    ) -> None:
+        lock = make(timeout=30, id="mine")
+        assert not lock.owned()
+        for _ in range(2):
+            assert lock.acquire(blocking=False)
+            assert backend.value(self.name) == b"mine"
+            lock.release()
+
+    # -- fences --------------------------------------------------------------------------------
+
+    def test_fences_strictly_increase(self, backend: Backend, make: Any) -> None:
+        fences = []
+
+        def take(lock: Any) -> None:
+            lock.acquire()
+            fences.append(lock.fence)
+
+        assert make().fence is None
+        lock = make(timeout=30)
+        for _ in range(3):
+            take(lock)
+            lock.release()
+        take(make(timeout=30))
+        backend.delete_key(self.name)
+        take(make(timeout=30))
+        backend.expire_now(self.name)
+        take(make(timeout=30))
+        backend.forget_everything()
+        take(make(timeout=30))
+        assert all(isinstance(fence, int) for fence in fences)
+        assert fences == sorted(set(fences))
+
+    # -- lifetimes -----------------------------------------------------------------------------
+
+    def test_ttl(self, make: Any) -> None:
+        lock = make(timeout=30)
+        assert lock.ttl() is None
+        lock.acquire()
+        assert 20 < lock.ttl() <= 30
+        assert 20 < make().ttl() <= 30
+        lock.release()
+        for_ever = make()
+        for_ever.acquire()
+        assert for_ever.ttl() == math.inf
+        assert not for_ever.lost
+        for_ever.release()
+
+    def test_a_lifetime_of_less_than_a_millisecond(self, make: Any) -> None:
+        lock = make(timeout=0.0004)
+        assert lock.acquire(blocking=False) is True
+        until(lambda: not lock.locked())
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+
+    @pytest.mark.parametrize("renew", [True, False])
+    def test_a_lifetime_of_a_year(self, make: Any, renew: bool) -> None:
+        lock = make(timeout=YEAR, renew=renew)
+        lock.acquire()
+        assert YEAR - 60 < lock.ttl() <= YEAR
+        lock.extend(YEAR)
+        assert 2 * YEAR - 60 < lock.ttl() <= 2 * YEAR
+        lock.ensure_held()
+        lock.release()
+
+    def test_extend(self, make: Any) -> None:
+        lock = make(timeout=30)
+        lock.acquire()
+        assert lock.extend(100) is True
+        assert 100 < lock.ttl() <= 130
+        assert lock.extend(50, replace_ttl=True) is True
+        assert 30 < lock.ttl() <= 50
+        assert lock.extend(0.5) is True
+        assert lock.reacquire() is True
+        assert 0 < lock.ttl() <= 30
+        lock.release()
+
+    def test_what_is_extended_counts_longer(self, make: Any) -> None:
+        lock = make(timeout=0.3)
+        began = time.monotonic()
+        lock.acquire()
+        lock.extend(30)
+        until(lambda: time.monotonic() > began + 0.4)
+        assert not lock.lost
+        lock.ensure_held()
+        lock.release()
+
+    def test_what_is_shortened_counts_shorter(self, backend: Backend, make: Any) -> None:
+        """Also right after a grant, when its full lifetime is just being confirmed."""
+        holder, other = make(timeout=30), make(timeout=30)
+        holder.acquire()
+
+        def wait() -> bool:
+            other.acquire()
+            other.extend(0.05, replace_ttl=True)
+            ended = time.monotonic() + 0.05
+            until(lambda: time.monotonic() > ended)
+            return bool(other.lost)
+
+        waiter = Background(wait)
+        self.wait_for_waiters(backend)
+        holder.release()
+        assert waiter.result()
+
+    @pytest.mark.parametrize(("verb", "args"), [("extend", (5,)), ("reacquire", ())])
+    def test_who_may_not_extend(
+        self, backend: Backend, make: Any, verb: str, args: tuple[Any, ...]
+    ) -> None:
+        lock = make(timeout=30)
+        with pytest.raises(LockError, match="not owned") as caught:
+            getattr(lock, verb)(*args)
+        assert not isinstance(caught.value, LockNotOwnedError)
+        lock.acquire()
+        backend.expire_now(self.name)
+        with pytest.raises(LockNotOwnedError, match="no longer owned"):
+            getattr(lock, verb)(*args)
+        other = make(timeout=30)
+        other.acquire()
+        with pytest.raises(LockNotOwnedError):
+            getattr(lock, verb)(*args)
+        assert other.ttl() <= 30
+        other.release()
+        for_ever = make()
+        for_ever.acquire()
+        with pytest.raises(LockError, match="no timeout") as caught:
+            getattr(for_ever, verb)(*args)
+        assert not isinstance(caught.value, LockNotOwnedError)
+        assert caught.value.lock_name == self.name
+        for_ever.release()
+
+    def test_it_is_renewed(self, backend: Backend, make: Any) -> None:
+        lock = make(timeout=0.6, renew=True)
+        lock.acquire()
+        ends = time.monotonic() + 1.5
+        while time.monotonic() < ends:
+            assert backend.value(self.name) == lock.local.token
+            assert not lock.lost
+            time.sleep(0.05)
+        assert lock.owned()
+        lock.release()
+        assert not lock.locked()
+        assert not lock.lost
+
+    def test_it_is_renewed_after_waiting_for_it(self, backend: Backend, make: Any) -> None:
+        holder = make(timeout=30)
+        holder.acquire()
+
+        def wait() -> bool:
+            with make(timeout=0.6, renew=True) as lock:
+                ends = time.monotonic() + 1.2
+                until(lambda: time.monotonic() > ends)
+                return bool(lock.owned())
+
+        waiter = Background(wait)
+        self.wait_for_waiters(backend)
+        holder.release()
+        assert waiter.result()
+
+    def test_it_is_renewed_for_so_long_and_no_longer(self, make: Any) -> None:
+        told = threading.Event()
+        lock = make(timeout=0.3, renew=True, max_hold=0.8, on_lost=told.set)
+        began = time.monotonic()
+        lock.acquire()
+        assert told.wait(PATIENCE)
+        assert time.monotonic() - began > 0.7
+        assert lock.lost
+        until(lambda: not lock.locked())
+
+    def test_released_early_it_stays_taken_for_so_long(self, backend: Backend, make: Any) -> None:
+        lock, other = make(timeout=30, min_hold=0.4), make(timeout=30)
+        began = time.monotonic()
+        lock.acquire()
+        lock.release()
+        assert not lock.owned()
+        assert lock.locked()
+        assert other.acquire(blocking=False) is False
+        assert other.acquire(blocking_timeout=PATIENCE) is True
+        assert time.monotonic() - began >= 0.4 * 0.95
+        other.release()
+
+    def test_released_late_it_is_free_at_once(self, make: Any) -> None:
+        lock = make(timeout=30, min_hold=0.1)
+        lock.acquire()
+        ends = time.monotonic() + 0.15
+        until(lambda: time.monotonic() > ends)
+        lock.release()
+        assert make().acquire(blocking=False) is True
+
+    # -- losing it -----------------------------------------------------------------------------
+
+    def test_it_is_lost_at_its_deadline(self, make: Any) -> None:
+        calls: list[int] = []
+        lock = make(timeout=0.2, on_lost=lambda: calls.append(1))
+        assert not lock.lost
+        with pytest.raises(LockError) as never:
+            lock.ensure_held()
+        assert not isinstance(never.value, LockLost)
+        lock.acquire()
+        lock.ensure_held()
+        until(lambda: lock.lost)
+        with pytest.raises(LockLost) as caught:
+            lock.ensure_held()
+        assert caught.value.lock_name == self.name
+        assert not lock.owned()
+        until(lambda: calls)
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+        assert calls == [1]
+
+    def test_what_was_lost_can_be_taken_again(self, backend: Backend, make: Any) -> None:
+        lock = make(timeout=0.05)
+        lock.acquire()
+        until(lambda: lock.lost)
+        assert lock.acquire()
+        assert not lock.lost
+        lock.extend(30)
+        lock.ensure_held()
+        lock.release()
+
+    @pytest.mark.parametrize("how", ["delete_key", "expire_now", "reset"])
+    def test_the_holder_is_told(self, backend: Backend, make: Any, how: str) -> None:
+        told = threading.Event()
+        lock = make(timeout=1, renew=True, on_lost=told.set)
+        lock.acquire()
+        if how == "reset":
+            assert make().reset() is True
+        else:
+            getattr(backend, how)(self.name)
+        assert told.wait(PATIENCE)
+        assert lock.lost
+        with pytest.raises(LockLost):
+            lock.ensure_held()
+
+    def test_released_is_not_lost(self, make: Any) -> None:
+        calls: list[int] = []
+        lock = make(timeout=0.1, renew=True, on_lost=lambda: calls.append(1))
+        lock.acquire()
+        lock.release()
+        ends = time.monotonic() + 0.3
+        until(lambda: time.monotonic() > ends)
+        assert not lock.lost
+        assert not calls
+        with pytest.raises(LockLost):
+            lock.ensure_held()
+
+    def test_a_broken_on_lost_harms_nobody(self, make: Any) -> None:
+        def on_lost() -> None:
+            raise RuntimeError("on_lost is broken")
+
+        lock = make(timeout=0.1, on_lost=on_lost)
+        lock.acquire()
+        until(lambda: lock.lost)
+        assert lock.acquire(blocking_timeout=PATIENCE)
+        assert not make().acquire(blocking=False)
+
+    # -- who has it, and ending it by force ----------------------------------------------------
+
+    def test_the_holder_is_named(self, make: Any) -> None:
+        lock = make(timeout=30, label="nightly report")
+        assert lock.holder() is None
+        lock.acquire()
+        first = make().holder()
+        assert first.id
+        assert first.id.encode() != lock.local.token
+        assert lock.local.token.decode() not in repr(first)
+        until(lambda: make().holder().label == "nightly report")
+        holder = make().holder()
+        assert holder.id == first.id
+        assert holder.pid == os.getpid()
+        assert holder.host
+        assert holder.thread
+        assert holder.since is not None
+        lock.release()
+        assert lock.holder() is None
+
+    def test_it_can_be_ended_by_force(self, make: Any) -> None:
+        lock = make(timeout=30)
+        assert lock.reset() is False
+        lock.acquire()
+        assert make().reset() is True
+        assert not lock.locked()
+        assert not lock.owned()
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+
+    def test_ended_by_force_it_is_the_first_waiters(self, backend: Backend, make: Any) -> None:
+        holder = make(timeout=30)
+        holder.acquire()
+        waiter = Background(lambda: make(timeout=30).acquire())
+        self.wait_for_waiters(backend)
+        assert make().reset() is True
+        assert waiter.result() is True
+        assert not holder.owned()
+        assert holder.locked()
+
+    # -- threads -------------------------------------------------------------------------------
+
+    def test_what_one_thread_holds_is_not_anothers(self, make: Any) -> None:
+        lock = make(timeout=30)
+        lock.acquire()
+
+        def look() -> None:
+            assert not lock.owned()
+            assert lock.locked()
+            assert lock.local.token is None
+            assert lock.fence is None
+            assert not lock.lost
+            for verb in (lock.release, lock.reacquire, lock.ensure_held):
+                with pytest.raises(LockError):
+                    verb()
+            assert lock.acquire(blocking=False) is False
+
+        elsewhere(look)
+        assert lock.owned()
+        lock.release()
+
+    def test_threads_share_it_if_asked_to(self, make: Any) -> None:
+        lock = make(timeout=30, thread_local=False)
+        lock.acquire()
+        token, fence = lock.local.token, lock.fence
+
+        def look() -> None:
+            assert lock.owned()
+            assert (lock.local.token, lock.fence) == (token, fence)
+            lock.ensure_held()
+            lock.release()
+
+        elsewhere(look)
+        assert not lock.owned()
+        assert lock.local.token is None
+        assert not lock.locked()
+
+    # -- wrong arguments -----------------------------------------------------------------------
+
+    @pytest.mark.parametrize("value", [0, 0.0, *NO_SECONDS], ids=repr)
+    @pytest.mark.parametrize("argument", ["timeout", "max_hold", "grant_timeout"])
+    def test_lifetimes_that_make_no_sense(self, make: Any, argument: str, value: Any) -> None:
+        options = {"timeout": 30, "renew": True, argument: value}
+        with pytest.raises((TypeError, ValueError), match=f"^{argument} must be .*second"):
+            make(**options)
+
+    @pytest.mark.parametrize("value", NO_SECONDS, ids=repr)
+    @pytest.mark.parametrize("argument", ["sleep", "blocking_timeout", "min_hold"])
+    def test_waits_that_make_no_sense(self, make: Any, argument: str, value: Any) -> None:
+        with pytest.raises((TypeError, ValueError), match=f"^{argument} must be .*second"):
+            make(timeout=30, **{argument: value})
+        if argument != "min_hold":
+            lock = make(timeout=30)
+            with pytest.raises((TypeError, ValueError), match=f"^{argument} must be .*second"):
+                lock.acquire(**{argument: value})
+            assert not lock.locked()
+
+    @pytest.mark.parametrize("value", [0, None, *NO_SECONDS], ids=repr)
+    def test_extensions_that_make_no_sense(self, make: Any, value: Any) -> None:
+        lock = make(timeout=30)
+        lock.acquire()
+        with pytest.raises((TypeError, ValueError), match="^additional_time must be .*second"):
+            lock.extend(value)
+        assert lock.ttl() <= 30
+        lock.release()
+
+    @pytest.mark.parametrize("value", NO_NAMES, ids=repr)
+    def test_names_that_are_none(self, backend: Backend, value: Any) -> None:
+        with pytest.raises((TypeError, ValueError), match="name must"):
+            backend.make_lock(value, timeout=30)
+
+    @pytest.mark.parametrize("value", NO_TOKENS, ids=repr)
+    def test_tokens_that_are_none(self, make: Any, value: Any) -> None:
+        with pytest.raises((TypeError, ValueError), match="token must"):
+            make(timeout=30, id=value)
+        lock = make(timeout=30)
+        with pytest.raises((TypeError, ValueError), match="token must"):
+            lock.acquire(token=value)
+        assert not lock.locked()
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"timeout": None, "renew": True},
+            {"timeout": None, "max_hold": 5},
+            {"timeout": 5, "renew": True, "max_hold": 5, "min_hold": 6},
+            {"timeout": 5, "on_lost": "print"},
+            {"timeout": 5, "label": 5},
+            {"timeout": 5, "label": b"bytes"},
+        ],
+        ids=repr,
+    )
+    def test_options_that_make_no_sense(self, make: Any, options: Any) -> None:
+        with pytest.raises((TypeError, ValueError), match=r"must|need"):
+            make(**options)
