@@ -1,0 +1,52 @@
+"""What a measurement is given, and how it takes turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import redis
+
+__all__ = ["Bench", "in_turns"]
+
+T = TypeVar("T")
+
+
+@dataclass
+class Bench:
+    """One run.
+
+    Attributes:
+        url: an empty Redis for this run alone.
+        quick: see that it works; the figures are rough then.
+    """
+
+    url: str
+    quick: bool = False
+    client: redis.Redis = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = redis.Redis.from_url(self.url)
+
+    def pick(self, quick: T, full: T) -> T:
+        return quick if self.quick else full
+
+    def empty(self) -> None:
+        """Start from an empty Redis that knows its scripts still."""
+        self.client.flushall()
+
+
+def in_turns(rounds: int, contenders: Mapping[str, Callable[[], Any]]) -> dict[str, list[Any]]:
+    """What each contender gives in each round.
+
+    They take turns within a round, and whoever was last is first in the next: what else goes on on
+    this machine meets all of them alike.
+    """
+    found: dict[str, list[Any]] = {name: [] for name in contenders}
+    order = list(contenders)
+    for _ in range(rounds):
+        for name in order:
+            found[name].append(contenders[name]())
+        order.insert(0, order.pop())
+    return found

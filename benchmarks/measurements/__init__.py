@@ -1,0 +1,1 @@
+"""One measurement a module; each has ``measure(bench)``, which gives one or more results."""

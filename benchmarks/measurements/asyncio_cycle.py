@@ -1,0 +1,83 @@
+"""Acquire and release for asyncio: alone, and eight tasks after one lock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import redis.asyncio
+
+from ..bench import Bench
+from ..contenders import ASYNC_LOCKS, BARE, load_bare_script, make_async_lock
+from ..figures import median, median_ratio
+from ..results import OURS, Result, Target
+
+__all__ = ["measure"]
+
+TASKS = 8
+LIMIT = 1.10
+
+
+def measure(bench: Bench) -> Result:
+    result = Result(
+        f"asyncio: acquire and release, alone; {TASKS} tasks of one loop after one lock, no hold",
+        ("µs alone", "ratio to bare", f"cycles/s of {TASKS} tasks", "ratio to best peer"),
+    )
+    bench.empty()
+    load_bare_script(bench.client)
+    alone, together = asyncio.run(_measure(bench))
+    peers = [median(rates) for name, rates in together.items() if name != OURS]
+    for name, cycles in alone.items():
+        rate = median(together[name]) if name in together else None
+        result.rows[name] = (
+            median(cycles),
+            median_ratio(cycles, alone[BARE]),
+            rate,
+            None if rate is None else rate / max(peers),
+        )
+    ratio = result.number(OURS, "ratio to bare")
+    result.targets = [Target.at_most(f"at most {LIMIT:.2f} × two bare trips", ratio, LIMIT)]
+    return result
+
+
+async def _measure(bench: Bench) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    alone: dict[str, list[float]] = {name: [] for name in (BARE, *ASYNC_LOCKS)}
+    together: dict[str, list[float]] = {name: [] for name in ASYNC_LOCKS}
+    async with redis.asyncio.Redis.from_url(bench.url) as client:
+        for _ in range(bench.pick(quick=5, full=30)):
+            for name, cycles in alone.items():
+                cycles.append(await _alone(client, name, bench.pick(quick=50, full=200)))
+        for _ in range(bench.pick(quick=1, full=5)):
+            for name, rates in together.items():
+                rates.append(await _together(client, name, bench.pick(quick=0.5, full=1.0)))
+    return alone, together
+
+
+async def _alone(client: redis.asyncio.Redis, contender: str, count: int) -> float:
+    """Microseconds for one cycle."""
+    lock = make_async_lock(contender, client, f"bench:asyncio:{contender}")
+    await lock.acquire()
+    await lock.release()
+    began = time.perf_counter()
+    for _ in range(count):
+        await lock.acquire()
+        await lock.release()
+    return (time.perf_counter() - began) / count * 1e6
+
+
+async def _together(client: redis.asyncio.Redis, contender: str, seconds: float) -> float:
+    """Cycles per second of all tasks."""
+    began = time.monotonic()
+
+    async def cycle() -> int:
+        # A handle each: redis-py's tasks would share the token of one.
+        lock = make_async_lock(contender, client, f"bench:asyncio:tasks:{contender}")
+        count = 0
+        while time.monotonic() - began < seconds:
+            await lock.acquire()
+            await lock.release()
+            count += 1
+        return count
+
+    counts = await asyncio.gather(*(cycle() for _ in range(TASKS)))
+    return sum(counts) / (time.monotonic() - began)
