@@ -861,7 +861,7 @@ class LockContract:
     def test_extensions_that_make_no_sense(self, make: Any, value: Any) -> None:
         lock = make(timeout=30)
         lock.acquire()
-        with pytest.raises((TypeError, ValueError), match="^additional_time must be .*second"):
+        with pytest.raises((TypeError, ValueError), match=r"^additional_time must be .*second"):
             lock.extend(value)
         assert lock.ttl() <= 30
         lock.release()
