@@ -20,6 +20,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from typing import Any
 
 import django
 
-__all__ = ["PATIENCE", "Crew", "Link", "Worker", "in_threads", "processes", "until"]
+__all__ = ["PATIENCE", "Crew", "Link", "Worker", "in_threads", "processes", "until", "waiting_in"]
 
 #: Seconds after which what has not happened will not happen any more.
 PATIENCE = 30.0
@@ -53,6 +54,10 @@ class Link:
         kind, message = self._receive()
         assert kind == "said", f"it did not say anything, it {kind} {message!r}"
         return message
+
+    def speaks(self) -> bool:
+        """Whether there is something to hear."""
+        return self._connection.poll()
 
     def _receive(self) -> tuple[str, Any]:
         if not self._connection.poll(PATIENCE):
@@ -170,3 +175,15 @@ def until(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)
+
+
+def waiting_in(module: str) -> int:
+    """How many threads of this process wait for an event or a lock of threading's in ``module``."""
+    return [_caller_of_threading(f) for f in sys._current_frames().values()].count(module)
+
+
+def _caller_of_threading(frame: Any) -> Any:
+    inside = False
+    while frame is not None and frame.f_globals.get("__name__") == "threading":
+        inside, frame = True, frame.f_back
+    return inside and frame is not None and frame.f_globals.get("__name__")

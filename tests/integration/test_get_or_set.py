@@ -5,7 +5,6 @@ Another process is stood in for by its flight in Redis; real processes are in ``
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis_lock import LockError, LockNotAcquired
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.keys import flight_key, flight_stream
-from tests.processes import PATIENCE, in_threads, until
+from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
 
 KEY = b":1:report"
@@ -104,16 +103,7 @@ class Asking(threading.Thread):
 
 def waiting_in_memory() -> int:
     """How many threads wait for what another thread of this process finds."""
-    return [caller_of_wait(frame) for frame in sys._current_frames().values()].count(
-        "django_redis_lock.flights"
-    )
-
-
-def caller_of_wait(frame: Any) -> Any:
-    """The module that called threading's ``wait``, if ``frame`` is in it."""
-    while frame is not None and frame.f_globals.get("__name__") == "threading":
-        frame = frame.f_back
-    return frame and frame.f_globals.get("__name__")
+    return waiting_in("django_redis_lock.flights")
 
 
 def blocked(client: redis.Redis) -> int:
