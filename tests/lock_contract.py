@@ -327,7 +327,8 @@ class LockContract:
         holder = make(timeout=30)
         holder.acquire()
         assert make(blocking_timeout=60).acquire(blocking_timeout=0.02) is False
-        waiter = Background(make(blocking=False, timeout=30).acquire, None, True, PATIENCE)
+        patient = make(blocking=False, timeout=30)
+        waiter = Background(lambda: patient.acquire(blocking=True, blocking_timeout=PATIENCE))
         holder.release()
         assert waiter.result() is True
 
@@ -710,6 +711,7 @@ class LockContract:
         assert caught.value.lock_name == self.name
         assert not lock.owned()
         until(lambda: calls)
+        until(lambda: not lock.locked())
         with pytest.raises(LockNotOwnedError):
             lock.release()
         assert calls == [1]

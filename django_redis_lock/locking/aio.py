@@ -22,7 +22,7 @@ from .handle import Handle
 from .hold import Hold
 from .owner import Held, Owner
 from .scripts import Call
-from .state import TaskState
+from .state import TaskState, for_the_caller
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,7 +33,8 @@ __all__ = ["AsyncLock"]
 class AsyncLock(Handle):
     """``Lock`` for asyncio: ``redis_client.lock(name, lock_class=AsyncLock)`` of redis.asyncio.
 
-    Each task has a token of its own. ``on_lost`` is called in the event loop that acquired.
+    Each task has a token of its own: the task in which ``acquire`` was called. ``on_lost`` is
+    called in the event loop that acquired.
     """
 
     def _new_state(self) -> Any:
@@ -42,14 +43,17 @@ class AsyncLock(Handle):
             return state
         return SimpleNamespace(token=self.id, hold=None, renewal=None)
 
+    @for_the_caller
     async def acquire(
         self,
-        sleep: float | None = None,
         blocking: bool | None = None,
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
+        *,
+        sleep: float | None = None,
     ) -> bool:
-        """As ``Lock.acquire``. Cancelling it leaves no trace."""
+        """As ``Lock.acquire``, with the order of arguments that redis-py's asyncio lock has.
+        Cancelling it leaves no trace."""
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
         try:
             granted = await self._acquire(request, wait)
@@ -76,6 +80,7 @@ class AsyncLock(Handle):
             hold.on_lost = _in_loop(asyncio.get_running_loop(), self.on_lost)
         return hold
 
+    @for_the_caller
     async def release(self) -> None:
         """As ``Lock.release``."""
         token = self._owned_token("release")
@@ -86,11 +91,13 @@ class AsyncLock(Handle):
         if not answer.value and not answer.sent_twice:
             self._not_owned("release")
 
+    @for_the_caller
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """As ``Lock.extend``."""
         seconds = check_seconds("additional_time", additional_time) or 0.0
         return await self._change("extend", seconds, replace_ttl)
 
+    @for_the_caller
     async def reacquire(self) -> Literal[True]:
         """As ``Lock.reacquire``."""
         return await self._change("reacquire", self.timeout or 1.0, True)
@@ -105,6 +112,7 @@ class AsyncLock(Handle):
         """Whether anybody holds the lock."""
         return await self.held() is not None
 
+    @for_the_caller
     async def owned(self) -> bool:
         """Whether this handle (in this task) holds the lock."""
         if self.local.token is None:

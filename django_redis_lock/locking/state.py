@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
+import sys
 import threading
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from .hold import Hold
 
-__all__ = ["TaskState", "ThreadState"]
+__all__ = ["TaskState", "ThreadState", "for_the_caller"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ThreadState(threading.local):
@@ -22,33 +31,24 @@ class ThreadState(threading.local):
 
 
 class TaskState:
-    """What each task knows through one handle, where a thread's ``State`` would be.
-
-    A task that ended without releasing leaves its lock to the next one that asks, because in
-    ``await asyncio.wait_for(lock.acquire(), 5)`` Python before 3.12 acquires in a task of its own.
-    """
+    """What each task knows through one handle; see ``for_the_caller``."""
 
     def __init__(self, token: bytes | None) -> None:
         self._initial = token
-        self._states: dict[Any, SimpleNamespace] = {}
+        self._states: WeakKeyDictionary[asyncio.Task[Any], SimpleNamespace] = WeakKeyDictionary()
+        self._of_no_task = self._new()
+
+    def _new(self) -> SimpleNamespace:
+        return SimpleNamespace(token=self._initial, hold=None, renewal=None)
 
     def _mine(self) -> SimpleNamespace:
-        task = _current_task()
+        task = _caller.get() or _running_task()
+        if task is None:
+            return self._of_no_task
         state = self._states.get(task)
         if state is None:
-            state = self._inherited() or SimpleNamespace(
-                token=self._initial, hold=None, renewal=None
-            )
-            self._states[task] = state
+            state = self._states[task] = self._new()
         return state
-
-    def _inherited(self) -> SimpleNamespace | None:
-        for task, state in list(self._states.items()):
-            if task is not None and task.done():
-                del self._states[task]
-                if state.hold is not None and not state.hold.ended:
-                    return state
-        return None
 
     @property
     def token(self) -> bytes | None:
@@ -77,7 +77,35 @@ class TaskState:
         self._mine().renewal = renewal
 
 
-def _current_task() -> asyncio.Task[Any] | None:
+#: The task that called the method under way, if that is known to differ from the one that runs it.
+_caller: ContextVar[asyncio.Task[Any] | None] = ContextVar("django_redis_lock_caller", default=None)
+
+
+def for_the_caller(
+    method: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Let a coroutine method act for the task in which it is called, whichever runs it: in
+    ``await asyncio.wait_for(lock.acquire(), 5)`` Python before 3.12 gives it a task of its own."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
+        return act(_running_task(), *args, **options)
+
+    async def act(caller: asyncio.Task[Any] | None, *args: P.args, **options: P.kwargs) -> T:
+        before = _caller.set(caller)
+        try:
+            return await method(*args, **options)
+        finally:
+            _caller.reset(before)
+
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(call)
+    else:
+        call._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+    return call
+
+
+def _running_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
     except RuntimeError:

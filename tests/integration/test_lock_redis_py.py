@@ -1,0 +1,272 @@
+"""``Lock`` and ``AsyncLock`` in the place of redis-py's: signatures, clients of all kinds, and both
+kinds of lock on one name."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import redis.asyncio.lock
+import redis.lock
+
+from django_redis_lock import AsyncLock, Lock, LockError
+from tests.integration.test_lock import places
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, in_threads, until
+from tests.redis_server import RedisServer
+
+METHODS = ("__init__", "acquire", "extend", "locked", "owned", "reacquire", "release")
+PAIRS = [(Lock, redis.lock.Lock), (AsyncLock, redis.asyncio.lock.Lock)]
+
+
+class TestInterface:
+    @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+    @pytest.mark.parametrize("method", METHODS)
+    def test_every_argument_has_its_place_and_its_default(
+        self, ours: Any, theirs: Any, method: str
+    ) -> None:
+        wanted = inspect.signature(getattr(theirs, method)).parameters.values()
+        given = list(inspect.signature(getattr(ours, method)).parameters.values())
+        for position, parameter in enumerate(wanted):
+            found = given[position]
+            assert (found.name, found.kind) == (parameter.name, parameter.kind)
+            assert found.default == parameter.default
+        for added in given[len(wanted) :]:
+            assert added.kind is inspect.Parameter.KEYWORD_ONLY
+            assert added.default is not inspect.Parameter.empty
+
+    @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+    def test_what_is_awaited_is_awaited(self, ours: Any, theirs: Any) -> None:
+        for method in METHODS[1:-1]:
+            found, wanted = (
+                asyncio.iscoroutinefunction(getattr(c, method)) for c in (ours, theirs)
+            )
+            # redis-py's extend and reacquire return what is to be awaited.
+            assert found or not wanted
+        assert asyncio.iscoroutinefunction(ours.release) == (ours is AsyncLock)
+
+    @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+    def test_a_handle_has_the_same_attributes(self, ours: Any, theirs: Any) -> None:
+        client: Any = redis.Redis() if ours is Lock else redis.asyncio.Redis()
+        arguments = ("name", 10, 0.2, False, 3, False, False)
+        found, wanted = ours(client, *arguments), theirs(client, *arguments)
+        for name, value in vars(wanted).items():
+            if name != "local":
+                assert getattr(found, name) == value
+        assert found.local.token is wanted.local.token is None
+
+    def test_the_clients_make_ours(self, client: redis.Redis) -> None:
+        lock = client.lock("name", 10, 0.2, False, 3, Lock, False, False)
+        assert isinstance(lock, Lock)
+        assert (lock.name, lock.timeout, lock.sleep, lock.blocking) == ("name", 10, 0.2, False)
+        assert (lock.blocking_timeout, lock.thread_local) == (3, False)
+        assert lock.raise_on_release_error is False
+        with client.lock("name", timeout=10, lock_class=Lock) as held:
+            assert held.owned()
+
+    def test_the_asyncio_clients_make_ours(self, redis_server: RedisServer) -> None:
+        async def main() -> None:
+            async with redis.asyncio.Redis.from_url(redis_server.url) as client:
+                async with client.lock("name", timeout=10, lock_class=AsyncLock) as held:
+                    assert isinstance(held, AsyncLock)
+                    assert await held.owned()
+                lock = client.lock("name", timeout=10, lock_class=AsyncLock)
+                await lock.acquire()
+                assert await client.lock("name", lock_class=AsyncLock).acquire(False) is False
+                assert await lock.acquire(True, 0.01, "token") is False
+
+        asyncio.run(main())
+
+
+class TestBothKinds:
+    """Ours and redis-py's on one name, as in a deployment that goes from one to the other."""
+
+    def test_they_exclude_each_other(self, client: redis.Redis) -> None:
+        ours, theirs = Lock(client, "name", timeout=30), client.lock("name", timeout=30)
+        assert ours.acquire()
+        assert not theirs.acquire(blocking=False)
+        assert theirs.locked()
+        ours.release()
+        assert not theirs.locked()
+        assert theirs.acquire(blocking=False)
+        assert not ours.acquire(blocking=False)
+        assert not ours.acquire(blocking_timeout=0.05)
+        assert ours.locked()
+        assert not ours.owned()
+        with pytest.raises(LockError):
+            ours.release()
+        theirs.release()
+        assert ours.acquire(blocking=False)
+        with pytest.raises(redis.exceptions.LockError):
+            theirs.release()
+
+    def test_they_act_for_each_others_tokens(self, client: redis.Redis) -> None:
+        ours, theirs = Lock(client, "name", timeout=30), client.lock("name", timeout=30)
+        ours.acquire()
+        theirs.local.token = ours.local.token
+        assert theirs.owned()
+        theirs.release()
+        assert not ours.owned()
+        theirs.acquire()
+        ours = Lock(client, "name", timeout=30)
+        ours.local.token = theirs.local.token
+        assert ours.extend(100)
+        assert ours.ttl() > 100
+        ours.release()
+        assert not theirs.owned()
+
+    def test_the_holder_of_theirs_has_no_name(self, client: redis.Redis) -> None:
+        client.lock("name", timeout=30).acquire()
+        holder = Lock(client, "name").holder()
+        assert holder is not None
+        assert "unnamed" in str(holder)
+
+    def test_our_waiter_notices_their_release(self, client: redis.Redis) -> None:
+        theirs = client.lock("name", timeout=60)
+        theirs.acquire()
+        waiter = Background(lambda: Lock(client, "name", timeout=30).acquire())
+        until(lambda: client.info("clients")["blocked_clients"])
+        theirs.release()
+        assert waiter.result() is True
+
+    def test_their_waiter_notices_our_release(self, client: redis.Redis) -> None:
+        ours = Lock(client, "name", timeout=60)
+        ours.acquire()
+        began = Background(lambda: client.lock("name", timeout=30).acquire())
+        ours.release()
+        assert began.result() is True
+
+    def test_they_take_turns(self, client: redis.Redis) -> None:
+        """Nobody is shut out for good, and nobody gets in beside another."""
+        inside: list[int] = []
+
+        def work(number: int) -> int:
+            turns = 0
+            for _ in range(5):
+                mine: Any = Lock if number % 2 else redis.lock.Lock
+                with mine(client, "name", timeout=30, sleep=0.001, blocking_timeout=PATIENCE):
+                    inside.append(number)
+                    assert len(inside) == 1
+                    inside.pop()
+                    turns += 1
+            return turns
+
+        numbers = iter(range(4))
+        assert in_threads(4, lambda: work(next(numbers))) == [5] * 4
+
+    def test_errors_are_caught_where_theirs_were(self, client: redis.Redis) -> None:
+        for lock in (client.lock("name", timeout=30, lock_class=Lock), client.lock("name", 30)):
+            with pytest.raises(redis.exceptions.LockError) as caught:
+                lock.release()
+            assert caught.value.lock_name == "name"
+            lock.acquire()
+            client.delete("name")
+            with pytest.raises(redis.exceptions.LockNotOwnedError):
+                lock.release()
+
+
+def works(client: redis.Redis) -> None:
+    """Every verb of a lock, with a waiter and with the keeper, over ``client``."""
+    holder = client.lock("name", timeout=30, lock_class=Lock)
+    assert holder.acquire()
+    assert holder.owned()
+    assert holder.locked()
+    assert holder.extend(5)
+    assert holder.reacquire()
+
+    def wait() -> tuple[bool, int]:
+        with client.lock("name", timeout=0.3, lock_class=Lock) as lock:
+            return lock.owned(), lock.fence
+
+    waiter = Background(wait)
+    until(lambda: places("name"))
+    assert not client.lock("name", timeout=30, lock_class=Lock).acquire(blocking_timeout=0.05)
+    fence = holder.fence
+    holder.release()
+    owned, later = waiter.result()
+    assert owned
+    assert later > fence
+    renewed = Lock(client, "name", timeout=0.3, renew=True, label="über")
+    with renewed:
+        until(lambda: (found := renewed.holder()) and found.label == "über")
+        assert renewed.owned()
+    assert renewed.reset() is False
+    assert Lock(client, "name", timeout=30, id="token").acquire(blocking=False)
+    assert Lock(client, "name").reset() is True
+
+
+def works_in_tasks(client: redis.asyncio.Redis) -> None:
+    """The same over an asyncio client, which is closed then."""
+
+    async def wait() -> tuple[bool, int | None]:
+        async with client.lock("name", timeout=0.3, lock_class=AsyncLock) as lock:
+            return await lock.owned(), lock.fence
+
+    async def main() -> None:
+        async with client:
+            holder = client.lock("name", timeout=30, lock_class=AsyncLock)
+            assert await holder.acquire()
+            assert await holder.owned()
+            assert await holder.extend(5)
+            waiter = asyncio.create_task(wait())
+            while not places("name"):
+                await asyncio.sleep(0.001)
+            other = client.lock("name", timeout=30, lock_class=AsyncLock)
+            assert not await other.acquire(blocking_timeout=0.05)
+            fence = holder.fence
+            await holder.release()
+            owned, later = await waiter
+            assert owned
+            assert later > fence
+            async with AsyncLock(client, "name", timeout=0.3, renew=True, label="über") as lock:
+                async with asyncio.timeout(PATIENCE):
+                    while (await lock.holder()).label != "über":
+                        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+PROTOCOLS = [{"protocol": 2}, {"protocol": 3}]
+OPTIONS = [
+    *PROTOCOLS,
+    {"decode_responses": True},
+    {"decode_responses": True, "protocol": 3},
+    {"encoding": "latin-1"},
+    {"socket_timeout": 1.0},
+    {"socket_timeout": None},
+    {"single_connection_client": True},
+    {"health_check_interval": 1},
+]
+
+
+class TestClients:
+    @pytest.mark.parametrize("options", OPTIONS, ids=str)
+    def test_options(self, client: redis.Redis, redis_server: RedisServer, options: Any) -> None:
+        with redis_server.client(**options) as other:
+            works(other)
+        works_in_tasks(redis.asyncio.Redis.from_url(redis_server.url, **options))
+
+    def test_a_unix_socket(self, client: redis.Redis, redis_server: Any) -> None:
+        if not isinstance(redis_server, RedisServer):
+            pytest.skip("the server in REDIS_URL has no socket we know of")
+        with redis.Redis.from_url(redis_server.unix_url) as other:
+            works(other)
+        works_in_tasks(redis.asyncio.Redis.from_url(redis_server.unix_url))
+
+    def test_a_client_without_host(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        """``redis.Redis(connection_pool=...)``, as django-redis makes it."""
+        pool = redis.ConnectionPool.from_url(redis_server.url)
+        with redis.Redis(connection_pool=pool) as other:
+            works(other)
+
+    def test_a_password(self, own_server: RedisServer) -> None:
+        with own_server.client() as admin:
+            admin.config_set("requirepass", "secret phrase")
+            options: dict[str, Any] = {"port": own_server.port, "password": "secret phrase"}
+            with redis.Redis(**options) as other:
+                works(other)
+            works_in_tasks(redis.asyncio.Redis(**options))
