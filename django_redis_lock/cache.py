@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 from .conf import Conf
 from .exceptions import LockNotAcquired
 from .flights import TOO_LATE, CoordinationError, Flights, Producer
-from .locking.arguments import check_seconds
+from .locking.arguments import check_name, check_seconds
 from .locking.calls import OUTAGE, run
 from .locking.inventory import Inventory, list_held
 from .locking.keys import INDEX, lock_keys
@@ -148,6 +148,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
                 None: never expires, which a crash makes for ever.
             options: see ``django_redis_lock.Lock``.
         """
+        check_name("" if key is None else str(key))  # A number will do, as for any cache key.
         if timeout is _SETTING:
             timeout = self.conf.TIMEOUT
             options.setdefault("renew", True)
@@ -275,6 +276,5 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
         return {"client": FlightEnding(client or self.client.get_client(write=True))}
 
     def _encoded_key(self, key: str, version: int | None) -> bytes:
-        encoder = self._lock_client().get_encoder()
-        encoded: bytes = encoder.encode(self.client.make_key(key, version=version))
-        return encoded
+        nkey = self.client.make_key(key, version=version)
+        return bytes(self._lock_client().get_encoder().encode(nkey))

@@ -1,0 +1,274 @@
+"""``cache.lock()``: its names, its lifetime, what it passes on, and whom it excludes."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import pytest
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from django_redis.cache import RedisCache as PlainCache
+
+from django_redis_lock import Lock, LockError, LockNotOwnedError
+from django_redis_lock.cache import RedisCache
+from tests.processes import in_threads, until
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer) -> RedisCache:
+    return RedisCache(redis_server.url, {"KEY_PREFIX": "site"})
+
+
+def make(server: RedisServer, prefix: str = "site", **options: Any) -> RedisCache:
+    return RedisCache(server.url, {"KEY_PREFIX": prefix, "OPTIONS": options})
+
+
+# -- names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("params", "arguments", "key"),
+    [
+        ({}, ("report",), b":1:lock:report"),
+        ({"KEY_PREFIX": "site"}, ("report",), b"site:1:lock:report"),
+        ({"KEY_PREFIX": "site", "VERSION": 3}, ("report",), b"site:3:lock:report"),
+        ({"KEY_PREFIX": "site"}, ("report", 7), b"site:7:lock:report"),
+        ({"OPTIONS": {"LOCK_LOCK_PREFIX": "mutex-"}}, ("report",), b":1:mutex-report"),
+        ({"OPTIONS": {"LOCK_LOCK_PREFIX": ""}}, ("report",), b":1:report"),
+        ({"KEY_FUNCTION": lambda key, prefix, version: f"<{key}>"}, ("x",), b"<lock:x>"),
+        ({}, (42,), b":1:lock:42"),
+    ],
+)
+def test_the_key_of_a_lock(
+    redis_server: RedisServer,
+    client: redis.Redis,
+    params: dict[str, Any],
+    arguments: tuple[Any, ...],
+    key: bytes,
+) -> None:
+    with RedisCache(redis_server.url, params).lock(*arguments):
+        assert client.exists(key)
+
+
+def test_the_prefix_is_a_setting(cache: RedisCache, client: redis.Redis, settings: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"LOCK_PREFIX": "mutex:"}
+    with cache.lock("report"):
+        assert client.exists(b"site:1:mutex:report")
+
+
+def test_versions_and_sites_do_not_exclude_each_other(
+    redis_server: RedisServer, cache: RedisCache
+) -> None:
+    other = make(redis_server, "other")
+    with cache.lock("report"), cache.lock("report", 2), cache.lock("b"), other.lock("report"):
+        assert not cache.lock("report", 2).acquire(blocking=False)
+
+
+@pytest.mark.parametrize("name", ["", None])
+def test_what_is_no_name_is_refused(cache: RedisCache, name: Any) -> None:
+    with pytest.raises(ValueError, match="a lock's name must not be empty"):
+        cache.lock(name)
+
+
+# -- lifetime ----------------------------------------------------------------------------------
+
+
+def test_the_default_lifetime_is_renewed_until_the_release(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    cache = make(redis_server, LOCK_TIMEOUT=1)
+    lock = cache.lock("report")
+    assert (lock.timeout, lock.renew) == (1, True)
+    with lock:
+        for _ in range(3):
+            until(lambda: 0 < client.pttl("site:1:lock:report") < 800)
+            until(lambda: client.pttl("site:1:lock:report") > 800)
+        lock.ensure_held()
+    assert not client.exists("site:1:lock:report")
+
+
+def test_the_default_lifetime_is_a_setting(cache: RedisCache, settings: Any) -> None:
+    assert cache.lock("report").timeout == 30
+    settings.DJANGO_REDIS_LOCK = {"TIMEOUT": 5}
+    assert cache.lock("report").timeout == 5
+
+
+def test_a_lifetime_of_ones_own_is_not_renewed(cache: RedisCache, client: redis.Redis) -> None:
+    lock = cache.lock("report", timeout=0.3)
+    assert (lock.timeout, lock.renew) == (0.3, False)
+    lock.acquire()
+    until(lambda: not client.exists("site:1:lock:report"))
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+
+
+def test_a_lifetime_of_ones_own_is_renewed_on_request(cache: RedisCache) -> None:
+    assert cache.lock("report", timeout=7, renew=True).renew
+    assert not cache.lock("report", renew=False).renew
+
+
+def test_a_lock_without_end_is_asked_for_by_name(cache: RedisCache, client: redis.Redis) -> None:
+    with cache.lock("report", timeout=None) as lock:
+        assert client.pttl("site:1:lock:report") == -1
+        assert lock.ttl() == math.inf
+        assert not lock.renew
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf, "1", True])
+def test_wrong_lifetimes_are_refused(cache: RedisCache, timeout: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="timeout must be"):
+        cache.lock("report", timeout=timeout)
+
+
+def test_renewal_of_what_never_expires_is_refused(cache: RedisCache) -> None:
+    with pytest.raises(ValueError, match="a lock without one never expires"):
+        cache.lock("report", timeout=None, renew=True)
+
+
+def test_the_time_to_take_a_grant_is_a_setting(redis_server: RedisServer) -> None:
+    cache = make(redis_server, LOCK_GRANT_TIMEOUT=5)
+    assert cache.lock("report").grant_timeout == 5
+    assert cache.lock("report", grant_timeout=1).grant_timeout == 1
+
+
+# -- what it passes on -------------------------------------------------------------------------
+
+
+def test_arguments_by_position_are_django_redis_own(cache: RedisCache, client: redis.Redis) -> None:
+    lock = cache.lock("report", 2, 5, 0.3, False, None, client, False)
+    assert lock.name == "site:2:lock:report"
+    assert (lock.timeout, lock.sleep, lock.blocking, lock.blocking_timeout) == (5, 0.3, False, None)
+    assert lock.redis is client
+    assert lock.thread_local is False
+
+
+def test_options_are_passed_on(cache: RedisCache) -> None:
+    lost: list[int] = []
+    lock = cache.lock(
+        "report",
+        max_hold=60,
+        min_hold=1,
+        on_lost=lambda: lost.append(1),
+        label="nightly",
+        raise_on_release_error=False,
+    )
+    assert (lock.max_hold, lock.min_hold, lock.label) == (60, 1, "nightly")
+    assert lock.raise_on_release_error is False
+    assert lock.on_lost is not None
+
+
+def test_unknown_options_are_refused(cache: RedisCache) -> None:
+    with pytest.raises(TypeError, match="expire"):
+        cache.lock("report", expire=3)
+
+
+def test_a_token_got_elsewhere_is_acted_for(cache: RedisCache) -> None:
+    here = cache.lock("report")
+    here.acquire()
+    there = cache.lock("report", id=here.local.token)
+    assert there.owned()
+    there.release()
+    assert not here.locked()
+
+
+def test_another_client_may_lead_elsewhere(cache: RedisCache, own_server: RedisServer) -> None:
+    with own_server.client() as elsewhere, cache.lock("report", client=elsewhere):
+        assert elsewhere.exists("site:1:lock:report")
+        assert cache.lock("report").acquire(blocking=False)
+
+
+# -- exclusion ---------------------------------------------------------------------------------
+
+
+def test_it_excludes_itself(cache: RedisCache) -> None:
+    with cache.lock("report"):
+        assert not cache.lock("report", blocking=False).acquire()
+        assert not cache.lock("report", blocking_timeout=0.05).acquire()
+        with pytest.raises(LockError), cache.lock("report", blocking_timeout=0):
+            raise AssertionError("it was held")
+    assert cache.lock("report", blocking=False).acquire()
+
+
+@pytest.mark.parametrize("prefix", ["lock:", ""])
+def test_it_excludes_a_plain_lock_at_its_key_and_the_other_way_round(
+    redis_server: RedisServer, client: redis.Redis, prefix: str
+) -> None:
+    cache = make(redis_server, LOCK_LOCK_PREFIX=prefix)
+    plain = client.lock(f"site:1:{prefix}report", timeout=60, blocking=False)
+    ours = cache.lock("report", blocking=False)
+    with ours:
+        assert not plain.acquire()
+    with plain:
+        assert not ours.acquire()
+    assert ours.acquire()
+
+
+def test_without_a_prefix_it_excludes_django_redis_own_lock(redis_server: RedisServer) -> None:
+    """Rolling deployments from ``django_redis.cache``."""
+    theirs = PlainCache(redis_server.url, {"KEY_PREFIX": "site"}).lock("report", timeout=60)
+    with make(redis_server, LOCK_LOCK_PREFIX="").lock("report"):
+        assert not theirs.acquire(blocking=False)
+
+
+def test_a_waiter_gets_it_when_a_plain_lock_is_released(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    """Nobody signals then; the keeper looks."""
+    plain = client.lock("site:1:lock:report", timeout=60, thread_local=False)
+    plain.acquire()
+
+    def release_when_awaited() -> None:
+        until(lambda: client.info("clients")["blocked_clients"] == 1)
+        plain.release()
+
+    thread = threading.Thread(target=release_when_awaited)
+    thread.start()
+    with cache.lock("report", timeout=60) as ours:
+        assert ours.owned()
+    thread.join()
+
+
+def test_threads_take_turns(cache: RedisCache) -> None:
+    inside: list[int] = []
+
+    def work() -> int:
+        with cache.lock("report"):
+            inside.append(1)
+            assert len(inside) == 1
+            inside.pop()
+        return 1
+
+    assert in_threads(12, work) == [1] * 12
+
+
+# -- where it cannot work ----------------------------------------------------------------------
+
+
+def test_without_redis_a_lock_raises(own_server: RedisServer) -> None:
+    cache = make(own_server, IGNORE_EXCEPTIONS=True)
+    own_server.stop()
+    with pytest.raises(redis.ConnectionError):
+        cache.lock("report").acquire()
+
+
+def test_shards_cannot_lock_and_say_so(redis_server: RedisServer) -> None:
+    cache = make(redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
+    with pytest.raises(ImproperlyConfigured, match="has no single primary server"):
+        cache.lock("report")
+
+
+def test_a_herd_can_lock(redis_server: RedisServer) -> None:
+    cache = make(redis_server, CLIENT_CLASS="django_redis.client.HerdClient")
+    with cache.lock("report") as lock:
+        assert isinstance(lock, Lock)
+
+
+def test_held_locks_are_those_of_this_cache(redis_server: RedisServer, cache: RedisCache) -> None:
+    with cache.lock("a"), cache.lock("b", 2), make(redis_server, "other").lock("c"):
+        assert sorted(lock.key for lock in cache.held_locks().locks) == [
+            b"site:1:lock:a",
+            b"site:2:lock:b",
+        ]
