@@ -21,6 +21,8 @@ from redis.exceptions import ResponseError
 from .conf import Conf
 from .exceptions import LockNotAcquired
 from .flights import TOO_LATE, CoordinationError, Flights, Producer
+from .locking.aio import AsyncLock
+from .locking.aio_clients import asyncio_client
 from .locking.arguments import check_name, check_seconds
 from .locking.calls import OUTAGE, run
 from .locking.inventory import Inventory, list_held
@@ -149,20 +151,43 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
             options: see ``django_redis_lock.Lock``.
         """
         check_name("" if key is None else str(key))  # A number will do, as for any cache key.
-        if timeout is _SETTING:
-            timeout = self.conf.TIMEOUT
-            options.setdefault("renew", True)
-        options.setdefault("grant_timeout", self.conf.GRANT_TIMEOUT)
-        return Lock(
-            client or self._lock_client(),
-            self.client.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version),
-            timeout,
-            sleep,
-            blocking,
-            blocking_timeout,
-            thread_local,
-            **options,
-        )
+        options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
+        options.update(thread_local=thread_local, **self._lifetime(timeout, options))
+        return Lock(client or self._lock_client(), self._lock_name(key, version), **options)
+
+    def alock(
+        self,
+        key: str,
+        version: int | None = None,
+        timeout: float | None = _SETTING,
+        *,
+        client: Any = None,
+        **options: Any,
+    ) -> AsyncLock:
+        """As ``lock``, for asyncio: ``async with cache.alock("import"):``.
+
+        Args:
+            client: a redis.asyncio client; left out, one of the running event loop's own, to the
+                server of this cache.
+
+        Raises:
+            RuntimeError: no event loop is running.
+        """
+        options.update(self._lifetime(timeout, options))
+        client = client or asyncio_client(self._lock_client())
+        return AsyncLock(client, self._lock_name(key, version), **options)
+
+    def _lifetime(self, timeout: float | None, options: dict[str, Any]) -> dict[str, Any]:
+        """What the settings say of a lock's lifetime where the caller does not."""
+        grant_timeout = options.get("grant_timeout", self.conf.GRANT_TIMEOUT)
+        if timeout is not _SETTING:
+            return {"timeout": timeout, "grant_timeout": grant_timeout}
+        renew = options.get("renew", True)
+        return {"timeout": self.conf.TIMEOUT, "renew": renew, "grant_timeout": grant_timeout}
+
+    def _lock_name(self, key: str, version: int | None) -> str:
+        name: str = self.client.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version)
+        return name
 
     def held_locks(self, limit: int = 500) -> Inventory:
         """The locks held under this cache's key prefix, for the admin and for monitoring."""

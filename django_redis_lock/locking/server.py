@@ -16,11 +16,20 @@ from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.asyncio.connection import (
     UnixDomainSocketConnection as AsyncUnixDomainSocketConnection,
 )
+from redis.asyncio.sentinel import SentinelManagedConnection as AsyncSentinelConnection
 from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.retry import Retry
+from redis.sentinel import SentinelManagedConnection
 
-__all__ = ["RawConnection", "Server", "own_settings", "reset_after_fork", "server_of"]
+__all__ = [
+    "RawConnection",
+    "Server",
+    "common_settings",
+    "own_settings",
+    "reset_after_fork",
+    "server_of",
+]
 
 
 class RawConnection(Protocol):
@@ -60,18 +69,28 @@ _COMMON = (
 )
 
 
+def common_settings(pool: Any) -> dict[str, Any]:
+    """What a connection for threads and one for asyncio need alike to reach ``pool``'s server.
+
+    Raises:
+        TypeError: only the pool itself knows where its server is (Sentinel).
+    """
+    if issubclass(pool.connection_class, (SentinelManagedConnection, AsyncSentinelConnection)):
+        raise TypeError("a lock for asyncio cannot go by way of Sentinel yet; use Lock in a thread")
+    settings = pool.connection_kwargs
+    return {n: v for n, v in settings.items() if n in _COMMON or n.startswith("ssl_")}
+
+
 def _for_threads(pool: Any) -> tuple[Any, dict[str, Any]]:
     """Class and arguments of the connections a thread can use to reach ``pool``'s server."""
-    settings: dict[str, Any] = dict(pool.connection_kwargs)
     for theirs, ours in (
         (AsyncSSLConnection, SSLConnection),
         (AsyncConnection, Connection),
         (AsyncUnixDomainSocketConnection, UnixDomainSocketConnection),
     ):
         if issubclass(pool.connection_class, theirs):
-            common = {n: v for n, v in settings.items() if n in _COMMON or n.startswith("ssl_")}
-            return ours, common
-    return pool.connection_class, settings
+            return ours, common_settings(pool)
+    return pool.connection_class, dict(pool.connection_kwargs)
 
 
 class Server:

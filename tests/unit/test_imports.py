@@ -37,6 +37,7 @@ LAYERS = (
         "locking.server",
         "locking.calls",
         "locking.aio_calls",
+        "locking.aio_clients",
     ),
     (
         "locking.keeper",

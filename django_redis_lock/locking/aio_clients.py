@@ -1,0 +1,87 @@
+"""The asyncio client that leads to the same server as a thread's client: one for each event loop.
+
+django-redis has clients for threads only. Connections belong to the loop that made them, and loops
+may be short-lived (``async_to_sync`` makes one for each call), so a loop's client is closed when
+its loop ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.connection import Connection as ThreadConnection
+from redis.connection import SSLConnection as ThreadSSLConnection
+from redis.connection import UnixDomainSocketConnection as ThreadUnixDomainSocketConnection
+
+from .server import Server, common_settings, server_of
+
+__all__ = ["asyncio_client"]
+
+_clients: weakref.WeakKeyDictionary[Any, dict[Server, Any]] = weakref.WeakKeyDictionary()
+
+
+def asyncio_client(client: Any) -> Any:
+    """The running loop's ``redis.asyncio.Redis`` for the server of ``client``.
+
+    Args:
+        client: a redis-py client for threads.
+
+    Raises:
+        RuntimeError: no event loop is running.
+        TypeError: its connections are of a class without an asyncio twin.
+    """
+    loop = asyncio.get_running_loop()
+    of_loop = _clients.get(loop)
+    if of_loop is None:
+        of_loop = _clients[loop] = {}
+        _closing[loop] = _close_with_the_loop(of_loop)
+    server = server_of(client)
+    found = of_loop.get(server)
+    if found is None:
+        found = of_loop[server] = Redis(connection_pool=_pool_like(client.connection_pool))
+    return found
+
+
+def _pool_like(pool: Any) -> ConnectionPool:
+    for theirs, ours in (
+        (ThreadSSLConnection, SSLConnection),
+        (ThreadConnection, Connection),
+        (ThreadUnixDomainSocketConnection, UnixDomainSocketConnection),
+    ):
+        if issubclass(pool.connection_class, theirs):
+            settings = common_settings(pool)
+            settings.update(retry=Retry(NoBackoff(), 0))
+            for name in ("socket_timeout", "socket_keepalive", "health_check_interval"):
+                if name in pool.connection_kwargs:
+                    settings[name] = pool.connection_kwargs[name]
+            return ConnectionPool(connection_class=ours, **settings)
+    raise TypeError(f"{pool.connection_class.__name__} has no twin for asyncio")
+
+
+def _close_with_the_loop(clients: dict[Server, Any]) -> AsyncGenerator[None, None]:
+    """Have ``clients`` closed when the running loop ends: whoever ends a loop in order (asyncio's
+    and asgiref's runners) closes the asynchronous generators that have begun in it."""
+
+    async def closing() -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            for client in clients.values():
+                await client.connection_pool.disconnect()
+            clients.clear()
+
+    generator = closing()
+    with suppress(StopIteration):  # It begins without waiting for anything.
+        generator.__anext__().send(None)
+    return generator
+
+
+_closing: weakref.WeakKeyDictionary[Any, AsyncGenerator[None, None]] = weakref.WeakKeyDictionary()
