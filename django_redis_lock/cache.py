@@ -5,25 +5,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
-from django_redis.cache import CONNECTION_INTERRUPTED, omit_exception
 from django_redis.cache import RedisCache as DjangoRedisCache
-from django_redis.client import DefaultClient, HerdClient, ShardClient
+from django_redis.cache import omit_exception
+from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ResponseError
 
+from .computing import Computing
 from .conf import Conf
-from .exceptions import LockNotAcquired
-from .flights import TOO_LATE, CoordinationError, Flights, Producer
 from .locking.aio import AsyncLock
 from .locking.aio_clients import asyncio_client
-from .locking.arguments import check_name, check_seconds
+from .locking.arguments import check_name
 from .locking.calls import OUTAGE, run
 from .locking.inventory import Inventory, list_held
 from .locking.keys import INDEX, lock_keys
@@ -49,85 +47,12 @@ def _guarded(method: _Method) -> _Method:
     return guarded
 
 
-class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
+class RedisCache(Computing, DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
     """django-redis's cache; what differs is documented at each method."""
 
     @cached_property
     def conf(self) -> Conf:
         return Conf(self._params.get("OPTIONS"))
-
-    # -- get_or_set --------------------------------------------------------------------------
-
-    def get_or_set(
-        self,
-        key: str,
-        default: Any,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        version: int | None = None,
-        *,
-        wait: float = _SETTING,
-        on_wait_timeout: str = "compute",
-    ) -> Any:
-        """The value of ``key``; if there is none, ``default`` is called for it, once.
-
-        Whoever asks while it is being called (other threads, processes and hosts) waits for that
-        one result. A ``set`` or ``delete`` of the key meanwhile wins: the result is then returned
-        to its own caller but not stored. None is a value like any other.
-
-        Args:
-            default: a callable without arguments, or the value itself.
-            timeout: seconds to keep the value; left out, the cache's own; None, without end.
-            wait: seconds to wait at most for another's computation; left out, the setting WAIT.
-            on_wait_timeout: what to do then: ``"compute"`` the value here as well, ``"raise"``
-                LockNotAcquired, or return the ``"default"``: the value given as ``default``, None
-                for a callable.
-
-        Raises:
-            LockNotAcquired: see ``on_wait_timeout``.
-            LockError: ``default`` asked for its own key.
-            redis.exceptions.RedisError: Redis is away and IGNORE_EXCEPTIONS is off.
-        """
-        if on_wait_timeout not in ("compute", "raise", "default"):
-            raise ValueError(
-                f'on_wait_timeout must be "compute", "raise" or "default", not {on_wait_timeout!r}'
-            )
-        if wait is not _SETTING:
-            check_seconds("wait", wait, zero=True)
-        value = self._get(key, _MISSING, version, None)
-        alone = value is CONNECTION_INTERRUPTED
-        if value is not _MISSING and not alone:
-            return value
-        deadline = time.monotonic() + (self.conf.WAIT if wait is _SETTING else wait)
-        producer = self._producer(default, timeout)
-        nkey = self._encoded_key(key, version)
-        flights = Flights(self._lock_client(), self.conf.FLIGHT_TIMEOUT)
-        try:
-            found = flights.get_or_compute(nkey, producer, deadline, alone=alone)
-        except CoordinationError as error:
-            # Redis went away, or lets us read but not coordinate. Whatever goes wrong with that,
-            # the caller gets its value (invariant C3), unless it wants to see outages.
-            if isinstance(error.__cause__, OUTAGE) and not self._ignore_exceptions:
-                raise error.__cause__ from None
-            alone = True
-            found = flights.get_or_compute(nkey, producer, deadline, alone=alone)
-        if found is not TOO_LATE:
-            return found
-        if on_wait_timeout == "raise":
-            raise LockNotAcquired("The value is still being computed elsewhere", key)
-        if on_wait_timeout == "default":
-            return None if callable(default) else default
-        return flights.compute_anyway(nkey, producer, alone=alone)
-
-    def _producer(self, default: Any, timeout: float | None) -> Producer:
-        if isinstance(self.client, HerdClient):
-            raise ImproperlyConfigured(
-                "HerdClient keeps values in a form of its own, which get_or_set cannot share. "
-                "Use django-redis's DefaultClient: get_or_set needs no herd"
-            )
-        seconds = self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
-        lifetime = 0 if seconds is None else int(seconds * 1000) or -1
-        compute = default if callable(default) else lambda: default
-        return Producer(compute, self.client.encode, self.client.decode, lifetime)
 
     # -- locks -------------------------------------------------------------------------------
 
@@ -150,7 +75,6 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
                 None: never expires, which a crash makes for ever.
             options: see ``django_redis_lock.Lock``.
         """
-        check_name("" if key is None else str(key))  # A number will do, as for any cache key.
         options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
         options.update(thread_local=thread_local, **self._lifetime(timeout, options))
         return Lock(client or self._lock_client(), self._lock_name(key, version), **options)
@@ -186,6 +110,7 @@ class RedisCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships 
         return {"timeout": self.conf.TIMEOUT, "renew": renew, "grant_timeout": grant_timeout}
 
     def _lock_name(self, key: str, version: int | None) -> str:
+        check_name("" if key is None else str(key))  # A number will do, as for any cache key.
         name: str = self.client.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version)
         return name
 

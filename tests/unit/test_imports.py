@@ -50,7 +50,7 @@ LAYERS = (
     ("locking.lock", "locking.aio"),
     ("locking.redlock", "locking.inventory", "flights", "writes", "memory", "testing"),
     ("conf",),
-    ("cache", "clients"),
+    ("computing", "cache", "clients"),
     ("contention", "metrics", "signals", "checks", "models"),
     ("decorators", "admin"),
     ("", "apps", "management*", "migrations*"),
