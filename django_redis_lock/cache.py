@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.functional import cached_property
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
 from django_redis.client import DefaultClient, ShardClient
@@ -18,7 +17,6 @@ from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ResponseError
 
 from .computing import Computing
-from .conf import Conf
 from .locking.aio import AsyncLock
 from .locking.aio_clients import asyncio_client
 from .locking.arguments import check_name
@@ -49,10 +47,6 @@ def _guarded(method: _Method) -> _Method:
 
 class RedisCache(Computing, DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
     """django-redis's cache; what differs is documented at each method."""
-
-    @cached_property
-    def conf(self) -> Conf:
-        return Conf(self._params.get("OPTIONS"))
 
     # -- locks -------------------------------------------------------------------------------
 

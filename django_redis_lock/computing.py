@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.functional import cached_property
 from django_redis.cache import CONNECTION_INTERRUPTED
 from django_redis.client import HerdClient
 
@@ -27,12 +28,16 @@ class Computing:
     """The part of ``RedisCache`` that computes missing values."""
 
     client: Any
-    conf: Conf
+    _params: dict[str, Any]
     default_timeout: float | None
     _get: Any
     _ignore_exceptions: bool
     _lock_client: Any
     _encoded_key: Any
+
+    @cached_property
+    def conf(self) -> Conf:
+        return Conf(self._params.get("OPTIONS"))
 
     def get_or_set(
         self,
