@@ -22,16 +22,20 @@ class Conf:
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self._options = options or {}
 
-    def _get(self, name: str, default: Any) -> Any:
+    def _get(self, name: str, default: Any) -> tuple[str, Any]:
+        """Where the value of ``name`` is set, and the value."""
         if f"LOCK_{name}" in self._options:
-            return self._options[f"LOCK_{name}"]
-        return getattr(settings, "DJANGO_REDIS_LOCK", {}).get(name, default)
+            return f"the cache's option LOCK_{name}", self._options[f"LOCK_{name}"]
+        given = getattr(settings, "DJANGO_REDIS_LOCK", {})
+        if not isinstance(given, Mapping):
+            raise ImproperlyConfigured(f"DJANGO_REDIS_LOCK must be a dict, not {given!r}")
+        return f"DJANGO_REDIS_LOCK: {name}", given.get(name, default)
 
     def _seconds(self, name: str, default: float) -> float:
         try:
-            return check_seconds(name, self._get(name, default)) or default
+            return check_seconds(*self._get(name, default)) or default
         except (TypeError, ValueError) as error:
-            raise ImproperlyConfigured(f"DJANGO_REDIS_LOCK: {error}") from None
+            raise ImproperlyConfigured(str(error)) from None
 
     @property
     def TIMEOUT(self) -> float:
@@ -56,9 +60,7 @@ class Conf:
     @property
     def LOCK_PREFIX(self) -> str:
         """What stands before a lock's name in its cache key."""
-        prefix = self._get("LOCK_PREFIX", "lock:")
+        where, prefix = self._get("LOCK_PREFIX", "lock:")
         if not isinstance(prefix, str):
-            raise ImproperlyConfigured(
-                f"DJANGO_REDIS_LOCK: LOCK_PREFIX must be a str, not {prefix!r}"
-            )
+            raise ImproperlyConfigured(f"{where} must be a str, not {prefix!r}")
         return prefix

@@ -51,15 +51,19 @@ class Conflict:
         return max(1, min(3600, math.ceil(min(self.ttl or 0.0, 3600.0))))
 
     def __str__(self) -> str:
+        # In one line, whatever a lock or its holder is called.
+        return " ".join(self._words().split())
+
+    def _words(self) -> str:
         if self.holder is None:
             return _("%(name)s is held by another, or was a moment ago") % {"name": self.name}
-        words = [_("%(name)s is held by %(holder)s") % {"name": self.name, "holder": self.holder}]
+        words = _("%(name)s is held by %(holder)s") % {"name": self.name, "holder": self.holder}
         if self.held_for is not None:
-            words.append(_("for %(duration)s") % {"duration": _seconds(self.held_for)})
+            words += " " + _("for %(duration)s") % {"duration": _seconds(self.held_for)}
         if self.ttl is None or math.isinf(self.ttl):
-            return " ".join(words)
+            return words
         ends = _("its lock ends in %(duration)s unless renewed") % {"duration": _seconds(self.ttl)}
-        return f"{' '.join(words)}; {ends}"
+        return f"{words}; {ends}"
 
     # -- the answers -------------------------------------------------------------------------
 

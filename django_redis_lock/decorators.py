@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, TypeVar, overload
 
+from asgiref.sync import iscoroutinefunction
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand
 from django.http import HttpRequest
+from redis.exceptions import RedisError
 
 from .cache import RedisCache
 from .contention import Conflict, OnConflict
@@ -20,6 +23,8 @@ from .locking.arguments import check_seconds
 from .locking.lock import Lock
 
 __all__ = ["locked"]
+
+logger = logging.getLogger("django_redis_lock.locked")
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
@@ -102,7 +107,7 @@ class Locked:
     ) -> None:
         if key is not None and not callable(key) and not isinstance(key, str):
             raise TypeError(f"key must be a str, a callable or None, not {key!r}")
-        if key == "":
+        if isinstance(key, str) and not key.strip():
             raise ValueError("key must not be empty")
         if blocking_timeout is not None and not blocking:
             raise ValueError("blocking_timeout needs blocking=True")
@@ -113,6 +118,12 @@ class Locked:
         check_seconds("blocking_timeout", blocking_timeout, zero=True, none="a wait without end")
         check_seconds("min_hold", min_hold, zero=True)
         check_seconds("max_hold", max_hold, none="no end to its renewal")
+        if max_hold is not None and timeout is None:
+            raise ValueError("max_hold needs a timeout: a lock without one never expires")
+        if max_hold is not None and min_hold > max_hold:
+            raise ValueError("min_hold must not be longer than max_hold")
+        _check_code("status_code", status_code, 100, 599)
+        _check_code("exit_code", exit_code, 0, 255)
         self.key = key
         self.using = using
         self.wait: dict[str, Any] = {"blocking": blocking, "blocking_timeout": blocking_timeout}
@@ -126,19 +137,23 @@ class Locked:
         self.exit_code = exit_code
 
     def __call__(self, target: Target) -> Target:
-        if isinstance(target, type):
-            if not issubclass(target, BaseCommand):
-                raise TypeError(
-                    f"locked() decorates functions and management commands, not {target!r}"
-                )
+        if isinstance(target, type) and issubclass(target, BaseCommand):
             dotted = f"{target.__module__}.{target.__qualname__}"
             target.handle = self._wrap(target.handle, dotted)  # type: ignore[method-assign]
             return target
-        if inspect.iscoroutinefunction(target):
-            raise TypeError(f"locked() cannot decorate the coroutine function {target!r}")
-        return self._wrap(target, f"{target.__module__}.{target.__qualname__}")
+        if isinstance(target, type) or not callable(target):
+            raise TypeError(f"locked() decorates functions and management commands, not {target!r}")
+        named = target if hasattr(target, "__qualname__") else type(target)
+        if named is not target and self.key is None:
+            raise TypeError(f"{target!r} has no name to give its lock: give a key")
+        return self._wrap(target, f"{named.__module__}.{named.__qualname__}")
 
     def _wrap(self, function: Target, dotted: str) -> Target:
+        if _runs_later(function):
+            raise TypeError(
+                f"locked() cannot decorate {function!r}: calling it only makes a coroutine or a "
+                "generator, which would run when the lock has been released"
+            )
         name_of = _namer(self.key, function, dotted)
 
         @functools.wraps(function)
@@ -147,9 +162,18 @@ class Locked:
             lock = self._lock(name, dotted)
             if not lock.acquire(**self.wait):
                 return self._conflict(Conflict.over(lock, name), args, kwargs)
-            with ExitStack() as stack:
-                stack.push(lock)
-                return function(*args, **kwargs)
+            done = False
+            try:
+                with ExitStack() as stack:
+                    stack.push(lock)
+                    result = function(*args, **kwargs)
+                    done = True
+            except (RedisError, OSError) as error:
+                if not done:
+                    raise
+                # The loss of a lock must not cost the result of the work.
+                logger.error("%s is done, its lock %s was not released: %s", dotted, name, error)
+            return result
 
         return wrapper  # type: ignore[return-value]
 
@@ -161,13 +185,13 @@ class Locked:
                 '"django_redis_lock.cache.RedisCache"'
             )
         options = {**self.options, "label": self.options["label"] or dotted}
-        # The loss of a lock is logged when it happens; the result of the work is not thrown away.
         return cache.lock(name, raise_on_release_error=False, **options)
 
     def _conflict(self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.on_conflict is not None:
             return self.on_conflict(conflict, *args, **kwargs)
-        for argument in args[:2]:  # A view's request, or that of a method of a view.
+        # A view's request, or that of a method of a view.
+        for argument in (*args[:2], *kwargs.values()):
             if isinstance(argument, HttpRequest):
                 return conflict.response(argument, self.status_code)
         if args and isinstance(args[0], BaseCommand):
@@ -186,9 +210,10 @@ def _namer(
         return lambda args, kwargs: dotted
     if callable(key):
         return lambda args, kwargs: _usable(key(*args, **kwargs), dotted)
-    fields = [field for _, field, _, _ in string.Formatter().parse(key) if field is not None]
+    fields = list(_fields(key))
     if not fields:
-        return lambda args, kwargs: key
+        name = key.format()  # Doubled braces may stand in it.
+        return lambda args, kwargs: name
     signature = inspect.signature(function)
     any_name = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for field in fields:
@@ -206,12 +231,36 @@ def _namer(
         for name, parameter in signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 values = {**values[name], **values}
-        return _usable(key.format(**values), dotted)
+        try:
+            return _usable(key.format(**values), dotted)
+        except (LookupError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"the key {key!r} of {dotted} cannot be made from this call's arguments: {error!r}"
+            ) from error
 
     return name_of
+
+
+def _fields(template: str) -> Iterator[str]:
+    """What stands between braces, also where a field's format has fields of its own."""
+    for _, field, spec, _ in string.Formatter().parse(template):
+        if field is not None:
+            yield field
+            yield from _fields(spec or "")
 
 
 def _usable(name: Any, dotted: str) -> str:
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"the key of {dotted} must give a non-empty str, not {name!r}")
     return name
+
+
+def _runs_later(function: Callable[..., Any]) -> bool:
+    """Whether calling ``function`` only makes something that is still to run."""
+    tests = (iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(test(code) for test in tests for code in (function, type(function).__call__))
+
+
+def _check_code(what: str, value: Any, lowest: int, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        raise ValueError(f"{what} must be a whole number from {lowest} to {highest}, not {value!r}")

@@ -1,0 +1,81 @@
+"""Settings: read when they are needed, overridden for an alias, refused with a sentence."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_redis_lock.conf import Conf
+
+DEFAULTS = {
+    "TIMEOUT": 30.0,
+    "FLIGHT_TIMEOUT": 10.0,
+    "WAIT": 60.0,
+    "GRANT_TIMEOUT": 2.0,
+    "LOCK_PREFIX": "lock:",
+}
+SECONDS = [name for name, default in DEFAULTS.items() if isinstance(default, float)]
+
+
+def test_every_setting_has_its_default(settings: Any) -> None:
+    if hasattr(settings, "DJANGO_REDIS_LOCK"):
+        del settings.DJANGO_REDIS_LOCK
+    found = {name: getattr(Conf(), name) for name in dir(Conf) if name.isupper()}
+    assert found == DEFAULTS
+    assert all(type(found[name]) is type(default) for name, default in DEFAULTS.items())
+
+
+def test_every_setting_is_documented() -> None:
+    assert all(vars(Conf)[name].__doc__ for name in DEFAULTS)
+
+
+@pytest.mark.parametrize("name", SECONDS)
+def test_a_setting_is_read_when_it_is_needed(settings: Any, name: str) -> None:
+    conf = Conf()
+    settings.DJANGO_REDIS_LOCK = {name: 7}
+    assert getattr(conf, name) == 7.0
+    settings.DJANGO_REDIS_LOCK = {name: 0.5}
+    assert getattr(conf, name) == 0.5
+
+
+@pytest.mark.parametrize("name", SECONDS)
+def test_an_option_of_the_cache_wins(settings: Any, name: str) -> None:
+    settings.DJANGO_REDIS_LOCK = {name: 7}
+    assert getattr(Conf({f"LOCK_{name}": 8}), name) == 8.0
+    assert getattr(Conf({name: 8}), name) == 7.0
+
+
+def test_the_prefix(settings: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"LOCK_PREFIX": ""}
+    assert Conf().LOCK_PREFIX == ""
+    assert Conf({"LOCK_LOCK_PREFIX": "mutex:"}).LOCK_PREFIX == "mutex:"
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "30", None, True, [], 10**12])
+@pytest.mark.parametrize("name", SECONDS)
+def test_a_wrong_value_is_refused(settings: Any, name: str, value: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {name: value}
+    with pytest.raises(ImproperlyConfigured, match=f"DJANGO_REDIS_LOCK: {name} must be"):
+        getattr(Conf(), name)
+
+
+@pytest.mark.parametrize("value", [None, 5, b"lock:"])
+def test_a_wrong_prefix_is_refused(settings: Any, value: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"LOCK_PREFIX": value}
+    with pytest.raises(ImproperlyConfigured, match="LOCK_PREFIX must be a str"):
+        _ = Conf().LOCK_PREFIX
+
+
+def test_a_wrong_option_is_named_as_it_was_given() -> None:
+    with pytest.raises(ImproperlyConfigured, match="LOCK_TIMEOUT must be"):
+        _ = Conf({"LOCK_TIMEOUT": 0}).TIMEOUT
+
+
+@pytest.mark.parametrize("value", [None, [], "TIMEOUT=3", {"TIMEOUT"}])
+def test_what_is_no_dict_is_refused(settings: Any, value: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = value
+    with pytest.raises(ImproperlyConfigured, match="DJANGO_REDIS_LOCK must be a dict"):
+        _ = Conf().TIMEOUT
