@@ -95,6 +95,8 @@ class EmbeddedRedis:
         self.stop()
 
     def start(self) -> None:
+        if self.folder is not None:
+            raise RuntimeError("it has been started already")
         binary = find_redis_server()
         if binary is None:
             raise RedisNotStarted(

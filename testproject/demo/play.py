@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import shlex
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
@@ -55,17 +58,26 @@ def play(command: BaseCommand, screen: Screen, *, scenes: bool, port: int | None
 def _invite(site: Site, embedded: EmbeddedRedis | None, screen: Screen) -> None:
     locks = reverse("admin:django_redis_lock_heldlock_changelist")
     screen.heading("The site is up")
-    screen.say(f"  Site          {site.url}{reverse('home')}")
-    screen.say(f"  Held locks    {site.url}{locks}")
-    screen.say(f"  User          {USER}")
-    screen.say(f"  Password      {_new_password()}")
+    screen.copyable(f"Site        {site.url}{reverse('home')}")
+    screen.copyable(f"Held locks  {site.url}{locks}")
+    screen.copyable(f"User        {USER}")
+    screen.copyable(f"Password    {_new_password()}")
+    screen.gap()
     screen.say(
-        f"\n{WORKERS} processes take locks and queue for them, so there is always one to see."
+        f"{WORKERS} processes take locks and queue for them, so there are always some to see."
     )
     if embedded:
         screen.say("Take one yourself, in another terminal:")
-        screen.say(f"  REDIS_URL={embedded.url} python manage.py nightly_report")
+        screen.copyable(f"REDIS_URL={embedded.url} {_python()} manage.py nightly_report")
+    screen.gap()
     screen.say("Ctrl-C stops everything.")
+
+
+def _python() -> str:
+    """This Python, as one would call it from here."""
+    path = Path(sys.executable)
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def _new_password() -> str:

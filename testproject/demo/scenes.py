@@ -17,11 +17,10 @@ PLAIN, OURS = "django-redis", "django_redis_lock"
 def show_stampede(team: Team, screen: Screen) -> None:
     size = len(team.numbers)
     screen.heading(f"1. A cached report has expired, and {size} processes ask for it at once")
-    screen.say(f"\n{PLAIN}: cache.get_or_set(...)")
+    screen.say(f"{PLAIN}: cache.get_or_set(...)")
     plain = stampede(team, screen, "plain")
-    screen.say(f"\n{OURS}: the same call, only BACKEND is another")
+    screen.say(f"{OURS}: the same call, with another BACKEND")
     ours = stampede(team, screen, "default")
-    screen.say()
     screen.table(
         ("", PLAIN, OURS),
         (
@@ -51,10 +50,9 @@ def _times(number: int) -> str:
 def show_line(team: Team, screen: Screen) -> None:
     size = len(team.numbers)
     screen.heading(f"2. One lock, and {size} processes that want it")
-    screen.say("They come one after the other while it is held; then it is released.\n")
+    screen.say("They come one after the other while it is held; then it is released.")
     result = line(team, screen)
     opened = result.served[0].entered
-    screen.say()
     screen.table(
         ("Place", "Arrived", "Served", "Waited", "At work", "Fence"),
         (
@@ -91,6 +89,7 @@ def _judge(result: Line, size: int, screen: Screen) -> None:
         (result.fences_rise, "Every fence is higher than the one before."),
     )
     for is_so, words in findings:
-        screen.say(f"{'yes' if is_so else 'NO ':4}{words}", style="" if is_so else "bold red")
+        verdict, style = ("yes", "") if is_so else ("NO!", "bold red")
+        screen.say(f"{verdict}  {words}", style=style, indent=5)
     if not all(is_so for is_so, _ in findings):
         raise CommandError("The lock has not kept its promise; see above.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from textwrap import wrap
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -40,17 +41,32 @@ class Screen:
     def __init__(self, *, no_color: bool = False) -> None:
         self._moving = sys.stdout.isatty()
         self._console = Console(no_color=no_color or None, highlight=False, markup=False)
+        self._at_gap = True
+
+    def gap(self) -> None:
+        """A blank line, unless there is one."""
+        if not self._at_gap:
+            self._console.print()
+        self._at_gap = True
 
     def heading(self, text: str) -> None:
-        self._console.print()
-        self._console.print(text, style="bold")
+        self.gap()
+        self.say(text, style="bold")
 
-    def say(self, text: str = "", *, style: str = "") -> None:
-        # Long lines are left to the terminal: an address broken in two is no address.
-        self._console.print(text, style=style, soft_wrap=True)
+    def say(self, text: str, *, style: str = "", indent: int = 0) -> None:
+        """A sentence or two; from the second line on, ``indent`` columns further to the right."""
+        for line in wrap(text, self._console.width - 1, subsequent_indent=" " * indent):
+            self._console.print(line, style=style)
+        self._at_gap = False
+
+    def copyable(self, text: str) -> None:
+        """A line on its own, whatever its length: an address broken in two is no address."""
+        self._console.print(f"  {text}", soft_wrap=True)
+        self._at_gap = False
 
     @contextmanager
     def bars(self, numbers: Iterable[int]) -> Iterator[Bars]:
+        """Bars while the block lasts; they stay as they are at its end. Nothing in a log."""
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
@@ -58,6 +74,9 @@ class Screen:
         )
         with Progress(*columns, console=self._console, disable=not self._moving) as progress:
             yield Bars(progress, numbers)
+        if self._moving:
+            self._at_gap = False
+            self.gap()
 
     def table(self, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
         """A table; columns after the first are flush right."""
@@ -66,5 +85,7 @@ class Screen:
             table.add_column(title, justify="right" if position else "left")
         for row in rows:
             table.add_row(*row)
+        self.gap()
         self._console.print(table)
         self._console.print()
+        self._at_gap = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import redis
 from django.conf import settings
@@ -28,12 +28,11 @@ def chosen_redis() -> Iterator[EmbeddedRedis | None]:
         _expect_redis(given)
         yield None
         return
-    try:
-        embedded = EmbeddedRedis()
-        embedded.start()
-    except RedisNotStarted as error:
-        raise CommandError(f"{error}. Or set REDIS_URL to the address of a Redis.") from error
-    with embedded:
+    with ExitStack() as stack:
+        try:
+            embedded = stack.enter_context(EmbeddedRedis())
+        except RedisNotStarted as error:
+            raise CommandError(f"{error}. Or set REDIS_URL to the address of a Redis.") from error
         os.environ["REDIS_URL"] = embedded.url
         # Django has read its settings already, but has not made a cache from them yet.
         for config in settings.CACHES.values():

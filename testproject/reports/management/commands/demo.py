@@ -46,6 +46,7 @@ class Command(BaseCommand):
                     port=options["port"] if serve else None,
                 )
         except Interrupted as interrupted:
-            screen.say("\nStopped.")
+            screen.gap()
+            screen.say("Stopped.")
             if not serve:  # Whoever relies on the outcome must see that there is none.
                 sys.exit(128 + interrupted.signum)
