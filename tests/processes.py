@@ -51,7 +51,7 @@ class Link:
 
     def hear(self) -> Any:
         """What the other end says next."""
-        kind, message = self._receive()
+        kind, message = self.hear_anything()
         assert kind == "said", f"it did not say anything, it {kind} {message!r}"
         return message
 
@@ -59,7 +59,8 @@ class Link:
         """Whether there is something to hear."""
         return self._connection.poll()
 
-    def _receive(self) -> tuple[str, Any]:
+    def hear_anything(self) -> tuple[str, Any]:
+        """What comes next, after ``"said"``, ``"returned"`` or ``"raised"``."""
         if not self._connection.poll(PATIENCE):
             raise AssertionError(f"nothing was said for {PATIENCE:.0f} s")
         message: tuple[str, Any] = self._connection.recv()
@@ -87,7 +88,7 @@ class Worker(Link):
 
     def result(self) -> Any:
         """What its function returned; what it raised is raised here."""
-        kind, value = self._receive()
+        kind, value = self.hear_anything()
         if kind == "raised":
             raise value
         assert kind == "returned", f"it did not end, it {kind} {value!r}"

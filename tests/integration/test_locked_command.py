@@ -1,0 +1,362 @@
+"""``locked()`` on management commands and plain functions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.core.management import CommandError, call_command
+from django.core.management.base import BaseCommand
+
+from django_redis_lock import Lock, LockNotAcquired, locked
+from django_redis_lock.contention import Conflict
+from django_redis_lock.locking.owner import hostname
+from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.redis_server import RedisServer
+
+OWNER = b"{:1:lock:nightly}:owner"
+
+
+@contextmanager
+def hold(name: str, **options: Any) -> Iterator[Lock]:
+    """Somebody else has the lock."""
+    lock = caches["default"].lock(name, **options)
+    assert lock.acquire(blocking=False)
+    yield lock
+    lock.release()
+
+
+class Ran(BaseCommand):
+    """A command that notes its runs; ``link`` holds it up in the midst of one."""
+
+    help = "Notes that it ran."
+    requires_system_checks: list[str] = []  # noqa: RUF012
+
+    def __init__(self, link: Link | None = None, **streams: Any) -> None:
+        super().__init__(no_color=True, **streams)
+        self.link, self.runs = link, 0
+
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        self.runs += 1
+        if self.link is not None:
+            self.link.say("running")
+            self.link.hear()
+        return "done"
+
+
+@locked("nightly")
+class Nightly(Ran):
+    pass
+
+
+@locked("nightly", exit_code=0)
+class Quiet(Ran):
+    pass
+
+
+@locked("nightly", exit_code=75)
+class Loud(Ran):
+    pass
+
+
+class ByItsHandle(Ran):
+    @locked("nightly")
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        return super().handle(*args, **options)
+
+
+def run(kind: type[Ran], link: Link | None = None) -> tuple[int, str, str, int]:
+    """As from a shell: exit code, standard output and error, and the number of runs."""
+    command = kind(link, stdout=StringIO(), stderr=StringIO())
+    code: Any = 0
+    try:
+        command.run_from_argv(["manage.py", "nightly"])
+    except SystemExit as end:
+        code = end.code
+    return code, command.stdout.getvalue(), command.stderr.getvalue(), command.runs
+
+
+# -- commands ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Nightly, Quiet, Loud, ByItsHandle])
+def test_a_free_command_runs_and_gives_its_lock_back(kind: type[Ran]) -> None:
+    assert [run(kind) for _ in range(2)] == [(0, "done\n", "", 1)] * 2
+    assert not caches["default"].lock("nightly").locked()
+
+
+@pytest.mark.parametrize(("kind", "code"), [(Nightly, 1), (Loud, 75), (ByItsHandle, 1)])
+def test_a_command_that_runs_elsewhere_ends_with_one_line_that_names_the_holder(
+    client: redis.Redis, kind: type[Ran], code: int
+) -> None:
+    with hold("nightly", label="the other run"):
+        until(lambda: client.exists(OWNER))
+        found, out, errors, runs = run(kind)
+    assert (found, out, runs) == (code, "", 0)
+    (line,) = errors.splitlines()
+    assert line.startswith("CommandError: nightly is held by the other run on ")
+    assert hostname() in line
+    assert "its lock ends in" in line
+    assert "Traceback" not in errors
+
+
+def test_a_command_may_be_skipped_quietly(client: redis.Redis) -> None:
+    with hold("nightly", label="the other run"):
+        until(lambda: client.exists(OWNER))
+        code, out, errors, runs = run(Quiet)
+    assert (code, out, runs) == (0, "", 0)
+    (line,) = errors.splitlines()
+    assert line.startswith("nightly is held by the other run on ")
+
+
+def test_a_holder_that_has_not_said_its_name_is_named_by_its_fingerprint() -> None:
+    with hold("nightly") as lock:
+        _, _, errors, _ = run(Nightly)
+        holder = lock.holder()
+    assert holder is not None
+    assert holder.id in errors
+    assert lock.fence is not None
+
+
+def test_a_command_called_from_code_raises() -> None:
+    with hold("nightly"), pytest.raises(CommandError, match="nightly is held by") as caught:
+        call_command(Nightly(stdout=StringIO()))
+    assert caught.value.returncode == 1
+
+
+def test_an_exception_of_a_command_passes_and_the_lock_is_released() -> None:
+    @locked("nightly")
+    class Broken(Ran):
+        def handle(self, *args: Any, **options: Any) -> None:
+            raise CommandError("no disk", returncode=3)
+
+    code, _, errors, _ = run(Broken)
+    assert (code, errors) == (3, "CommandError: no disk\n")
+    assert not caches["default"].lock("nightly").locked()
+
+
+@pytest.mark.parametrize("end", [SystemExit(4), KeyboardInterrupt()])
+def test_a_command_broken_off_releases_its_lock(end: BaseException) -> None:
+    @locked("nightly")
+    class Broken(Ran):
+        def handle(self, *args: Any, **options: Any) -> None:
+            raise end
+
+    with pytest.raises(type(end)) as caught:
+        Broken().handle()
+    assert caught.value is end
+    assert not caches["default"].lock("nightly").locked()
+
+
+def test_only_the_class_that_is_decorated_changes() -> None:
+    with hold("nightly"):
+        assert run(Ran)[3] == 1
+
+
+def run_in_a_process(link: Link, kind: type[Ran]) -> tuple[int, str, str, int]:
+    return run(kind, link)
+
+
+@pytest.mark.parametrize(("kind", "code"), [(Nightly, 1), (Quiet, 0), (ByItsHandle, 1)])
+def test_of_processes_that_start_it_at_once_one_runs(
+    redis_server: RedisServer, kind: type[Ran], code: int
+) -> None:
+    with processes(run_in_a_process, kind, count=3) as crew:
+        crew.go()
+        messages = [worker.hear_anything() for worker in crew]
+        assert sorted(said for said, _ in messages) == ["returned", "returned", "said"]
+        for worker, (said, value) in zip(crew, messages, strict=True):
+            if said == "said":
+                worker.say("finish")
+                assert worker.result() == (0, "done\n", "", 1)
+            else:
+                assert (value[0], value[1], value[3]) == (code, "", 0)
+                assert "nightly is held by" in value[2]
+    assert run(kind)[3] == 1
+
+
+def test_a_killed_command_blocks_the_next_one_no_longer_than_its_lock_lives(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(run_in_a_process, Brief) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        worker.kill()
+    assert run(Brief)[0] == 1
+    until(lambda: not client.exists(":1:lock:nightly"))
+    assert run(Brief)[0] == 0
+
+
+@locked("nightly", timeout=2)
+class Brief(Ran):
+    pass
+
+
+def test_a_command_that_takes_longer_than_its_lock_lives_keeps_it(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(run_in_a_process, Brief) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        for _ in range(3):
+            until(lambda: 0 < client.pttl(":1:lock:nightly") < 1600)
+            until(lambda: client.pttl(":1:lock:nightly") > 1600)
+        assert run(Brief)[0] == 1
+        worker.say("finish")
+        assert worker.result()[0] == 0
+
+
+# -- functions ---------------------------------------------------------------------------------
+
+
+@locked("nightly", label="the sums")
+def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+def test_a_function_gets_its_arguments_and_gives_its_result() -> None:
+    assert (add(1), add(1, 2), add(a=1, b=3)) == (2, 3, 4)
+
+
+def test_a_function_that_runs_elsewhere_raises_with_the_facts(client: redis.Redis) -> None:
+    with hold("nightly", timeout=20, label="the other run"):
+        until(lambda: client.exists(OWNER))
+        with pytest.raises(LockNotAcquired) as caught:
+            add(1)
+    error = caught.value
+    assert error.lock_name == "nightly"
+    assert error.holder is not None
+    assert (error.holder.label, error.holder.host) == ("the other run", hostname())
+    assert error.retry_after is not None
+    assert 10 < error.retry_after <= 20
+    assert isinstance(error, redis.exceptions.LockError)
+    assert "the other run" in str(error)
+
+
+def test_its_label_is_shown_and_the_dotted_name_if_it_has_none(client: redis.Redis) -> None:
+    @locked("nightly")
+    def nameless() -> str:
+        until(lambda: client.exists(OWNER))
+        return client.hget(OWNER, "label").decode()
+
+    @locked("nightly", label="the sums")
+    def labelled() -> str:
+        until(lambda: client.exists(OWNER))
+        return client.hget(OWNER, "label").decode()
+
+    assert nameless().endswith("<locals>.nameless")
+    assert labelled() == "the sums"
+
+
+def test_a_function_that_calls_itself_is_refused() -> None:
+    @locked("nightly")
+    def again() -> None:
+        again()
+
+    with pytest.raises(LockNotAcquired):
+        again()
+    assert not caches["default"].lock("nightly").locked()
+
+
+def test_threads_run_it_one_at_a_time() -> None:
+    inside: list[int] = []
+
+    @locked("nightly", blocking=True)
+    def work() -> int:
+        inside.append(1)
+        assert len(inside) == 1
+        inside.pop()
+        return 1
+
+    assert in_threads(12, work) == [1] * 12
+
+
+def test_one_of_many_threads_runs_it() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    @locked("nightly")
+    def work() -> str:
+        entered.set()
+        assert leave.wait(PATIENCE)
+        return "ran"
+
+    thread_found: list[str] = []
+    thread = threading.Thread(target=lambda: thread_found.append(work()), daemon=True)
+    thread.start()
+    assert entered.wait(PATIENCE)
+    found = in_threads(5, work)
+    leave.set()
+    thread.join(PATIENCE)
+    assert thread_found == ["ran"]
+    assert {type(each) for each in found} == {LockNotAcquired}
+
+
+def test_a_rest_after_the_work(client: redis.Redis) -> None:
+    """Two hosts whose clocks differ start a short job nearly at once: it runs once."""
+
+    @locked("nightly", min_hold=60)
+    def work() -> str:
+        return "ran"
+
+    assert work() == "ran"
+    with pytest.raises(LockNotAcquired) as caught:
+        work()
+    assert 50_000 < client.pttl(":1:lock:nightly") <= 60_000
+    assert caught.value.retry_after is not None
+    assert 50 < caught.value.retry_after <= 60
+
+
+def test_an_answer_of_ones_own() -> None:
+    def skip(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+        return conflict.name, args, kwargs
+
+    @locked("nightly", on_conflict=skip)
+    def work(a: int, b: int) -> None: ...
+
+    with hold("nightly"):
+        assert work(1, b=2) == ("nightly", (1,), {"b": 2})
+
+
+def test_an_exception_passes_and_the_lock_is_released() -> None:
+    error = LookupError("no such invoice")
+
+    @locked("nightly")
+    def broken() -> None:
+        raise error
+
+    with pytest.raises(LookupError) as caught:
+        broken()
+    assert caught.value is error
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    assert not caches["default"].lock("nightly").locked()
+
+
+def test_an_exception_is_not_hidden_by_a_lost_lock(client: redis.Redis) -> None:
+    """C4."""
+
+    @locked("nightly")
+    def broken() -> None:
+        client.flushdb()
+        raise LookupError("no such invoice")
+
+    with pytest.raises(LookupError):
+        broken()
+
+
+def test_without_redis_nothing_runs(own_server: RedisServer, settings: Any) -> None:
+    settings.CACHES = {
+        "default": {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": own_server.url}
+    }
+    own_server.stop()
+    with pytest.raises(redis.ConnectionError):
+        add(1)
+    command = Nightly(stdout=StringIO(), stderr=StringIO())
+    with pytest.raises(redis.ConnectionError):
+        command.run_from_argv(["manage.py", "nightly"])
+    assert command.runs == 0
