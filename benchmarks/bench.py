@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -40,13 +41,13 @@ class Bench:
 def in_turns(rounds: int, contenders: Mapping[str, Callable[[], Any]]) -> dict[str, list[Any]]:
     """What each contender gives in each round.
 
-    They take turns within a round, and whoever was last is first in the next: what else goes on on
-    this machine meets all of them alike.
+    Within a round they take turns, in another order each time: what else goes on on this machine
+    meets all of them alike, and so does what the one before leaves behind.
     """
     found: dict[str, list[Any]] = {name: [] for name in contenders}
-    order = list(contenders)
+    order, chance = list(contenders), random.Random(rounds)
     for _ in range(rounds):
+        chance.shuffle(order)
         for name in order:
             found[name].append(contenders[name]())
-        order.insert(0, order.pop())
     return found

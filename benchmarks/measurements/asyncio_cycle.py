@@ -44,9 +44,9 @@ async def _measure(bench: Bench) -> tuple[dict[str, list[float]], dict[str, list
     alone: dict[str, list[float]] = {name: [] for name in (BARE, *ASYNC_LOCKS)}
     together: dict[str, list[float]] = {name: [] for name in ASYNC_LOCKS}
     async with redis.asyncio.Redis.from_url(bench.url) as client:
-        for _ in range(bench.pick(quick=5, full=30)):
+        for _ in range(bench.pick(quick=20, full=200)):
             for name, cycles in alone.items():
-                cycles.append(await _alone(client, name, bench.pick(quick=50, full=200)))
+                cycles.append(await _alone(client, name, 10))
         for _ in range(bench.pick(quick=1, full=5)):
             for name, rates in together.items():
                 rates.append(await _together(client, name, bench.pick(quick=0.5, full=1.0)))

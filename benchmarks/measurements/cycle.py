@@ -23,7 +23,8 @@ def measure(bench: Bench) -> Result:
         note="The trips that any such lock needs are SET NX PX and EVALSHA to delete its own key.",
     )
     contenders = (BARE, *LOCKS)
-    rounds, count = bench.pick(quick=5, full=40), bench.pick(quick=60, full=200)
+    # Many short rounds: a machine has moods that last longer, so a round is in one and the same.
+    rounds, count = bench.pick(quick=30, full=300), 10
     bench.empty()
     load_bare_script(bench.client)
     kept = in_turns(rounds, {name: _cycles(bench, name, count, False) for name in contenders})

@@ -26,7 +26,7 @@ def measure(bench: Bench) -> Result:
         ("µs for a hit", "ratio to plain get", "commands for a hit", "commands for a miss"),
     )
     bench.empty()
-    rounds, count = bench.pick(quick=8, full=60), bench.pick(quick=60, full=200)
+    rounds, count = bench.pick(quick=30, full=400), 10
     with Crew(1) as crew:
         (names,) = crew.run(prepare, bench.url)
         (times,) = crew.run(ask, bench.url, rounds, count)

@@ -57,7 +57,7 @@ def measure(bench: Bench) -> list[Result]:
     with Crew(PROCESSES) as crew:
         for callers, rounds, seconds in bench.pick(
             quick=[(48, 1, 0.4)],
-            full=[(8, 5, 0.3), (48, 7, 0.4), (200, 5, 0.8), (800, 3, 2.5)],
+            full=[(8, 5, 0.3), (48, 7, 0.4), (200, 5, 0.8), (800, 2, 2.5)],
         ):
             results.append(_measure(bench, crew, callers, rounds, seconds))
     if len(results) > 1:
