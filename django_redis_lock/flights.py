@@ -62,6 +62,7 @@ class Aboard:
 
     def __init__(self) -> None:
         self.landed = threading.Event()
+        self.asked = 0  # How often Redis was asked.
         self.found: Any = None  # What Redis keeps, for each to decode; None: look again.
         self.outage: Exception | None = None  # Why Redis could not be asked.
 
@@ -70,8 +71,10 @@ class CoordinationError(Exception):
     """Redis could not be asked who computes; the cause says why. Nothing was computed."""
 
 
-#: Another's computation takes longer than the caller waits; this caller is to compute the value.
-TOO_LATE, LEAD = object(), object()
+#: Another's computation takes longer than the caller waits.
+TOO_LATE = object()
+#: This caller is to compute the value; it is there.
+LEAD, FOUND = object(), object()
 
 
 class Flights:
@@ -104,18 +107,19 @@ class Flights:
         if place in _computing.get():
             raise LockError("get_or_set needs the value it is just computing", key)
         while True:
-            aboard, first = _board(place)
-            if first:
+            mine = Aboard()
+            aboard = _aboard.setdefault(place, mine)
+            asked = aboard.asked
+            if aboard is mine:
                 try:
-                    if not alone:
-                        return self._speak(key, aboard, producer, deadline)
-                    value, aboard.found = self._compute(key, producer)
-                    return value
+                    value = self._speak(key, aboard, producer, deadline, alone)
                 finally:
                     _land(place, aboard)
+                return producer.decode(aboard.found) if value is FOUND else value
             if not aboard.landed.wait(max(0.0, deadline - time.monotonic())):
                 return TOO_LATE
-            if aboard.found is not None:
+            # An answer to what was asked before we came may be older than a write before we came.
+            if aboard.found is not None and asked < aboard.asked:
                 return producer.decode(aboard.found)
             if aboard.outage is not None and not alone:
                 raise CoordinationError from aboard.outage
@@ -130,7 +134,7 @@ class Flights:
             self._client.set(flight_key(key), token, px=milliseconds(self._flight_timeout))
         except (RedisError, OSError) as error:
             logger.warning("Could not take over the flight of %s: %s", printable(key), error)
-        return self._lead(key, token, producer)[0]
+        return self._lead(key, token, Aboard(), producer)
 
     def _compute(self, key: bytes, producer: Producer) -> tuple[Any, bytes | int]:
         """The value, and the value as Redis is to keep it."""
@@ -143,29 +147,32 @@ class Flights:
 
     # -- in Redis ----------------------------------------------------------------------------
 
-    def _speak(self, key: bytes, aboard: Aboard, producer: Producer, deadline: float) -> Any:
+    def _speak(
+        self, key: bytes, aboard: Aboard, producer: Producer, deadline: float, alone: bool
+    ) -> Any:
+        """The value, TOO_LATE, or FOUND; and for those aboard what they may have."""
+        if alone:
+            value, aboard.found = self._compute(key, producer)
+            aboard.asked += 1
+            return value
         token = new_token()
         try:
-            found = self._find(key, token, deadline)
+            outcome = self._find(key, token, aboard, deadline)
         except (RedisError, OSError) as error:
             aboard.outage = error
             raise CoordinationError from error
-        if found is LEAD:
-            value, aboard.found = self._lead(key, token, producer)
-            return value
-        if found is TOO_LATE:
-            return TOO_LATE
-        aboard.found = found
-        return producer.decode(found)
+        return self._lead(key, token, aboard, producer) if outcome is LEAD else outcome
 
-    def _find(self, key: bytes, token: bytes, deadline: float) -> Any:
-        """What Redis keeps at ``key`` as soon as it is there, or LEAD, or TOO_LATE."""
+    def _find(self, key: bytes, token: bytes, aboard: Aboard, deadline: float) -> Any:
+        """LEAD, FOUND as soon as Redis keeps a value at ``key``, or TOO_LATE."""
         lifetime = milliseconds(self._flight_timeout)
         taking = Call(TAKE_FLIGHT, (key, flight_key(key)), (token, lifetime))
         while True:
+            aboard.asked += 1
             status, *news = run(self._client, taking).value
             if int(status) == 2:
-                return news[0]
+                aboard.found = news[0]
+                return FOUND
             if int(status) == 1:
                 return LEAD
             if time.monotonic() >= deadline:
@@ -174,8 +181,7 @@ class Flights:
             stream = flight_stream(key, leader if isinstance(leader, bytes) else leader.encode())
             self._follow(stream, min(time.monotonic() + min(LOOK_EVERY, pttl), deadline))
 
-    def _lead(self, key: bytes, token: bytes, producer: Producer) -> tuple[Any, bytes | int | None]:
-        """The value, and what others may have of it: None if they are to look again."""
+    def _lead(self, key: bytes, token: bytes, aboard: Aboard, producer: Producer) -> Any:
         keys = (key, flight_key(key), flight_stream(key, token))
         renewal = FlightRenewal(server_of(self._client), keys[1], token, self._flight_timeout)
         keeper().add(renewal)
@@ -186,12 +192,14 @@ class Flights:
             self._tell(Call(END_FLIGHT, keys, (token, STREAM_LIFETIME)))
             raise
         keeper().discard(renewal)
-        storing = (token, kept, producer.lifetime, STREAM_LIFETIME)
-        if self._tell(Call(STORE, keys, storing)) == 0:
+        storing = Call(STORE, keys, (token, kept, producer.lifetime, STREAM_LIFETIME))
+        aboard.asked += 1
+        if self._tell(storing) == 0:
             # A write or a delete came in between: what we computed is for our caller alone.
             logger.info("%s was written while it was computed; not stored", printable(key))
-            return value, None
-        return value, kept
+        else:
+            aboard.found = kept
+        return value
 
     def _tell(self, call: Call) -> Any:
         """Run ``call`` if Redis can be reached: a computed value is not lost because it cannot."""
@@ -250,29 +258,15 @@ class FlightRenewal(Job):
 #: A key of one database.
 Place = tuple[Server, bytes]
 
+#: Who is after a value in this process. One step of a dict is atomic, so it needs no mutex.
 _aboard: dict[Place, Aboard] = {}
-_mutex = threading.Lock()
 #: What the present thread or task is computing.
 _computing: ContextVar[frozenset[Place]] = ContextVar("computing", default=frozenset())
 
 
-def _board(place: Place) -> tuple[Aboard, bool]:
-    """Who is after the value at ``place``, and whether that is only the caller as yet."""
-    with _mutex:
-        first = place not in _aboard
-        return _aboard.setdefault(place, Aboard()), first
-
-
 def _land(place: Place, aboard: Aboard) -> None:
-    with _mutex:
-        _aboard.pop(place, None)  # A forked child has none.
+    _aboard.pop(place, None)  # A forked child has none.
     aboard.landed.set()
 
 
-def _after_fork_in_child() -> None:
-    global _mutex
-    _mutex = threading.Lock()
-    _aboard.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_aboard.clear)

@@ -13,7 +13,7 @@ import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redis_lock import LockError, LockNotAcquired
+from django_redis_lock import LockError, LockNotAcquired, flights
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.keys import flight_key, flight_stream
 from tests.processes import PATIENCE, in_threads, until, waiting_in
@@ -392,16 +392,14 @@ def test_a_leader_that_is_gone_without_a_word_is_replaced(
 def test_a_follower_learns_of_an_end_before_it_began_to_listen(
     cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_redis_lock.flights import Flights  # noqa: PLC0415
+    follow = flights.Flights._follow
 
-    follow = Flights._follow
-
-    def late(self: Flights, stream: bytes, until: float) -> None:
+    def late(self: flights.Flights, stream: bytes, until: float) -> None:
         lands_elsewhere(client, 5)
         # Only the stream can end this wait.
         follow(self, stream, until + 3600)
 
-    monkeypatch.setattr(Flights, "_follow", late)
+    monkeypatch.setattr(flights.Flights, "_follow", late)
     elsewhere(client)
     assert Asking(cache.get_or_set, "report", 1).found() == 5
 
@@ -440,6 +438,49 @@ def test_a_follower_whose_connection_breaks_goes_on_waiting(
     lands_elsewhere(client, 5)
     assert thread.found() == 5
     assert not producer.calls
+
+
+@pytest.fixture
+def late_landing(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The first thread that has a value is held up before it can tell the others."""
+    go_on, land, first = threading.Event(), flights._land, iter([True])
+
+    def held_up(*args: Any) -> None:
+        if next(first, False):
+            assert go_on.wait(PATIENCE)
+        land(*args)
+
+    monkeypatch.setattr(flights, "_land", held_up)
+    yield go_on
+    go_on.set()
+
+
+def test_who_asks_after_a_delete_gets_nothing_that_was_stored_before_it(
+    cache: RedisCache, client: redis.Redis, late_landing: threading.Event
+) -> None:
+    first = Asking(cache.get_or_set, "report", "older")
+    until(lambda: client.exists(KEY))
+    cache.delete("report")
+    second = Asking(cache.get_or_set, "report", "newer")
+    until(lambda: waiting_in_memory() == 1)
+    late_landing.set()
+    assert (first.found(), second.found()) == ("older", "newer")
+
+
+def test_who_asks_after_a_delete_gets_nothing_that_was_read_before_it(
+    cache: RedisCache, client: redis.Redis, late_landing: threading.Event
+) -> None:
+    elsewhere(client)
+    first = Asking(cache.get_or_set, "report", 1)
+    until(lambda: blocked(client) == 1)
+    lands_elsewhere(client, 5)
+    until(lambda: blocked(client) == 0)
+    until(lambda: waiting_in(__name__) == 1)
+    cache.delete("report")
+    second = Asking(cache.get_or_set, "report", "newer")
+    until(lambda: waiting_in_memory() == 1)
+    late_landing.set()
+    assert (first.found(), second.found()) == (5, "newer")
 
 
 # -- the wait has an end -----------------------------------------------------------------------
@@ -701,8 +742,6 @@ def test_the_threads_of_a_process_meet_an_outage_together(
     cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a server that does not answer, each try costs a time-out: they are not to line up."""
-    from django_redis_lock import flights  # noqa: PLC0415
-
     tries = 0
 
     def away(*args: Any, **kwargs: Any) -> Any:
