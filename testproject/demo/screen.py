@@ -39,8 +39,9 @@ class Bars:
 
 class Screen:
     def __init__(self, *, no_color: bool = False) -> None:
-        self._moving = sys.stdout.isatty()
         self._console = Console(no_color=no_color or None, highlight=False, markup=False)
+        # Asked of the output itself: FORCE_COLOR, which rich obeys, does not make a log a terminal.
+        self._moving = sys.stdout.isatty() and not self._console.is_dumb_terminal
         self._at_gap = True
 
     def gap(self) -> None:
