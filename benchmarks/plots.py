@@ -99,11 +99,9 @@ def _lines(axis: Axes, results: Sequence[Result], column: str, heading: str) -> 
     for name in results[0].rows:
         colour = OUR_COLOUR if name == OURS else next(peers)
         points = [
-            (int(result.title.split()[0]), value)
+            (stampede.callers_of(result), value)
             for result in results
-            if (value := result.number(name, column)) is not None
-            and result.number(name, stampede.COMPUTED) == 1
-            and not result.number(name, stampede.FAILED)
+            if (value := result.number(name, column)) is not None and stampede.whole(result, name)
         ]
         if points:
             axis.plot(
@@ -116,8 +114,9 @@ def _lines(axis: Axes, results: Sequence[Result], column: str, heading: str) -> 
             )
     axis.set_xscale("log")
     axis.set_yscale("log")
-    ticks = [int(result.title.split()[0]) for result in results]
+    ticks = [stampede.callers_of(result) for result in results]
     axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.minorticks_off()
     axis.set_xlabel("callers in 4 processes")
     axis.set_title(heading)

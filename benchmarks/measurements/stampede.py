@@ -18,11 +18,13 @@ from ..results import OURS, Cell, Result, Target
 from ..server import Ear, figure
 from ..workers import Crew, Seat
 
-__all__ = ["LAST", "measure"]
+__all__ = ["BLOCKED", "LAST", "OPENED", "callers_of", "measure", "whole"]
 
 PROCESSES = 4
 #: Share of the best peer's lag that ours may have, by callers.
 LIMITS = {48: 0.3, 200: 0.2}
+#: The peer those limits were set against.
+SET_AGAINST = "python-redis-lock"
 
 COMPUTED, FAILED, LAST = "computed", "failed", "last ms"
 OPENED, BLOCKED = "connections/process", "of them waiting"
@@ -123,17 +125,11 @@ def _targets(result: Result, callers: int) -> list[Target]:
     ]
     share, last = LIMITS.get(callers), result.number(OURS, LAST)
     if share:
-        # A peer counts whose callers all got the one value.
-        peers = [
-            result.number(name, LAST)
-            for name in result.rows
-            if name != OURS
-            and result.number(name, COMPUTED) == 1
-            and not result.number(name, FAILED)
-        ]
-        peer = best(peers)
-        limit = None if peer is None else share * peer
-        targets.append(Target.at_most(f"last at most {share} × the best peer's, ms", last, limit))
+        served = [name for name in result.rows if name != OURS and whole(result, name)]
+        for whom, names in (("the best peer's", served), (f"{SET_AGAINST}'s", [SET_AGAINST])):
+            peer = best(result.number(name, LAST) for name in names if name in served)
+            limit = None if peer is None else share * peer
+            targets.append(Target.at_most(f"last at most {share} × {whom}, ms", last, limit))
     # One thread computes, in one of the processes.
     most = 2 + 1 / PROCESSES
     targets += [
@@ -168,20 +164,29 @@ def _watch(bench: Bench, crew: Crew, ask: partial[list[Callers]]) -> Watched:
 
 
 def _growth(results: Sequence[Result]) -> Result:
-    """How much longer the last waits for each caller more."""
-    small, large = results[0], results[-1]
-    sizes = [int(result.title.split()[0]) for result in (small, large)]
-    growth = Result(
-        f"What each caller more adds, from {sizes[0]} to {sizes[1]}", ("µs for the last",)
-    )
-    for name in large.rows:
-        ends = [result.number(name, LAST) for result in (small, large)]
-        whole = not any(result.number(name, FAILED) for result in (small, large))
-        if whole and None not in ends:
-            growth.rows[name] = ((ends[1] - ends[0]) / (sizes[1] - sizes[0]) * 1000,)
-        else:
-            growth.rows[name] = (None,)
+    """How much longer the last waits for each caller more, as far as all were served."""
+    growth = Result("What each caller more adds", ("µs for the last", "callers, from", "to"))
+    for name in results[0].rows:
+        lasts = {
+            callers_of(result): last
+            for result in results
+            if (last := result.number(name, LAST)) is not None and whole(result, name)
+        }
+        few, many = min(lasts, default=0), max(lasts, default=0)
+        if few < many:
+            each = (lasts[many] - lasts[few]) / (many - few) * 1000
+            growth.rows[name] = (each, few, many)
     return growth
+
+
+def callers_of(result: Result) -> int:
+    """How many asked at once."""
+    return int(result.title.split()[0])
+
+
+def whole(result: Result, name: str) -> bool:
+    """Whether the value was computed once and everybody got it."""
+    return result.number(name, COMPUTED) == 1 and not result.number(name, FAILED)
 
 
 def stampede(
