@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+import sys
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -23,7 +25,9 @@ from .calls import (
 from .scripts import Call
 from .server import own_settings
 
-__all__ = ["AsyncRawConnection", "connect", "receive", "run", "send"]
+__all__ = ["AsyncRawConnection", "cancellable", "connect", "receive", "run", "send"]
+
+T = TypeVar("T")
 
 
 class AsyncRawConnection(Protocol):
@@ -47,6 +51,23 @@ async def receive(connection: AsyncRawConnection, call: Call) -> Any:
     except NoScriptError:
         await connection.send_command(*by_source(call))
         return await connection.read_response()
+
+
+async def cancellable(work: Coroutine[Any, Any, T]) -> T:
+    """``await work``, sure to end when it is cancelled. Before Python 3.12 ``asyncio.wait_for``,
+    with which redis-py sends, forgets a cancellation that comes just when it is done."""
+    if sys.version_info >= (3, 12):
+        return await work
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # Looked at, so that asyncio does not report it.
+        raise
+    return task.result()
 
 
 async def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:

@@ -15,7 +15,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .aio_calls import AsyncRawConnection, connect, receive, run, send
+from .aio_calls import AsyncRawConnection, cancellable, connect, receive, run, send
 from .calls import is_outage
 from .grants import Granted, Request, parse_grant
 from .hold import printable
@@ -38,8 +38,8 @@ ANSWER = 5.0
 class TaskExtension:
     """The answer to TAKE_GRANT, read in the background."""
 
-    def __init__(self, connection: AsyncRawConnection, call: Call, request: Request) -> None:
-        self._until = request.until(time.monotonic())
+    def __init__(self, connection: AsyncRawConnection, call: Call, until: float) -> None:
+        self._until = until
         self._reading = asyncio.ensure_future(self._read(connection, call))
 
     async def _read(self, connection: AsyncRawConnection, call: Call) -> float | None:
@@ -98,26 +98,38 @@ class TaskLine(Line):
             asyncio.run_coroutine_threadsafe(closing, self.loop)
 
 
+class TaskTurn:
+    """``threading.Event`` for tasks; waiting for it loses no cancellation."""
+
+    def __init__(self) -> None:
+        self._came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def set(self) -> None:
+        if not self._came.done():
+            self._came.set_result(None)
+
+    async def wait(self, seconds: float) -> bool:
+        if not self._came.done():
+            await asyncio.wait({self._came}, timeout=seconds)
+        return self._came.done()
+
+
 class TaskPlace(Place[TaskLine]):
     """One task's place in a line."""
 
-    turn: asyncio.Event
+    turn: TaskTurn
 
     def __init__(self, client: Any, request: Request) -> None:
         self._client = client
         self._request = request
-        self.turn = asyncio.Event()
+        self.turn = TaskTurn()
         join(self, TaskLine(server_of(client), request, asyncio.get_running_loop()))
 
     async def wait(self) -> Granted | None:
         """As ``ThreadPlace.wait``; cancelling it leaves no trace and loses no grant."""
         try:
-            if self._request.deadline is None:
-                await self.turn.wait()
-            else:
-                try:
-                    await asyncio.wait_for(self.turn.wait(), self._request.left())
-                except asyncio.TimeoutError:
+            while not await self.turn.wait(self._request.left()):
+                if self._request.deadline is not None:
                     return None
             if not self.line.registered and (granted := await self._ask()):
                 return granted
@@ -128,7 +140,7 @@ class TaskPlace(Place[TaskLine]):
     async def _ask(self) -> Granted | None:
         """Take the lock if it is free, else get on the register."""
         sent_at = time.monotonic()
-        reply = (await run(self._client, self._request.acquire(self.line.waiter))).value
+        reply = (await cancellable(run(self._client, self.line.ask(self._request)))).value
         self._request = self._request.with_margin(sent_at)
         return self.line.asked(self._request, reply, sent_at)
 
@@ -139,7 +151,7 @@ class TaskPlace(Place[TaskLine]):
                 if not line.registered and (granted := await self._ask()):
                     return granted
                 pause = FIRST_PAUSE
-                return await self._pop(await line.connected(self._client))
+                return await self._pop(await cancellable(line.connected(self._client)))
             except NoPermissionError:
                 logger.info("No right to block; polling for %s", printable(line.request.keys.lock))
                 await line.disconnect()
@@ -170,6 +182,9 @@ class TaskPlace(Place[TaskLine]):
                 self.line.connection = None
                 await asyncio.shield(in_background(leaving))
                 raise
+            except BaseException:
+                reading.cancel()  # Its connection is about to be closed.
+                raise
             granted = await self._popped(connection, reading.result())
             if granted is None and not self.line.registered:
                 granted = await self._ask()
@@ -188,14 +203,20 @@ class TaskPlace(Place[TaskLine]):
         came = self.line.came(self._request, reply)
         if came is None:
             return None
-        await send(connection, came.call)
-        extension = TaskExtension(connection, came.call, self._request)
-        self.line.extension = extension
-        if came.believed is not None:
-            return came.believed._replace(settle=extension.settle)
-        until = await extension.settled()
-        if until is None:
-            raise RedisTimeoutError("the connection broke while a grant was taken")
+        sent_at = time.monotonic()
+        try:
+            await send(connection, came.call)
+            extension = TaskExtension(connection, came.call, self._request.until(sent_at))
+            self.line.extension = extension
+            if came.believed is not None:
+                return came.believed._replace(settle=extension.settle)
+            until = await extension.settled()
+            if until is None:
+                raise RedisTimeoutError("the connection broke while a grant was taken")
+        except BaseException:
+            # Redis may carry it out all the same; then the lock would be nobody's.
+            keeper().add(Abandoned(self.line.server, self._request, came.token))
+            raise
         return self.line.confirmed(self._request, came, until)
 
     async def _last_try(
@@ -214,7 +235,7 @@ class TaskPlace(Place[TaskLine]):
 
     async def _leave(self, wake: bytes, *, try_again: bool) -> Any:
         call = self._request.leave(self.line.farewell(), wake, try_again=try_again)
-        return (await run(self._client, call, patience=LAST_TRY)).value
+        return (await cancellable(run(self._client, call, patience=LAST_TRY))).value
 
     async def _give_up(
         self, connection: AsyncRawConnection, reading: asyncio.Future[Any], wake: bytes

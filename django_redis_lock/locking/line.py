@@ -23,7 +23,7 @@ __all__ = ["Came", "Line", "Place", "join"]
 
 
 class Turn(Protocol):
-    """``threading.Event`` or ``asyncio.Event``."""
+    """``threading.Event``, or what tasks have instead."""
 
     def set(self) -> None: ...
 
@@ -53,6 +53,7 @@ class Line(ABC):
 
     Attributes:
         registered: whether Redis knows of the line, so that a release makes a grant for it.
+        _listed: whether Redis may know of it, so that its id must be taken off the register.
     """
 
     def __init__(self, server: Server, request: Request, loop: Any = None) -> None:
@@ -62,6 +63,8 @@ class Line(ABC):
         self.loop = loop
         self.waiter = waiter_id()
         self.registered = False
+        self._listed = False
+        self._asking = False
         self.clock: Clock | None = None
         self.places: deque[Place[Any]] = deque()
         self._watch: Watch | None = None
@@ -79,6 +82,8 @@ class Line(ABC):
     def leave(self, place: Place[Any]) -> None:
         with _mutex:
             self.places.remove(place)
+            # Who leaves without an answer may have put us on the register.
+            self._listed, self._asking = self._listed or self._asking, False
             if self.places:
                 self.places[0].turn.set()
                 return
@@ -86,14 +91,18 @@ class Line(ABC):
                 del _lines[self.key]
         if self._watch is not None:
             keeper().discard(self._watch)
+        if self._listed:
+            keeper().add(Departure(self))
         self.end()
 
     def _close_if_last(self) -> bool:
-        """Close the line if one member is left in it; says whether it did."""
+        """Close the line if one member is left in it; says whether it did. What is sent then must
+        take its id off the register."""
         with _mutex:
             if len(self.places) > 1 or _lines.get(self.key) is not self:
                 return False
             del _lines[self.key]
+            self._listed = False
             return True
 
     def farewell(self) -> bytes:
@@ -102,12 +111,18 @@ class Line(ABC):
 
     # -- what the server said ----------------------------------------------------------------
 
+    def ask(self, request: Request) -> Call:
+        """What takes the lock, or else puts the line on the register."""
+        self._asking = True
+        return request.acquire(self.waiter)
+
     def asked(self, request: Request, reply: Any, sent_at: float) -> Granted | None:
         """The answer to ACQUIRE: the lock, or a place on the register and when to look again."""
         taken, number, server_us = reply
+        self._asking = False
         if taken:
             return request.acquired(number, sent_at)
-        self.registered = True
+        self.registered = self._listed = True
         if self._watch is None:
             self._watch = Watch(self)
             keeper().add(self._watch)
@@ -179,6 +194,24 @@ class Watch(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + LOOK_EVERY / 4
+
+
+class Departure(Job):
+    """Takes a line off the register that ended without doing so: its last member was interrupted,
+    or had the lock otherwise than by a grant."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__(line.server, time.monotonic())
+        self._call = line.request.take(b"", line.waiter)
+
+    def call(self, now: float) -> Call:
+        return self._call
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        keeper().discard(self)
+
+    def failed(self, error: Exception, now: float) -> None:
+        keeper().discard(self)  # Nobody will look at the id any more when it has run out.
 
 
 _lines: dict[tuple[Server, bytes, Any], Line] = {}

@@ -99,12 +99,15 @@ class Abandoned(Job):
 
     It asks until it is answered, and once more a second later, because the acquire itself may
     still lie unread in the server's buffers.
+
+    Args:
+        token: the grant that was not taken up for certain; left out, the request's own token.
     """
 
-    def __init__(self, server: Server, request: Request) -> None:
+    def __init__(self, server: Server, request: Request, token: bytes | None = None) -> None:
         now = time.monotonic()
         super().__init__(server, now)
-        self._call = request.give_back(request.token)
+        self._call = request.give_back(token or request.token)
         self._gives_up_at = request.until(now)
         self._answers = 0
 

@@ -137,7 +137,7 @@ class ThreadPlace(Place[ThreadLine]):
     def _ask(self) -> Granted | None:
         """Take the lock if it is free, else get on the register."""
         sent_at = time.monotonic()
-        reply = (run(self._client, self._request.acquire(self.line.waiter))).value
+        reply = (run(self._client, self.line.ask(self._request))).value
         self._request = self._request.with_margin(sent_at)
         return self.line.asked(self._request, reply, sent_at)
 
@@ -199,13 +199,18 @@ class ThreadPlace(Place[ThreadLine]):
         came = self.line.came(self._request, reply)
         if came is None:
             return None
-        extension = Extension(connection, came.call, self._request)
-        if came.believed is not None:
-            self.line.extension = extension
-            return came.believed._replace(settle=extension.settle)
-        until = extension.settle(True)
-        if until is None:
-            raise RedisTimeoutError("the connection broke while a grant was taken")
+        try:
+            extension = Extension(connection, came.call, self._request)
+            if came.believed is not None:
+                self.line.extension = extension
+                return came.believed._replace(settle=extension.settle)
+            until = extension.settle(True)
+            if until is None:
+                raise RedisTimeoutError("the connection broke while a grant was taken")
+        except BaseException:
+            # Redis may carry it out all the same; then the lock would be nobody's.
+            keeper().add(Abandoned(self.line.server, self._request, came.token))
+            raise
         return self.line.confirmed(self._request, came, until)
 
     def _last_try(self, connection: RawConnection, wake: bytes) -> Granted | None:

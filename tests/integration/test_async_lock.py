@@ -6,7 +6,9 @@ For the contract a thread of the suite stands for one task of an event loop.
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -17,10 +19,11 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncLock, LockError
+from django_redis_lock import AsyncLock, Lock, LockError
+from django_redis_lock.locking.grants import ALIVE
 from tests.integration.test_lock import OnRedis, places
 from tests.lock_contract import Backend, LockContract
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
 
@@ -117,9 +120,18 @@ async def connected(server: RedisServer, **options: Any) -> AsyncIterator[redis.
 
 
 async def until_waiting(name: str, count: int = 1) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while places(name) < count:
-            await asyncio.sleep(0.001)
+    deadline = time.monotonic() + PATIENCE
+    while places(name) < count:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
+async def until_nobody_is_registered(client: redis.Redis) -> None:
+    """In less time than it takes for the register to forget who does not speak."""
+    deadline = time.monotonic() + ALIVE / 2
+    while client.zcard("{tasks}:waiters"):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 class TestTasks:
@@ -197,3 +209,99 @@ class TestTasks:
                 assert not await lock.acquire(blocking=False)
 
         asyncio.run(main())
+
+
+class TestCancelling:
+    """A task that waits is cancelled. Grants live for a minute here, so that one that was lost
+    shows."""
+
+    def test_at_any_moment(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        async def main() -> None:
+            async with connected(redis_server) as server:
+                holder = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
+                waiter = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
+                for number in range(150):
+                    assert await holder.acquire(blocking_timeout=PATIENCE)
+                    wait = PATIENCE * 2 if number % 2 else None
+                    tasks = [asyncio.create_task(waiter.acquire(True, wait)) for _ in range(3)]
+                    await asyncio.sleep(random.random() * 0.005)
+                    for task in tasks:
+                        task.cancel()
+                    done, pending = await asyncio.wait(tasks, timeout=PATIENCE)
+                    assert not pending, "the cancellation was lost"
+                    assert all(task.cancelled() for task in done)
+                    await holder.release()
+                await until_nobody_is_registered(client)
+
+        asyncio.run(main())
+        assert not places("tasks")
+        until(lambda: not client.info("clients")["blocked_clients"])
+
+    @pytest.mark.parametrize("token", [None, "chosen"])
+    def test_at_the_moment_of_the_grant(
+        self, client: redis.Redis, redis_server: RedisServer, token: str | None
+    ) -> None:
+        async def wait(server: Any) -> bool:
+            # It never expires: were it left behind, nobody would have it again.
+            lock = AsyncLock(server, "tasks", grant_timeout=60)
+            acquired = await lock.acquire(token=token)
+            await lock.release()
+            return acquired
+
+        async def main() -> None:
+            async with connected(redis_server) as server:
+                holder = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
+                for _ in range(150):
+                    assert await holder.acquire(blocking_timeout=PATIENCE)
+                    tasks = [asyncio.create_task(wait(server)) for _ in range(2)]
+                    await until_waiting("tasks", 2)
+                    await asyncio.sleep(random.random() * 0.002)
+                    release = asyncio.ensure_future(holder.release())
+                    await asyncio.sleep(random.random() * 0.002)
+                    tasks[0].cancel()
+                    _, pending = await asyncio.wait([*tasks, release], timeout=PATIENCE)
+                    assert not pending, "the grant was lost"
+                    assert not tasks[1].cancelled()
+                    assert tasks[1].result() is True
+
+        asyncio.run(main())
+
+    def test_twice(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        """The second time while it is leaving because of the first."""
+
+        async def main() -> None:
+            async with connected(redis_server) as server:
+                holder = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
+                await holder.acquire()
+                for _ in range(50):
+                    lock = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
+                    task = asyncio.create_task(lock.acquire())
+                    await until_waiting("tasks")
+                    await asyncio.sleep(0.002)
+                    task.cancel()
+                    await asyncio.sleep(random.random() * 0.001)
+                    task.cancel()
+                    await asyncio.wait([task])
+                    assert task.cancelled()
+                await holder.release()
+                await until_nobody_is_registered(client)
+
+        asyncio.run(main())
+
+    def test_with_the_whole_loop(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        """``asyncio.run`` cancels what still waits when the main task is done."""
+        Lock(client, "tasks", timeout=60).acquire()
+
+        async def main() -> None:
+            server = redis.asyncio.Redis.from_url(redis_server.url)
+            lock = AsyncLock(server, "tasks", timeout=60)
+            for _ in range(3):
+                asyncio.create_task(lock.acquire())  # noqa: RUF006 - it is to be forgotten
+            await until_waiting("tasks", 3)
+            while not client.zcard("{tasks}:waiters"):
+                await asyncio.sleep(0.001)
+            await server.aclose()
+
+        asyncio.run(main())
+        assert not places("tasks")
+        assert not client.zcard("{tasks}:waiters")
