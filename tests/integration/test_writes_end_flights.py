@@ -11,7 +11,7 @@ import redis
 
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.keys import flight_key
-from tests.processes import PATIENCE, Link, processes, until
+from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
 KEY = b"site:1:report"
@@ -118,6 +118,7 @@ def test_followers_get_what_was_written_or_compute_anew(
         target=lambda: found.append(cache.get_or_set("report", lambda: "anew", None)), daemon=True
     )
     follower.start()
+    until(lambda: waiting_in("django_redis_lock.flights") == 1)
     do(cache)
     computation.finish()
     follower.join(PATIENCE)
