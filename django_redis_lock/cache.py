@@ -16,7 +16,7 @@ from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ResponseError
 
-from .computing import Computing
+from .computing_many import ComputingMany
 from .locking.aio import AsyncLock
 from .locking.aio_clients import asyncio_client
 from .locking.arguments import check_name
@@ -45,7 +45,7 @@ def _guarded(method: _Method) -> _Method:
     return guarded
 
 
-class RedisCache(Computing, DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
+class RedisCache(ComputingMany, DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
     """django-redis's cache; what differs is documented at each method."""
 
     # -- locks -------------------------------------------------------------------------------

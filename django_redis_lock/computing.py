@@ -1,35 +1,46 @@
-"""``get_or_set`` as the cache backend has it: Django's arguments in, the rule of flights behind."""
+"""``get_or_set`` as the cache backend has it: Django's arguments in front, the rule of flights
+behind."""
 
 from __future__ import annotations
 
+import inspect
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.utils.functional import cached_property
 from django_redis.cache import CONNECTION_INTERRUPTED
 from django_redis.client import HerdClient
+from redis.exceptions import RedisError
 
 from .conf import Conf
 from .exceptions import LockNotAcquired
-from .flights import TOO_LATE, CoordinationError, Flights, Producer
-from .locking.arguments import check_seconds
+from .flights import TOO_LATE, CoordinationError, Producer, Steps, TaskCrew, ThreadCrew
+from .flights.steps import Run
+from .locking.aio_clients import asyncio_client
 from .locking.calls import OUTAGE
+from .locking.scripts import READ, Call
+from .signals import value_refresh_failed
+from .terms import Options, Terms
 
-__all__ = ["Computing"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Computing", "awaitable"]
 
 _MISSING = object()
-#: For an argument left out where None means something.
-_SETTING: Any = object()
 
 
 class Computing:
     """The part of ``RedisCache`` that computes missing values."""
 
     client: Any
-    _params: dict[str, Any]
     default_timeout: float | None
+    get_many: Any
+    _params: dict[str, Any]
     _get: Any
     _ignore_exceptions: bool
     _lock_client: Any
@@ -45,67 +56,139 @@ class Computing:
         default: Any,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        *,
-        wait: float = _SETTING,
-        on_wait_timeout: str = "compute",
+        **options: Unpack[Options],
     ) -> Any:
         """The value of ``key``; if there is none, ``default`` is called for it, once.
 
-        Whoever asks while it is being called (other threads, processes and hosts) waits for that
-        one result. A ``set`` or ``delete`` of the key meanwhile wins: the result is then returned
-        to its own caller but not stored. None is a value like any other.
+        Whoever asks while it is being called (other threads, tasks, processes and hosts) waits for
+        that one result. A ``set`` or ``delete`` of the key meanwhile wins: the result is then
+        returned to its own caller but not stored. None is a value like any other.
 
         Args:
             default: a callable without arguments, or the value itself.
-            timeout: seconds to keep the value; left out, the cache's own; None, without end.
-            wait: seconds to wait at most for another's computation; left out, the setting WAIT.
+            timeout: seconds after which the value is to be computed anew; left out, the cache's
+                own; None, never.
+            stale: seconds after that for which the old value may still be served, at once, while
+                one caller computes the new one. If that fails, the old one is served on.
+            background: that caller too gets the old value at once.
+            wait: seconds to wait at most for another's computation of a missing value.
             on_wait_timeout: what to do then: ``"compute"`` the value here as well, ``"raise"``
                 LockNotAcquired, or return the ``"default"``: the value given as ``default``, None
                 for a callable.
+            jitter: shorten the timeout by a random share of up to this much (0 to 1), so that what
+                was stored together does not have to be computed together again.
+            error_ttl: seconds after a failed computation in which nobody tries again; others fail
+                with the same message.
 
         Raises:
             LockNotAcquired: see ``on_wait_timeout``.
+            ComputationFailed: see ``error_ttl``.
             LockError: ``default`` asked for its own key.
+            TypeError, ValueError: an option makes no sense.
             redis.exceptions.RedisError: Redis is away and IGNORE_EXCEPTIONS is off.
         """
-        if on_wait_timeout not in ("compute", "raise", "default"):
-            raise ValueError(
-                f'on_wait_timeout must be "compute", "raise" or "default", not {on_wait_timeout!r}'
-            )
-        if wait is not _SETTING:
-            check_seconds("wait", wait, zero=True)
-        value = self._get(key, _MISSING, version, None)
-        alone = value is CONNECTION_INTERRUPTED
-        if value is not _MISSING and not alone:
-            return value
-        deadline = time.monotonic() + (self.conf.WAIT if wait is _SETTING else wait)
-        producer = self._producer(default, timeout)
+        terms = Terms.of(self.conf, options)
+        alone = False
+        if not terms.stale:
+            value = self._get(key, _MISSING, version, None)
+            alone = value is CONNECTION_INTERRUPTED
+            if value is not _MISSING and not alone:
+                return value
+        producer = self._producer(default, timeout, terms)
+        crew = self._thread_crew()
         nkey = self._encoded_key(key, version)
-        flights = Flights(self._lock_client(), self.conf.FLIGHT_TIMEOUT)
+        steps = self._value(crew, nkey, producer, terms, default, alone, read=bool(terms.stale))
+        return crew.do(steps)
+
+    async def aget_or_set(
+        self,
+        key: str,
+        default: Any,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """As ``get_or_set``, for asyncio. ``default`` may be a coroutine function, which is
+        awaited; any other callable runs in Django's thread for synchronous code."""
+        terms = Terms.of(self.conf, options)
+        producer = self._producer(awaitable(default), timeout, terms)
+        crew = self._task_crew()
+        nkey = self._encoded_key(key, version)
+        steps = self._value(crew, nkey, producer, terms, default, alone=False, read=True)
+        return await crew.do(steps)
+
+    # -- the same for threads and tasks --------------------------------------------------------
+
+    def _value(
+        self,
+        crew: ThreadCrew | TaskCrew,
+        nkey: bytes,
+        producer: Producer,
+        terms: Terms,
+        default: Any,
+        alone: bool,
+        read: bool,
+    ) -> Steps:
+        deadline = time.monotonic() + terms.wait
+        flights = crew.flights
+        if read:
+            try:
+                [kept] = yield Run((Call(READ, (nkey,), ()),))
+            except (RedisError, OSError) as error:
+                kept, alone = None, self._may_go_on_alone(error)
+            if kept is not None:
+                value, left = kept
+                if 0 <= int(left) <= producer.stale:
+                    return (yield from flights.refresh(nkey, value, producer, terms.background))
+                return producer.decode(value)
         try:
-            found = flights.get_or_compute(nkey, producer, deadline, alone=alone)
+            found = yield from flights.get_or_compute(nkey, producer, deadline, alone)
         except CoordinationError as error:
-            # Redis went away, or lets us read but not coordinate. Whatever goes wrong with that,
-            # the caller gets its value (invariant C3), unless it wants to see outages.
-            if isinstance(error.__cause__, OUTAGE) and not self._ignore_exceptions:
-                raise error.__cause__ from None
-            alone = True
-            found = flights.get_or_compute(nkey, producer, deadline, alone=alone)
+            alone = self._may_go_on_alone(error.__cause__)
+            found = yield from flights.get_or_compute(nkey, producer, deadline, alone)
         if found is not TOO_LATE:
             return found
-        if on_wait_timeout == "raise":
-            raise LockNotAcquired("The value is still being computed elsewhere", key)
-        if on_wait_timeout == "default":
+        if terms.on_wait_timeout == "raise":
+            raise LockNotAcquired("The value is still being computed elsewhere", nkey)
+        if terms.on_wait_timeout == "default":
             return None if callable(default) else default
-        return flights.compute_anyway(nkey, producer, alone=alone)
+        return (yield from flights.compute_anyway(nkey, producer, alone))
 
-    def _producer(self, default: Any, timeout: float | None) -> Producer:
+    def _may_go_on_alone(self, error: BaseException | None) -> bool:
+        """Redis went away, or lets us read but not coordinate. Whatever goes wrong with that, the
+        caller gets its value (invariant C3), unless it wants to see outages."""
+        if isinstance(error, OUTAGE) and not self._ignore_exceptions:
+            raise error
+        return True
+
+    def _producer(self, default: Any, timeout: float | None, terms: Terms) -> Producer:
         if isinstance(self.client, HerdClient):
             raise ImproperlyConfigured(
                 "HerdClient keeps values in a form of its own, which get_or_set cannot share. "
                 "Use django-redis's DefaultClient: get_or_set needs no herd"
             )
-        seconds = self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
-        lifetime = 0 if seconds is None else int(seconds * 1000) or -1
-        compute = default if callable(default) else lambda: default
-        return Producer(compute, self.client.encode, self.client.decode, lifetime)
+        return Producer(
+            default if callable(default) else lambda: default,
+            self.client.encode,
+            self.client.decode,
+            terms.lifetime(self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout),
+            int(terms.stale * 1000),
+            int(terms.error_ttl * 1000),
+            self._refresh_failed,
+        )
+
+    def _refresh_failed(self, error: Exception) -> None:
+        value_refresh_failed.send_robust(sender=type(self), cache=self, error=error)
+
+    def _thread_crew(self) -> ThreadCrew:
+        return ThreadCrew(self._lock_client(), self.conf.FLIGHT_TIMEOUT, connections.close_all)
+
+    def _task_crew(self) -> TaskCrew:
+        return TaskCrew(asyncio_client(self._lock_client()), self.conf.FLIGHT_TIMEOUT)
+
+
+def awaitable(function: Any) -> Any:
+    """``function`` so that calling it does not block the event loop."""
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        return function
+    return sync_to_async(function, thread_sensitive=True)

@@ -11,9 +11,12 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from .locking.arguments import check_seconds
+from .locking.arguments import check_seconds, check_share
 
-__all__ = ["Conf"]
+__all__ = ["ON_WAIT_TIMEOUT", "Conf"]
+
+#: What a follower can do when it has waited long enough.
+ON_WAIT_TIMEOUT = ("compute", "raise", "default")
 
 
 class Conf:
@@ -31,9 +34,9 @@ class Conf:
             raise ImproperlyConfigured(f"DJANGO_REDIS_LOCK must be a dict, not {given!r}")
         return f"DJANGO_REDIS_LOCK: {name}", given.get(name, default)
 
-    def _seconds(self, name: str, default: float) -> float:
+    def _seconds(self, name: str, default: float, *, zero: bool = False) -> float:
         try:
-            return check_seconds(*self._get(name, default)) or default
+            return check_seconds(*self._get(name, default), zero=zero) or 0.0
         except (TypeError, ValueError) as error:
             raise ImproperlyConfigured(str(error)) from None
 
@@ -51,6 +54,38 @@ class Conf:
     def WAIT(self) -> float:
         """Seconds a follower waits for the leader's value before it computes its own."""
         return self._seconds("WAIT", 60.0)
+
+    @property
+    def STALE(self) -> float:
+        """Seconds a value is served on after its timeout while one caller computes the next."""
+        return self._seconds("STALE", 0.0, zero=True)
+
+    @property
+    def BACKGROUND(self) -> bool:
+        """Whether that caller too gets the old value at once."""
+        return bool(self._get("BACKGROUND", False)[1])
+
+    @property
+    def ON_WAIT_TIMEOUT(self) -> str:
+        """What a follower does after WAIT: "compute", "raise" or "default"."""
+        where, choice = self._get("ON_WAIT_TIMEOUT", "compute")
+        if choice not in ON_WAIT_TIMEOUT:
+            allowed = ", ".join(map(repr, ON_WAIT_TIMEOUT))
+            raise ImproperlyConfigured(f"{where} must be one of {allowed}, not {choice!r}")
+        return str(choice)
+
+    @property
+    def JITTER(self) -> float:
+        """The largest share of a value's timeout, 0 to 1, by which it is shortened at random."""
+        try:
+            return check_share(*self._get("JITTER", 0.0))
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(str(error)) from None
+
+    @property
+    def ERROR_TTL(self) -> float:
+        """Seconds after a failed computation in which nobody tries again."""
+        return self._seconds("ERROR_TTL", 0.0, zero=True)
 
     @property
     def GRANT_TIMEOUT(self) -> float:

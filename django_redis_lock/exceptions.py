@@ -13,7 +13,7 @@ from redis import exceptions as redis_exceptions
 if TYPE_CHECKING:
     from .locking.owner import Owner
 
-__all__ = ["LockError", "LockLost", "LockNotAcquired", "LockNotOwnedError"]
+__all__ = ["ComputationFailed", "LockError", "LockLost", "LockNotAcquired", "LockNotOwnedError"]
 
 
 def _text(name: str | bytes | None) -> str:
@@ -77,3 +77,8 @@ class LockNotAcquired(LockError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.message, self.lock_name, self.holder, self.retry_after))
+
+
+class ComputationFailed(Exception):
+    """Another caller's computation of this value has just failed, and ``error_ttl`` keeps everybody
+    from trying again for a moment. The message is that of the failure."""

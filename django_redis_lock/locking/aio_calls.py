@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from redis.asyncio.retry import Retry
@@ -25,7 +25,7 @@ from .calls import (
 from .scripts import Call
 from .server import own_settings
 
-__all__ = ["AsyncRawConnection", "cancellable", "connect", "receive", "run", "send"]
+__all__ = ["AsyncRawConnection", "cancellable", "connect", "receive", "run", "run_all", "send"]
 
 T = TypeVar("T")
 
@@ -91,16 +91,51 @@ async def run(client: Any, call: Call, *, patience: float | None = None) -> Answ
             raise
 
 
-async def _run_pooled(pool: Any, call: Call, patience: float | None) -> Any:
+async def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
+    """What ``calls`` return, all in one round trip. They must be safe to repeat: they are sent
+    once more if the connection broke before the last reply."""
+    if len(calls) == 1:
+        return [(await run(client, calls[0])).value]
     try:
-        connection = await pool.get_connection(*FOR_COMMAND)
-    except Exception as error:
-        note_sent(error, False)
+        return await _run_all(client.connection_pool, calls)
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        if is_pool_exhausted(error) or not may_have_run(error):
+            raise
+        return await _run_all(client.connection_pool, calls)
+
+
+async def _run_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
+    connection = await _connected(pool)
+    try:
+        # The first of each script by its source, so that none can be unknown.
+        known: set[str] = set()
+        for call in calls:
+            words = by_name(call) if call.script.sha in known else by_source(call)
+            known.add(call.script.sha)
+            await connection.send_command(*words)
+        return [await connection.read_response() for _ in calls]
+    except BaseException:
+        await connection.disconnect(nowait=True)
         raise
+    finally:
+        await pool.release(connection)
+
+
+async def _run_pooled(pool: Any, call: Call, patience: float | None) -> Any:
+    connection = await _connected(pool)
     try:
         return await _exchange(connection, call, patience)
     finally:
         await pool.release(connection)
+
+
+async def _connected(pool: Any) -> Any:
+    """A connection of ``pool``; an error says that nothing was sent."""
+    try:
+        return await pool.get_connection(*FOR_COMMAND)
+    except Exception as error:
+        note_sent(error, False)
+        raise
 
 
 async def _exchange(connection: AsyncRawConnection, call: Call, patience: float | None) -> Any:

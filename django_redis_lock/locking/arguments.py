@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["check_name", "check_seconds", "check_token", "check_wait", "milliseconds"]
+__all__ = [
+    "check_name",
+    "check_seconds",
+    "check_share",
+    "check_token",
+    "check_wait",
+    "milliseconds",
+]
 
 #: The longest lifetime or wait. Redis takes more, but a value beyond this is a wrong unit.
 LONGEST = 100 * 365 * 24 * 3600.0
@@ -38,6 +45,20 @@ def check_seconds(
         raise ValueError(f"{what} must be {allowed}, not {value!r}")
     if value > LONGEST:
         raise ValueError(f"{what} must be at most a hundred years, given in seconds, not {value!r}")
+    return float(value)
+
+
+def check_share(what: str, value: Any) -> float:
+    """``value`` as a share of something, from 0 to 1.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: not from 0 to 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{what} must be a number from 0 to 1, not {value!r}")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{what} must be a number from 0 to 1, not {value!r}")
     return float(value)
 
 

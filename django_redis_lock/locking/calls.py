@@ -8,6 +8,7 @@ more, and the answer says so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -129,16 +130,51 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
             raise
 
 
-def _run_pooled(pool: Any, call: Call, patience: float | None) -> Any:
+def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
+    """What ``calls`` return, all in one round trip. They must be safe to repeat: they are sent
+    once more if the connection broke before the last reply."""
+    if len(calls) == 1:
+        return [(run(client, calls[0])).value]
     try:
-        connection = pool.get_connection(*FOR_COMMAND)
-    except Exception as error:
-        note_sent(error, False)
+        return _run_all(client.connection_pool, calls)
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        if is_pool_exhausted(error) or not may_have_run(error):
+            raise
+        return _run_all(client.connection_pool, calls)
+
+
+def _run_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
+    connection = _connected(pool)
+    try:
+        # The first of each script by its source, so that none can be unknown.
+        known: set[str] = set()
+        for call in calls:
+            words = by_name(call) if call.script.sha in known else by_source(call)
+            known.add(call.script.sha)
+            connection.send_command(*words)
+        return [connection.read_response() for _ in calls]
+    except BaseException:
+        connection.disconnect()
         raise
+    finally:
+        pool.release(connection)
+
+
+def _run_pooled(pool: Any, call: Call, patience: float | None) -> Any:
+    connection = _connected(pool)
     try:
         return _exchange(connection, call, patience)
     finally:
         pool.release(connection)
+
+
+def _connected(pool: Any) -> Any:
+    """A connection of ``pool``; an error says that nothing was sent."""
+    try:
+        return pool.get_connection(*FOR_COMMAND)
+    except Exception as error:
+        note_sent(error, False)
+        raise
 
 
 def _exchange(connection: RawConnection, call: Call, patience: float | None) -> Any:

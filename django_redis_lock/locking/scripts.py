@@ -23,6 +23,7 @@ __all__ = [
     "HELD",
     "LEAVE",
     "LIST",
+    "READ",
     "RELEASE",
     "RENEW",
     "RENEW_FLIGHT",
@@ -30,6 +31,7 @@ __all__ = [
     "STORE",
     "TAKE_FLIGHT",
     "TAKE_GRANT",
+    "TAKE_OVER",
     "WATCH",
     "WRITE",
     "Call",
@@ -490,17 +492,23 @@ for _, entry in ipairs(kept) do redis.call('RESTORE', entry[1], entry[2], entry[
 return locks
 """)
 
-#: Start the computation of a missing cache value, or learn who computes it.
+#: Start the computation of a missing or stale cache value, or learn who computes it.
 #:
 #: KEYS  the value's key, its flight
-#: ARGV  token, lifetime of the flight
-#: returns {2, value} it is there after all, {1} this caller leads, or
-#:         {0, the leader's token, remaining lifetime of its flight}
+#: ARGV  token, lifetime of the flight, the value's remaining lifetime up to which it is stale (0:
+#:       it never is)
+#: returns {2, value} it is there after all, {1} this caller leads,
+#:         {0, the leader's token, remaining lifetime of its flight}, or
+#:         {3, message} the last computation has just failed and nobody is to try again yet
 #: atomic because of two callers that both find nothing only one may lead (invariant C1).
 TAKE_FLIGHT = _script("""
 local value = redis.call('GET', KEYS[1])
-if value then return {2, value} end
+if value then
+  local left = redis.call('PTTL', KEYS[1])
+  if left < 0 or left > tonumber(ARGV[3]) then return {2, value} end
+end
 local leader = redis.call('GET', KEYS[2])
+if leader and string.sub(leader, 1, 1) == '!' then return {3, string.sub(leader, 2)} end
 if leader and leader ~= ARGV[1] then return {0, leader, redis.call('PTTL', KEYS[2])} end
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 return {1}
@@ -537,15 +545,41 @@ return mine and 1 or 0
 #: The leader has no value to give: its computation failed.
 #:
 #: KEYS  the value's key, its flight, the stream of this flight
-#: ARGV  token, lifetime of the stream
+#: ARGV  token, lifetime of the stream, why it failed, milliseconds for which nobody is to try again
+#:       (0: somebody may at once). A write to the key ends that too: it is noted as the flight.
 #: returns 1, or 0 if the flight was not this leader's any more
 #: atomic because another leader's flight must not be ended.
 END_FLIGHT = _script("""
 local mine = redis.call('GET', KEYS[2]) == ARGV[1]
-if mine then redis.call('DEL', KEYS[2]) end
+if mine then
+  if ARGV[4] == '0' then
+    redis.call('DEL', KEYS[2])
+  else
+    redis.call('SET', KEYS[2], '!' .. ARGV[3], 'PX', ARGV[4])
+  end
+end
 redis.call('XADD', KEYS[3], '*', 'outcome', 'failed')
 redis.call('PEXPIRE', KEYS[3], ARGV[2])
 return mine and 1 or 0
+""")
+
+#: A value with its remaining lifetime, in one trip.
+#:
+#: KEYS  the value's key        ARGV  none
+#: returns {value, PTTL} or nil
+#: atomic because a lifetime of another value would be of no use.
+READ = _script("""
+local value = redis.call('GET', KEYS[1])
+return value and {value, redis.call('PTTL', KEYS[1])}
+""")
+
+#: Lead from now on, whoever led.
+#:
+#: KEYS  the flight        ARGV  token, lifetime
+#: returns 1
+TAKE_OVER = _script("""
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
 """)
 
 #: Keep a flight alive while its leader computes.

@@ -48,20 +48,20 @@ LAYERS = (
     ),
     ("locking.handle",),
     ("locking.lock", "locking.aio"),
-    ("locking.redlock", "locking.inventory", "flights", "writes", "memory", "testing"),
-    ("conf",),
-    ("computing", "cache", "clients"),
-    ("contention", "metrics", "signals", "checks", "models"),
+    ("locking.redlock", "locking.inventory", "flights*", "writes", "memory", "testing"),
+    ("conf", "signals", "terms"),
+    ("computing*", "cache", "clients"),
+    ("contention", "metrics", "checks", "models"),
     ("decorators", "admin"),
     ("", "apps", "management*", "migrations*"),
 )
-KNOWS_NO_DJANGO = ("exceptions", "flights", "memory", "testing", "writes", "locking", "locking.*")
+KNOWS_NO_DJANGO = ("exceptions", "flights*", "memory", "testing", "writes", "locking", "locking.*")
 
 LONGEST = 280
 #: Modules that are longer, and the number of lines they must not exceed either.
 LONGER = {
     # All Lua in one place, each script under its contract.
-    "locking.scripts": 600,
+    "locking.scripts": 640,
 }
 
 

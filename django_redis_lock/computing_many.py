@@ -1,0 +1,118 @@
+"""``get_or_set_many``: as ``computing``, for several keys at once."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from django.core.cache.backends.base import DEFAULT_TIMEOUT
+
+from .computing import Computing, awaitable
+from .exceptions import LockNotAcquired
+from .flights import CoordinationError, Steps, TaskCrew, ThreadCrew
+from .flights.many import Several
+from .flights.steps import Compute
+from .terms import Options, Terms
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["ComputingMany"]
+
+
+class ComputingMany(Computing):
+    """The part of ``RedisCache`` that computes several missing values at once."""
+
+    get_many: Any
+
+    def get_or_set_many(
+        self,
+        keys: Iterable[str],
+        default_many: Callable[[list[str]], Mapping[str, Any]],
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        **options: Unpack[Options],
+    ) -> dict[str, Any]:
+        """The values of ``keys``; ``default_many`` is called once for the missing ones.
+
+        It is given the list of just those keys that nobody else is computing, and returns a dict;
+        a key it leaves out is left out of the result too. What others compute is waited for. If it
+        raises, the caller gets the exception and nothing of what was found; the cache loses
+        nothing.
+
+        Args and Raises: as for ``get_or_set``; ``stale`` and ``background`` do not apply.
+        """
+        terms = self._terms_of_many(options)
+        names = list(dict.fromkeys(keys))
+        found = self.get_many(names, version=version)
+        crew = self._thread_crew()
+        steps = self._values(crew, names, found, default_many, timeout, version, terms)
+        return _in_order(names, crew.do(steps))
+
+    async def aget_or_set_many(
+        self,
+        keys: Iterable[str],
+        default_many: Callable[[list[str]], Any],
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        **options: Unpack[Options],
+    ) -> dict[str, Any]:
+        """As ``get_or_set_many``, for asyncio."""
+        terms = self._terms_of_many(options)
+        names = list(dict.fromkeys(keys))
+        crew = self._task_crew()
+        produce = awaitable(default_many)
+        steps = self._values(crew, names, {}, produce, timeout, version, terms)
+        return _in_order(names, await crew.do(steps))
+
+    def _values(
+        self,
+        crew: ThreadCrew | TaskCrew,
+        names: list[str],
+        found: dict[str, Any],
+        default_many: Callable[[list[str]], Any],
+        timeout: float | None,
+        version: int | None,
+        terms: Terms,
+    ) -> Steps:
+        deadline = time.monotonic() + terms.wait
+        missing = {self._encoded_key(name, version): name for name in names if name not in found}
+        producer = self._producer(None, timeout, terms)
+
+        def by_key(values: Any, nkeys: list[bytes]) -> dict[bytes, Any]:
+            if not isinstance(values, Mapping):
+                raise TypeError(f"default_many must return a dict by key, not {values!r}")
+            return {nkey: values[missing[nkey]] for nkey in nkeys if missing[nkey] in values}
+
+        async def by_key_later(values: Any, nkeys: list[bytes]) -> dict[bytes, Any]:
+            return by_key(await values, nkeys)
+
+        def produce(nkeys: list[bytes]) -> Any:
+            values = default_many([missing[nkey] for nkey in nkeys])
+            return (by_key_later if inspect.isawaitable(values) else by_key)(values, nkeys)
+
+        if not missing:
+            return found
+        several = Several(crew.server, self.conf.FLIGHT_TIMEOUT, producer, produce)
+        try:
+            got, late = yield from several.get_or_compute(list(missing), deadline)
+        except CoordinationError as error:
+            self._may_go_on_alone(error.__cause__)
+            got, late = (yield Compute(lambda: produce(list(missing)))), []
+        if late and terms.on_wait_timeout == "raise":
+            raise LockNotAcquired("A value is still being computed elsewhere", late[0])
+        if late and terms.on_wait_timeout == "compute":
+            got.update((yield from several.compute_anyway(late)))
+        return {**found, **{missing[nkey]: value for nkey, value in got.items()}}
+
+    def _terms_of_many(self, options: Mapping[str, Any]) -> Terms:
+        for name in ("stale", "background"):
+            if name in options:
+                raise TypeError(f"get_or_set_many has no option {name}")
+        return Terms.of(self.conf, {**options, "stale": 0})
+
+
+def _in_order(names: list[str], values: dict[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}

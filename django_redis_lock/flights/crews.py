@@ -1,0 +1,163 @@
+"""Who does what the rule of flights says: threads, and the tasks of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ..locking import aio_calls, calls
+from ..locking.aio_waiting import in_background
+from ..locking.calls import is_outage
+from ..locking.server import server_of
+from .background import background
+from .rule import Flights
+from .steps import Await, Compute, Depart, Follow, Run, Step, Steps
+
+__all__ = ["TaskCrew", "ThreadCrew"]
+
+#: Seconds a follower pauses after its connection broke.
+PAUSE = 0.05
+
+
+class ThreadCrew:
+    """Does the steps of a flight in the calling thread.
+
+    Args:
+        client: redis-py client of the primary.
+        flight_timeout: seconds after which the followers of a dead leader take over.
+        afterwards: called in a background thread that has done its work.
+    """
+
+    def __init__(
+        self, client: Any, flight_timeout: float, afterwards: Callable[[], Any] = lambda: None
+    ) -> None:
+        self._client = client
+        self._afterwards = afterwards
+        self.server = server_of(client)
+        self.flights = Flights(self.server, flight_timeout, threading.Event)
+
+    def do(self, steps: Steps) -> Any:
+        """What ``steps`` return in the end."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    came = self._do(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(came)
+        except StopIteration as end:
+            return end.value
+
+    def _do(self, step: Step) -> Any:
+        if isinstance(step, Run):
+            return calls.run_all(self._client, step.calls)
+        if isinstance(step, Compute):
+            return step.function()
+        if isinstance(step, Await):
+            return step.event.wait(max(0.0, step.until - time.monotonic()))
+        if isinstance(step, Depart):
+            return background().submit(partial(self.do, step.steps), self._afterwards)
+        return self._follow(step)
+
+    def _follow(self, step: Follow) -> None:
+        connection, unread = self.server.waiting_connection()
+        clean = False
+        try:
+            if unread is not None:
+                unread.settle(True)
+            connection.send_command(*_reading(step))
+            # Redis looks at the time-outs of blocked clients ten times a second only.
+            if connection.can_read(max(0.0, step.until - time.monotonic())):
+                connection.read_response()
+                clean = True
+        except (RedisError, OSError) as error:
+            if not is_outage(error):
+                raise
+            time.sleep(_pause(step))
+        finally:
+            if clean:
+                self.server.rest(connection, None)
+            else:
+                connection.disconnect()
+
+
+class TaskCrew:
+    """Does the steps of a flight in the calling task.
+
+    Args:
+        client: redis.asyncio client of the primary.
+        flight_timeout: seconds after which the followers of a dead leader take over.
+    """
+
+    def __init__(self, client: Any, flight_timeout: float) -> None:
+        self._client = client
+        loop = asyncio.get_running_loop()
+        self.server = server_of(client)
+        self.flights = Flights(self.server, flight_timeout, asyncio.Event, loop)
+
+    async def do(self, steps: Steps) -> Any:
+        """What ``steps`` return in the end."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    came = await self._do(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(came)
+        except StopIteration as end:
+            return end.value
+
+    async def _do(self, step: Step) -> Any:
+        if isinstance(step, Run):
+            return await aio_calls.run_all(self._client, step.calls)
+        if isinstance(step, Compute):
+            value = step.function()
+            while inspect.isawaitable(value):  # A plain function may give a coroutine, too.
+                value = await value
+            return value
+        if isinstance(step, Await):
+            try:
+                left = max(0.0, step.until - time.monotonic())
+                return await asyncio.wait_for(step.event.wait(), left)
+            except asyncio.TimeoutError:
+                return False
+        if isinstance(step, Depart):
+            in_background(self.do(step.steps))
+            return True
+        return await self._follow(step)
+
+    async def _follow(self, step: Follow) -> None:
+        try:
+            connection = await aio_calls.connect(self._client, timeout=5.0)
+            try:
+                await connection.send_command(*_reading(step))
+                left = max(0.0, step.until - time.monotonic())
+                await asyncio.wait_for(connection.read_response(), left)
+            finally:
+                await connection.disconnect(nowait=True)
+        except asyncio.TimeoutError:
+            pass
+        except (RedisError, OSError) as error:
+            if not is_outage(error):
+                raise
+            await asyncio.sleep(_pause(step))
+
+
+def _reading(step: Follow) -> tuple[Any, ...]:
+    pause = max(1, int((step.until - time.monotonic()) * 1000))
+    return ("XREAD", "BLOCK", pause, "STREAMS", *step.streams, *("0" for _ in step.streams))
+
+
+def _pause(step: Follow) -> float:
+    return max(0.0, min(PAUSE, step.until - time.monotonic()))

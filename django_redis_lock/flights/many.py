@@ -1,0 +1,150 @@
+"""Several values at once: one trip for each step of all their flights."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ..exceptions import ComputationFailed
+from ..locking.arguments import milliseconds
+from ..locking.grants import new_token
+from ..locking.keeper import keeper
+from ..locking.keys import flight_key, flight_stream
+from ..locking.scripts import END_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER, Call
+from ..locking.server import Server
+from .rule import computing, text
+from .steps import (
+    LOOK_EVERY,
+    STREAM_LIFETIME,
+    Compute,
+    CoordinationError,
+    FlightRenewal,
+    Follow,
+    Producer,
+    Run,
+    Steps,
+)
+
+__all__ = ["Several"]
+
+logger = logging.getLogger("django_redis_lock.flights")
+
+#: Gives the values of just the keys it is called with; one it leaves out has none.
+Produce = Callable[[list[bytes]], Any]
+
+
+class Several:
+    """Computes what is missing of several values, each once at a time.
+
+    Args:
+        server: where the values are.
+        flight_timeout: seconds after which the followers of a dead leader take over.
+        terms: how to keep the values; its ``compute`` is not used.
+        produce: computes those that this caller leads.
+    """
+
+    def __init__(
+        self, server: Server, flight_timeout: float, terms: Producer, produce: Produce
+    ) -> None:
+        self._server = server
+        self._flight_timeout = flight_timeout
+        self._terms = terms
+        self._produce = produce
+        self._token = new_token()
+
+    def get_or_compute(self, keys: list[bytes], deadline: float) -> Steps:
+        """The values found or computed, and the keys others were still computing at ``deadline``
+        (monotonic seconds). Nobody waits while others wait for what it leads, so no two callers
+        wait for each other.
+
+        Raises:
+            ComputationFailed: another's computation has just failed, and nobody is to try again.
+            CoordinationError: Redis could not be asked who computes.
+            Exception: whatever the producer raises.
+        """
+        found: dict[bytes, Any] = {}
+        while keys:
+            try:
+                replies = yield Run(tuple(map(self._taking, keys)))
+            except (RedisError, OSError) as error:
+                raise CoordinationError from error
+            led, failed, streams, look_again = [], None, {}, time.monotonic() + LOOK_EVERY
+            for key, (status, *news) in zip(keys, replies, strict=True):
+                if int(status) == 1:
+                    led.append(key)
+                elif int(status) == 2:
+                    found[key] = self._terms.decode(news[0])
+                elif int(status) == 3:
+                    failed = ComputationFailed(text(news[0]))
+                else:
+                    streams[key] = flight_stream(key, text(news[0]).encode())
+                    look_again = min(look_again, time.monotonic() + max(int(news[1]), 1) / 1000)
+            if led:
+                found.update((yield from self._lead(led)))
+            if failed is not None:
+                raise failed
+            keys = list(streams)
+            if keys and time.monotonic() >= deadline:
+                break
+            if keys:
+                yield Follow(tuple(streams.values()), min(look_again, deadline))
+        return found, keys
+
+    def compute_anyway(self, keys: list[bytes]) -> Steps:
+        """The values, computed here although others compute them."""
+        lifetime = milliseconds(self._flight_timeout)
+        taking = (Call(TAKE_OVER, (flight_key(key),), (self._token, lifetime)) for key in keys)
+        try:
+            yield Run(tuple(taking))
+        except (RedisError, OSError):
+            pass  # Then nothing can be stored either, which is said there.
+        return (yield from self._lead(keys))
+
+    def _taking(self, key: bytes) -> Call:
+        args = (self._token, milliseconds(self._flight_timeout), self._terms.stale)
+        return Call(TAKE_FLIGHT, (key, flight_key(key)), args)
+
+    def _lead(self, keys: list[bytes]) -> Steps:
+        """The values of the keys this caller leads."""
+        flights = [
+            FlightRenewal(self._server, flight_key(key), self._token, self._flight_timeout)
+            for key in keys
+        ]
+        for flight in flights:
+            keeper().add(flight)
+        kept: dict[bytes, bytes | int] = {}
+        message, pause = "no value was given for this key", 0
+        try:
+            with computing(self._server, keys):
+                values = yield Compute(lambda: self._produce(keys))
+            kept = {key: self._terms.encode(value) for key, value in values.items()}
+            return values
+        except Exception as error:
+            message, pause = f"{type(error).__name__}: {error}", self._terms.error_ttl
+            raise
+        finally:
+            for flight in flights:
+                keeper().discard(flight)
+            yield from self._land(keys, kept, message, pause)
+
+    def _land(
+        self, keys: list[bytes], kept: dict[bytes, bytes | int], message: str, pause: int
+    ) -> Steps:
+        """Store what there is, and end the flights of the rest."""
+        calls = []
+        for key in keys:
+            place = (key, flight_key(key), flight_stream(key, self._token))
+            if key in kept:
+                args = (self._token, kept[key], self._terms.lifetime, STREAM_LIFETIME)
+                calls.append(Call(STORE, place, args))
+            else:
+                failing = (self._token, STREAM_LIFETIME, message, pause)
+                calls.append(Call(END_FLIGHT, place, failing))
+        try:
+            yield Run(tuple(calls))
+        except (RedisError, OSError) as error:
+            logger.warning("Could not end the flights of %d keys: %s", len(keys), error)

@@ -1,0 +1,282 @@
+"""One computation of one value: who leads, who follows, what becomes of the result."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ..exceptions import ComputationFailed, LockError
+from ..locking.arguments import milliseconds
+from ..locking.grants import new_token
+from ..locking.hold import printable
+from ..locking.keeper import keeper
+from ..locking.keys import flight_key, flight_stream
+from ..locking.scripts import END_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER, Call
+from ..locking.server import Server
+from .steps import (
+    FOUND,
+    LEAD,
+    LONGEST_MESSAGE,
+    LOOK_EVERY,
+    STREAM_LIFETIME,
+    TOO_LATE,
+    Await,
+    Compute,
+    CoordinationError,
+    Depart,
+    FlightRenewal,
+    Follow,
+    Producer,
+    Run,
+    Steps,
+)
+
+__all__ = ["Flights", "computing", "text"]
+
+logger = logging.getLogger("django_redis_lock.flights")
+
+
+class Aboard:
+    """Those of this process that are after one value; the first speaks to Redis for all."""
+
+    def __init__(self, landed: Any) -> None:
+        self.landed = landed
+        self.asked = 0  # How often Redis was asked.
+        self.found: Any = None  # What Redis keeps, for each to decode; None: look again.
+        self.outage: Exception | None = None  # Why Redis could not be asked.
+
+
+class Flights:
+    """Computes missing values of one database, each once at a time.
+
+    Args:
+        server: where the values are.
+        flight_timeout: seconds after which the followers of a dead leader take over.
+        event: makes what the others of this process wait for.
+        loop: the event loop whose tasks wait for each other; None for threads.
+    """
+
+    def __init__(
+        self, server: Server, flight_timeout: float, event: Callable[[], Any], loop: Any = None
+    ) -> None:
+        self._server = server
+        self._flight_timeout = flight_timeout
+        self._event = event
+        self._loop = loop
+
+    def get_or_compute(self, key: bytes, producer: Producer, deadline: float, alone: bool) -> Steps:
+        """The value at ``key``, computed here or by whoever already does; or ``TOO_LATE``.
+
+        Args:
+            deadline: monotonic time until which to wait for another's computation.
+            alone: Redis is away; only those of this process share the computation.
+
+        Raises:
+            LockError: the producer of this key asked for this key again.
+            ComputationFailed: another's computation has just failed, and nobody is to try again.
+            CoordinationError: Redis could not be asked who computes.
+            Exception: whatever the producer raises, to the caller that ran it.
+        """
+        place = (self._server, key, self._loop)
+        if place[:2] in _computing.get():
+            raise LockError("get_or_set needs the value it is just computing", key)
+        while True:
+            mine = Aboard(self._event())
+            aboard = _aboard.setdefault(place, mine)
+            asked = aboard.asked
+            if aboard is mine:
+                try:
+                    value = yield from self._speak(key, aboard, producer, deadline, alone)
+                finally:
+                    _land(place, aboard)
+                return producer.decode(aboard.found) if value is FOUND else value
+            if not (yield Await(aboard.landed, deadline)):
+                return TOO_LATE
+            # An answer to what was asked before we came may be older than a write before we came.
+            if aboard.found is not None and asked < aboard.asked:
+                return producer.decode(aboard.found)
+            if aboard.outage is not None and not alone:
+                raise CoordinationError from aboard.outage
+
+    def compute_anyway(self, key: bytes, producer: Producer, alone: bool) -> Steps:
+        """The value, computed here although another computes it. This caller leads from now on:
+        the result of who began last is kept, and a write meanwhile wins over both."""
+        if alone:
+            return (yield from self._compute(key, producer))[0]
+        token = new_token()
+        taking = Call(TAKE_OVER, (flight_key(key),), (token, self._lifetime))
+        try:
+            yield Run((taking,))
+        except (RedisError, OSError) as error:
+            logger.warning("Could not take over the flight of %s: %s", printable(key), error)
+        return (yield from self._lead(key, token, self._nobody(), producer))
+
+    def refresh(self, key: bytes, old: Any, producer: Producer, background: bool) -> Steps:
+        """A stale value computed anew, unless somebody does that already; otherwise the old one.
+
+        Args:
+            old: the value as Redis keeps it.
+            background: give the old one at once, and compute behind the caller's back.
+        """
+        token = new_token()
+        try:
+            status, *news = yield from self._take(key, token, producer)
+        except (RedisError, OSError) as error:
+            logger.warning("Could not refresh %s: %s", printable(key), error)
+            return producer.decode(old)
+        if status == 2:
+            return producer.decode(news[0])
+        if status != 1:
+            return producer.decode(old)
+        if not background:
+            return (yield from self._lead_or_keep(key, token, old, producer))
+        if not (yield Depart(self._lead_or_keep(key, token, old, producer))):
+            logger.warning("No room to refresh %s in the background", printable(key))
+            yield from self._fail(key, token)
+        return producer.decode(old)
+
+    def _lead_or_keep(self, key: bytes, token: bytes, old: Any, producer: Producer) -> Steps:
+        try:
+            return (yield from self._lead(key, token, self._nobody(), producer))
+        except Exception as error:
+            logger.warning("Serving the old %s: ", printable(key), exc_info=True)
+            producer.refresh_failed(error)
+            return producer.decode(old)
+
+    def _lead(self, key: bytes, token: bytes, aboard: Aboard, producer: Producer) -> Steps:
+        """The value, computed and stored; and for those aboard what they may have of it."""
+        renewal = FlightRenewal(self._server, flight_key(key), token, self._flight_timeout)
+        keeper().add(renewal)
+        try:
+            value, kept = yield from self._compute(key, producer)
+        except BaseException as error:
+            keeper().discard(renewal)
+            pause = producer.error_ttl if isinstance(error, Exception) else 0
+            yield from self._fail(key, token, f"{type(error).__name__}: {error}", pause)
+            raise
+        keeper().discard(renewal)
+        keys = (key, flight_key(key), flight_stream(key, token))
+        aboard.asked += 1
+        stored = yield from self._tell(
+            Call(STORE, keys, (token, kept, producer.lifetime, STREAM_LIFETIME))
+        )
+        if stored == 0:
+            # A write or a delete came in between: what we computed is for our caller alone.
+            logger.info("%s was written while it was computed; not stored", printable(key))
+        else:
+            aboard.found = kept
+        return value
+
+    def _nobody(self) -> Aboard:
+        return Aboard(self._event())
+
+    # -- the parts ---------------------------------------------------------------------------
+
+    @property
+    def _lifetime(self) -> int:
+        return milliseconds(self._flight_timeout)
+
+    def _compute(self, key: bytes, producer: Producer) -> Steps:
+        """The value, and the value as Redis is to keep it."""
+        with computing(self._server, (key,)):
+            value = yield Compute(producer.compute)
+        return value, producer.encode(value)
+
+    def _speak(
+        self, key: bytes, aboard: Aboard, producer: Producer, deadline: float, alone: bool
+    ) -> Steps:
+        """The value, TOO_LATE, or FOUND; and for those aboard what they may have."""
+        if alone:
+            value, aboard.found = yield from self._compute(key, producer)
+            aboard.asked += 1
+            return value
+        token = new_token()
+        try:
+            outcome = yield from self._find(key, token, aboard, producer, deadline)
+        except (RedisError, OSError) as error:
+            aboard.outage = error
+            raise CoordinationError from error
+        if outcome is LEAD:
+            return (yield from self._lead(key, token, aboard, producer))
+        return outcome
+
+    def _find(
+        self, key: bytes, token: bytes, aboard: Aboard, producer: Producer, deadline: float
+    ) -> Steps:
+        """LEAD, FOUND as soon as Redis keeps a value at ``key``, or TOO_LATE."""
+        while True:
+            aboard.asked += 1
+            status, *news = yield from self._take(key, token, producer)
+            if status == 1:
+                return LEAD
+            if status == 2:
+                aboard.found = news[0]
+                return FOUND
+            if status == 3:
+                raise ComputationFailed(text(news[0]))
+            if time.monotonic() >= deadline:
+                return TOO_LATE
+            leader, pttl = news
+            look_again = time.monotonic() + min(LOOK_EVERY, max(int(pttl), 1) / 1000)
+            stream = flight_stream(key, text(leader).encode())
+            yield Follow((stream,), min(look_again, deadline))
+
+    def _take(self, key: bytes, token: bytes, producer: Producer) -> Steps:
+        taking = (token, self._lifetime, producer.stale)
+        [(status, *news)] = yield Run((Call(TAKE_FLIGHT, (key, flight_key(key)), taking),))
+        return (int(status), *news)
+
+    def _fail(self, key: bytes, token: bytes, message: str = "", pause: int = 0) -> Steps:
+        """End the flight without a value; for ``pause`` ms nobody is to try again."""
+        ending = (token, STREAM_LIFETIME, message[:LONGEST_MESSAGE] if pause else "", pause)
+        keys = (key, flight_key(key), flight_stream(key, token))
+        yield from self._tell(Call(END_FLIGHT, keys, ending))
+
+    def _tell(self, call: Call) -> Steps:
+        """Run ``call`` if Redis can be reached: a computed value is not lost because it cannot."""
+        try:
+            [reply] = yield Run((call,))
+        except (RedisError, OSError) as error:
+            logger.warning("Could not end the flight of %s: %s", printable(call.keys[0]), error)
+            return None
+        return reply
+
+
+def text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+#: A key of one database, and the event loop of those who are after its value (None: threads).
+Place = tuple[Server, bytes, Any]
+
+#: Who is after a value in this process. One step of a dict is atomic, so it needs no mutex.
+_aboard: dict[Place, Aboard] = {}
+#: What the present thread or task is computing.
+_computing: ContextVar[frozenset[tuple[Server, bytes]]] = ContextVar(
+    "computing", default=frozenset()
+)
+
+
+@contextmanager
+def computing(server: Server, keys: Iterable[bytes]) -> Iterator[None]:
+    """Note that the present thread or task computes ``keys``."""
+    mark = _computing.set(_computing.get().union((server, key) for key in keys))
+    try:
+        yield
+    finally:
+        _computing.reset(mark)
+
+
+def _land(place: Place, aboard: Aboard) -> None:
+    _aboard.pop(place, None)  # A forked child has none.
+    aboard.landed.set()
+
+
+os.register_at_fork(after_in_child=_aboard.clear)

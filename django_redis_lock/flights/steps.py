@@ -1,0 +1,126 @@
+"""What the rule of flights asks for, step by step, and what it is given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+from ..locking.arguments import milliseconds
+from ..locking.keeper import Job, keeper
+from ..locking.scripts import RENEW_FLIGHT, Call
+from ..locking.server import Server
+
+__all__ = [
+    "FOUND",
+    "LEAD",
+    "LONGEST_MESSAGE",
+    "LOOK_EVERY",
+    "STREAM_LIFETIME",
+    "TOO_LATE",
+    "Await",
+    "Compute",
+    "CoordinationError",
+    "Depart",
+    "FlightRenewal",
+    "Follow",
+    "Producer",
+    "Run",
+    "Step",
+    "Steps",
+]
+
+#: Seconds between two looks of a follower at whether its flight still exists.
+LOOK_EVERY = 2.0
+#: Milliseconds the end of a flight can be read after it: a follower may be late to its stream.
+STREAM_LIFETIME = 10_000
+#: How much of a failed computation's message its followers are told, in characters.
+LONGEST_MESSAGE = 500
+
+
+class Producer(NamedTuple):
+    """What to compute and how to keep it.
+
+    Attributes:
+        compute: gives the value.
+        encode: the value as Redis is to keep it.
+        decode: the value from what Redis kept.
+        lifetime: milliseconds to keep it; 0 without end, negative not at all.
+        stale: how many of these it may be served although it is due to be computed anew.
+        error_ttl: milliseconds a failure keeps others from trying again; 0 not at all.
+        refresh_failed: told why a stale value could not be computed anew.
+    """
+
+    compute: Callable[[], Any]
+    encode: Callable[[Any], bytes | int]
+    decode: Callable[[Any], Any]
+    lifetime: int
+    stale: int = 0
+    error_ttl: int = 0
+    refresh_failed: Callable[[Exception], Any] = lambda error: None
+
+
+class Run(NamedTuple):
+    """Run scripts, in one round trip; sends their replies."""
+
+    calls: tuple[Call, ...]
+
+
+class Compute(NamedTuple):
+    """Call a function, and await it if it is awaitable; sends what it returns."""
+
+    function: Callable[[], Any]
+
+
+class Follow(NamedTuple):
+    """Wait until one of the flights with these streams has ended, or until a monotonic time."""
+
+    streams: tuple[bytes, ...]
+    until: float
+
+
+class Await(NamedTuple):
+    """Wait for an event of this process, or until a monotonic time; sends whether it came."""
+
+    event: Any
+    until: float
+
+
+class Depart(NamedTuple):
+    """Do these steps in the background; sends whether there was room for them."""
+
+    steps: Generator[Any, Any, Any]
+
+
+Step = Run | Compute | Follow | Await | Depart
+Steps = Generator[Step, Any, Any]
+
+
+class CoordinationError(Exception):
+    """Redis could not be asked who computes; the cause says why. Nothing was computed."""
+
+
+#: What ``get_or_compute`` gives when another's computation takes longer than the caller waits.
+TOO_LATE = object()
+#: This caller is to compute the value; it is there.
+LEAD, FOUND = object(), object()
+
+
+class FlightRenewal(Job):
+    """Keeps a flight alive while its leader computes."""
+
+    def __init__(self, server: Server, flight: bytes, token: bytes, lifetime: float) -> None:
+        self._lifetime = self.urgency = lifetime
+        self._call = Call(RENEW_FLIGHT, (flight,), (token, milliseconds(lifetime)))
+        super().__init__(server, time.monotonic() + lifetime / 3)
+
+    def call(self, now: float) -> Call:
+        return self._call
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        self.due = sent_at + self._lifetime / 3
+        if not value:
+            keeper().discard(self)  # A write has ended it, which the leader learns when it stores.
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.due = now + min(self._lifetime / 12, 1.0)
