@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
@@ -24,14 +24,13 @@ from .locking.aio_clients import asyncio_client
 from .locking.calls import OUTAGE
 from .locking.scripts import READ, Call
 from .signals import value_refresh_failed
-from .terms import Options, Terms
+from .terms import SETTING, Terms
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-__all__ = ["Computing", "awaitable"]
+__all__ = ["Computing", "OnWaitTimeout", "awaitable"]
 
 _MISSING = object()
+
+OnWaitTimeout = Literal["compute", "raise", "default"]
 
 
 class Computing:
@@ -56,7 +55,13 @@ class Computing:
         default: Any,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        **options: Unpack[Options],
+        *,
+        stale: float = SETTING,
+        wait: float = SETTING,
+        on_wait_timeout: OnWaitTimeout = SETTING,
+        jitter: float = SETTING,
+        background: bool = SETTING,
+        error_ttl: float = SETTING,
     ) -> Any:
         """The value of ``key``; if there is none, ``default`` is called for it, once.
 
@@ -87,7 +92,15 @@ class Computing:
             TypeError, ValueError: an option makes no sense.
             redis.exceptions.RedisError: Redis is away and IGNORE_EXCEPTIONS is off.
         """
-        terms = Terms.of(self.conf, options)
+        terms = Terms.of(
+            self.conf,
+            stale=stale,
+            wait=wait,
+            on_wait_timeout=on_wait_timeout,
+            jitter=jitter,
+            background=background,
+            error_ttl=error_ttl,
+        )
         alone = False
         if not terms.stale:
             value = self._get(key, _MISSING, version, None)
@@ -97,7 +110,9 @@ class Computing:
         producer = self._producer(default, timeout, terms)
         crew = self._thread_crew()
         nkey = self._encoded_key(key, version)
-        steps = self._value(crew, nkey, producer, terms, default, alone, read=bool(terms.stale))
+        steps = self._value(
+            crew, key, nkey, producer, terms, default, alone, read=bool(terms.stale)
+        )
         return crew.do(steps)
 
     async def aget_or_set(
@@ -106,15 +121,29 @@ class Computing:
         default: Any,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        **options: Unpack[Options],
+        *,
+        stale: float = SETTING,
+        wait: float = SETTING,
+        on_wait_timeout: OnWaitTimeout = SETTING,
+        jitter: float = SETTING,
+        background: bool = SETTING,
+        error_ttl: float = SETTING,
     ) -> Any:
         """As ``get_or_set``, for asyncio. ``default`` may be a coroutine function, which is
         awaited; any other callable runs in Django's thread for synchronous code."""
-        terms = Terms.of(self.conf, options)
+        terms = Terms.of(
+            self.conf,
+            stale=stale,
+            wait=wait,
+            on_wait_timeout=on_wait_timeout,
+            jitter=jitter,
+            background=background,
+            error_ttl=error_ttl,
+        )
         producer = self._producer(awaitable(default), timeout, terms)
         crew = self._task_crew()
         nkey = self._encoded_key(key, version)
-        steps = self._value(crew, nkey, producer, terms, default, alone=False, read=True)
+        steps = self._value(crew, key, nkey, producer, terms, default, alone=False, read=True)
         return await crew.do(steps)
 
     # -- the same for threads and tasks --------------------------------------------------------
@@ -122,6 +151,7 @@ class Computing:
     def _value(
         self,
         crew: ThreadCrew | TaskCrew,
+        key: str,
         nkey: bytes,
         producer: Producer,
         terms: Terms,
@@ -149,7 +179,7 @@ class Computing:
         if found is not TOO_LATE:
             return found
         if terms.on_wait_timeout == "raise":
-            raise LockNotAcquired("The value is still being computed elsewhere", nkey)
+            raise LockNotAcquired("The value is still being computed elsewhere", key)
         if terms.on_wait_timeout == "default":
             return None if callable(default) else default
         return (yield from flights.compute_anyway(nkey, producer, alone))

@@ -5,19 +5,16 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
-from .computing import Computing, awaitable
+from .computing import Computing, OnWaitTimeout, awaitable
 from .exceptions import LockNotAcquired
 from .flights import CoordinationError, Steps, TaskCrew, ThreadCrew
 from .flights.many import Several
 from .flights.steps import Compute
-from .terms import Options, Terms
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from .terms import SETTING, Terms
 
 __all__ = ["ComputingMany"]
 
@@ -33,7 +30,11 @@ class ComputingMany(Computing):
         default_many: Callable[[list[str]], Mapping[str, Any]],
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        **options: Unpack[Options],
+        *,
+        wait: float = SETTING,
+        on_wait_timeout: OnWaitTimeout = SETTING,
+        jitter: float = SETTING,
+        error_ttl: float = SETTING,
     ) -> dict[str, Any]:
         """The values of ``keys``; ``default_many`` is called once for the missing ones.
 
@@ -44,7 +45,14 @@ class ComputingMany(Computing):
 
         Args and Raises: as for ``get_or_set``; ``stale`` and ``background`` do not apply.
         """
-        terms = self._terms_of_many(options)
+        terms = Terms.of(
+            self.conf,
+            stale=0.0,
+            wait=wait,
+            on_wait_timeout=on_wait_timeout,
+            jitter=jitter,
+            error_ttl=error_ttl,
+        )
         names = list(dict.fromkeys(keys))
         found = self.get_many(names, version=version)
         crew = self._thread_crew()
@@ -57,10 +65,21 @@ class ComputingMany(Computing):
         default_many: Callable[[list[str]], Any],
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        **options: Unpack[Options],
+        *,
+        wait: float = SETTING,
+        on_wait_timeout: OnWaitTimeout = SETTING,
+        jitter: float = SETTING,
+        error_ttl: float = SETTING,
     ) -> dict[str, Any]:
         """As ``get_or_set_many``, for asyncio."""
-        terms = self._terms_of_many(options)
+        terms = Terms.of(
+            self.conf,
+            stale=0.0,
+            wait=wait,
+            on_wait_timeout=on_wait_timeout,
+            jitter=jitter,
+            error_ttl=error_ttl,
+        )
         names = list(dict.fromkeys(keys))
         crew = self._task_crew()
         produce = awaitable(default_many)
@@ -102,16 +121,10 @@ class ComputingMany(Computing):
             self._may_go_on_alone(error.__cause__)
             got, late = (yield Compute(lambda: produce(list(missing)))), []
         if late and terms.on_wait_timeout == "raise":
-            raise LockNotAcquired("A value is still being computed elsewhere", late[0])
+            raise LockNotAcquired("A value is still being computed elsewhere", missing[late[0]])
         if late and terms.on_wait_timeout == "compute":
             got.update((yield from several.compute_anyway(late)))
         return {**found, **{missing[nkey]: value for nkey, value in got.items()}}
-
-    def _terms_of_many(self, options: Mapping[str, Any]) -> Terms:
-        for name in ("stale", "background"):
-            if name in options:
-                raise TypeError(f"get_or_set_many has no option {name}")
-        return Terms.of(self.conf, {**options, "stale": 0})
 
 
 def _in_order(names: list[str], values: dict[str, Any]) -> dict[str, Any]:

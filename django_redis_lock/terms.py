@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from .conf import ON_WAIT_TIMEOUT, Conf
 from .locking.arguments import check_seconds, check_share
 
-__all__ = ["Options", "Terms"]
+__all__ = ["SETTING", "Terms"]
 
-
-class Options(TypedDict, total=False):
-    """The options of ``RedisCache.get_or_set``, explained there."""
-
-    stale: float
-    wait: float
-    on_wait_timeout: Literal["compute", "raise", "default"]
-    jitter: float
-    background: bool
-    error_ttl: float
+#: For an argument left out: the setting of the same name holds.
+SETTING: Any = object()
 
 
 class Terms(NamedTuple):
-    """``Options``, checked and complete."""
+    """The options of ``RedisCache.get_or_set``, explained there: checked and complete."""
 
     stale: float
     wait: float
@@ -34,16 +25,14 @@ class Terms(NamedTuple):
     error_ttl: float
 
     @classmethod
-    def of(cls, conf: Conf, options: Mapping[str, Any]) -> Terms:
-        """The terms of a call with ``options``.
+    def of(cls, conf: Conf, **given: Any) -> Terms:
+        """What a call has ``given``, and the settings for what is left out.
 
         Raises:
-            TypeError, ValueError: an option is unknown or makes no sense.
+            TypeError, ValueError: something given makes no sense.
         """
-        unknown = ", ".join(sorted(set(options) - set(cls._fields)))
-        if unknown:
-            raise TypeError(f"no such option: {unknown}; there are {', '.join(cls._fields)}")
-        terms = cls(*(options.get(name, getattr(conf, name.upper())) for name in cls._fields))
+        given = {name: value for name, value in given.items() if value is not SETTING}
+        terms = cls(*(given.get(name, getattr(conf, name.upper())) for name in cls._fields))
         for name in ("stale", "wait", "error_ttl"):
             check_seconds(name, getattr(terms, name), zero=True)
         check_share("jitter", terms.jitter)

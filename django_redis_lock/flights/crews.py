@@ -6,19 +6,20 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from ..locking import aio_calls, calls
+from ..locking.aio_calls import cancellable
 from ..locking.aio_waiting import in_background
 from ..locking.calls import is_outage
 from ..locking.server import server_of
 from .background import background
 from .rule import Flights
-from .steps import Await, Compute, Depart, Follow, Run, Step, Steps
+from .steps import Await, Compute, Depart, Follow, ProducerFailed, Run, Step, Steps
 
 __all__ = ["TaskCrew", "ThreadCrew"]
 
@@ -50,18 +51,24 @@ class ThreadCrew:
             while True:
                 try:
                     came = self._do(step)
-                except BaseException as error:
-                    step = steps.throw(error)
+                except BaseException as trouble:
+                    step = steps.throw(trouble)
                 else:
                     step = steps.send(came)
         except StopIteration as end:
             return end.value
+        except ProducerFailed as failed:
+            error = failed.error
+        raise error
 
     def _do(self, step: Step) -> Any:
         if isinstance(step, Run):
             return calls.run_all(self._client, step.calls)
         if isinstance(step, Compute):
-            return step.function()
+            try:
+                return step.function()
+            except BaseException as error:
+                raise ProducerFailed(error) from error
         if isinstance(step, Await):
             return step.event.wait(max(0.0, step.until - time.monotonic()))
         if isinstance(step, Depart):
@@ -111,27 +118,29 @@ class TaskCrew:
             while True:
                 try:
                     came = await self._do(step)
-                except BaseException as error:
-                    step = steps.throw(error)
+                except BaseException as trouble:
+                    step = steps.throw(trouble)
                 else:
                     step = steps.send(came)
         except StopIteration as end:
             return end.value
+        except ProducerFailed as failed:
+            error = failed.error
+        raise error
 
     async def _do(self, step: Step) -> Any:
         if isinstance(step, Run):
-            return await aio_calls.run_all(self._client, step.calls)
+            return await cancellable(aio_calls.run_all(self._client, step.calls))
         if isinstance(step, Compute):
-            value = step.function()
-            while inspect.isawaitable(value):  # A plain function may give a coroutine, too.
-                value = await value
-            return value
-        if isinstance(step, Await):
             try:
-                left = max(0.0, step.until - time.monotonic())
-                return await asyncio.wait_for(step.event.wait(), left)
-            except asyncio.TimeoutError:
-                return False
+                value = step.function()
+                while inspect.isawaitable(value):  # A plain function may give a coroutine, too.
+                    value = await value
+                return value
+            except BaseException as error:
+                raise ProducerFailed(error) from error
+        if isinstance(step, Await):
+            return await _within(step.event.wait(), step.until)
         if isinstance(step, Depart):
             in_background(self.do(step.steps))
             return True
@@ -141,17 +150,26 @@ class TaskCrew:
         try:
             connection = await aio_calls.connect(self._client, timeout=5.0)
             try:
-                await connection.send_command(*_reading(step))
-                left = max(0.0, step.until - time.monotonic())
-                await asyncio.wait_for(connection.read_response(), left)
+                await cancellable(connection.send_command(*_reading(step)))
+                await _within(connection.read_response(), step.until)
             finally:
                 await connection.disconnect(nowait=True)
-        except asyncio.TimeoutError:
-            pass
         except (RedisError, OSError) as error:
             if not is_outage(error):
                 raise
             await asyncio.sleep(_pause(step))
+
+
+async def _within(work: Coroutine[Any, Any, Any], until: float) -> bool:
+    """Await ``work``, at most until ``until`` (monotonic seconds); whether it was done by then."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=max(0.0, until - time.monotonic()))
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        task.cancel()
 
 
 def _reading(step: Follow) -> tuple[Any, ...]:

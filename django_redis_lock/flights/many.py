@@ -16,7 +16,7 @@ from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import END_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER, Call
 from ..locking.server import Server
-from .rule import computing, text
+from .aboard import computing
 from .steps import (
     LOOK_EVERY,
     STREAM_LIFETIME,
@@ -25,8 +25,10 @@ from .steps import (
     FlightRenewal,
     Follow,
     Producer,
+    ProducerFailed,
     Run,
     Steps,
+    text,
 )
 
 __all__ = ["Several"]
@@ -123,8 +125,9 @@ class Several:
                 values = yield Compute(lambda: self._produce(keys))
             kept = {key: self._terms.encode(value) for key, value in values.items()}
             return values
-        except Exception as error:
-            message, pause = f"{type(error).__name__}: {error}", self._terms.error_ttl
+        except ProducerFailed as failed:
+            if isinstance(failed.error, Exception):
+                message, pause = failed.describe(), self._terms.error_ttl
             raise
         finally:
             for flight in flights:

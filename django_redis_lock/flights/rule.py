@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -20,10 +17,10 @@ from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import END_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER, Call
 from ..locking.server import Server
+from .aboard import Aboard, being_computed, boarded, computing, land
 from .steps import (
     FOUND,
     LEAD,
-    LONGEST_MESSAGE,
     LOOK_EVERY,
     STREAM_LIFETIME,
     TOO_LATE,
@@ -34,23 +31,15 @@ from .steps import (
     FlightRenewal,
     Follow,
     Producer,
+    ProducerFailed,
     Run,
     Steps,
+    text,
 )
 
-__all__ = ["Flights", "computing", "text"]
+__all__ = ["Flights"]
 
 logger = logging.getLogger("django_redis_lock.flights")
-
-
-class Aboard:
-    """Those of this process that are after one value; the first speaks to Redis for all."""
-
-    def __init__(self, landed: Any) -> None:
-        self.landed = landed
-        self.asked = 0  # How often Redis was asked.
-        self.found: Any = None  # What Redis keeps, for each to decode; None: look again.
-        self.outage: Exception | None = None  # Why Redis could not be asked.
 
 
 class Flights:
@@ -85,17 +74,17 @@ class Flights:
             Exception: whatever the producer raises, to the caller that ran it.
         """
         place = (self._server, key, self._loop)
-        if place[:2] in _computing.get():
+        if place[:2] in being_computed():
             raise LockError("get_or_set needs the value it is just computing", key)
         while True:
             mine = Aboard(self._event())
-            aboard = _aboard.setdefault(place, mine)
+            aboard = boarded.setdefault(place, mine)
             asked = aboard.asked
             if aboard is mine:
                 try:
                     value = yield from self._speak(key, aboard, producer, deadline, alone)
                 finally:
-                    _land(place, aboard)
+                    land(place, aboard)
                 return producer.decode(aboard.found) if value is FOUND else value
             if not (yield Await(aboard.landed, deadline)):
                 return TOO_LATE
@@ -116,7 +105,7 @@ class Flights:
             yield Run((taking,))
         except (RedisError, OSError) as error:
             logger.warning("Could not take over the flight of %s: %s", printable(key), error)
-        return (yield from self._lead(key, token, self._nobody(), producer))
+        return (yield from self._lead(key, token, Aboard(self._event()), producer))
 
     def refresh(self, key: bytes, old: Any, producer: Producer, background: bool) -> Steps:
         """A stale value computed anew, unless somebody does that already; otherwise the old one.
@@ -144,10 +133,12 @@ class Flights:
 
     def _lead_or_keep(self, key: bytes, token: bytes, old: Any, producer: Producer) -> Steps:
         try:
-            return (yield from self._lead(key, token, self._nobody(), producer))
-        except Exception as error:
-            logger.warning("Serving the old %s: ", printable(key), exc_info=True)
-            producer.refresh_failed(error)
+            return (yield from self._lead(key, token, Aboard(self._event()), producer))
+        except ProducerFailed as failed:
+            if not isinstance(failed.error, Exception):
+                raise
+            logger.warning("Serving the old %s", printable(key), exc_info=failed.error)
+            producer.refresh_failed(failed.error)
             return producer.decode(old)
 
     def _lead(self, key: bytes, token: bytes, aboard: Aboard, producer: Producer) -> Steps:
@@ -156,10 +147,10 @@ class Flights:
         keeper().add(renewal)
         try:
             value, kept = yield from self._compute(key, producer)
-        except BaseException as error:
+        except ProducerFailed as failed:
             keeper().discard(renewal)
-            pause = producer.error_ttl if isinstance(error, Exception) else 0
-            yield from self._fail(key, token, f"{type(error).__name__}: {error}", pause)
+            pause = producer.error_ttl if isinstance(failed.error, Exception) else 0
+            yield from self._fail(key, token, failed.describe(), pause)
             raise
         keeper().discard(renewal)
         keys = (key, flight_key(key), flight_stream(key, token))
@@ -174,9 +165,6 @@ class Flights:
             aboard.found = kept
         return value
 
-    def _nobody(self) -> Aboard:
-        return Aboard(self._event())
-
     # -- the parts ---------------------------------------------------------------------------
 
     @property
@@ -187,7 +175,10 @@ class Flights:
         """The value, and the value as Redis is to keep it."""
         with computing(self._server, (key,)):
             value = yield Compute(producer.compute)
-        return value, producer.encode(value)
+        try:
+            return value, producer.encode(value)
+        except Exception as error:  # It cannot be kept, and so not be shared either.
+            raise ProducerFailed(error) from error
 
     def _speak(
         self, key: bytes, aboard: Aboard, producer: Producer, deadline: float, alone: bool
@@ -235,7 +226,7 @@ class Flights:
 
     def _fail(self, key: bytes, token: bytes, message: str = "", pause: int = 0) -> Steps:
         """End the flight without a value; for ``pause`` ms nobody is to try again."""
-        ending = (token, STREAM_LIFETIME, message[:LONGEST_MESSAGE] if pause else "", pause)
+        ending = (token, STREAM_LIFETIME, message if pause else "", pause)
         keys = (key, flight_key(key), flight_stream(key, token))
         yield from self._tell(Call(END_FLIGHT, keys, ending))
 
@@ -247,36 +238,3 @@ class Flights:
             logger.warning("Could not end the flight of %s: %s", printable(call.keys[0]), error)
             return None
         return reply
-
-
-def text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-#: A key of one database, and the event loop of those who are after its value (None: threads).
-Place = tuple[Server, bytes, Any]
-
-#: Who is after a value in this process. One step of a dict is atomic, so it needs no mutex.
-_aboard: dict[Place, Aboard] = {}
-#: What the present thread or task is computing.
-_computing: ContextVar[frozenset[tuple[Server, bytes]]] = ContextVar(
-    "computing", default=frozenset()
-)
-
-
-@contextmanager
-def computing(server: Server, keys: Iterable[bytes]) -> Iterator[None]:
-    """Note that the present thread or task computes ``keys``."""
-    mark = _computing.set(_computing.get().union((server, key) for key in keys))
-    try:
-        yield
-    finally:
-        _computing.reset(mark)
-
-
-def _land(place: Place, aboard: Aboard) -> None:
-    _aboard.pop(place, None)  # A forked child has none.
-    aboard.landed.set()
-
-
-os.register_at_fork(after_in_child=_aboard.clear)

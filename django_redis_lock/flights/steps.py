@@ -14,7 +14,6 @@ from ..locking.server import Server
 __all__ = [
     "FOUND",
     "LEAD",
-    "LONGEST_MESSAGE",
     "LOOK_EVERY",
     "STREAM_LIFETIME",
     "TOO_LATE",
@@ -25,9 +24,11 @@ __all__ = [
     "FlightRenewal",
     "Follow",
     "Producer",
+    "ProducerFailed",
     "Run",
     "Step",
     "Steps",
+    "text",
 ]
 
 #: Seconds between two looks of a follower at whether its flight still exists.
@@ -96,6 +97,18 @@ Step = Run | Compute | Follow | Await | Depart
 Steps = Generator[Step, Any, Any]
 
 
+class ProducerFailed(Exception):
+    """A function to ``Compute`` raised ``error``; the caller is given that, as it was raised. (A
+    generator could not pass on each exception: GeneratorExit and StopIteration are its own.)"""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+    def describe(self) -> str:
+        return f"{type(self.error).__name__}: {self.error}"[:LONGEST_MESSAGE]
+
+
 class CoordinationError(Exception):
     """Redis could not be asked who computes; the cause says why. Nothing was computed."""
 
@@ -124,3 +137,7 @@ class FlightRenewal(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + min(self._lifetime / 12, 1.0)
+
+
+def text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -478,7 +478,9 @@ CLEAR = _script("""
 local kept = {}
 local function keep(key)
   local dump = redis.call('DUMP', key)
-  if dump then kept[#kept + 1] = {key, math.max(redis.call('PTTL', key), 0), dump} end
+  local left = redis.call('PTTL', key)
+  if left == 0 then left = 1 elseif left < 0 then left = 0 end  -- RESTORE's 0 is for ever.
+  if dump then kept[#kept + 1] = {key, left, dump} end
   return dump
 end
 local locks = 0

@@ -13,8 +13,11 @@ import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redis_lock import LockError, LockNotAcquired, flights
+from django_redis_lock import LockError, LockNotAcquired
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.flights import crews, rule
+from django_redis_lock.flights.steps import Follow
+from django_redis_lock.locking import calls
 from django_redis_lock.locking.keys import flight_key, flight_stream
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
@@ -103,7 +106,7 @@ class Asking(threading.Thread):
 
 def waiting_in_memory() -> int:
     """How many threads wait for what another thread of this process finds."""
-    return waiting_in("django_redis_lock.flights")
+    return waiting_in("django_redis_lock.flights.crews")
 
 
 def blocked(client: redis.Redis) -> int:
@@ -392,14 +395,14 @@ def test_a_leader_that_is_gone_without_a_word_is_replaced(
 def test_a_follower_learns_of_an_end_before_it_began_to_listen(
     cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    follow = flights.Flights._follow
+    follow = crews.ThreadCrew._follow
 
-    def late(self: flights.Flights, stream: bytes, until: float) -> None:
+    def late(self: crews.ThreadCrew, step: Follow) -> None:
         lands_elsewhere(client, 5)
         # Only the stream can end this wait.
-        follow(self, stream, until + 3600)
+        follow(self, step._replace(until=step.until + 3600))
 
-    monkeypatch.setattr(flights.Flights, "_follow", late)
+    monkeypatch.setattr(crews.ThreadCrew, "_follow", late)
     elsewhere(client)
     assert Asking(cache.get_or_set, "report", 1).found() == 5
 
@@ -443,14 +446,14 @@ def test_a_follower_whose_connection_breaks_goes_on_waiting(
 @pytest.fixture
 def late_landing(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The first thread that has a value is held up before it can tell the others."""
-    go_on, land, first = threading.Event(), flights._land, iter([True])
+    go_on, land, first = threading.Event(), rule.land, iter([True])
 
     def held_up(*args: Any) -> None:
         if next(first, False):
             assert go_on.wait(PATIENCE)
         land(*args)
 
-    monkeypatch.setattr(flights, "_land", held_up)
+    monkeypatch.setattr(rule, "land", held_up)
     yield go_on
     go_on.set()
 
@@ -750,7 +753,7 @@ def test_the_threads_of_a_process_meet_an_outage_together(
         until(lambda: waiting_in_memory() == 7)
         raise redis.TimeoutError("away")
 
-    monkeypatch.setattr(flights, "run", away)
+    monkeypatch.setattr(calls, "run_all", away)
     found = in_threads(8, cache.get_or_set, "report", 1)
     assert [type(each) for each in found] == [redis.TimeoutError] * 8
     assert tries == 1

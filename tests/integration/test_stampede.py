@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import LockNotAcquired, flights
+from django_redis_lock import LockNotAcquired
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.flights import rule
 from django_redis_lock.locking.keys import flight_key
 from tests.processes import Crew, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
@@ -35,7 +36,7 @@ def ask(
         look: whether followers look now and then whether their leader is alive.
     """
     if not look:
-        flights.LOOK_EVERY = 3600.0
+        rule.LOOK_EVERY = 3600.0
 
     def compute() -> Any:
         link.say("computing")
@@ -94,7 +95,7 @@ def ask_all_aboard(link: Link, url: str) -> list[Any]:
     """As ``ask`` in nine threads; when the leader has spoken and all others wait, it says so."""
 
     def watch() -> None:
-        until(lambda: waiting_in("django_redis_lock.flights") == 8)
+        until(lambda: waiting_in("django_redis_lock.flights.crews") == 8)
         link.say("aboard")
 
     threading.Thread(target=watch, daemon=True).start()

@@ -16,8 +16,38 @@ DEFAULTS = {
     "WAIT": 60.0,
     "GRANT_TIMEOUT": 2.0,
     "LOCK_PREFIX": "lock:",
+    "STALE": 0.0,
+    "BACKGROUND": False,
+    "ON_WAIT_TIMEOUT": "compute",
+    "JITTER": 0.0,
+    "ERROR_TTL": 0.0,
 }
-SECONDS = [name for name, default in DEFAULTS.items() if isinstance(default, float)]
+#: Seconds of which there must be some.
+SECONDS = ["TIMEOUT", "FLIGHT_TIMEOUT", "WAIT", "GRANT_TIMEOUT"]
+#: Seconds of which there may be none.
+NO_SECONDS = ["STALE", "ERROR_TTL"]
+
+
+@pytest.mark.parametrize("name", NO_SECONDS)
+def test_no_seconds_will_do(settings: Any, name: str) -> None:
+    settings.DJANGO_REDIS_LOCK = {name: 0}
+    assert getattr(Conf(), name) == 0.0
+    settings.DJANGO_REDIS_LOCK = {name: -1}
+    with pytest.raises(ImproperlyConfigured, match=f"{name} must be a number of seconds of 0"):
+        getattr(Conf(), name)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, "0.5", None, True])
+def test_a_share_is_from_0_to_1(settings: Any, value: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"JITTER": value}
+    with pytest.raises(ImproperlyConfigured, match="JITTER must be a number from 0 to 1"):
+        _ = Conf().JITTER
+
+
+def test_a_choice_is_one_of_those_there_are(settings: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"ON_WAIT_TIMEOUT": "skip"}
+    with pytest.raises(ImproperlyConfigured, match="must be one of 'compute'"):
+        _ = Conf().ON_WAIT_TIMEOUT
 
 
 def test_every_setting_has_its_default(settings: Any) -> None:
