@@ -84,11 +84,11 @@ class AsyncLock(Handle):
     async def release(self) -> None:
         """As ``Lock.release``."""
         token = self._owned_token("release")
-        call = self._release(token)
+        call, again = self._release(token), self._released_before()
         self._stop_keeping()
         answer = await self._run(call)
         self.local.token = self.local.renewal = None
-        if not answer.value and not answer.sent_twice:
+        if not (answer.value or answer.sent_twice or again):
             self._not_owned("release")
 
     @for_the_caller

@@ -16,7 +16,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .aio_calls import AsyncRawConnection, cancellable, connect, receive, run, send
-from .calls import is_outage
+from .calls import is_outage, may_have_run, note_sent
 from .grants import Granted, Request, parse_grant
 from .hold import printable
 from .keeper import keeper
@@ -117,18 +117,20 @@ class TaskTurn:
 class TaskPlace(Place[TaskLine]):
     """One task's place in a line."""
 
-    turn: TaskTurn
+    turn: TaskTurn | None
+    new_turn = TaskTurn
 
     def __init__(self, client: Any, request: Request) -> None:
         self._client = client
         self._request = request
-        self.turn = TaskTurn()
+        #: Whether there was no answer to something that Redis may have carried out.
+        self._unheard = False
         join(self, TaskLine(server_of(client), request, asyncio.get_running_loop()))
 
     async def wait(self) -> Granted | None:
         """As ``ThreadPlace.wait``; cancelling it leaves no trace and loses no grant."""
         try:
-            while not await self.turn.wait(self._request.left()):
+            while self.turn is not None and not await self.turn.wait(self._request.left()):
                 if self._request.deadline is not None:
                     return None
             if not self.line.registered and (granted := await self._ask()):
@@ -158,7 +160,9 @@ class TaskPlace(Place[TaskLine]):
                 return await self._poll()
             except Exception as error:
                 await line.disconnect()
+                self._unheard = self._unheard or may_have_run(error)
                 if not is_outage(error) or self._request.left() <= 0:
+                    note_sent(error, self._unheard)
                     raise
                 # The lock may be free by then, and the server may not know of us any more.
                 line.registered = False

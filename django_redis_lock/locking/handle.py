@@ -170,9 +170,8 @@ class Handle:
 
     def _refuse_to_wait_for_itself(self) -> None:
         hold: Hold | None = self.local.hold
-        if hold is None or not self.thread_local or not hold.counts:
-            return
-        if self.renew or self.timeout is None:
+        endless = self.renew or self.timeout is None
+        if endless and self.thread_local and hold is not None and hold.counts:
             raise LockError(
                 "This handle holds the lock already, in this very thread or task, and would wait "
                 "for itself for ever; release it first, or give a blocking_timeout",
@@ -226,10 +225,13 @@ class Handle:
             raise LockError(f"Cannot {verb} a lock that's not owned", self._shown)
         hold: Hold | None = self.local.hold
         if hold is not None and hold.elsewhere:
-            raise LockNotOwnedError(
-                f"Cannot {verb} a lock that the parent process holds", self._shown
-            )
+            raise LockNotOwnedError(f"Cannot {verb} a parent process's lock", self._shown)
         return token if isinstance(token, bytes) else self._encode(token)
+
+    def _released_before(self) -> bool:
+        """Whether a release of this acquisition failed before, and perhaps only in the reply."""
+        hold: Hold | None = self.local.hold
+        return hold is not None and hold.given_up
 
     def _release(self, token: bytes) -> Call:
         hold: Hold | None = self.local.hold
@@ -251,7 +253,7 @@ class Handle:
             raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
         hold: Hold | None = self.local.hold
         if hold is not None:
-            hold.held_until(at + seconds if replace else max(hold.deadline, at) + seconds)
+            hold.held_until(at + seconds if replace else max(hold.deadline, at) + seconds, at)
             keeper().reschedule(self.local.renewal, at)
 
     def _not_owned(self, verb: str) -> NoReturn:

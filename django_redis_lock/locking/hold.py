@@ -37,6 +37,7 @@ class Hold:
     """
 
     __slots__ = (
+        "_heard_at",
         "_lost",
         "_mutex",
         "began",
@@ -84,6 +85,7 @@ class Hold:
         self.pid = os.getpid()
         self.ended = False
         self._lost = False
+        self._heard_at = -math.inf
         self._mutex = threading.Lock()
         #: Asks for an answer that may already have come; set for a lock got by a grant.
         self.settle: Callable[[bool], None] | None = None
@@ -106,8 +108,9 @@ class Hold:
             return True
         if self.ended or self.now() < self.deadline:
             return False
-        if self.settle is not None:
-            self.settle(False)
+        settle = self.settle
+        if settle is not None:
+            settle(False)
         return not self.ended and self.now() >= self.deadline
 
     @property
@@ -115,10 +118,23 @@ class Hold:
         """Whether the lock may be taken to be held by this process right now."""
         return not self.ended and not self.elsewhere and not self.lost
 
-    def held_until(self, deadline: float) -> None:
-        """The server has confirmed a lifetime that ends at ``deadline`` (monotonic)."""
-        if not self.ended:
-            self.deadline = deadline
+    @property
+    def given_up(self) -> bool:
+        """Whether the holder has released it, or has tried to."""
+        return self.ended and not self._lost
+
+    def held_until(self, deadline: float, asked_at: float) -> None:
+        """The server has confirmed, to what was sent at ``asked_at``, a lifetime that ends at
+        ``deadline`` (both monotonic).
+
+        Of two commands that were under way together nobody knows which the server carried out
+        last. The shorter lifetime counts then, until the keeper has asked again.
+        """
+        with self._mutex:
+            if asked_at < self._heard_at:
+                deadline = min(deadline, self.deadline)
+            if not self.ended:
+                self.deadline, self._heard_at = deadline, self.now()
 
     def settle_with(self, ask: Callable[[bool], float | None]) -> None:
         """The full lifetime is not confirmed yet; ``ask`` knows (``Granted.settle``)."""
@@ -131,7 +147,7 @@ class Hold:
             if until == -math.inf:
                 self.lose("the grant was over before it could be taken up")
             else:
-                self.held_until(until)
+                self.held_until(until, self.began)
 
         self.settle = settle
 

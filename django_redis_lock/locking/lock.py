@@ -87,12 +87,12 @@ class Lock(Handle):
                 token, so ``release`` can be called again.
         """
         token = self._owned_token("release")
-        call = self._release(token)
+        call, again = self._release(token), self._released_before()
         self._stop_keeping()
         answer = self._run(call)
         self.local.token = self.local.renewal = None
-        # After a lost reply "not yours" means that the first sending has done it.
-        if not answer.value and not answer.sent_twice:
+        # After a lost reply "not yours" means that an earlier sending has done it.
+        if not (answer.value or answer.sent_twice or again):
             self._not_owned("release")
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:

@@ -32,6 +32,7 @@ class Renewal(Job):
         lifetime = hold.lifetime
         self._third = math.inf if lifetime is None else lifetime / 3
         self.urgency = math.inf if lifetime is None else lifetime
+        self._full = math.inf if lifetime is None else hold.began + lifetime
         # "Shortly before": enough for the body to hear of it while the lock still counts.
         self._margin = 0.0 if lifetime is None else min(lifetime / 20, 0.25)
         super().__init__(server, 0.0)
@@ -52,8 +53,9 @@ class Renewal(Job):
         if hold.ended:
             keeper().discard(self)
             return None
-        if hold.settle is not None:
-            hold.settle(False)
+        settle = hold.settle
+        if settle is not None:
+            settle(False)
         if now >= hold.deadline - (self._margin if self._renewing(now) else 0.0):
             keeper().discard(self)
             hold.lose(
@@ -69,10 +71,13 @@ class Renewal(Job):
         return self.hold.renews_until > now
 
     def _wanted(self, now: float) -> int:
-        """Milliseconds to renew for; 0 leaves the lifetime as it is."""
-        if self.hold.lifetime is None or not self._renewing(now):
+        """Milliseconds to renew for; 0 leaves the lifetime as it is, -1 is for ever."""
+        hold = self.hold
+        # What gave a grant its full lifetime may have been lost on the way.
+        until = hold.renews_until if hold.settle is None else max(hold.renews_until, self._full)
+        if until <= now:
             return 0
-        return milliseconds(min(self.hold.lifetime, self.hold.renews_until - now))
+        return -1 if hold.lifetime is None else milliseconds(min(hold.lifetime, until - now))
 
     def answered(self, value: Any, sent_at: float) -> None:
         left = int(value)
@@ -82,7 +87,7 @@ class Renewal(Job):
             return
         self._named = True
         self.hold.settle = None
-        self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000)
+        self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000, sent_at)
         self._schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:

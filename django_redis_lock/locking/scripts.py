@@ -313,7 +313,8 @@ return 1
 #: What the keeper does for a held lock: push its end out (never pull it in), say who holds it.
 #:
 #: KEYS  lock keys
-#: ARGV  token, lifetime (0 to leave it as it is), then the owner's fields and values, if any
+#: ARGV  token, lifetime (0 to leave it as it is, -1 for none), then the owner's fields and values,
+#:       if any
 #: returns the remaining lifetime as PTTL gives it, or -2 if this token does not hold the lock
 #: atomic because both must apply to this token's lock and to no other.
 RENEW = _script(
@@ -323,6 +324,10 @@ local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
 if left >= 0 and wanted > left then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   left = wanted
+elseif left >= 0 and wanted < 0 then
+  redis.call('PERSIST', KEYS[1])
+  note('0')
+  left = -1
 end
 if #ARGV > 2 then redis.call('HSET', KEYS[5], unpack(ARGV, 3)) end
 if left >= 0 then

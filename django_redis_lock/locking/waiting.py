@@ -20,7 +20,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .calls import is_outage, receive, run, send
+from .calls import is_outage, may_have_run, note_sent, receive, run, send
 from .grants import Granted, Request, parse_grant
 from .hold import printable
 from .keeper import keeper
@@ -86,7 +86,7 @@ class ThreadLine(Line):
     def connected(self) -> RawConnection:
         """The connection for blocking pops, with nothing left to read on it."""
         if self.connection is None:
-            self.connection, self.extension = self.server.waiting_connection()
+            self.connection = self.server.borrow()
         if self.extension is not None:
             self.extension.settle(True)
             self.extension = None
@@ -109,12 +109,14 @@ class ThreadLine(Line):
 class ThreadPlace(Place[ThreadLine]):
     """One thread's place in a line."""
 
-    turn: threading.Event
+    turn: threading.Event | None
+    new_turn = threading.Event
 
     def __init__(self, client: Any, request: Request) -> None:
         self._client = client
         self._request = request
-        self.turn = threading.Event()
+        #: Whether there was no answer to something that Redis may have carried out.
+        self._unheard = False
         join(self, ThreadLine(server_of(client), request))
 
     def wait(self) -> Granted | None:
@@ -124,7 +126,7 @@ class ThreadPlace(Place[ThreadLine]):
             redis.exceptions.RedisError: the deadline came while the server could not be reached.
         """
         try:
-            while not self.turn.wait(self._request.left()):
+            while self.turn is not None and not self.turn.wait(self._request.left()):
                 if self._request.deadline is not None:
                     return None
             # Who finds Redis away at the first question is told so; who waits already, waits on.
@@ -155,7 +157,9 @@ class ThreadPlace(Place[ThreadLine]):
                 return self._poll()
             except Exception as error:
                 line.disconnect()
+                self._unheard = self._unheard or may_have_run(error)
                 if not is_outage(error) or self._request.left() <= 0:
+                    note_sent(error, self._unheard)
                     raise
                 # The lock may be free by then, and the server may not know of us any more.
                 line.registered = False

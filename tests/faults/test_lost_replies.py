@@ -1,0 +1,340 @@
+"""The connection breaks between a request and its reply: S3 holds, and no lock is left behind.
+
+The locks never expire where that would hide what was left behind, and grants live for a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from django_redis_lock import AsyncLock, Lock, LockNotOwnedError
+from django_redis_lock.locking.scripts import ACQUIRE, LEAVE, RELEASE, RENEW, TAKE_GRANT
+from tests.faults.proxy import Proxy
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, until
+from tests.redis_server import RedisServer
+
+GRANT = 60.0
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(redis_server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def shaky(proxy: Proxy) -> Iterator[redis.Redis]:
+    """A client by way of the proxy."""
+    with proxy.client() as client:
+        yield client
+
+
+def free(client: redis.Redis) -> None:
+    """The lock is free, or becomes free without anybody's help."""
+    lock = Lock(client, "shaky", timeout=30, grant_timeout=GRANT)
+    assert lock.acquire(blocking_timeout=PATIENCE / 2)
+    lock.release()
+    assert not lock.locked()
+
+
+@pytest.mark.parametrize("token", [None, "chosen"])
+class TestAcquire:
+    def test_one_lost_reply_is_made_up_for(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
+    ) -> None:
+        lock = Lock(shaky, "shaky")
+        rule = proxy.lose_reply(ACQUIRE)
+        assert lock.acquire(token=token) is True
+        assert rule.left == 0
+        assert client.get("shaky") == lock.local.token
+        assert lock.owned()
+        lock.release()
+        free(client)
+
+    def test_one_lost_request_too(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
+    ) -> None:
+        lock = Lock(shaky, "shaky")
+        proxy.lose_request(ACQUIRE)
+        assert lock.acquire(blocking=False, token=token) is True
+        lock.release()
+        free(client)
+
+    @pytest.mark.parametrize("wait", [0, 0.5, None])
+    def test_nothing_is_left_behind(
+        self,
+        client: redis.Redis,
+        shaky: redis.Redis,
+        proxy: Proxy,
+        token: str | None,
+        wait: float | None,
+    ) -> None:
+        """Both replies are lost, of a lock that never expires."""
+        lock = Lock(shaky, "shaky", blocking_timeout=wait)
+        proxy.lose_reply(ACQUIRE, times=2)
+        with pytest.raises(redis.ConnectionError):
+            lock.acquire(token=token)
+        assert lock.local.token is None
+        free(client)
+
+    def test_what_another_holds_by_the_same_token_is_left_alone(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
+    ) -> None:
+        holder = Lock(client, "shaky")
+        holder.acquire(token=token)
+        proxy.lose_reply(ACQUIRE, times=2)
+        with pytest.raises(redis.ConnectionError):
+            Lock(shaky, "shaky").acquire(token=holder.local.token)
+        free_again = threading.Event()
+        Background(lambda: (free(client), free_again.set()))
+        assert not free_again.wait(2.5)  # The keeper has asked twice by then.
+        assert holder.owned()
+        holder.release()
+        assert free_again.wait(PATIENCE)
+
+    def test_a_waiter_whose_question_was_lost_waits_on(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
+    ) -> None:
+        holder, lock = Lock(client, "shaky", grant_timeout=GRANT), Lock(shaky, "shaky")
+        holder.acquire()
+        rule = proxy.lose_reply(ACQUIRE)
+
+        def wait() -> bool:
+            with_it = lock.acquire(token=token)
+            lock.release()
+            return with_it
+
+        waiter = Background(wait)
+        assert rule.applied.acquire(timeout=PATIENCE)
+        until(lambda: client.zcard("{shaky}:waiters") and client.info("clients")["blocked_clients"])
+        holder.release()
+        assert waiter.result() is True
+        free(client)
+
+    def test_a_waiter_asks_again_until_its_deadline_and_leaves_nothing_behind(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
+    ) -> None:
+        """It gets the lock without hearing of it, and in the end not even through."""
+        holder = Lock(client, "shaky")
+        holder.acquire()
+        lock = Lock(shaky, "shaky", grant_timeout=GRANT)
+        waiter = Background(lambda: lock.acquire(blocking_timeout=1.5, token=token))
+        until(lambda: client.info("clients")["blocked_clients"])
+        lost = proxy.lose_reply(ACQUIRE, times=2)
+        client.delete("shaky")
+        proxy.cut()
+        assert lost.applied.acquire(timeout=PATIENCE)
+        assert lost.applied.acquire(timeout=PATIENCE)
+        assert client.exists("shaky")
+        with proxy.away(), pytest.raises(redis.ConnectionError):
+            waiter.result()
+        free(client)
+
+
+@pytest.mark.parametrize("token", [None, "chosen"])
+class TestGrant:
+    @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
+    @pytest.mark.parametrize("timeout", [30, None])
+    def test_the_waiter_has_the_lock_for_its_full_lifetime(
+        self,
+        client: redis.Redis,
+        shaky: redis.Redis,
+        proxy: Proxy,
+        kind: str,
+        timeout: float | None,
+        token: str | None,
+    ) -> None:
+        """TAKE_GRANT, or its answer, is lost; a short grant must not become a short lock."""
+        holder = Lock(client, "shaky", grant_timeout=2)
+        holder.acquire()
+        lock = Lock(shaky, "shaky", timeout=timeout, grant_timeout=2)
+
+        def wait() -> tuple[bool, bool, float | None]:
+            acquired = lock.acquire(token=token)
+            ends = time.monotonic() + 2.5
+            until(lambda: time.monotonic() > ends)
+            return acquired, lock.lost, lock.ttl()
+
+        waiter = Background(wait)
+        until(lambda: client.info("clients")["blocked_clients"])
+        getattr(proxy, kind)(TAKE_GRANT)
+        holder.release()
+        acquired, lost, ttl = waiter.result()
+        assert acquired
+        assert not lost
+        assert ttl is not None
+        assert ttl > 20
+
+    def test_nothing_is_left_behind(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
+    ) -> None:
+        """The holder goes on after the waiter has given up."""
+        holder = Lock(client, "shaky", grant_timeout=GRANT)
+        holder.acquire()
+        lock = Lock(shaky, "shaky", grant_timeout=GRANT)
+        waiter = Background(lambda: lock.acquire(blocking_timeout=0.5, token=token))
+        until(lambda: client.info("clients")["blocked_clients"])
+        proxy.lose_reply(LEAVE, times=10**6)
+        proxy.lose_request(ACQUIRE, times=10**6)
+        client.delete("shaky")
+        with pytest.raises(redis.ConnectionError):
+            waiter.result()
+        free(client)
+
+
+class TestRelease:
+    def test_one_lost_reply_is_made_up_for(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
+    ) -> None:
+        lock = Lock(shaky, "shaky")
+        lock.acquire()
+        rule = proxy.lose_reply(RELEASE)
+        lock.release()
+        assert rule.left == 0
+        assert lock.local.token is None
+        free(client)
+
+    def test_also_when_it_is_anothers_by_then(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
+    ) -> None:
+        lock, other = Lock(shaky, "shaky"), Lock(client, "shaky", timeout=30)
+        lock.acquire()
+        waiter = Background(lambda: other.acquire() and other.local.token)
+        until(lambda: client.info("clients")["blocked_clients"])
+        proxy.lose_reply(RELEASE)
+        lock.release()
+        token = waiter.result()
+        assert client.get("shaky") == token
+
+    def test_one_lost_request_too(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
+    ) -> None:
+        lock = Lock(shaky, "shaky")
+        lock.acquire()
+        proxy.lose_request(RELEASE)
+        lock.release()
+        free(client)
+
+    @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
+    def test_what_failed_can_be_done_again(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str
+    ) -> None:
+        lock = Lock(shaky, "shaky")
+        lock.acquire()
+        token = lock.local.token
+        getattr(proxy, kind)(RELEASE, times=2)
+        with pytest.raises(redis.ConnectionError):
+            lock.release()
+        assert lock.local.token == token
+        lock.release()
+        assert lock.local.token is None
+        free(client)
+
+    def test_done_again_it_takes_nothing_from_anybody(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
+    ) -> None:
+        lock, other = Lock(shaky, "shaky"), Lock(client, "shaky", timeout=30)
+        lock.acquire()
+        proxy.lose_reply(RELEASE, times=2)
+        with pytest.raises(redis.ConnectionError):
+            lock.release()
+        assert other.acquire(blocking=False)
+        lock.release()
+        assert other.owned()
+        other.release()
+
+    def test_the_body_of_with_comes_first(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
+    ) -> None:
+        proxy.lose_request(RELEASE, times=2)
+        with pytest.raises(ZeroDivisionError), Lock(shaky, "shaky", timeout=1):
+            raise ZeroDivisionError
+        proxy.lose_request(RELEASE, times=2)
+        with pytest.raises(redis.ConnectionError), Lock(shaky, "shaky", timeout=1):
+            pass
+
+    def test_a_loss_is_still_a_loss(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
+    ) -> None:
+        lock = Lock(shaky, "shaky", timeout=30)
+        lock.acquire()
+        client.delete("shaky")
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+
+
+class TestRenewal:
+    @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
+    def test_it_is_tried_again(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str
+    ) -> None:
+        lock = Lock(shaky, "shaky", timeout=1.5, renew=True)
+        lock.acquire()
+        rules = [getattr(proxy, kind)(RENEW, times=2) for _ in range(2)]
+        for rule in rules:
+            assert rule.applied.acquire(timeout=PATIENCE)
+        until(lambda: client.pttl("shaky") > 1400)
+        lock.ensure_held()
+        lock.release()
+
+
+class TestTasks:
+    """The same once for asyncio, which shares the decisions but not the talking."""
+
+    @pytest.mark.parametrize("token", [None, "chosen"])
+    def test_acquire_and_release(
+        self, client: redis.Redis, proxy: Proxy, token: str | None
+    ) -> None:
+        async def main() -> None:
+            async with redis.asyncio.Redis(port=proxy.port) as shaky:
+                lock = AsyncLock(shaky, "shaky")
+                for kind in (proxy.lose_reply, proxy.lose_request):
+                    rules = [kind(ACQUIRE), kind(RELEASE)]
+                    assert await lock.acquire(token=token) is True
+                    assert await lock.owned()
+                    await lock.release()
+                    assert not any(rule.left for rule in rules)
+                    assert not client.exists("shaky")
+                proxy.lose_reply(ACQUIRE, times=2)
+                with pytest.raises(redis.ConnectionError):
+                    await lock.acquire(token=token)
+                await asyncio.to_thread(free, client)
+                assert await lock.acquire(token=token)
+                proxy.lose_reply(RELEASE, times=2)
+                with pytest.raises(redis.ConnectionError):
+                    await lock.release()
+                await lock.release()
+                await asyncio.to_thread(free, client)
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("token", [None, "chosen"])
+    @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
+    def test_a_grant(self, client: redis.Redis, proxy: Proxy, token: str | None, kind: str) -> None:
+        holder = Lock(client, "shaky", grant_timeout=2)
+        holder.acquire()
+
+        async def main() -> tuple[Any, ...]:
+            async with redis.asyncio.Redis(port=proxy.port) as shaky:
+                lock = AsyncLock(shaky, "shaky", grant_timeout=2)
+                getattr(proxy, kind)(TAKE_GRANT)
+                acquired = await lock.acquire(token=token)
+                await asyncio.sleep(2.5)
+                return acquired, lock.lost, await lock.ttl()
+
+        waiter = Background(asyncio.run, main())
+        until(lambda: client.info("clients")["blocked_clients"])
+        holder.release()
+        acquired, lost, ttl = waiter.result()
+        assert acquired
+        assert not lost
+        assert ttl > 20

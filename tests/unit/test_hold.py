@@ -1,0 +1,342 @@
+"""A hold's clock: until when it counts, and what the keeper decides for it. Time is faked."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_redis_lock.locking import renewal
+from django_redis_lock.locking.hold import Hold, printable
+from django_redis_lock.locking.keys import lock_keys
+from django_redis_lock.locking.renewal import DESCRIBE_AFTER, Renewal
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def make(clock: FakeClock) -> Callable[..., Hold]:
+    """Makes holds that begin now."""
+
+    def make(lifetime: float | None = 30.0, **options: Any) -> Hold:
+        began = clock.now
+        deadline = options.pop("deadline", math.inf if lifetime is None else began + lifetime)
+        return Hold(
+            lock_keys(b"report"),
+            b"token",
+            7,
+            began=began,
+            deadline=deadline,
+            lifetime=lifetime,
+            now=clock,
+            **options,
+        )
+
+    return make
+
+
+class TestCounting:
+    def test_it_counts_until_its_deadline_and_not_after(self, make: Any, clock: FakeClock) -> None:
+        hold = make(30)
+        for clock.now, counts in ((1000.0, True), (1029.999, True), (1030.0, False)):
+            assert hold.counts is counts
+            assert hold.lost is not counts
+
+    def test_without_a_lifetime_it_counts_for_ever(self, make: Any, clock: FakeClock) -> None:
+        hold = make(None)
+        clock.now += 1e9
+        assert hold.counts
+        assert not hold.lost
+
+    def test_released_it_does_not_count_and_is_not_lost(self, make: Any, clock: FakeClock) -> None:
+        hold = make(30)
+        hold.end()
+        clock.now += 60
+        assert not hold.counts
+        assert not hold.lost
+
+    def test_what_the_server_confirms_counts(self, make: Any, clock: FakeClock) -> None:
+        hold = make(30)
+        clock.now = 1020
+        hold.held_until(1050, asked_at=1019)
+        clock.now = 1049
+        assert hold.counts
+        hold.held_until(1049.5, asked_at=1048)
+        clock.now = 1049.5
+        assert hold.lost
+
+    def test_of_two_answers_whose_questions_overlapped_the_shorter_counts(
+        self, make: Any, clock: FakeClock
+    ) -> None:
+        """Nobody knows which of the two the server carried out last."""
+        for first, second in ((1001.0, 1040.0), (1040.0, 1001.0)):
+            clock.now = 1000.0
+            hold = make(30)
+            clock.now = 1000.2
+            hold.held_until(first, asked_at=1000.0)
+            hold.held_until(second, asked_at=1000.1)
+            assert hold.deadline == 1001.0
+
+    def test_what_is_asked_after_that_counts_alone(self, make: Any, clock: FakeClock) -> None:
+        hold = make(30)
+        clock.now = 1000.2
+        hold.held_until(1001.0, asked_at=1000.0)
+        clock.now = 1000.4
+        hold.held_until(1040.0, asked_at=1000.3)
+        assert hold.deadline == 1040.0
+
+    def test_a_forked_child_does_not_hold_it(
+        self, make: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hold = make(30)
+        monkeypatch.setattr("os.getpid", lambda: -1)
+        assert hold.elsewhere
+        assert not hold.counts
+        assert not hold.lost
+
+
+class TestGrant:
+    """A hold whose full lifetime is not confirmed yet."""
+
+    def test_it_counts_as_long_as_the_grant(self, make: Any, clock: FakeClock) -> None:
+        hold = make(30, deadline=1002.0)
+        hold.settle_with(lambda wait: None)
+        clock.now = 1001.9
+        assert hold.counts
+        clock.now = 1002.0
+        assert hold.lost
+
+    def test_it_asks_before_it_calls_itself_lost(self, make: Any, clock: FakeClock) -> None:
+        hold = make(30, deadline=1002.0)
+        hold.settle_with(lambda wait: 1030.0)
+        clock.now = 1002.0
+        assert not hold.lost
+        assert hold.settle is None
+        clock.now = 1030.0
+        assert hold.lost
+
+    def test_a_grant_that_was_over_is_a_lost_lock(self, make: Any) -> None:
+        told: list[int] = []
+        hold = make(30, deadline=1002.0, on_lost=lambda: told.append(1))
+        hold.settle_with(lambda wait: -math.inf)
+        hold.settle(False)
+        assert hold.lost
+        assert told == [1]
+
+    def test_the_answer_does_not_undo_a_later_change(self, make: Any, clock: FakeClock) -> None:
+        """``extend(0.5, replace_ttl=True)`` right after a grant."""
+        hold = make(30, deadline=1002.0)
+        hold.settle_with(lambda wait: 1030.0)
+        clock.now = 1000.1
+        hold.held_until(1000.55, asked_at=1000.05)
+        clock.now = 1000.55
+        assert hold.lost
+
+    def test_another_thread_may_settle_meanwhile(self, make: Any, clock: FakeClock) -> None:
+        hold = make(30, deadline=1002.0)
+
+        def ask(wait: bool) -> float:
+            hold.settle = None  # As the keeper does when its own question is answered.
+            return 1030.0
+
+        hold.settle_with(ask)
+        clock.now = 1002.0
+        assert not hold.lost
+
+
+class TestLosing:
+    def test_the_holder_is_told_once(
+        self, make: Any, clock: FakeClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        told: list[int] = []
+        hold = make(30, on_lost=lambda: told.append(1))
+        clock.now += 3
+        hold.lose("its key was deleted")
+        hold.lose("again")
+        assert told == [1]
+        assert hold.lost
+        assert not hold.counts
+        (record,) = caplog.records
+        assert record.levelno == logging.ERROR
+        for part in ("report", "fence 7", "3.000 s", "its key was deleted"):
+            assert part in record.getMessage()
+        assert "token" not in record.getMessage()
+
+    def test_what_was_released_is_not_lost(self, make: Any) -> None:
+        told: list[int] = []
+        hold = make(30, on_lost=lambda: told.append(1))
+        hold.end()
+        hold.lose("its key is gone")
+        assert not hold.lost
+        assert not told
+
+    def test_a_broken_on_lost_is_logged(self, make: Any, caplog: pytest.LogCaptureFixture) -> None:
+        def on_lost() -> None:
+            raise ZeroDivisionError
+
+        make(30, on_lost=on_lost).lose("test")
+        assert "on_lost" in caplog.records[-1].getMessage()
+        assert caplog.records[-1].exc_info
+
+    def test_names_in_the_log_take_one_short_line(self) -> None:
+        assert printable(b"a\nb\x00\xff") == r"a\nb\x00\xff"
+        assert len(printable(b"a" * 1000)) <= 120
+
+
+class FakeKeeper:
+    """Where the jobs go that have no more to do."""
+
+    def __init__(self) -> None:
+        self.discarded: list[Any] = []
+
+    def discard(self, job: Any) -> None:
+        self.discarded.append(job)
+
+
+@pytest.fixture
+def keeper(monkeypatch: pytest.MonkeyPatch) -> FakeKeeper:
+    fake = FakeKeeper()
+    monkeypatch.setattr(renewal, "keeper", lambda: fake)
+    return fake
+
+
+def job(hold: Hold) -> Renewal:
+    server: Any = None
+    return Renewal(server, hold)
+
+
+def wanted(call: Any) -> int:
+    """The lifetime a renewal asks for, in milliseconds."""
+    return int(call.args[1])
+
+
+@pytest.mark.usefixtures("keeper")
+class TestRenewal:
+    def test_it_names_the_holder_after_a_while_and_renews_nothing(
+        self, make: Any, clock: FakeClock
+    ) -> None:
+        renewal = job(make(30, label="nightly"))
+        assert renewal.due == clock.now + DESCRIBE_AFTER
+        call = renewal.call(renewal.due)
+        assert call is not None
+        assert wanted(call) == 0
+        assert "nightly" in call.args
+        renewal.answered(29_400, sent_at=renewal.due)
+        assert renewal.due == pytest.approx(1000 + DESCRIBE_AFTER + 29.4)
+
+    def test_it_renews_at_a_third_of_the_lifetime(self, make: Any) -> None:
+        renewal = job(make(30, renew=True))
+        renewal.call(1000.5)
+        renewal.answered(30_000, sent_at=1000.5)
+        assert renewal.due == 1010.5
+        assert wanted(renewal.call(1010.5)) == 30_000
+        renewal.answered(30_000, sent_at=1010.5)
+        assert renewal.hold.deadline == 1040.5
+
+    def test_a_short_lifetime_is_renewed_before_the_holder_is_named(self, make: Any) -> None:
+        assert job(make(0.3, renew=True)).due == pytest.approx(1000.1)
+
+    def test_it_renews_no_longer_than_it_may(self, make: Any, clock: FakeClock) -> None:
+        renewal = job(make(30, renew=True, max_hold=45))
+        renewal.call(1010.0)
+        renewal.answered(30_000, sent_at=1010.0)
+        assert wanted(renewal.call(1020.0)) == 25_000
+        renewal.answered(25_000, sent_at=1020.0)
+        assert renewal.hold.deadline == 1045.0
+        clock.now = 1045.0
+        assert renewal.call(1045.0) is None
+        assert renewal.hold.lost
+
+    def test_failures_are_made_up_for_until_shortly_before_the_deadline(
+        self, make: Any, keeper: FakeKeeper
+    ) -> None:
+        renewal, now = job(make(30, renew=True)), 1010.0
+        attempts = 0
+        while not keeper.discarded:
+            if renewal.call(now) is not None:
+                attempts += 1
+                renewal.failed(ConnectionError("away"), now + 0.01)
+                assert now < renewal.due <= now + 1.02
+                now = renewal.due
+        assert attempts >= 19
+        assert 1029 < now < 1030
+        assert renewal.hold.lost
+
+    def test_one_success_is_enough(self, make: Any) -> None:
+        renewal = job(make(30, renew=True))
+        for now in (1010.0, 1015.0, 1029.0):
+            assert renewal.call(now) is not None
+            renewal.failed(ConnectionError("away"), now)
+        assert renewal.call(1029.5) is not None
+        renewal.answered(30_000, sent_at=1029.5)
+        assert renewal.hold.deadline == 1059.5
+        assert not renewal.hold.lost
+
+    def test_anothers_token_is_a_lost_lock(self, make: Any, keeper: FakeKeeper) -> None:
+        renewal = job(make(30, renew=True))
+        renewal.call(1010.0)
+        renewal.answered(-2, sent_at=1010.0)
+        assert renewal.hold.lost
+        assert keeper.discarded == [renewal]
+
+    def test_what_ended_is_let_go(self, make: Any, keeper: FakeKeeper) -> None:
+        renewal = job(make(30, renew=True))
+        renewal.hold.end()
+        assert renewal.call(1010.0) is None
+        assert keeper.discarded == [renewal]
+        assert not renewal.hold.lost
+
+    def test_the_lock_that_never_expires_is_named_and_then_left_alone(self, make: Any) -> None:
+        renewal = job(make(None))
+        assert wanted(renewal.call(1000.5)) == 0
+        renewal.answered(-1, sent_at=1000.5)
+        assert renewal.hold.deadline == math.inf
+        assert not renewal.hold.lost
+
+    @pytest.mark.parametrize("lifetime", [30, None])
+    def test_a_grant_that_is_not_confirmed_gets_its_full_lifetime(
+        self, make: Any, lifetime: float | None
+    ) -> None:
+        hold = make(lifetime, deadline=1002.0)
+        hold.settle_with(lambda wait: None)
+        renewal = job(hold)
+        assert renewal.due <= 1001
+        call = renewal.call(1000.5)
+        assert call is not None
+        assert wanted(call) == (29_500 if lifetime else -1)
+        renewal.answered(29_500 if lifetime else -1, sent_at=1000.5)
+        assert hold.settle is None
+        assert hold.deadline == (1030.0 if lifetime else math.inf)
+
+    def test_a_grant_that_is_confirmed_needs_no_more(self, make: Any) -> None:
+        hold = make(30, deadline=1002.0)
+        hold.settle_with(lambda wait: 1030.0)
+        renewal = job(hold)
+        assert wanted(renewal.call(1000.5)) == 0
+        assert hold.deadline == 1030.0
+
+
+def test_threads_agree_that_it_was_lost_once(make: Any) -> None:
+    told: list[int] = []
+    hold = make(30, on_lost=lambda: told.append(1))
+    threads = [threading.Thread(target=hold.lose, args=("test",)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told == [1]
