@@ -76,11 +76,9 @@ class ThreadCrew:
         return self._follow(step)
 
     def _follow(self, step: Follow) -> None:
-        connection, unread = self.server.waiting_connection()
+        connection = self.server.borrow()
         clean = False
         try:
-            if unread is not None:
-                unread.settle(True)
             connection.send_command(*_reading(step))
             # Redis looks at the time-outs of blocked clients ten times a second only.
             if connection.can_read(max(0.0, step.until - time.monotonic())):
@@ -92,7 +90,7 @@ class ThreadCrew:
             time.sleep(_pause(step))
         finally:
             if clean:
-                self.server.rest(connection, None)
+                self.server.rest(connection)
             else:
                 connection.disconnect()
 

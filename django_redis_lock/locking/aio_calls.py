@@ -16,11 +16,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from .calls import (
     FOR_COMMAND,
     Answer,
-    by_name,
-    by_source,
     is_pool_exhausted,
     may_have_run,
     note_sent,
+    pack,
 )
 from .scripts import Call
 from .server import own_settings
@@ -36,12 +35,13 @@ class AsyncRawConnection(Protocol):
     async def connect(self) -> None: ...
     async def disconnect(self, nowait: bool = False) -> None: ...
     async def send_command(self, *args: Any) -> None: ...
+    async def send_packed_command(self, command: list[bytes]) -> None: ...
     async def read_response(self) -> Any: ...
 
 
 async def send(connection: AsyncRawConnection, call: Call) -> None:
     """Send ``call`` without waiting for the reply."""
-    await connection.send_command(*by_name(call))
+    await connection.send_packed_command([pack(call)])
 
 
 async def receive(connection: AsyncRawConnection, call: Call) -> Any:
@@ -49,7 +49,7 @@ async def receive(connection: AsyncRawConnection, call: Call) -> Any:
     try:
         return await connection.read_response()
     except NoScriptError:
-        await connection.send_command(*by_source(call))
+        await connection.send_packed_command([pack(call, known=False)])
         return await connection.read_response()
 
 
@@ -110,9 +110,9 @@ async def _run_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
         # The first of each script by its source, so that none can be unknown.
         known: set[str] = set()
         for call in calls:
-            words = by_name(call) if call.script.sha in known else by_source(call)
+            packed = pack(call, known=call.script.sha in known)
             known.add(call.script.sha)
-            await connection.send_command(*words)
+            await connection.send_packed_command([packed])
         return [await connection.read_response() for _ in calls]
     except BaseException:
         await connection.disconnect(nowait=True)

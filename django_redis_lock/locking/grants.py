@@ -16,7 +16,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from .arguments import milliseconds
@@ -42,17 +41,32 @@ def new_token() -> bytes:
 
 def waiter_id() -> bytes:
     """A name for a waiter: unique, and the admin reads from it who waits since when."""
-    thread = threading.current_thread().name
-    number = next(_waiters)
-    return b"%d %.3f %d %b %b" % (number, time.time(), os.getpid(), _host(), thread.encode())
+    return b"%d %.3f %b" % (next(_waiters), time.time(), _here.name or _name_thread())
 
 
 _waiters = itertools.count(secrets.randbits(40))
 
 
-@lru_cache(maxsize=1)
-def _host() -> bytes:
-    return hostname().encode()
+class _Here(threading.local):
+    """What this thread's waiters are called; it is asked for at each acquire."""
+
+    name = b""
+
+
+_here = _Here()
+
+
+def _name_thread() -> bytes:
+    thread = threading.current_thread().name
+    _here.name = f"{os.getpid()} {hostname()} {thread}".encode()
+    return _here.name
+
+
+def _after_fork_in_child() -> None:
+    _here.name = b""
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Clock(NamedTuple):

@@ -20,11 +20,11 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from redis.exceptions import DataError, ResponseError
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from . import server as servers
-from .calls import OUTAGE, by_source, receive
+from .calls import OUTAGE, pack, receive
 from .scripts import Call
 from .server import RawConnection, Server
 
@@ -171,15 +171,9 @@ class Keeper:
         try:
             link = self._link(server, patience)
             sent_at = time.monotonic()
-            for job, call in tuple(work):
-                try:
-                    # By source: with EVALSHA one unknown script would upset the order of replies.
-                    link.send_command(*by_source(call))
-                except DataError as error:
-                    # Not a thing Redis can be sent; the others in this batch must not suffer.
-                    work.remove((job, call))
-                    unanswered.remove(job)
-                    job.failed(error, time.monotonic())
+            for _, call in work:
+                # By source: with EVALSHA one unknown script would upset the order of replies.
+                link.send_packed_command([pack(call, known=False)])
             for job, call in work:
                 if not link.can_read(max(0.0, sent_at + patience - time.monotonic())):
                     raise RedisTimeoutError(f"no answer within {patience:.2f} s")
@@ -214,7 +208,7 @@ class Keeper:
     def _close_links(self) -> None:
         for server in list(self._links):
             self._drop_link(server)
-            server.close()
+            server.close(but=1)
 
 
 _keeper = Keeper()

@@ -85,7 +85,8 @@ class Line(ABC):
             # Who leaves without an answer may have put us on the register.
             self._listed, self._asking = self._listed or self._asking, False
             if self.places:
-                self.places[0].turn.set()
+                if self.places[0].turn is not None:
+                    self.places[0].turn.set()
                 return
             if _lines.get(self.key) is self:
                 del _lines[self.key]
@@ -165,7 +166,11 @@ class Place(Generic[AnyLine]):
     """One member's place in a line."""
 
     line: AnyLine
-    turn: Turn
+    #: Set when it is this member's turn; None for who came first and need not wait for it.
+    turn: Any = None
+
+    def new_turn(self) -> Turn:
+        raise NotImplementedError
 
 
 class Watch(Job):
@@ -223,9 +228,9 @@ def join(place: Place[AnyLine], line: AnyLine) -> None:
     with _mutex:
         found = _lines.setdefault(line.key, line)
         place.line = found  # type: ignore[assignment]  # the key holds the loop, and so the type
+        if found.places:
+            place.turn = place.new_turn()
         found.places.append(place)
-        if found.places[0] is place:
-            place.turn.set()
 
 
 def _after_fork_in_child() -> None:

@@ -1,7 +1,7 @@
 """One Redis server as this process sees it: connections of our own, outside the client's pool.
 
-A waiter blocks on its connection and the keeper must never wait for one, so neither may share the
-pool that the application and the holders use.
+A waiter blocks on its connection, the keeper must never wait for one, and a holder must be able to
+release when the application has used its pool up: so none of them shares it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from redis.asyncio.connection import (
 from redis.asyncio.sentinel import SentinelManagedConnection as AsyncSentinelConnection
 from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import RedisError
 from redis.retry import Retry
 from redis.sentinel import SentinelManagedConnection
 
@@ -38,6 +39,7 @@ class RawConnection(Protocol):
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
     def send_command(self, *args: Any) -> None: ...
+    def send_packed_command(self, command: list[bytes]) -> None: ...
     def can_read(self, timeout: float = 0) -> bool: ...
     def read_response(self) -> Any: ...
 
@@ -93,47 +95,67 @@ def _for_threads(pool: Any) -> tuple[Any, dict[str, Any]]:
     return pool.connection_class, dict(pool.connection_kwargs)
 
 
+class Unread(Protocol):
+    """An answer still to be read on a connection, for which nobody has waited."""
+
+    def settle(self, wait: bool) -> Any: ...
+
+
 class Server:
-    """One address: where connections of our own lead, and the few that rest between two waits."""
+    """One address, and the connections of our own that lead there.
+
+    They serve one call or one wait at a time; between two they rest here, the last used on top.
+    Taking one costs a fraction of what redis-py's pools do.
+    """
+
+    #: How many connections may rest here: as many as were busy at once, within reason.
+    ROOM = 16
 
     def __init__(self, pool: Any) -> None:
         # The pool itself is not kept: it must be able to go away before its server does.
         self._connection_class, self._settings = _for_threads(pool)
-        self._resting: list[tuple[RawConnection, Any]] = []
-        self._mutex = threading.Lock()
+        self._timeout: float = self._settings.get("socket_timeout") or 5.0
+        self._resting: list[tuple[RawConnection, Unread | None]] = []
 
-    def connect(self, timeout: float) -> RawConnection:
-        """A new connection outside the pool, with the pool's address and credentials.
+    def connect(self, timeout: float | None = None) -> RawConnection:
+        """A new connection, with the pool's address and credentials.
 
         Args:
-            timeout: seconds that connecting, and reading a reply that has begun, may take.
+            timeout: seconds that connecting, and waiting for an answer, may take; left out, the
+                pool's own, or 5.
         """
+        timeout = self._timeout if timeout is None else timeout
         settings = own_settings(self._connection_class, self._settings, timeout)
         connection: RawConnection = self._connection_class(**settings)
         connection.connect()
         return connection
 
-    def waiting_connection(self) -> tuple[RawConnection, Any]:
-        """A connection for a blocking pop, at rest or new, with what is still to be read on it."""
-        with self._mutex:
-            if self._resting:
-                return self._resting.pop()
-        return self.connect(timeout=5.0), None
-
-    def rest(self, connection: RawConnection, unread: Any) -> None:
-        """Keep ``connection`` for the next waiter, unless enough are kept."""
-        with self._mutex:
-            if len(self._resting) < 2:
-                self._resting.append((connection, unread))
-                return
-        connection.disconnect()
-
-    def close(self) -> None:
-        """Close the connections at rest."""
-        with self._mutex:
-            resting, self._resting = self._resting, []
-        for connection, _ in resting:
+    def borrow(self) -> RawConnection:
+        """A connection with nothing to be read on it: one at rest, or a new one."""
+        while self._resting:
+            connection, unread = self._resting.pop()
+            try:
+                if unread is not None:
+                    unread.settle(True)
+                # What can be read now is the end of a connection that the server has closed.
+                if not connection.can_read(0):
+                    return connection
+            except (RedisError, OSError):
+                pass
             connection.disconnect()
+        return self.connect()
+
+    def rest(self, connection: RawConnection, unread: Unread | None = None) -> None:
+        """Keep ``connection`` for the next caller, unless enough are kept."""
+        if len(self._resting) < self.ROOM:
+            self._resting.append((connection, unread))
+        else:
+            connection.disconnect()
+
+    def close(self, but: int = 0) -> None:
+        """Close the connections at rest, ``but`` for the last used so many."""
+        while len(self._resting) > but:
+            self._resting.pop(0)[0].disconnect()
 
 
 _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
