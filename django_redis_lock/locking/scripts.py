@@ -80,7 +80,7 @@ local function next_fence(attempt)
   local fence = math.max(last + 1, now())
   local kept = string.format('%.0f', fence)
   if attempt ~= '' then kept = kept .. ' ' .. attempt end
-  redis.call('SET', KEYS[4], kept, 'PX', '172800000')
+  redis.call('SET', KEYS[4], kept, 'PX', '86400000')
   return fence
 end
 """
