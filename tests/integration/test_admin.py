@@ -1,0 +1,331 @@
+"""The page "Held locks" in Django's admin: what it shows, to whom, and when Redis is away."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.admin import site
+from django.contrib.auth.models import Permission, User
+from django.core.cache import caches
+from django.core.management import call_command
+from django.http import HttpResponse
+from django.test import Client, RequestFactory
+from django.urls import reverse
+
+from django_redis_lock import Lock
+from django_redis_lock.admin import duration
+from django_redis_lock.locking import inventory
+from django_redis_lock.locking.keys import lock_keys
+from django_redis_lock.models import HeldLock
+from tests.processes import until
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.django_db
+
+PAGE = "/admin/django_redis_lock/heldlock/"
+OURS = "django_redis_lock.cache.RedisCache"
+
+
+def hold(name: str, alias: str = "default", **options: Any) -> Lock:
+    lock: Lock = caches[alias].lock(name, **options)
+    assert lock.acquire(blocking=False)
+    return lock
+
+
+def text_of(response: HttpResponse) -> str:
+    """What a reader sees of the page's main part, with single spaces."""
+    assert response.status_code == 200
+    main = response.content.decode().partition("<main")[2].partition("</main>")[0]
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", main)).split())
+
+
+def rows_of(response: HttpResponse) -> list[list[str]]:
+    """The cells of the table's body."""
+    body = response.content.decode().partition("<tbody")[2].partition("</tbody>")[0]
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in body.split("<tr")[1:]]
+    return [
+        [" ".join(unescape(re.sub(r"<[^>]*>", " ", cell)).split()) for cell in row] for row in cells
+    ]
+
+
+@pytest.fixture
+def staff(client: redis.Redis) -> Iterator[User]:
+    return User.objects.create_user("staff", is_staff=True)
+
+
+@pytest.fixture
+def browser(staff: User) -> Client:
+    """A logged-in member of the staff without any permission."""
+    browser = Client()
+    browser.force_login(staff)
+    return browser
+
+
+# -- what it shows -----------------------------------------------------------------------------
+
+
+def test_nothing_is_held(admin_client: Client) -> None:
+    text = text_of(admin_client.get(PAGE))
+    assert "No lock is held at the moment." in text
+    assert "0 locks" in text
+
+
+def test_held_locks_are_shown_and_free_ones_are_not(admin_client: Client) -> None:
+    for name in ("one", "two", "three"):
+        hold(name)
+    hold("free").release()
+    response = admin_client.get(PAGE)
+    assert len(rows_of(response)) == 3
+    text = text_of(response)
+    assert all(name in text for name in ("one", "two", "three"))
+    assert "free" not in text
+    assert "3 locks" in text
+    assert "at least" not in text
+
+
+def test_what_it_says_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
+    lock = hold("report", label="the nightly report", timeout=3600)
+    keys = lock_keys(lock.keys.lock)
+    until(lambda: client.exists(keys.owner))
+    client.hset(keys.owner, mapping={"host": "web-1", "pid": 4711, "thread": "Worker-2"})
+    since = float(client.hget(keys.owner, "since") or 0)
+    client.hset(keys.owner, "since", str(since - 7200))
+    client.zadd(keys.waiters, {"a waiter": (int(client.time()[0]) + 60) * 1000})
+    (row,) = rows_of(admin_client.get(PAGE))
+    name, left, holder, held_for, waiting, alias = row
+    assert name.endswith("report")
+    assert left.startswith("59 min")
+    assert holder == "the nightly report web-1, process 4711, thread Worker-2"
+    assert held_for == "2 h 0 min"
+    assert (waiting, alias) == ("1", "default")
+
+
+def test_a_lock_without_an_end_and_without_a_known_holder(admin_client: Client) -> None:
+    lock = hold("a", timeout=None)
+    (row,) = rows_of(admin_client.get(PAGE))
+    holder = lock.holder()
+    assert holder is not None
+    assert row[1:4] == ["never expires", f"not known ({holder.id})", "-"]
+
+
+def test_the_token_is_never_shown(admin_client: Client) -> None:
+    lock = hold("a")
+    assert lock.local.token not in admin_client.get(PAGE).content
+
+
+def test_all_caches_that_can_lock_are_listed(
+    admin_client: Client, redis_server: RedisServer, settings: Any
+) -> None:
+    settings.CACHES = {
+        "default": {"BACKEND": OURS, "LOCATION": redis_server.url, "KEY_PREFIX": "one"},
+        "second": {"BACKEND": OURS, "LOCATION": redis_server.url, "KEY_PREFIX": "two"},
+        "memory": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+        "gone": {"BACKEND": "no_such_package.Cache"},
+    }
+    hold("a")
+    hold("b", "second")
+    rows = rows_of(admin_client.get(PAGE))
+    assert sorted((row[0][-1], row[-1]) for row in rows) == [("a", "default"), ("b", "second")]
+
+
+def test_it_says_when_it_shows_a_part(admin_client: Client) -> None:
+    for number in range(501):
+        hold(f"{number}")
+    response = admin_client.get(PAGE)
+    assert len(rows_of(response)) == 500
+    text = text_of(response)
+    assert "The cache “default” has at least 501 held locks. Listed are 500" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.4, "under 1 s"),
+        (59.9, "59 s"),
+        (60, "1 min 0 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 0 min"),
+        (86399, "23 h 59 min"),
+        (90000, "1 d 1 h"),
+    ],
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+# -- what others have named does no harm -------------------------------------------------------
+
+
+def test_names_and_labels_cannot_inject_anything(admin_client: Client) -> None:
+    hostile = "<script>alert('name')</script>\nsecond line\u202e"
+    lock = hold(hostile, label="<img src=x onerror=alert(1)>", timeout=60)
+    until(lambda: (lock.holder() or pytest.fail("free")).host)
+    response = admin_client.get(PAGE)
+    content = response.content.decode()
+    assert "<script>alert" not in content
+    assert "<img src=x" not in content
+    (row,) = rows_of(response)
+    assert r"<script>alert('name')</script>\nsecond line\u202e" in row[0]
+    assert "<img src=x onerror=alert(1)>" in row[2]
+
+
+def test_a_very_long_name_is_cut(admin_client: Client) -> None:
+    hold("x" * 100_000)
+    (row,) = rows_of(admin_client.get(PAGE))
+    assert len(row[0]) == 200
+    assert row[0].endswith("x…")
+
+
+def test_it_works_under_a_strict_content_security_policy(admin_client: Client) -> None:
+    hold("a", label="b")
+    content = admin_client.get(PAGE).content.decode()
+    assert not re.findall(r"<script(?![^>]*\ssrc=)", content)
+    assert not re.findall(r"<style|\sstyle=|\son\w+=|javascript:", content)
+    assert not re.findall(r"(?:src|href)=\"(?:https?:)?//", content)
+
+
+# -- to whom -----------------------------------------------------------------------------------
+
+
+def test_anonymous_visitors_must_log_in() -> None:
+    response = Client().get(PAGE)
+    assert response.status_code == 302
+    assert response["Location"].startswith(reverse("admin:login"))
+
+
+def test_staff_without_permission_see_neither_page_nor_menu_entry(browser: Client) -> None:
+    assert browser.get(PAGE).status_code == 403
+    assert "heldlock" not in browser.get("/admin/").content.decode()
+    assert browser.get("/admin/django_redis_lock/").status_code == 404
+
+
+def test_staff_with_permission_see_both(browser: Client, staff: User) -> None:
+    staff.user_permissions.add(Permission.objects.get(codename="view_heldlock"))
+    hold("a lock")
+    assert "a lock" in text_of(browser.get(PAGE))
+    index = browser.get("/admin/").content.decode()
+    assert f'href="{PAGE}"' in index
+    assert "Redis locks" in index
+    assert f"{PAGE}add/" not in index
+
+
+def test_other_permissions_do_not_open_the_page(browser: Client, staff: User) -> None:
+    staff.user_permissions.add(Permission.objects.get(codename="release_heldlock"))
+    assert browser.get(PAGE).status_code == 403
+
+
+def test_there_are_two_permissions() -> None:
+    found = Permission.objects.filter(content_type__app_label="django_redis_lock")
+    assert set(found.values_list("codename", "name")) == {
+        ("view_heldlock", "Can view held lock"),
+        ("release_heldlock", "Can release held lock"),
+    }
+
+
+def test_not_even_a_superuser_may_do_more_than_look(rf: RequestFactory, admin_user: User) -> None:
+    request = rf.get(PAGE)
+    request.user = admin_user
+    (page,) = (page for page in site._registry.values() if page.model is HeldLock)
+    allowed = {"add": False, "change": False, "delete": False, "view": True}
+    assert page.get_model_perms(request) == allowed
+
+
+@pytest.mark.parametrize("page", ["add/", "1/change/", "1/delete/", "1/history/", "1/"])
+def test_there_is_nothing_to_add_to_change_or_to_delete(admin_client: Client, page: str) -> None:
+    assert admin_client.get(f"{PAGE}{page}").status_code == 404
+
+
+def test_the_page_only_shows(admin_client: Client) -> None:
+    assert admin_client.post(PAGE).status_code == 405
+    assert admin_client.head(PAGE).status_code == 200
+
+
+# -- when Redis is away ------------------------------------------------------------------------
+
+
+def box(response: HttpResponse) -> str:
+    found = re.findall(r'<p class="errornote">(.*?)</p>', response.content.decode(), re.S)
+    return unescape(" ".join(re.sub(r"<[^>]*>", " ", "\n".join(found)).split()))
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_redis_is_away(
+    admin_client: Client, own_server: RedisServer, settings: Any, ignore: bool
+) -> None:
+    options = {"IGNORE_EXCEPTIONS": ignore}
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url, "OPTIONS": options}}
+    own_server.stop()
+    response = admin_client.get(PAGE)
+    assert "The locks of the cache “default” cannot be listed" in box(response)
+    text = text_of(response)
+    assert "No lock is held" not in text
+    assert "0 locks" not in text
+
+
+def test_redis_comes_back(admin_client: Client, own_server: RedisServer, settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
+    assert not box(admin_client.get(PAGE))
+    own_server.stop()
+    assert box(admin_client.get(PAGE))
+    own_server.start()
+    assert not box(admin_client.get(PAGE))
+
+
+def test_redis_does_not_answer(
+    admin_client: Client, own_server: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "PATIENCE", 0.2)
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
+    assert not box(admin_client.get(PAGE))
+    own_server.pause()
+    assert "did not answer" in box(admin_client.get(PAGE))
+
+
+def test_one_redis_of_two_is_away(
+    admin_client: Client, redis_server: RedisServer, own_server: RedisServer, settings: Any
+) -> None:
+    settings.CACHES = {
+        "away": {"BACKEND": OURS, "LOCATION": own_server.url},
+        "default": {"BACKEND": OURS, "LOCATION": redis_server.url},
+    }
+    hold("still listed")
+    own_server.stop()
+    response = admin_client.get(PAGE)
+    assert "“away”" in box(response)
+    assert "“default”" not in box(response)
+    assert len(rows_of(response)) == 1
+
+
+def test_a_cache_that_cannot_lock(
+    admin_client: Client, redis_server: RedisServer, settings: Any
+) -> None:
+    options = {"CLIENT_CLASS": "django_redis.client.ShardClient"}
+    settings.CACHES = {
+        "default": {"BACKEND": OURS, "LOCATION": [redis_server.url], "OPTIONS": options}
+    }
+    assert "ShardClient cannot lock" in box(admin_client.get(PAGE))
+
+
+# -- the model without a table -----------------------------------------------------------------
+
+
+def test_the_migration_is_complete() -> None:
+    call_command("makemigrations", "django_redis_lock", check=True, dry_run=True, verbosity=0)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_dumpdata_is_not_troubled(everything: bool) -> None:
+    out = io.StringIO()
+    call_command("dumpdata", "django_redis_lock", use_base_manager=everything, stdout=out)
+    assert out.getvalue().strip() == "[]"
+
+
+def test_nobody_finds_rows() -> None:
+    assert list(HeldLock.objects.all()) == []
+    assert HeldLock.objects.count() == 0
