@@ -109,8 +109,9 @@ class RedisCache(ComputingMany, DjangoRedisCache):  # type: ignore[misc]  # djan
         return name
 
     def held_locks(self, limit: int = 500) -> Inventory:
-        """The locks held under this cache's key prefix, for the admin and for monitoring."""
-        return list_held(self._lock_client(), self.key_prefix.encode(), limit)
+        """The locks taken by ``lock()`` and ``locked()`` in this cache and its default version that
+        are held now, for the admin and for monitoring; at most ``limit`` of them."""
+        return list_held(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None), limit)
 
     def _lock_client(self) -> Any:
         """The redis-py client of the primary: whatever decides must be asked there."""

@@ -134,7 +134,7 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
 
 
 def _run(server: Server, call: Call, patience: float | None) -> Any:
-    connection = _borrowed(server)
+    connection = _borrowed(server, patience)
     try:
         send(connection, call)
         if patience is not None and not connection.can_read(patience):
@@ -181,10 +181,10 @@ def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
     return answers
 
 
-def _borrowed(server: Server) -> RawConnection:
+def _borrowed(server: Server, patience: float | None = None) -> RawConnection:
     """A connection to ``server``; an error says that nothing was sent."""
     try:
-        return server.borrow()
+        return server.borrow(patience)
     except Exception as error:
         note_sent(error, False)
         raise

@@ -71,7 +71,7 @@ class Owner:
         if not self.host:
             return f"an unnamed holder ({self.id})"
         named = f"{self.host}, process {self.pid}, thread {self.thread}"
-        return f"{self.label} on {named}" if self.label else named
+        return f"{named} ({self.label})" if self.label else named
 
 
 class Held:

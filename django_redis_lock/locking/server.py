@@ -7,6 +7,7 @@ release when the application has used its pool up: so none of them shares it.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -35,6 +36,8 @@ __all__ = [
 
 class RawConnection(Protocol):
     """The part of redis-py's connections that is used here."""
+
+    socket_timeout: Any
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
@@ -110,12 +113,16 @@ class Server:
 
     #: How many connections may rest here: as many as were busy at once, within reason.
     ROOM = 16
+    #: Seconds at rest after which a connection is looked at before it is used. One that the server
+    #: has closed meanwhile must not be mistaken for one that broke with a call under way; looking
+    #: costs a system call, which is too much between two calls in a row.
+    FRESH = 1.0
 
     def __init__(self, pool: Any) -> None:
         # The pool itself is not kept: it must be able to go away before its server does.
         self._connection_class, self._settings = _for_threads(pool)
         self._timeout: float = self._settings.get("socket_timeout") or 5.0
-        self._resting: list[tuple[RawConnection, Unread | None]] = []
+        self._resting: list[tuple[RawConnection, Unread | None, float]] = []
 
     def connect(self, timeout: float | None = None) -> RawConnection:
         """A new connection, with the pool's address and credentials.
@@ -130,25 +137,30 @@ class Server:
         connection.connect()
         return connection
 
-    def borrow(self) -> RawConnection:
-        """A connection with nothing to be read on it: one at rest, or a new one."""
+    def borrow(self, patience: float | None = None) -> RawConnection:
+        """A connection with nothing to be read on it: one at rest, or a new one.
+
+        Args:
+            patience: seconds that connecting may take, if that is less than usual.
+        """
         while self._resting:
-            connection, unread = self._resting.pop()
+            connection, unread, since = self._resting.pop()
             try:
                 if unread is not None:
                     unread.settle(True)
-                # What can be read now is the end of a connection that the server has closed.
-                if not connection.can_read(0):
+                # What can be read then is the end of a connection that the server has closed.
+                if time.monotonic() - since < self.FRESH or not connection.can_read(0):
                     return connection
             except (RedisError, OSError):
                 pass
             connection.disconnect()
-        return self.connect()
+        return self.connect(None if patience is None else min(patience, self._timeout))
 
     def rest(self, connection: RawConnection, unread: Unread | None = None) -> None:
-        """Keep ``connection`` for the next caller, unless enough are kept."""
-        if len(self._resting) < self.ROOM:
-            self._resting.append((connection, unread))
+        """Keep ``connection`` for the next caller, unless enough are kept, or it was made for one
+        that had less patience."""
+        if len(self._resting) < self.ROOM and connection.socket_timeout == self._timeout:
+            self._resting.append((connection, unread, time.monotonic()))
         else:
             connection.disconnect()
 

@@ -23,16 +23,16 @@ HOLDER = Owner("abc123", "web-1", 42, "MainThread", "nightly", 1000.0)
     [
         (
             Conflict("x", HOLDER, 12.4, 63.6),
-            "x is held by nightly on web-1, process 42, thread MainThread for 64 seconds; "
+            "x is held by web-1, process 42, thread MainThread (nightly) for 64 seconds; "
             "its lock ends in 12 seconds unless renewed",
         ),
         (
             Conflict("x", HOLDER, math.inf, 1.0),
-            "x is held by nightly on web-1, process 42, thread MainThread for 1 second",
+            "x is held by web-1, process 42, thread MainThread (nightly) for 1 second",
         ),
         (
             Conflict("x", HOLDER, 240, 7200),
-            "x is held by nightly on web-1, process 42, thread MainThread for 120 minutes; "
+            "x is held by web-1, process 42, thread MainThread (nightly) for 120 minutes; "
             "its lock ends in 4 minutes unless renewed",
         ),
         (

@@ -90,7 +90,7 @@ def test_a_spoilt_field_costs_no_more_than_itself(spoilt: dict[str, str]) -> Non
 
 
 def test_as_a_text() -> None:
-    assert str(OWNER) == "nightly report on web-1, process 4711, thread MainThread"
+    assert str(OWNER) == "web-1, process 4711, thread MainThread (nightly report)"
     assert str(Owner("c0ffee", "web-1", 4711, "t")) == "web-1, process 4711, thread t"
     assert str(Owner("c0ffee")) == "an unnamed holder (c0ffee)"
 
