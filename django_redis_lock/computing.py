@@ -12,17 +12,20 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.utils.functional import cached_property
-from django_redis.cache import CONNECTION_INTERRUPTED
+from django_redis.cache import CONNECTION_INTERRUPTED, omit_exception
 from django_redis.client import HerdClient
+from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
 from .conf import Conf
 from .exceptions import LockNotAcquired
 from .flights import TOO_LATE, CoordinationError, Producer, Steps, TaskCrew, ThreadCrew
+from .flights.aboard import Aboard, boarded
 from .flights.steps import Run
 from .locking.aio_clients import asyncio_client
-from .locking.calls import OUTAGE
+from .locking.calls import OUTAGE, is_pool_exhausted
 from .locking.scripts import READ, Call
+from .locking.server import server_of
 from .signals import value_refresh_failed
 from .terms import SETTING, Terms
 
@@ -40,7 +43,6 @@ class Computing:
     default_timeout: float | None
     get_many: Any
     _params: dict[str, Any]
-    _get: Any
     _ignore_exceptions: bool
     _lock_client: Any
     _encoded_key: Any
@@ -103,7 +105,7 @@ class Computing:
         )
         alone = False
         if not terms.stale:
-            value = self._get(key, _MISSING, version, None)
+            value = self._look(key, version)
             alone = value is CONNECTION_INTERRUPTED
             if value is not _MISSING and not alone:
                 return value
@@ -145,6 +147,29 @@ class Computing:
         nkey = self._encoded_key(key, version)
         steps = self._value(crew, key, nkey, producer, terms, default, alone=False, read=True)
         return await crew.do(steps)
+
+    @omit_exception(return_value=CONNECTION_INTERRUPTED)  # type: ignore[untyped-decorator]
+    def _look(self, key: str, version: int | None) -> Any:
+        """The value, or _MISSING. Many callers at once would take a connection each; so while this
+        process is after the value, one at a time looks, and the others may as well wait for it."""
+        aboard = self._aboard(key, version) if boarded else None
+        if aboard and not aboard.looking.acquire(blocking=False):
+            return _MISSING
+        try:
+            return self.client.get(key, default=_MISSING, version=version)
+        except ConnectionInterrupted as error:
+            # So many look already that one of them will find it missing, if it is.
+            if error.__cause__ is not None and is_pool_exhausted(error.__cause__):
+                return _MISSING
+            raise
+        finally:
+            if aboard:
+                aboard.looking.release()
+
+    def _aboard(self, key: str, version: int | None) -> Aboard | None:
+        """Those threads of this process that are after the value of ``key``."""
+        place = (server_of(self._lock_client()), self._encoded_key(key, version), None)
+        return boarded.get(place)
 
     # -- the same for threads and tasks --------------------------------------------------------
 

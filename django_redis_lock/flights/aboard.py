@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ class Aboard:
 
     def __init__(self, landed: Any) -> None:
         self.landed = landed
+        self.looking = threading.Lock()  # Of those who come later one at a time looks for a value.
         self.asked = 0  # How often Redis was asked.
         self.found: Any = None  # What Redis keeps, for each to decode; None: look again.
         self.outage: Exception | None = None  # Why Redis could not be asked.

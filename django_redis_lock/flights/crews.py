@@ -10,12 +10,13 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ..locking import aio_calls, calls
 from ..locking.aio_calls import cancellable
 from ..locking.aio_waiting import in_background
-from ..locking.calls import is_outage
+from ..locking.calls import is_outage, is_pool_exhausted
 from ..locking.server import server_of
 from .background import background
 from .rule import Flights
@@ -63,7 +64,13 @@ class ThreadCrew:
 
     def _do(self, step: Step) -> Any:
         if isinstance(step, Run):
-            return calls.run_all(self._client, step.calls)
+            try:
+                return calls.run_all(self._client, step.calls)
+            except RedisConnectionError as error:
+                if len(step.calls) == 1 or not is_pool_exhausted(error):
+                    raise
+                # One at a time each gets a connection of our own.
+                return [calls.run(self._client, call).value for call in step.calls]
         if isinstance(step, Compute):
             try:
                 return step.function()
@@ -76,9 +83,11 @@ class ThreadCrew:
         return self._follow(step)
 
     def _follow(self, step: Follow) -> None:
-        connection = self.server.borrow()
+        connection, unread = self.server.waiting_connection()
         clean = False
         try:
+            if unread is not None:
+                unread.settle(True)
             connection.send_command(*_reading(step))
             # Redis looks at the time-outs of blocked clients ten times a second only.
             if connection.can_read(max(0.0, step.until - time.monotonic())):
@@ -90,7 +99,7 @@ class ThreadCrew:
             time.sleep(_pause(step))
         finally:
             if clean:
-                self.server.rest(connection)
+                self.server.rest(connection, None)
             else:
                 connection.disconnect()
 
@@ -128,7 +137,7 @@ class TaskCrew:
 
     async def _do(self, step: Step) -> Any:
         if isinstance(step, Run):
-            return await cancellable(aio_calls.run_all(self._client, step.calls))
+            return await cancellable(self._run(step))
         if isinstance(step, Compute):
             try:
                 value = step.function()
@@ -143,6 +152,14 @@ class TaskCrew:
             in_background(self.do(step.steps))
             return True
         return await self._follow(step)
+
+    async def _run(self, step: Run) -> list[Any]:
+        try:
+            return await aio_calls.run_all(self._client, step.calls)
+        except RedisConnectionError as error:
+            if len(step.calls) == 1 or not is_pool_exhausted(error):
+                raise
+            return [(await aio_calls.run(self._client, call)).value for call in step.calls]
 
     async def _follow(self, step: Follow) -> None:
         try:

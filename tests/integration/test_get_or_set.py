@@ -641,6 +641,71 @@ def test_a_client_that_cannot_say_who_leads_says_so(redis_server: RedisServer) -
         cache.get_or_set("report", 1)
 
 
+# -- the pool is used up -----------------------------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["", "errors ignored"])
+def narrow(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[RedisCache]:
+    """A cache whose pool has one connection, which the application has taken."""
+    pool = {"max_connections": 1}
+    cache = make(redis_server, CONNECTION_POOL_KWARGS=pool, IGNORE_EXCEPTIONS=request.param)
+    connections = cache.client.get_client(write=True).connection_pool
+    connection = connections.get_connection()
+    yield cache
+    connections.release(connection)
+
+
+def test_without_a_connection_a_value_is_computed_and_kept(
+    narrow: RedisCache, cache: RedisCache, client: redis.Redis
+) -> None:
+    assert narrow.get_or_set("report", lambda: "computed", 60) == "computed"
+    assert cache.get("report") == "computed"
+    assert not client.exists(flight_key(KEY))
+
+
+@pytest.mark.parametrize("stale", [0, 5])
+def test_without_a_connection_a_value_is_found(
+    narrow: RedisCache, cache: RedisCache, stale: float
+) -> None:
+    cache.set("report", 5)
+    assert narrow.get_or_set("report", 1, stale=stale) == 5
+
+
+def test_without_a_connection_many_are_computed_and_kept(
+    narrow: RedisCache, cache: RedisCache
+) -> None:
+    cache.set("a", 5)
+    assert narrow.get_or_set_many(["a", "b"], lambda keys: dict.fromkeys(keys, 6)) == {
+        "a": 5,
+        "b": 6,
+    }
+    assert cache.get_many(["a", "b"]) == {"a": 5, "b": 6}
+
+
+def test_one_connection_will_do_for_a_crowd_behind_a_leader(
+    redis_server: RedisServer, slow: Producer
+) -> None:
+    cache = make(redis_server, CONNECTION_POOL_KWARGS={"max_connections": 1})
+    leader = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    threads = [Asking(cache.get_or_set, "report", slow) for _ in range(50)]
+    until(lambda: waiting_in_memory() == 50)
+    slow.finish.set()
+    assert [thread.found() for thread in (leader, *threads)] == ["computed"] * 51
+    assert slow.calls == 1
+
+
+def test_what_was_written_meanwhile_is_found_beside_the_computation(
+    cache: RedisCache, slow: Producer
+) -> None:
+    leader = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    cache.set("report", "newer")
+    assert cache.get_or_set("report", 1, wait=0, on_wait_timeout="raise") == "newer"
+    slow.finish.set()
+    assert leader.found() == "computed"
+
+
 # -- Redis is away -----------------------------------------------------------------------------
 
 

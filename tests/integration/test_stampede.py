@@ -91,15 +91,30 @@ def test_all_get_the_one_value(redis_server: RedisServer, client: redis.Redis, v
         assert crew.results() == [[value] * 4] * 3
 
 
-def ask_all_aboard(link: Link, url: str) -> list[Any]:
-    """As ``ask`` in nine threads; when the leader has spoken and all others wait, it says so."""
+def ask_all_aboard(link: Link, url: str, threads: int = 9) -> list[Any]:
+    """As ``ask``; when the leader has spoken and all others wait, it says so."""
 
     def watch() -> None:
-        until(lambda: waiting_in("django_redis_lock.flights.crews") == 8)
+        until(lambda: waiting_in("django_redis_lock.flights.crews") == threads - 1)
         link.say("aboard")
 
     threading.Thread(target=watch, daemon=True).start()
-    return ask(link, url, 9)
+    return ask(link, url, threads)
+
+
+@pytest.mark.slow
+def test_eight_hundred_threads_with_pools_as_they_are(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """redis-py's pools end at a hundred connections, from version 8 on."""
+    with processes(ask_all_aboard, redis_server.url, 200, count=4) as crew:
+        crew.go()
+        heard = {worker: {worker.hear()} for worker in crew}
+        until(lambda: blocked(client) == 3)
+        (leader,) = (worker for worker in crew if worker.speaks() or heard[worker] == {"computing"})
+        assert heard[leader] | {leader.hear()} == {"computing", "aboard"}
+        leader.say("the report")
+        assert crew.results() == [["the report"] * 200] * 4
 
 
 @pytest.mark.slow

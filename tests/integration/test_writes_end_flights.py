@@ -118,7 +118,7 @@ def test_followers_get_what_was_written_or_compute_anew(
         target=lambda: found.append(cache.get_or_set("report", lambda: "anew", None)), daemon=True
     )
     follower.start()
-    until(lambda: waiting_in("django_redis_lock.flights") == 1)
+    until(lambda: waiting_in("django_redis_lock.flights.crews") == 1)
     do(cache)
     computation.finish()
     follower.join(PATIENCE)
