@@ -64,13 +64,7 @@ class ThreadCrew:
 
     def _do(self, step: Step) -> Any:
         if isinstance(step, Run):
-            try:
-                return calls.run_all(self._client, step.calls)
-            except RedisConnectionError as error:
-                if len(step.calls) == 1 or not is_pool_exhausted(error):
-                    raise
-                # One at a time each gets a connection of our own.
-                return [calls.run(self._client, call).value for call in step.calls]
+            return calls.run_all(self._client, step.calls)
         if isinstance(step, Compute):
             try:
                 return step.function()
@@ -83,11 +77,9 @@ class ThreadCrew:
         return self._follow(step)
 
     def _follow(self, step: Follow) -> None:
-        connection, unread = self.server.waiting_connection()
+        connection = self.server.borrow()
         clean = False
         try:
-            if unread is not None:
-                unread.settle(True)
             connection.send_command(*_reading(step))
             # Redis looks at the time-outs of blocked clients ten times a second only.
             if connection.can_read(max(0.0, step.until - time.monotonic())):
@@ -99,7 +91,7 @@ class ThreadCrew:
             time.sleep(_pause(step))
         finally:
             if clean:
-                self.server.rest(connection, None)
+                self.server.rest(connection)
             else:
                 connection.disconnect()
 
@@ -159,6 +151,7 @@ class TaskCrew:
         except RedisConnectionError as error:
             if len(step.calls) == 1 or not is_pool_exhausted(error):
                 raise
+            # One at a time each gets a connection of our own.
             return [(await aio_calls.run(self._client, call)).value for call in step.calls]
 
     async def _follow(self, step: Follow) -> None:
