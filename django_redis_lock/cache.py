@@ -201,6 +201,32 @@ class RedisCache(ComputingMany, DjangoRedisCache):  # type: ignore[misc]  # djan
         return self.client.incr_version(key, delta, version, **self._by(client))
 
     @_guarded
+    def incr(
+        self,
+        key: str,
+        delta: int = 1,
+        version: int | None = None,
+        client: Any = None,
+        ignore_key_check: bool = False,
+    ) -> Any:
+        by = {"ignore_key_check": ignore_key_check, **self._by(client)}
+        return self.client.incr(key, delta, version, **by)
+
+    @_guarded
+    def decr(self, key: str, delta: int = 1, version: int | None = None, client: Any = None) -> Any:
+        return self.client.decr(key, delta, version, **self._by(client))
+
+    @_guarded
+    def touch(
+        self,
+        key: str,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        client: Any = None,
+    ) -> Any:
+        return self.client.touch(key, timeout, version, **self._by(client))
+
+    @_guarded
     def clear(self) -> Any:
         """Empty the database, as django-redis does, but for the locks that are held in it."""
         if isinstance(self.client, ShardClient):

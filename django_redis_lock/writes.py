@@ -42,6 +42,20 @@ class FlightEnding:
         keys = tuple(map(self._key, names))
         return self._run(Call(DELETE, (*keys, *map(flight_key, keys)), ()))
 
+    def pexpire(self, name: str, time: int) -> Any:
+        return self._client.pexpire(name, time) if time > 0 else self.delete(name)
+
+    def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
+        """How django-redis counts, by a script that returns nothing where there is no number."""
+        key = self._key(name)
+        counting = f"""
+local function count() {script} end
+local number = count()
+if number then redis.call('DEL', KEYS[2]) end
+return number
+"""
+        return self._client.eval(counting, 2, key, flight_key(key), *args)
+
     def scan_iter(self, match: str, count: int | None = None) -> Iterator[bytes]:
         """What ``delete_pattern`` is to delete: what matches, but for held locks. A key that is
         just being computed is not there to be found, so its flight is ended here."""

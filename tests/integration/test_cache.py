@@ -82,10 +82,19 @@ OPERATIONS: dict[str, Operation] = {
     "decr_version": lambda c: c.decr_version("a"),
     "incr": lambda c: c.incr("five"),
     "incr, missing": lambda c: c.incr("new"),
+    "incr by": lambda c: c.incr("five", 7),
+    "incr by position": lambda c: c.incr("five", 7, 1, None, True),
+    "incr of text": lambda c: c.incr("a"),
+    "decr": lambda c: c.decr("five", 3),
+    "decr, missing": lambda c: c.decr("new"),
     "incr, new": lambda c: c.incr("new", 3, ignore_key_check=True),
     "incr beyond": lambda c: (c.set("five", 2**63 - 1), c.incr("five")),
     "touch": lambda c: c.touch("a", 60),
     "touch for 0": lambda c: c.touch("a", 0),
+    "touch for 0, missing": lambda c: c.touch("new", 0),
+    "touch for ever": lambda c: c.touch("brief", None),
+    "touch for the default": lambda c: c.touch("brief"),
+    "touch, missing": lambda c: c.touch("new", 60),
     "get": lambda c: c.get("a"),
     "get, missing": lambda c: c.get("new", "default"),
     "get_many": lambda c: c.get_many(["a", "new"]),
@@ -259,6 +268,9 @@ def test_the_callers_own_client_may_lead_elsewhere(
     assert cache.get("a") is None
 
 
+#: Enough to see whether a client of django-redis's is called as it wants to be.
+SOME = ("set for a time", "set_many", "add", "delete", "delete_pattern", "incr", "touch", "clear")
+
 # -- options -----------------------------------------------------------------------------------
 
 
@@ -273,7 +285,7 @@ def test_the_callers_own_client_may_lead_elsewhere(
 )
 @pytest.mark.parametrize(
     "name",
-    ["set for a time", "set_many", "add", "delete", "incr_version", "delete_pattern", "clear"],
+    [*SOME, "incr_version"],
 )
 def test_with_options_it_does_what_django_redis_does(
     redis_server: RedisServer, client: redis.Redis, options: dict[str, Any], name: str
@@ -288,7 +300,7 @@ def test_with_options_it_does_what_django_redis_does(
 
 @pytest.mark.parametrize(
     "name",
-    ["set for a time", "set_many", "add", "delete", "delete_many", "delete_pattern", "clear"],
+    [*SOME, "delete_many"],
 )
 @pytest.mark.filterwarnings("ignore:.* on sharded client")
 def test_shards_work_as_with_django_redis(
@@ -351,6 +363,7 @@ def test_a_key_function_is_used_everywhere(redis_server: RedisServer, client: re
 
 SAME_AS_THE_CLIENTS = (
     *("set", "add", "delete", "set_many", "delete_many", "incr_version", "delete_pattern"),
+    *("incr", "decr", "touch"),
 )
 
 

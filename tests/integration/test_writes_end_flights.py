@@ -41,8 +41,23 @@ WRITES: dict[str, tuple[Write, Any]] = {
         "newer",
     ),
     "clear": (lambda c: c.clear(), None),
+    "incr": (lambda c: c.incr("report", 3, ignore_key_check=True), 3),
     "set, then delete": (lambda c: (c.set("report", "newer"), c.delete("report")), None),
     "delete, then set": (lambda c: (c.delete("report"), c.set("report", "newer")), "newer"),
+}
+
+#: The same, where there was an old value, the number 5.
+STALE_WRITES: dict[str, tuple[Write, Any]] = {
+    **WRITES,
+    "set nx": (lambda c: c.set("report", "newer", nx=True), "older"),
+    "set xx": (lambda c: c.set("report", "newer", xx=True), "newer"),
+    "add": (lambda c: c.add("report", "newer"), "older"),
+    "incr": (lambda c: c.incr("report", 3), 8),
+    "incr beyond": (lambda c: c.incr("report", 2**63), 2**63 + 5),
+    "decr": (lambda c: c.decr("report"), 4),
+    "touch for 0": (lambda c: c.touch("report", 0), None),
+    "touch": (lambda c: c.touch("report", 100), "older"),
+    "reading": (lambda c: c.get("report"), "older"),
 }
 
 #: What is done during the computation without touching its key.
@@ -66,15 +81,15 @@ def cache(redis_server: RedisServer) -> RedisCache:
 class Computation(threading.Thread):
     """A computation of the report that is under way."""
 
-    def __init__(self, cache: RedisCache) -> None:
+    def __init__(self, cache: RedisCache, **terms: Any) -> None:
         super().__init__(daemon=True)
-        self._cache = cache
+        self._cache, self._terms = cache, {"timeout": None, **terms}
         self._begun, self._finish = threading.Event(), threading.Event()
         self.start()
         assert self._begun.wait(PATIENCE)
 
     def run(self) -> None:
-        self._found = self._cache.get_or_set("report", self._compute, None)
+        self._found = self._cache.get_or_set("report", self._compute, **self._terms)
 
     def _compute(self) -> str:
         self._begun.set()
@@ -124,6 +139,16 @@ def test_followers_get_what_was_written_or_compute_anew(
     follower.join(PATIENCE)
     assert found == [kept or "anew"]
     assert cache.get("report") == found[0]
+
+
+@pytest.mark.parametrize("write", STALE_WRITES)
+def test_a_write_wins_over_the_refresh_of_an_old_value(cache: RedisCache, write: str) -> None:
+    do, kept = STALE_WRITES[write]
+    cache.set("report", 5, 1000)
+    computation = Computation(cache, timeout=60, stale=2000)
+    do(cache)
+    assert computation.finish() == "older"
+    assert cache.get("report") == kept
 
 
 @pytest.mark.parametrize("other", OTHERS)
