@@ -7,7 +7,7 @@ import inspect
 import time
 from typing import Any, Literal
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -244,6 +244,10 @@ class Computing:
 
 def awaitable(function: Any) -> Any:
     """``function`` so that calling it does not block the event loop."""
-    if not callable(function) or inspect.iscoroutinefunction(function):
+    if not callable(function) or any(
+        is_coroutine(code)
+        for is_coroutine in (inspect.iscoroutinefunction, iscoroutinefunction)
+        for code in (function, type(function).__call__)
+    ):
         return function
     return sync_to_async(function, thread_sensitive=True)

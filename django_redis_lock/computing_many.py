@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from .computing import Computing, OnWaitTimeout, awaitable
 from .exceptions import LockNotAcquired
 from .flights import CoordinationError, Steps, TaskCrew, ThreadCrew
 from .flights.many import Several
 from .flights.steps import Compute
+from .locking.calls import is_pool_exhausted
 from .terms import SETTING, Terms
 
 __all__ = ["ComputingMany"]
@@ -54,7 +56,7 @@ class ComputingMany(Computing):
             error_ttl=error_ttl,
         )
         names = list(dict.fromkeys(keys))
-        found = self.get_many(names, version=version)
+        found = self._look_for(names, version)
         crew = self._thread_crew()
         steps = self._values(crew, names, found, default_many, timeout, version, terms)
         return _in_order(names, crew.do(steps))
@@ -85,6 +87,16 @@ class ComputingMany(Computing):
         produce = awaitable(default_many)
         steps = self._values(crew, names, {}, produce, timeout, version, terms)
         return _in_order(names, await crew.do(steps))
+
+    def _look_for(self, names: list[str], version: int | None) -> dict[str, Any]:
+        """What is there. Nothing, if Redis is away or the pool is used up: then it is asked again
+        with the question who computes."""
+        try:
+            return self.get_many(names, version=version) or {}
+        except RedisConnectionError as error:
+            if is_pool_exhausted(error):
+                return {}
+            raise
 
     def _values(
         self,

@@ -9,14 +9,14 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from ..exceptions import ComputationFailed
+from ..exceptions import ComputationFailed, LockError
 from ..locking.arguments import milliseconds
 from ..locking.grants import new_token
 from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
-from ..locking.scripts import END_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER, Call
+from ..locking.scripts import STORE, TAKE_FLIGHT, TAKE_OVER, Call
 from ..locking.server import Server
-from .aboard import computing
+from .aboard import being_computed, computing
 from .steps import (
     LOOK_EVERY,
     STREAM_LIFETIME,
@@ -28,6 +28,8 @@ from .steps import (
     ProducerFailed,
     Run,
     Steps,
+    ending,
+    run_or_end,
     text,
 )
 
@@ -64,14 +66,18 @@ class Several:
         wait for each other.
 
         Raises:
+            LockError: the producer of one of them asked for it again.
             ComputationFailed: another's computation has just failed, and nobody is to try again.
             CoordinationError: Redis could not be asked who computes.
             Exception: whatever the producer raises.
         """
+        for key in keys:
+            if (self._server, key) in being_computed():
+                raise LockError("get_or_set_many needs a value it is just computing", key)
         found: dict[bytes, Any] = {}
         while keys:
             try:
-                replies = yield Run(tuple(map(self._taking, keys)))
+                replies = yield from run_or_end(keys, self._token, *map(self._taking, keys))
             except (RedisError, OSError) as error:
                 raise CoordinationError from error
             led, failed, streams, look_again = [], None, {}, time.monotonic() + LOOK_EVERY
@@ -145,9 +151,8 @@ class Several:
                 args = (self._token, kept[key], self._terms.lifetime, STREAM_LIFETIME)
                 calls.append(Call(STORE, place, args))
             else:
-                failing = (self._token, STREAM_LIFETIME, message, pause)
-                calls.append(Call(END_FLIGHT, place, failing))
+                calls.append(ending(key, self._token, message, pause))
         try:
-            yield Run(tuple(calls))
+            yield from run_or_end(keys, self._token, *calls)
         except (RedisError, OSError) as error:
             logger.warning("Could not end the flights of %d keys: %s", len(keys), error)

@@ -15,7 +15,7 @@ from ..locking.grants import new_token
 from ..locking.hold import printable
 from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
-from ..locking.scripts import END_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER, Call
+from ..locking.scripts import STORE, TAKE_FLIGHT, TAKE_OVER, Call
 from ..locking.server import Server
 from .aboard import Aboard, being_computed, boarded, computing, land
 from .steps import (
@@ -34,6 +34,8 @@ from .steps import (
     ProducerFailed,
     Run,
     Steps,
+    ending,
+    run_or_end,
     text,
 )
 
@@ -155,9 +157,8 @@ class Flights:
         keeper().discard(renewal)
         keys = (key, flight_key(key), flight_stream(key, token))
         aboard.asked += 1
-        stored = yield from self._tell(
-            Call(STORE, keys, (token, kept, producer.lifetime, STREAM_LIFETIME))
-        )
+        storing = Call(STORE, keys, (token, kept, producer.lifetime, STREAM_LIFETIME))
+        stored = yield from self._tell(key, token, storing)
         if stored == 0:
             # A write or a delete came in between: what we computed is for our caller alone.
             logger.info("%s was written while it was computed; not stored", printable(key))
@@ -221,20 +222,19 @@ class Flights:
 
     def _take(self, key: bytes, token: bytes, producer: Producer) -> Steps:
         taking = (token, self._lifetime, producer.stale)
-        [(status, *news)] = yield Run((Call(TAKE_FLIGHT, (key, flight_key(key)), taking),))
+        call = Call(TAKE_FLIGHT, (key, flight_key(key)), taking)
+        [(status, *news)] = yield from run_or_end(key, token, call)
         return (int(status), *news)
 
     def _fail(self, key: bytes, token: bytes, message: str = "", pause: int = 0) -> Steps:
         """End the flight without a value; for ``pause`` ms nobody is to try again."""
-        ending = (token, STREAM_LIFETIME, message if pause else "", pause)
-        keys = (key, flight_key(key), flight_stream(key, token))
-        yield from self._tell(Call(END_FLIGHT, keys, ending))
+        yield from self._tell(key, token, ending(key, token, message, pause))
 
-    def _tell(self, call: Call) -> Steps:
+    def _tell(self, key: bytes, token: bytes, call: Call) -> Steps:
         """Run ``call`` if Redis can be reached: a computed value is not lost because it cannot."""
         try:
-            [reply] = yield Run((call,))
+            [reply] = yield from run_or_end(key, token, call)
         except (RedisError, OSError) as error:
-            logger.warning("Could not end the flight of %s: %s", printable(call.keys[0]), error)
+            logger.warning("Could not end the flight of %s: %s", printable(key), error)
             return None
         return reply

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
+
+from redis.exceptions import RedisError
 
 from ..locking.arguments import milliseconds
 from ..locking.keeper import Job, keeper
-from ..locking.scripts import RENEW_FLIGHT, Call
+from ..locking.keys import flight_key, flight_stream
+from ..locking.scripts import END_FLIGHT, RENEW_FLIGHT, Call
 from ..locking.server import Server
 
 __all__ = [
@@ -28,6 +31,8 @@ __all__ = [
     "Run",
     "Step",
     "Steps",
+    "ending",
+    "run_or_end",
     "text",
 ]
 
@@ -137,6 +142,28 @@ class FlightRenewal(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + min(self._lifetime / 12, 1.0)
+
+
+def run_or_end(keys: bytes | Sequence[bytes], token: bytes, *calls: Call) -> Steps:
+    """The replies to ``calls``. Who is broken off meanwhile (cancelled, Ctrl-C) cannot know
+    whether it leads the flights of ``keys``; from then on it does not, and nobody waits for it."""
+    try:
+        return (yield Run(calls))
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException:
+        places = [keys] if isinstance(keys, bytes) else keys
+        try:
+            yield Run(tuple(ending(key, token) for key in places))
+        except (RedisError, OSError):
+            pass  # Then they end by themselves.
+        raise
+
+
+def ending(key: bytes, token: bytes, message: str = "", pause: int = 0) -> Call:
+    """Ends a flight without a value; for ``pause`` ms nobody is to try again."""
+    keys = (key, flight_key(key), flight_stream(key, token))
+    return Call(END_FLIGHT, keys, (token, STREAM_LIFETIME, message if pause else "", pause))
 
 
 def text(value: Any) -> str:

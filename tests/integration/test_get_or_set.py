@@ -644,11 +644,15 @@ def test_a_client_that_cannot_say_who_leads_says_so(redis_server: RedisServer) -
 # -- the pool is used up -----------------------------------------------------------------------
 
 
+def of_one(server: RedisServer) -> str:
+    """Address of a pool of one connection. (django-redis has one pool for each address.)"""
+    return f"{server.url}{'&' if '?' in server.url else '?'}max_connections=1"
+
+
 @pytest.fixture(params=[False, True], ids=["", "errors ignored"])
 def narrow(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[RedisCache]:
     """A cache whose pool has one connection, which the application has taken."""
-    pool = {"max_connections": 1}
-    cache = make(redis_server, CONNECTION_POOL_KWARGS=pool, IGNORE_EXCEPTIONS=request.param)
+    cache = RedisCache(of_one(redis_server), {"OPTIONS": {"IGNORE_EXCEPTIONS": request.param}})
     connections = cache.client.get_client(write=True).connection_pool
     connection = connections.get_connection()
     yield cache
@@ -685,7 +689,7 @@ def test_without_a_connection_many_are_computed_and_kept(
 def test_one_connection_will_do_for_a_crowd_behind_a_leader(
     redis_server: RedisServer, slow: Producer
 ) -> None:
-    cache = make(redis_server, CONNECTION_POOL_KWARGS={"max_connections": 1})
+    cache = RedisCache(of_one(redis_server), {})
     leader = Asking(cache.get_or_set, "report", slow)
     assert slow.begun.wait(PATIENCE)
     threads = [Asking(cache.get_or_set, "report", slow) for _ in range(50)]

@@ -1,0 +1,69 @@
+"""The options of one ``get_or_set``: the settings fill the gaps, nonsense is refused."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from django_redis_lock.conf import Conf
+from django_redis_lock.terms import SETTING, Terms
+
+
+def of(**given: Any) -> Terms:
+    return Terms.of(Conf(), **given)
+
+
+def test_what_is_left_out_comes_from_the_settings(settings: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"STALE": 5, "WAIT": 7, "BACKGROUND": True, "ERROR_TTL": 1}
+    terms = of(wait=1, stale=SETTING)
+    assert (terms.stale, terms.wait, terms.background, terms.error_ttl) == (5, 1, True, 1)
+    assert Terms.of(Conf({"LOCK_STALE": 6})).stale == 6
+
+
+@pytest.mark.parametrize("name", ["stale", "wait", "error_ttl"])
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "1", None, True])
+def test_seconds_that_make_no_sense_are_refused(name: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
+        of(**{name: value})
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.5", None, True])
+def test_a_share_that_makes_no_sense_is_refused(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="jitter must be"):
+        of(jitter=value)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "milliseconds"), [(None, 0), (10, 10_000), (0.5, 500), (0, -1), (-1, -1)]
+)
+def test_a_lifetime(timeout: float | None, milliseconds: int) -> None:
+    assert of().lifetime(timeout) == milliseconds
+
+
+def test_a_value_that_may_be_stale_is_kept_longer() -> None:
+    assert of(stale=2.5).lifetime(10) == 12_500
+    # One that is not to be kept at all is not kept as a stale one either.
+    assert of(stale=2.5).lifetime(0) == -1
+
+
+def test_a_value_without_a_timeout_is_never_stale() -> None:
+    with pytest.raises(ValueError, match="stale needs a timeout"):
+        of(stale=1).lifetime(None)
+
+
+@pytest.mark.parametrize("drawn", [0.0, 0.5, 0.999])
+def test_jitter_shortens_the_timeout_and_not_the_stale_time(
+    monkeypatch: pytest.MonkeyPatch, drawn: float
+) -> None:
+    monkeypatch.setattr(random, "random", lambda: drawn)
+    assert of(jitter=0.2).lifetime(100) == int(100_000 * (1 - 0.2 * drawn))
+    assert of(jitter=0.2, stale=5).lifetime(100) == int(100_000 * (1 - 0.2 * drawn)) + 5000
+    assert of(jitter=0.2).lifetime(None) == 0
+
+
+def test_jitter_spreads() -> None:
+    lifetimes = {of(jitter=0.5).lifetime(100) for _ in range(100)}
+    assert len(lifetimes) > 50
+    assert all(50_000 <= lifetime <= 100_000 for lifetime in lifetimes)
