@@ -118,7 +118,9 @@ class ComputingMany(Computing):
             return {nkey: values[missing[nkey]] for nkey in nkeys if missing[nkey] in values}
 
         async def by_key_later(values: Any, nkeys: list[bytes]) -> dict[bytes, Any]:
-            return by_key(await values, nkeys)
+            while inspect.isawaitable(values):
+                values = await values
+            return by_key(values, nkeys)
 
         def produce(nkeys: list[bytes]) -> Any:
             values = default_many([missing[nkey] for nkey in nkeys])

@@ -1,0 +1,501 @@
+"""``aget_or_set``: one computation among tasks, threads and processes, and no loop held up."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import warnings
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+
+from django_redis_lock import LockError, LockNotAcquired
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.locking.keys import flight_key
+from tests.integration.test_get_or_set import (
+    KEY,
+    VALUES,
+    Asking,
+    Broken,
+    Producer,
+    blocked,
+    elsewhere,
+    lands_elsewhere,
+    make,
+)
+from tests.integration.test_stale import TERMS, age
+from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.redis_server import RedisServer
+
+who: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer) -> RedisCache:
+    return make(redis_server)
+
+
+def run(work: Awaitable[Any]) -> Any:
+    """Run ``work`` in a loop of its own; no test takes longer than PATIENCE."""
+
+    async def patiently() -> Any:
+        return await asyncio.wait_for(work, PATIENCE)
+
+    return asyncio.run(patiently())
+
+
+async def happens(condition: Callable[[], Any]) -> None:
+    """``until`` for a task."""
+
+    async def wait() -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(wait(), PATIENCE)
+
+
+class TaskProducer:
+    """As ``Producer``, a coroutine function."""
+
+    def __init__(self, value: Any = "computed") -> None:
+        self.value = value
+        self.calls = 0
+        self.begun = asyncio.Event()
+        self.finish = asyncio.Event()
+
+    async def __call__(self) -> Any:
+        self.calls += 1
+        self.begun.set()
+        await self.finish.wait()
+        if isinstance(self.value, BaseException):
+            raise self.value
+        return self.value
+
+
+# -- values and producers ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
+def test_a_value_of_any_kind_is_computed_once_and_kept(cache: RedisCache, value: Any) -> None:
+    calls = 0
+
+    async def compute() -> Any:
+        nonlocal calls
+        calls += 1
+        return value
+
+    async def ask() -> list[Any]:
+        return [await cache.aget_or_set("report", compute) for _ in range(2)]
+
+    found = run(ask())
+    assert found == [value] * 2
+    assert [type(each) for each in found] == [type(value)] * 2
+    assert calls == 1
+    assert cache.get("report", "missing") == value
+
+
+async def coroutine_function(value: int = 5) -> int:
+    await asyncio.sleep(0)
+    return value
+
+
+class Callables:
+    async def __call__(self) -> int:
+        return 5
+
+    async def method(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize(
+    "default",
+    [
+        coroutine_function,
+        functools.partial(coroutine_function, 5),
+        lambda: coroutine_function(5),
+        lambda: 5,
+        functools.partial(int, "5"),
+        Callables(),
+        Callables().method,
+        5,
+    ],
+    ids=["coroutine", "partial", "lambda", "plain", "type", "callable", "method", "value"],
+)
+def test_whatever_gives_the_value(cache: RedisCache, default: Any) -> None:
+    assert run(cache.aget_or_set("report", default)) == 5
+    assert cache.get("report") == 5
+
+
+def test_a_plain_function_does_not_hold_up_the_loop(cache: RedisCache) -> None:
+    async def ask() -> Any:
+        producer = Producer()
+        producer.finish.clear()
+        task = asyncio.ensure_future(cache.aget_or_set("report", producer))
+        # Did the function run in the loop's thread, none of this could happen.
+        await happens(producer.begun.is_set)
+        producer.finish.set()
+        return await task
+
+    assert run(ask()) == "computed"
+
+
+def test_a_plain_function_has_the_callers_context(cache: RedisCache) -> None:
+    async def ask() -> Any:
+        who.set("somebody")
+        return await cache.aget_or_set("report", who.get)
+
+    assert run(ask()) == "somebody"
+
+
+def test_following_does_not_hold_up_the_loop(cache: RedisCache, client: redis.Redis) -> None:
+    async def ask() -> Any:
+        elsewhere(client)
+        task = asyncio.ensure_future(cache.aget_or_set("report", 1))
+        await happens(lambda: blocked(client) == 1)
+        lands_elsewhere(client, 5)
+        return await task
+
+    assert run(ask()) == 5
+
+
+def test_versions_and_lifetimes(cache: RedisCache, client: redis.Redis) -> None:
+    assert run(cache.aget_or_set("report", 5, 60, 2)) == 5
+    assert 50_000 < client.pttl(":2:report") <= 60_000
+    assert run(cache.aget_or_set("report", 6, None)) == 6
+    assert client.pttl(KEY) == -1
+
+
+# -- one computation ---------------------------------------------------------------------------
+
+
+def test_tasks_of_a_loop_share_one_computation_and_have_copies(cache: RedisCache) -> None:
+    async def ask() -> list[Any]:
+        producer = TaskProducer({"rows": []})
+        tasks = [asyncio.ensure_future(cache.aget_or_set("report", producer)) for _ in range(20)]
+        await producer.begun.wait()
+        producer.finish.set()
+        found = await asyncio.gather(*tasks)
+        assert producer.calls == 1
+        return found
+
+    found = run(ask())
+    assert found == [{"rows": []}] * 20
+    assert len({id(each["rows"]) for each in found}) == 20
+
+
+def test_followers_of_a_loop_share_one_wait(cache: RedisCache, client: redis.Redis) -> None:
+    async def ask() -> list[Any]:
+        elsewhere(client)
+        tasks = [asyncio.ensure_future(cache.aget_or_set("report", 1)) for _ in range(20)]
+        await happens(lambda: blocked(client) == 1)
+        lands_elsewhere(client, 5)
+        return await asyncio.gather(*tasks)
+
+    assert run(ask()) == [5] * 20
+
+
+def ask_somehow(link: Link, url: str, kind: str) -> list[Any]:
+    """Ask for the report four times at once, in tasks, in threads, or in a loop for each thread."""
+    cache = RedisCache(url, {})
+
+    def compute() -> Any:
+        link.say("computing")
+        return link.hear()
+
+    async def ask(times: int) -> list[Any]:
+        return await asyncio.gather(*(cache.aget_or_set("report", compute) for _ in range(times)))
+
+    if kind == "tasks":
+        return asyncio.run(ask(4))
+    if kind == "threads":
+        return in_threads(4, cache.get_or_set, "report", compute)
+    return [each for found in in_threads(2, async_to_sync(ask), 2) for each in found]
+
+
+@pytest.mark.parametrize("leading", ["tasks", "threads", "loops"])
+def test_tasks_threads_and_processes_share_one_computation(
+    redis_server: RedisServer, client: redis.Redis, leading: str
+) -> None:
+    url = redis_server.url
+    with (
+        processes(ask_somehow, url, leading) as (leader,),
+        processes(ask_somehow, url, "tasks") as (tasks,),
+        processes(ask_somehow, url, "threads") as (threads,),
+        processes(ask_somehow, url, "loops") as (loops,),
+    ):
+        leader.go()
+        assert leader.hear() == "computing"
+        for others in (tasks, threads, loops):
+            others.go()
+        # One for the tasks, one for the threads, one for each loop.
+        until(lambda: blocked(client) >= 4)
+        leader.say("the report")
+        for worker in (leader, tasks, threads, loops):
+            assert worker.result() == ["the report"] * 4
+
+
+def test_a_thread_leads_and_a_task_follows(cache: RedisCache, client: redis.Redis) -> None:
+    producer = Producer()
+    producer.finish.clear()
+    leader = Asking(cache.get_or_set, "report", producer)
+    assert producer.begun.wait(PATIENCE)
+    task = Asking(lambda: run(cache.aget_or_set("report", 1)))
+    until(lambda: blocked(client) == 1)
+    producer.finish.set()
+    assert (leader.found(), task.found()) == ("computed", "computed")
+
+
+def test_several_threads_by_way_of_async_to_sync(cache: RedisCache) -> None:
+    producer = Producer()
+
+    def ask() -> Any:
+        return async_to_sync(cache.aget_or_set)("report", producer)
+
+    assert in_threads(8, ask) == ["computed"] * 8
+    assert producer.calls == 1
+
+
+# -- failures, cancellation --------------------------------------------------------------------
+
+
+def test_the_producers_exception_reaches_its_caller_unchanged(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    error = Broken("no data")
+
+    async def broken() -> Any:
+        raise error
+
+    for producer in (broken, Producer(error)):
+        with pytest.raises(Broken) as caught:
+            run(cache.aget_or_set("report", producer))
+        assert caught.value is error
+    assert not client.exists(KEY, flight_key(KEY))
+
+
+def test_after_a_failure_another_task_takes_over(cache: RedisCache) -> None:
+    async def ask() -> None:
+        slow, good = TaskProducer(Broken()), TaskProducer()
+        good.finish.set()
+        first = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        others = [asyncio.ensure_future(cache.aget_or_set("report", good)) for _ in range(5)]
+        await asyncio.sleep(0)
+        slow.finish.set()
+        with pytest.raises(Broken):
+            await first
+        assert await asyncio.gather(*others) == ["computed"] * 5
+        assert good.calls == 1
+
+    run(ask())
+
+
+def test_a_cancelled_leader_ends_its_flight_and_another_takes_over(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    async def ask() -> Any:
+        slow = TaskProducer()
+        leader = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        other = asyncio.ensure_future(cache.aget_or_set("report", lambda: "mine"))
+        await asyncio.sleep(0)
+        leader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leader
+        return await other
+
+    assert run(ask()) == "mine"
+    assert not client.exists(flight_key(KEY))
+
+
+def test_a_follower_in_another_process_takes_over_from_a_cancelled_leader(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    async def ask() -> Any:
+        slow = TaskProducer()
+        leader = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        other = Asking(cache.get_or_set, "report", "mine")
+        await happens(lambda: blocked(client) == 1)
+        leader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leader
+        return await asyncio.to_thread(other.found)
+
+    assert run(ask()) == "mine"
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_whenever_it_is_cancelled_no_flight_stays(
+    cache: RedisCache, client: redis.Redis, steps: int
+) -> None:
+    """Also while it asks who leads, and while it stores."""
+
+    async def ask() -> None:
+        await cache.aget_or_set("warm", 1)
+        task = asyncio.ensure_future(cache.aget_or_set("report", coroutine_function))
+        for _ in range(steps):
+            await asyncio.sleep(0.0002)
+        task.cancel()
+        await asyncio.wait({task})
+        assert not client.exists(flight_key(KEY))
+
+    run(ask())
+
+
+def test_a_cancelled_follower_leaves_no_connection(cache: RedisCache, client: redis.Redis) -> None:
+    def waiting() -> list[str]:
+        return [each["id"] for each in client.client_list() if each["cmd"] == "xread"]
+
+    async def ask() -> None:
+        elsewhere(client)
+        await cache.aget_or_set("warm", 1)
+        before = {each["id"] for each in client.client_list()}
+        task = asyncio.ensure_future(cache.aget_or_set("report", 1))
+        await happens(waiting)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await happens(lambda: not waiting())
+        assert {each["id"] for each in client.client_list()} <= before
+
+    run(ask())
+
+
+def test_of_those_who_wait_one_is_cancelled_and_the_others_wait_on(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    async def ask() -> Any:
+        elsewhere(client)
+        tasks = [asyncio.ensure_future(cache.aget_or_set("report", 1)) for _ in range(3)]
+        await happens(lambda: blocked(client) == 1)
+        tasks[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]
+        await happens(lambda: blocked(client) == 1)
+        lands_elsewhere(client, 5)
+        return await asyncio.gather(*tasks[1:])
+
+    assert run(ask()) == [5, 5]
+
+
+def test_nothing_is_left_open(cache: RedisCache, client: redis.Redis) -> None:
+    async def follow() -> None:
+        elsewhere(client)
+        task = asyncio.ensure_future(cache.aget_or_set("report", 1))
+        await happens(lambda: blocked(client) == 1)
+        task.cancel()
+        await asyncio.wait({task})
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before = int(client.info("clients")["connected_clients"])
+        for _ in range(3):
+            run(cache.aget_or_set("other", coroutine_function))
+            run(follow())
+            client.flushdb()
+        gc.collect()
+        until(lambda: int(client.info("clients")["connected_clients"]) <= before + 1)
+    assert [str(w.message) for w in caught if issubclass(w.category, ResourceWarning)] == []
+
+
+def test_a_value_that_needs_itself_is_refused(cache: RedisCache) -> None:
+    async def recursive() -> Any:
+        return await cache.aget_or_set("report", recursive)
+
+    with pytest.raises(LockError, match="needs the value it is just computing"):
+        run(cache.aget_or_set("report", recursive))
+
+
+def test_a_value_that_needs_itself_by_way_of_a_thread_is_refused(cache: RedisCache) -> None:
+    def recursive() -> Any:
+        return cache.get_or_set("report", recursive)
+
+    with pytest.raises(LockError, match="needs the value it is just computing"):
+        run(cache.aget_or_set("report", recursive))
+
+
+# -- options -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("waiting", "found"), [({"on_wait_timeout": "default"}, 1), ({}, 1)], ids=["default", "compute"]
+)
+def test_too_late(
+    cache: RedisCache, client: redis.Redis, waiting: dict[str, Any], found: Any
+) -> None:
+    elsewhere(client)
+    assert run(cache.aget_or_set("report", 1, wait=0.05, **waiting)) == found
+
+
+def test_too_late_and_raise(cache: RedisCache, client: redis.Redis) -> None:
+    elsewhere(client)
+    with pytest.raises(LockNotAcquired):
+        run(cache.aget_or_set("report", 1, wait=0.05, on_wait_timeout="raise"))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_stale(cache: RedisCache, client: redis.Redis, background: bool) -> None:
+    cache.get_or_set("report", "old", **TERMS)
+    age(client)
+
+    async def ask() -> None:
+        slow = TaskProducer("new")
+        leader = asyncio.ensure_future(
+            cache.aget_or_set("report", slow, **TERMS, background=background)
+        )
+        await slow.begun.wait()
+        assert await cache.aget_or_set("report", "never", **TERMS) == "old"
+        if background:
+            assert await leader == "old"
+        slow.finish.set()
+        if not background:
+            assert await leader == "new"
+        await happens(lambda: cache.get("report") == "new")
+
+    run(ask())
+
+
+@pytest.mark.parametrize("how", ["ignored", "shown"])
+def test_without_redis(own_server: RedisServer, how: str) -> None:
+    cache = make(own_server, IGNORE_EXCEPTIONS=how == "ignored")
+    own_server.stop()
+    if how == "ignored":
+        assert run(cache.aget_or_set("report", coroutine_function)) == 5
+    else:
+        with pytest.raises(redis.ConnectionError):
+            run(cache.aget_or_set("report", coroutine_function))
+
+
+def test_without_redis_tasks_still_share_a_computation(own_server: RedisServer) -> None:
+    cache = make(own_server, IGNORE_EXCEPTIONS=True)
+    own_server.stop()
+
+    async def ask() -> None:
+        slow = TaskProducer()
+        tasks = [asyncio.ensure_future(cache.aget_or_set("report", slow)) for _ in range(5)]
+        await slow.begun.wait()
+        await happens(lambda: True)
+        slow.finish.set()
+        assert await asyncio.gather(*tasks) == ["computed"] * 5
+
+    run(ask())
+
+
+def test_redis_dies_while_a_task_computes(own_server: RedisServer) -> None:
+    cache = make(own_server)
+
+    async def ask() -> Any:
+        slow = TaskProducer()
+        task = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        await asyncio.to_thread(own_server.kill)
+        slow.finish.set()
+        return await task
+
+    assert run(ask()) == "computed"
