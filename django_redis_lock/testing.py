@@ -50,6 +50,9 @@ class InMemory:
         if hold is not None:
             hold.end()
 
+    def _leave_to_keeper(self, token: bytes) -> None:
+        """Nothing is under way that could be interrupted."""
+
     def _abandon(self, request: Request, error: BaseException) -> None:
         """Nothing can have happened unheard."""
 

@@ -86,7 +86,13 @@ class AsyncLock(Handle):
         token = self._owned_token("release")
         call, again = self._release(token), self._released_before()
         self._stop_keeping()
-        answer = await self._run(call)
+        try:
+            answer = await self._run(call)
+        except Exception:
+            raise
+        except BaseException:
+            self._leave_to_keeper(token)
+            raise
         self.local.token = self.local.renewal = None
         if not (answer.value or answer.sent_twice or again):
             self._not_owned("release")

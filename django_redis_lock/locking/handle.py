@@ -12,15 +12,13 @@ from typing import Any, NoReturn
 from ..exceptions import LockError, LockLost, LockNotOwnedError
 from . import grants
 from .arguments import check_name, check_seconds, check_token, check_wait, milliseconds
-from .calls import may_have_run
 from .grants import Granted, Request, new_token
 from .hold import Hold, printable
 from .keeper import keeper
+from .kept import Kept
 from .keys import lock_keys
 from .owner import Held
-from .renewal import Abandoned, Renewal
 from .scripts import EXTEND, HELD, RESET, Call
-from .server import server_of
 from .state import ThreadState
 
 __all__ = ["Handle"]
@@ -28,7 +26,7 @@ __all__ = ["Handle"]
 logger = logging.getLogger("django_redis_lock.lock")
 
 
-class Handle:
+class Handle(Kept):
     """A lock's arguments and state. ``Lock`` and ``AsyncLock`` add the talking.
 
     Args:
@@ -44,7 +42,7 @@ class Handle:
         renew: keep extending the lock until it is released.
         max_hold: seconds after which it is renewed no more.
         min_hold: seconds it stays taken after the acquisition even if released before.
-        on_lost: called without arguments, in the keeper's thread, when the lock is lost.
+        on_lost: called without arguments, in a thread of its own, when the lock is lost.
         label: what the lock is taken for, for people who see it in the admin.
         id: a token got elsewhere, to act for: ``release``, ``extend`` and the rest use it.
         grant_timeout: seconds a waiter has to take up a lock that is passed to it; the same on
@@ -197,25 +195,6 @@ class Handle:
             hold.settle_with(granted.settle)
         self.local.token, self.local.hold = granted.token, hold
         return hold
-
-    # -- what the keeper does for the holder ---------------------------------------------------
-
-    def _keep(self, granted: Granted) -> Hold:
-        """The lock is ours: note it, and have it renewed and described."""
-        hold = self._won(granted)
-        self.local.renewal = renewal = Renewal(server_of(self.redis), hold)
-        keeper().add(renewal)
-        return hold
-
-    def _stop_keeping(self) -> None:
-        if self.local.hold is not None:
-            self.local.hold.end()
-            keeper().discard(self.local.renewal)
-
-    def _abandon(self, request: Request, error: BaseException) -> None:
-        """The request may have been carried out without our hearing of it."""
-        if may_have_run(error):
-            keeper().add(Abandoned(server_of(self.redis), request))
 
     # -- releasing and changing --------------------------------------------------------------
 

@@ -18,9 +18,11 @@ from typing import Any
 from .keys import LockKeys
 from .owner import Owner, fingerprint, hostname
 
-__all__ = ["Hold", "printable"]
+__all__ = ["Hold", "in_a_thread", "printable"]
 
 logger = logging.getLogger("django_redis_lock.lost")
+
+BROKEN = "on_lost failed: %r"
 
 
 class Hold:
@@ -172,7 +174,20 @@ class Hold:
             try:
                 self.on_lost()
             except Exception:
-                logger.exception("on_lost of the lock %s failed", printable(self.keys.lock))
+                logger.exception(BROKEN, self.on_lost)
+
+
+def in_a_thread(on_lost: Callable[[], Any]) -> Callable[[], None]:
+    """``on_lost`` as the keeper can call it: however long it takes, and whatever it raises, the
+    process's other locks are renewed meanwhile."""
+
+    def run() -> None:
+        try:
+            on_lost()
+        except BaseException:  # Also sys.exit(), which Python would pass over in silence.
+            logger.exception(BROKEN, on_lost)
+
+    return threading.Thread(target=run, name="django_redis_lock on_lost", daemon=True).start
 
 
 def printable(name: bytes, limit: int = 120) -> str:

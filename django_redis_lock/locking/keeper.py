@@ -17,14 +17,16 @@ import math
 import os
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from . import server as servers
-from .calls import OUTAGE, pack, receive
+from .calls import OUTAGE, pack
 from .scripts import Call
 from .server import RawConnection, Server
 
@@ -38,6 +40,7 @@ LINGER = 1.0
 #: the shortest lifetime it keeps lies between: a hung server then never costs a lock of another
 #: server its renewal.
 PATIENCE, LEAST_PATIENCE = 1.0, 0.05
+UNEXPECTED = "The keeper met an unexpected error and goes on"
 
 
 class Job:
@@ -61,6 +64,16 @@ class Job:
     def failed(self, error: Exception, now: float) -> None:
         """There was no reply; must set ``due``."""
         raise NotImplementedError
+
+
+@contextmanager
+def _alone(job: Job) -> Iterator[None]:
+    """What goes wrong with ``job`` in an unforeseen way costs no other job its turn."""
+    try:
+        yield
+    except BaseException:
+        logger.exception(UNEXPECTED)
+        job.due = time.monotonic() + PATIENCE
 
 
 class Keeper:
@@ -88,6 +101,9 @@ class Keeper:
     def discard(self, job: Job) -> None:
         """Stop doing ``job``; nothing happens if it is not being done."""
         self._jobs.discard(job)
+        if not self._jobs and self._wakes_at > time.monotonic() + LINGER:
+            with self._condition:
+                self._condition.notify()  # Let it see that it need not wait for that any more.
 
     def reschedule(self, job: Job, due: float) -> None:
         """Do ``job`` at ``due`` and not when it was planned."""
@@ -102,7 +118,8 @@ class Keeper:
         heapq.heappush(self._due, (job.due, next(self._sequence), job))
         if len(self._due) > 2 * len(self._jobs) + 64:
             # Most entries belong to locks released long before they came due.
-            self._due = [(job.due, next(self._sequence), job) for job in self._jobs]
+            jobs = tuple(self._jobs)  # At once: jobs are discarded without the condition's lock.
+            self._due = [(job.due, next(self._sequence), job) for job in jobs]
             heapq.heapify(self._due)
 
     def _start(self) -> None:
@@ -119,8 +136,8 @@ class Keeper:
         while batch := self._next_batch():
             try:
                 self._serve(batch)
-            except Exception:
-                logger.exception("The keeper met an unexpected error and goes on")
+            except BaseException:
+                logger.exception(UNEXPECTED)
                 time.sleep(0.1)
             with self._condition:
                 for job in batch:
@@ -137,13 +154,14 @@ class Keeper:
                 if batch:
                     self._wakes_at = -math.inf
                     return batch
+                # Said before the jobs are counted: whoever discards the last one looks at it then.
+                self._wakes_at = self._due[0][0] if self._due else idle_until
                 if self._jobs:
                     idle_until = now + LINGER
                 elif now >= idle_until:
                     self._thread = None
                     self._close_links()
                     return []
-                self._wakes_at = self._due[0][0] if self._due else idle_until
                 self._condition.wait(min(self._wakes_at - now, 3600.0))
 
     def _pop_due(self, now: float) -> list[Job]:
@@ -155,44 +173,47 @@ class Keeper:
         return list(batch)
 
     def _serve(self, batch: list[Job]) -> None:
-        by_server: defaultdict[Server, list[tuple[Job, Call]]] = defaultdict(list)
+        by_server: defaultdict[Server, list[tuple[Job, bytes]]] = defaultdict(list)
         now = time.monotonic()
         for job in batch:
-            call = job.call(now)
-            if call is not None:
-                by_server[job.server].append((job, call))
+            with _alone(job):
+                call = job.call(now)
+                if call is not None:
+                    # By source: an unknown script would upset the order of the replies.
+                    by_server[job.server].append((job, pack(call, known=False)))
         patience = min(PATIENCE, min((job.urgency for job in tuple(self._jobs)), default=1.0) / 6)
         for server, work in by_server.items():
             self._exchange(server, work, max(patience, LEAST_PATIENCE))
 
-    def _exchange(self, server: Server, work: list[tuple[Job, Call]], patience: float) -> None:
+    def _exchange(self, server: Server, work: list[tuple[Job, bytes]], patience: float) -> None:
         """Send all of ``work`` in one batch, then read the replies."""
-        unanswered = [job for job, _ in work]
+        unanswered = deque(job for job, _ in work)
         try:
             link = self._link(server, patience)
             sent_at = time.monotonic()
-            for _, call in work:
-                # By source: with EVALSHA one unknown script would upset the order of replies.
-                link.send_packed_command([pack(call, known=False)])
-            for job, call in work:
+            for _, packed in work:
+                link.send_packed_command([packed])
+            while unanswered:
                 if not link.can_read(max(0.0, sent_at + patience - time.monotonic())):
                     raise RedisTimeoutError(f"no answer within {patience:.2f} s")
                 try:
-                    value = receive(link, call)
+                    value = link.read_response()
                 except ResponseError as error:
-                    unanswered.remove(job)
-                    job.failed(error, time.monotonic())
-                    continue
-                unanswered.remove(job)
-                job.answered(value, sent_at)
-        except OUTAGE as error:
+                    job = unanswered.popleft()
+                    with _alone(job):
+                        job.failed(error, time.monotonic())
+                else:
+                    job = unanswered.popleft()
+                    with _alone(job):
+                        job.answered(value, sent_at)
+        except Exception as error:
+            if not isinstance(error, OUTAGE):
+                logger.exception(UNEXPECTED)
             self._drop_link(server)
             now = time.monotonic()
             for job in unanswered:
-                job.failed(error, now)
-        except BaseException:
-            self._drop_link(server)
-            raise
+                with _alone(job):
+                    job.failed(error, now)
 
     def _link(self, server: Server, patience: float) -> RawConnection:
         link = self._links.get(server)

@@ -11,6 +11,7 @@ from .arguments import check_seconds
 from .calls import Answer, run
 from .grants import Granted, Request
 from .handle import Handle
+from .hold import Hold, in_a_thread
 from .owner import Held, Owner
 from .scripts import Call
 from .waiting import ThreadPlace
@@ -77,6 +78,12 @@ class Lock(Handle):
             request = request._replace(deadline=began + wait)
         return ThreadPlace(self.redis, request).wait()
 
+    def _keep(self, granted: Granted) -> Hold:
+        hold = super()._keep(granted)
+        if self.on_lost is not None:
+            hold.on_lost = in_a_thread(self.on_lost)
+        return hold
+
     def release(self) -> None:
         """Give the lock up; the first waiter has it at once.
 
@@ -89,7 +96,13 @@ class Lock(Handle):
         token = self._owned_token("release")
         call, again = self._release(token), self._released_before()
         self._stop_keeping()
-        answer = self._run(call)
+        try:
+            answer = self._run(call)
+        except Exception:
+            raise
+        except BaseException:
+            self._leave_to_keeper(token)
+            raise
         self.local.token = self.local.renewal = None
         # After a lost reply "not yours" means that an earlier sending has done it.
         if not (answer.value or answer.sent_twice or again):

@@ -51,7 +51,7 @@ def own_settings(
     connection_class: type, settings: Mapping[str, Any], timeout: float
 ) -> dict[str, Any]:
     """The arguments of a connection of our own, made from those of a pool's connections."""
-    own = {n: v for n, v in settings.items() if not n.startswith("maint_notifications")}
+    own = _without_the_pool(settings)
     own.update(
         socket_timeout=timeout,
         socket_connect_timeout=min(own.get("socket_connect_timeout") or timeout, timeout),
@@ -95,7 +95,12 @@ def _for_threads(pool: Any) -> tuple[Any, dict[str, Any]]:
     ):
         if issubclass(pool.connection_class, theirs):
             return ours, common_settings(pool)
-    return pool.connection_class, dict(pool.connection_kwargs)
+    return pool.connection_class, _without_the_pool(pool.connection_kwargs)
+
+
+def _without_the_pool(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` but for what leads back to the pool, and would never let it go."""
+    return {n: v for n, v in settings.items() if not n.startswith("maint_notifications")}
 
 
 class Unread(Protocol):
@@ -143,8 +148,8 @@ class Server:
         Args:
             patience: seconds that connecting may take, if that is less than usual.
         """
-        while self._resting:
-            connection, unread, since = self._resting.pop()
+        while (rested := self._last()) is not None:
+            connection, unread, since = rested
             try:
                 if unread is not None:
                     unread.settle(True)
@@ -156,6 +161,12 @@ class Server:
             connection.disconnect()
         return self.connect(None if patience is None else min(patience, self._timeout))
 
+    def _last(self) -> tuple[RawConnection, Unread | None, float] | None:
+        try:
+            return self._resting.pop()
+        except IndexError:
+            return None
+
     def rest(self, connection: RawConnection, unread: Unread | None = None) -> None:
         """Keep ``connection`` for the next caller, unless enough are kept, or it was made for one
         that had less patience."""
@@ -166,8 +177,11 @@ class Server:
 
     def close(self, but: int = 0) -> None:
         """Close the connections at rest, ``but`` for the last used so many."""
-        while len(self._resting) > but:
-            self._resting.pop(0)[0].disconnect()
+        resting, self._resting = self._resting, []
+        kept = len(resting) - but
+        self._resting += resting[kept:]
+        for connection, _, _ in resting[:kept]:
+            connection.disconnect()
 
 
 _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
@@ -204,7 +218,7 @@ def _address(pool: Any) -> tuple[Any, ...]:
     settings = pool.connection_kwargs
     where = [settings.get(name) for name in ("host", "port", "path")]
     if not any(where):
-        return (id(pool),)  # Sentinel and the like: the pool itself knows where the server is.
+        return (object(),)  # Sentinel and the like: the pool itself knows where the server is.
     who = [settings.get(name) for name in ("db", "username", "password")]
     return (_for_threads(pool)[0], *where, *who, id(settings.get("credential_provider")))
 

@@ -46,7 +46,7 @@ LAYERS = (
         "locking.waiting",
         "locking.aio_waiting",
     ),
-    ("locking.handle",),
+    ("locking.handle", "locking.kept"),
     ("locking.lock", "locking.aio"),
     ("locking.redlock", "locking.inventory", "flights*", "writes", "memory", "testing"),
     ("conf", "signals", "terms"),

@@ -1,0 +1,52 @@
+"""What a handle asks the keeper to do for its holder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .calls import may_have_run
+from .grants import Granted, Request
+from .hold import Hold
+from .keeper import keeper
+from .keys import LockKeys
+from .renewal import Abandoned, Renewal
+from .server import server_of
+
+__all__ = ["Kept"]
+
+
+class Kept:
+    """The part of ``Handle`` that deals with the keeper."""
+
+    redis: Any
+    keys: LockKeys
+    timeout: float | None
+    grant_timeout: float
+    local: Any
+
+    def _won(self, granted: Granted) -> Hold:
+        raise NotImplementedError
+
+    def _keep(self, granted: Granted) -> Hold:
+        """The lock is ours: note it, and have it renewed and described."""
+        hold = self._won(granted)
+        self.local.renewal = renewal = Renewal(server_of(self.redis), hold)
+        keeper().add(renewal)
+        return hold
+
+    def _stop_keeping(self) -> None:
+        if self.local.hold is not None:
+            self.local.hold.end()
+            keeper().discard(self.local.renewal)
+
+    def _abandon(self, request: Request, error: BaseException) -> None:
+        """The request may have been carried out without our hearing of it."""
+        if may_have_run(error):
+            keeper().add(Abandoned(server_of(self.redis), request))
+
+    def _leave_to_keeper(self, token: bytes) -> None:
+        """Whoever is told to stop (cancelled, interrupted) while it releases, releases all the
+        same: perhaps nothing was sent yet."""
+        request = Request(self.keys, token, b"", self.timeout, self.grant_timeout)
+        keeper().add(Abandoned(server_of(self.redis), request))
+        self.local.token = self.local.renewal = None
