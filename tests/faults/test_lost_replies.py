@@ -160,8 +160,8 @@ class TestGrant:
 
         def wait() -> tuple[bool, bool, float | None]:
             acquired = lock.acquire(token=token)
-            ends = time.monotonic() + 2.5
-            until(lambda: time.monotonic() > ends)
+            hold = lock.local.hold
+            until(lambda: hold.lost or hold.deadline > time.monotonic() + 20)
             return acquired, lock.lost, lock.ttl()
 
         waiter = Background(wait)
@@ -328,7 +328,9 @@ class TestTasks:
                 lock = AsyncLock(shaky, "shaky", grant_timeout=2)
                 getattr(proxy, kind)(TAKE_GRANT)
                 acquired = await lock.acquire(token=token)
-                await asyncio.sleep(2.5)
+                hold = lock.local.hold
+                while not hold.lost and hold.deadline < time.monotonic() + 20:
+                    await asyncio.sleep(0.01)
                 return acquired, lock.lost, await lock.ttl()
 
         waiter = Background(asyncio.run, main())

@@ -1,0 +1,322 @@
+"""The keeper's thread: when there is one, and what it does in trouble. The server is faked."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock.locking import keeper as keeper_module
+from django_redis_lock.locking.hold import Hold, in_a_thread
+from django_redis_lock.locking.keeper import Job, Keeper
+from django_redis_lock.locking.keys import lock_keys
+from django_redis_lock.locking.renewal import Renewal
+from django_redis_lock.locking.scripts import CLOCK, RENEW, Call
+from tests.processes import PATIENCE, until
+
+ASK = Call(CLOCK, (), ())
+
+
+class FakeServer:
+    """Answers every command with ``answer``, raises it, or is silent (None)."""
+
+    def __init__(self, answer: Any = 1) -> None:
+        self.answer = answer
+        self.connected = 0
+        self.asked = 0
+        self.closed = 0
+
+    def connect(self, timeout: float) -> FakeLink:
+        self.connected += 1
+        return FakeLink(self)
+
+    def close(self, but: int = 0) -> None:
+        self.closed += 1
+
+
+class FakeLink:
+    def __init__(self, server: FakeServer) -> None:
+        self._server = server
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def send_packed_command(self, command: list[bytes]) -> None:
+        self._server.asked += 1
+        answer = self._server.answer
+        self._answers.put(answer(command[0]) if callable(answer) else answer)
+
+    def can_read(self, timeout: float = 0) -> bool:
+        return self._server.answer is not None
+
+    def read_response(self) -> Any:
+        answer = self._answers.get_nowait()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def disconnect(self) -> None:
+        pass
+
+
+class Counting(Job):
+    """Asks every few milliseconds and notes how that went."""
+
+    def __init__(self, server: Any, keeper: Keeper, pause: float = 0.005) -> None:
+        super().__init__(server, time.monotonic())
+        self.keeper = keeper
+        self.pause = pause
+        self.answers = 0
+        self.failures: list[BaseException] = []
+        self.threads: set[int] = set()
+
+    def call(self, now: float) -> Call | None:
+        self.threads.add(threading.get_ident())
+        return ASK
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        self.answers += 1
+        self.due = time.monotonic() + self.pause
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.failures.append(error)
+        self.due = now + self.pause
+
+
+@pytest.fixture
+def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
+    monkeypatch.setattr(keeper_module, "LINGER", 0.1)
+    keeper = Keeper()
+    yield keeper
+    for job in tuple(keeper._jobs):
+        keeper.discard(job)
+    thread = keeper._thread
+    if thread is not None:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def thread_of(keeper: Keeper) -> threading.Thread:
+    assert keeper._thread is not None
+    return keeper._thread
+
+
+class TestThread:
+    def test_there_is_none_before_it_is_needed(self, keeper: Keeper) -> None:
+        assert keeper._thread is None
+
+    def test_there_is_none_for_long_after_the_last_job(self, keeper: Keeper) -> None:
+        server = FakeServer()
+        job = Counting(server, keeper)
+        keeper.add(job)
+        thread = thread_of(keeper)
+        assert thread.daemon
+        until(lambda: job.answers)
+        keeper.discard(job)
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        assert keeper._thread is None
+        assert server.closed == 1
+        assert not keeper._links
+
+    def test_it_comes_back(self, keeper: Keeper) -> None:
+        for _ in range(2):
+            job = Counting(FakeServer(), keeper)
+            keeper.add(job)
+            until(lambda job=job: job.answers)
+            keeper.discard(job)
+            thread_of(keeper).join(PATIENCE)
+
+    def test_one_does_everything(self, keeper: Keeper) -> None:
+        servers = [FakeServer() for _ in range(3)]
+        jobs = [Counting(server, keeper) for server in servers for _ in range(50)]
+        for job in jobs:
+            keeper.add(job)
+        until(lambda: all(job.answers > 2 for job in jobs))
+        assert len(set().union(*(job.threads for job in jobs))) == 1
+        assert [server.connected for server in servers] == [1, 1, 1]
+
+    def test_many_threads_may_add_and_discard(self, keeper: Keeper) -> None:
+        """Enough of them for the heap to be tidied up meanwhile."""
+        server = FakeServer()
+        keep = Counting(server, keeper)
+        keeper.add(keep)
+        stop = time.monotonic() + 1.0
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                while time.monotonic() < stop:
+                    jobs = [Counting(server, keeper, pause=60) for _ in range(100)]
+                    for job in jobs:
+                        job.due += 60
+                        keeper.add(job)
+                    for job in jobs:
+                        keeper.discard(job)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert not failures
+        answers = keep.answers
+        until(lambda: keep.answers > answers)
+        assert len(keeper._due) < 1000
+
+
+class TestTrouble:
+    @pytest.mark.parametrize(
+        "error",
+        [redis.ConnectionError("away"), redis.TimeoutError("slow"), OSError("broken"), EOFError()],
+        ids=repr,
+    )
+    def test_a_server_that_fails_is_asked_again(self, keeper: Keeper, error: Exception) -> None:
+        server = FakeServer(error)
+        job = Counting(server, keeper)
+        keeper.add(job)
+        until(lambda: len(job.failures) > 2)
+        server.answer = 1
+        until(lambda: job.answers > 2)
+
+    def test_an_error_the_server_replies_concerns_one_job(self, keeper: Keeper) -> None:
+        def answer(command: bytes) -> Any:
+            return redis.ResponseError("WRONGTYPE") if RENEW.source.encode() in command else 1
+
+        class Bad(Counting):
+            def call(self, now: float) -> Call:
+                return Call(RENEW, (), ())
+
+        server = FakeServer(answer)
+        good, bad = Counting(server, keeper), Bad(server, keeper)
+        for job in (bad, good):
+            keeper.add(job)
+        until(lambda: good.answers > 5 and len(bad.failures) > 5)
+        assert not good.failures
+        assert not bad.answers
+        assert server.connected == 1
+
+    def test_a_silent_server_delays_no_other_for_long(self, keeper: Keeper) -> None:
+        silent, fine = FakeServer(None), FakeServer()
+        quick = Counting(fine, keeper)
+        quick.urgency = 0.6
+        keeper.add(Counting(silent, keeper))
+        keeper.add(quick)
+        began = time.monotonic()
+        until(lambda: quick.answers > 3)
+        assert time.monotonic() - began < 5
+
+    @pytest.mark.parametrize("method", ["call", "answered", "failed"])
+    @pytest.mark.parametrize("error", [RuntimeError("bug"), SystemExit(1)], ids=repr)
+    def test_a_broken_job_does_not_end_it(
+        self, keeper: Keeper, method: str, error: BaseException, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def broken(*_: Any) -> None:
+            raise error
+
+        server = FakeServer()
+        good = Counting(server, keeper)
+        bad = Counting(FakeServer(OSError()) if method == "failed" else server, keeper, pause=0.05)
+        setattr(bad, method, broken)
+        keeper.add(bad)
+        keeper.add(good)
+        until(lambda: good.answers > 5)
+        assert thread_of(keeper).is_alive()
+        assert any(r.levelno == logging.ERROR and r.exc_info for r in caplog.records)
+
+    def test_what_cannot_be_sent_concerns_one_job(self, keeper: Keeper) -> None:
+        """A label made of a file name may not be UTF-8."""
+
+        class Bad(Counting):
+            def call(self, now: float) -> Call:
+                return Call(RENEW, (), ("\udcff",))
+
+        server = FakeServer()
+        good, bad = Counting(server, keeper), Bad(server, keeper)
+        for job in (bad, good):
+            keeper.add(job)
+        until(lambda: good.answers > 20)
+        assert not bad.answers
+
+    def test_a_thread_that_cannot_start_is_no_error(
+        self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def start(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            job = Counting(FakeServer(), keeper)
+            keeper.add(job)
+        assert "not be renewed" in caplog.text
+        keeper.add(Counting(FakeServer(), keeper))
+        until(lambda: job.answers)
+
+
+class TestTime:
+    def test_it_sleeps_until_something_is_due(self, keeper: Keeper) -> None:
+        server = FakeServer()
+        job = Counting(server, keeper, pause=60)
+        keeper.add(job)
+        until(lambda: job.answers == 1)
+        other = Counting(server, keeper, pause=60)
+        keeper.add(other)
+        until(lambda: other.answers == 1)
+        assert job.answers == 1
+        assert server.asked == 2
+
+    def test_what_is_rescheduled_is_done_then(self, keeper: Keeper) -> None:
+        job = Counting(FakeServer(), keeper, pause=math.inf)
+        keeper.add(job)
+        until(lambda: job.answers == 1)
+        until(lambda: keeper._wakes_at > time.monotonic())
+        keeper.reschedule(job, time.monotonic())
+        until(lambda: job.answers == 2)
+        keeper.discard(job)
+        keeper.reschedule(job, time.monotonic())
+        assert job not in keeper._jobs
+
+
+class TestOnLost:
+    """What a holder wants to be told is done apart from the keeper."""
+
+    def make(self, server: Any, on_lost: Any, lifetime: float = 60.0) -> Renewal:
+        now = time.monotonic()
+        keys, deadline = lock_keys(b"report"), now + lifetime
+        hold = Hold(
+            keys, b"token", 1, began=now, deadline=deadline, lifetime=lifetime, on_lost=on_lost
+        )
+        return Renewal(server, hold)
+
+    def test_it_delays_nobody(self, keeper: Keeper) -> None:
+        released, called = threading.Event(), threading.Event()
+
+        def on_lost() -> None:
+            called.set()
+            assert released.wait(PATIENCE)
+
+        good = Counting(FakeServer(), keeper)
+        keeper.add(self.make(FakeServer(), in_a_thread(on_lost), lifetime=0.01))
+        keeper.add(good)
+        assert called.wait(PATIENCE)
+        answers = good.answers
+        until(lambda: good.answers > answers + 3)
+        released.set()
+
+    def test_it_may_raise_anything(self, keeper: Keeper, caplog: pytest.LogCaptureFixture) -> None:
+        def on_lost() -> None:
+            raise SystemExit("no lock, no work")
+
+        good = Counting(FakeServer(), keeper)
+        keeper.add(self.make(FakeServer(), in_a_thread(on_lost), lifetime=0.01))
+        keeper.add(good)
+        until(lambda: "on_lost" in caplog.text)
+        answers = good.answers
+        until(lambda: good.answers > answers)

@@ -1,0 +1,114 @@
+"""Connections of our own between two calls. No Redis runs here."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.sentinel
+
+from django_redis_lock.locking.server import Server, server_of
+from tests.processes import in_threads
+
+
+class FakeConnection(redis.Connection):
+    """Connects to nothing."""
+
+    def connect(self) -> None:
+        pass
+
+    def disconnect(self, *args: Any) -> None:
+        pass
+
+    def can_read(self, timeout: float = 0) -> bool:
+        return False
+
+
+def fake_server() -> Server:
+    return Server(redis.ConnectionPool(connection_class=FakeConnection))
+
+
+def test_a_connection_is_used_again() -> None:
+    server = fake_server()
+    first = server.borrow()
+    server.rest(first)
+    assert server.borrow() is first
+    assert server.borrow() is not first
+
+
+@pytest.fixture
+def _threads_switch_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_threads_switch_often")
+def test_threads_may_borrow_and_close_at_once() -> None:
+    server = fake_server()
+    borrowed: set[int] = set()
+
+    def work() -> None:
+        for turn in range(5000):
+            connection = server.borrow()
+            assert id(connection) not in borrowed
+            borrowed.add(id(connection))
+            borrowed.remove(id(connection))
+            server.rest(connection)
+            if turn % 3 == 0:
+                server.close(but=turn % 2)
+
+    assert in_threads(8, work) == [None] * 8
+
+
+def test_a_pool_is_not_kept_for_ever() -> None:
+    client = redis.Redis()
+    kept = weakref.ref(client.connection_pool)
+    server = server_of(client)
+    assert server_of(client) is server
+    client.close()
+    del client
+    gc.collect()
+    assert kept() is None
+
+
+class TestAddresses:
+    def test_clients_of_one_server_share_it(self) -> None:
+        one, two = (redis.Redis.from_url("redis://localhost:1/3") for _ in range(2))
+        assert server_of(one) is server_of(two)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "redis://localhost:2/3",
+            "redis://localhost:1/4",
+            "redis://other:1/3",
+            "redis://user:secret@localhost:1/3",
+            "rediss://localhost:1/3",
+            "unix:///tmp/redis.sock?db=3",
+        ],
+    )
+    def test_others_do_not(self, url: str) -> None:
+        one = redis.Redis.from_url("redis://localhost:1/3")
+        assert server_of(one) is not server_of(redis.Redis.from_url(url))
+
+    def test_a_service_of_sentinels_is_never_taken_for_another(self) -> None:
+        """Its address is not in its pool; and a new pool may lie where an old one lay."""
+        sentinel = redis.sentinel.Sentinel([("localhost", 1)])
+        servers = []
+        for number in range(50):
+            client = sentinel.master_for(f"service-{number}")
+            servers.append(server_of(client))
+            del client
+            gc.collect()
+        assert len({id(server) for server in servers}) == 50
+
+    def test_who_is_no_client(self) -> None:
+        with pytest.raises(TypeError, match="needs a redis-py client"):
+            server_of(object())
