@@ -91,7 +91,7 @@ class AsyncLock(Handle):
         except Exception:
             raise
         except BaseException:
-            self._leave_to_keeper(token)
+            self._leave_to_keeper(call)
             raise
         self.local.token = self.local.renewal = None
         if not (answer.value or answer.sent_twice or again):

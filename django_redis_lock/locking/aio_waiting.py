@@ -19,10 +19,8 @@ from .aio_calls import AsyncRawConnection, cancellable, connect, receive, run, s
 from .calls import is_outage, may_have_run, note_sent
 from .grants import Granted, Request, parse_grant
 from .hold import printable
-from .keeper import keeper
 from .keys import wake_key
 from .line import Line, Place, join
-from .renewal import Abandoned
 from .scripts import Call
 from .server import server_of
 from .waiting import FIRST_PAUSE, LAST_TRY, LONGEST_PAUSE
@@ -219,7 +217,7 @@ class TaskPlace(Place[TaskLine]):
                 raise RedisTimeoutError("the connection broke while a grant was taken")
         except BaseException:
             # Redis may carry it out all the same; then the lock would be nobody's.
-            keeper().add(Abandoned(self.line.server, self._request, came.token))
+            self._abandon(came.token)
             raise
         return self.line.confirmed(self._request, came, until)
 
@@ -230,7 +228,7 @@ class TaskPlace(Place[TaskLine]):
         try:
             taken, number, _ = await self._leave(wake, try_again=True)
         except RedisTimeoutError:
-            keeper().add(Abandoned(self.line.server, self._request))
+            self._abandon(self._request.token)
             reading.cancel()
             await self.line.disconnect()
             return None

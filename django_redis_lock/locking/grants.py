@@ -86,6 +86,7 @@ class Granted(NamedTuple):
     Attributes:
         began: monotonic time from which it counts as held.
         deadline: monotonic time until which it is certain to be held.
+        attempt: the request's.
         settle: for a grant whose full lifetime is not confirmed yet: asks for that answer. Takes
             whether to wait for it; returns the confirmed deadline, None if there is no answer, or
             ``-inf`` if the grant was over.
@@ -95,6 +96,7 @@ class Granted(NamedTuple):
     fence: int
     began: float
     deadline: float
+    attempt: bytes = b""
     settle: Callable[[bool], float | None] | None = None
 
 
@@ -173,11 +175,12 @@ class Request(NamedTuple):
         return math.inf if self.lifetime is None else sent_at + self.lifetime
 
     def acquired(self, fence: Any, sent_at: float) -> Granted:
-        return Granted(self.token, int(fence), sent_at, self.until(sent_at))
+        return Granted(self.token, int(fence), sent_at, self.until(sent_at), self.attempt)
 
     def taken(self, token: bytes, fence: int, came_at: float, until: float) -> Granted:
         """A grant whose full lifetime is confirmed."""
-        return Granted(self.token if self.chosen else token, fence, came_at, until)
+        held_with = self.token if self.chosen else token
+        return Granted(held_with, fence, came_at, until, self.attempt)
 
     def granted(self, token: bytes, fence: int, age: float, came_at: float) -> Granted:
         """A fresh grant, believed until its own short lifetime is over."""

@@ -185,6 +185,7 @@ class Handle(Kept):
             began=granted.began,
             deadline=granted.deadline,
             lifetime=self.timeout,
+            attempt=granted.attempt,
             renew=self.renew,
             max_hold=self.max_hold,
             label=self.label,
@@ -214,9 +215,10 @@ class Handle(Kept):
 
     def _release(self, token: bytes) -> Call:
         hold: Hold | None = self.local.hold
-        rest = self.min_hold if hold is not None else 0.0
-        fence = 0 if hold is None else hold.fence
-        return grants.release(self.keys, token, new_token(), self.grant_timeout, rest, fence)
+        if hold is None:
+            return grants.release(self.keys, token, new_token(), self.grant_timeout)
+        of_this = (self.min_hold, hold.fence, hold.attempt)
+        return grants.release(self.keys, token, new_token(), self.grant_timeout, *of_this)
 
     def _extend(self, verb: str, seconds: Any, replace: bool) -> Call:
         token = self._owned_token(verb)

@@ -30,6 +30,7 @@ class Hold:
 
     Attributes:
         token, fence, keys: what was acquired.
+        attempt: what tells this acquisition from another's with the same chosen token.
         lifetime: seconds the lock was given, None without end.
         deadline: monotonic time until which it counts as held.
         began: monotonic time of the acquisition.
@@ -42,6 +43,7 @@ class Hold:
         "_heard_at",
         "_lost",
         "_mutex",
+        "attempt",
         "began",
         "deadline",
         "ended",
@@ -67,6 +69,7 @@ class Hold:
         began: float,
         deadline: float,
         lifetime: float | None,
+        attempt: bytes = b"",
         renew: bool = False,
         max_hold: float | None = None,
         label: str = "",
@@ -76,6 +79,7 @@ class Hold:
         self.keys = keys
         self.token = token
         self.fence = fence
+        self.attempt = attempt
         self.began = began
         self.deadline = deadline
         self.lifetime = lifetime

@@ -8,8 +8,8 @@ from .calls import may_have_run
 from .grants import Granted, Request
 from .hold import Hold
 from .keeper import keeper
-from .keys import LockKeys
 from .renewal import Abandoned, Renewal
+from .scripts import Call
 from .server import server_of
 
 __all__ = ["Kept"]
@@ -19,9 +19,7 @@ class Kept:
     """The part of ``Handle`` that deals with the keeper."""
 
     redis: Any
-    keys: LockKeys
     timeout: float | None
-    grant_timeout: float
     local: Any
 
     def _won(self, granted: Granted) -> Hold:
@@ -42,11 +40,11 @@ class Kept:
     def _abandon(self, request: Request, error: BaseException) -> None:
         """The request may have been carried out without our hearing of it."""
         if may_have_run(error):
-            keeper().add(Abandoned(server_of(self.redis), request))
+            own = request.give_back(request.token)
+            keeper().add(Abandoned(server_of(self.redis), own, request.lifetime))
 
-    def _leave_to_keeper(self, token: bytes) -> None:
+    def _leave_to_keeper(self, release: Call) -> None:
         """Whoever is told to stop (cancelled, interrupted) while it releases, releases all the
         same: perhaps nothing was sent yet."""
-        request = Request(self.keys, token, b"", self.timeout, self.grant_timeout)
-        keeper().add(Abandoned(server_of(self.redis), request))
+        keeper().add(Abandoned(server_of(self.redis), release, self.timeout))
         self.local.token = self.local.renewal = None

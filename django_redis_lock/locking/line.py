@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from .grants import FRESH, LOOK_EVERY, Clock, Granted, Request, parse_grant, waiter_id
 from .keeper import Job, keeper
+from .renewal import Abandoned
 from .scripts import Call
 from .server import Server
 
@@ -169,8 +170,15 @@ class Place(Generic[AnyLine]):
     #: Set when it is this member's turn; None for who came first and need not wait for it.
     turn: Any = None
 
+    _request: Request
+
     def new_turn(self) -> Turn:
         raise NotImplementedError
+
+    def _abandon(self, token: bytes) -> None:
+        """Whatever Redis may yet carry out for ``token`` is nobody's."""
+        release = self._request.give_back(token)
+        keeper().add(Abandoned(self.line.server, release, self._request.lifetime))
 
 
 class Watch(Job):

@@ -101,7 +101,7 @@ class Lock(Handle):
         except Exception:
             raise
         except BaseException:
-            self._leave_to_keeper(token)
+            self._leave_to_keeper(call)
             raise
         self.local.token = self.local.renewal = None
         # After a lost reply "not yours" means that an earlier sending has done it.

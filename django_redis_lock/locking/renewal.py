@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from .arguments import milliseconds
-from .grants import Request
 from .hold import Hold, printable
 from .keeper import Job, keeper
 from .scripts import RENEW, Call
@@ -65,7 +64,7 @@ class Renewal(Job):
             )
             return None
         fields = () if self._named else tuple(hold.owner().fields())
-        return Call(RENEW, hold.keys, (hold.token, self._wanted(now), *fields))
+        return Call(RENEW, hold.keys, (hold.token, self._wanted(now), hold.attempt, *fields))
 
     def _renewing(self, now: float) -> bool:
         return self.hold.renews_until > now
@@ -100,20 +99,22 @@ class Renewal(Job):
 
 
 class Abandoned(Job):
-    """Releases what an acquire may have got although nobody has heard its answer.
+    """Releases what nobody will release: what an acquire may have got although nobody has heard
+    its answer, or what a release was to give up that was interrupted.
 
-    It asks until it is answered, and once more a second later, because the acquire itself may
+    It asks until it is answered, and once more a second later, because what was sent before may
     still lie unread in the server's buffers.
 
     Args:
-        token: the grant that was not taken up for certain; left out, the request's own token.
+        release: the call that does it.
+        lifetime: seconds after which nothing can be left of it, None for never.
     """
 
-    def __init__(self, server: Server, request: Request, token: bytes | None = None) -> None:
+    def __init__(self, server: Server, release: Call, lifetime: float | None) -> None:
         now = time.monotonic()
         super().__init__(server, now)
-        self._call = request.give_back(token or request.token)
-        self._gives_up_at = request.until(now)
+        self._call = release
+        self._gives_up_at = math.inf if lifetime is None else now + lifetime
         self._answers = 0
 
     def call(self, now: float) -> Call | None:

@@ -313,13 +313,14 @@ return 1
 #: What the keeper does for a held lock: push its end out (never pull it in), say who holds it.
 #:
 #: KEYS  lock keys
-#: ARGV  token, lifetime (0 to leave it as it is, -1 for none), then the owner's fields and values,
-#:       if any
+#: ARGV  token, lifetime (0 to leave it as it is, -1 for none), the attempt that must have acquired
+#:       it ('' for any), then the owner's fields and values, if any
 #: returns the remaining lifetime as PTTL gives it, or -2 if this token does not hold the lock
 #: atomic because both must apply to this token's lock and to no other.
 RENEW = _script(
     """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
+if ARGV[3] ~= '' and not by_attempt(ARGV[3]) then return -2 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
 if left >= 0 and wanted > left then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -329,7 +330,7 @@ elseif left >= 0 and wanted < 0 then
   note('0')
   left = -1
 end
-if #ARGV > 2 then redis.call('HSET', KEYS[5], unpack(ARGV, 3)) end
+if #ARGV > 3 then redis.call('HSET', KEYS[5], unpack(ARGV, 4)) end
 if left >= 0 then
   redis.call('PEXPIRE', KEYS[5], left)
   note(left)
@@ -343,6 +344,7 @@ return left
 """,
     _NOW,
     _SET_LOCK,
+    _BY_ATTEMPT,
 )
 
 #: Change the lifetime at the holder's wish.

@@ -23,10 +23,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from .calls import is_outage, may_have_run, note_sent, receive, run, send
 from .grants import Granted, Request, parse_grant
 from .hold import printable
-from .keeper import keeper
 from .keys import wake_key
 from .line import Line, Place, join
-from .renewal import Abandoned
 from .scripts import Call
 from .server import RawConnection, server_of
 
@@ -213,7 +211,7 @@ class ThreadPlace(Place[ThreadLine]):
                 raise RedisTimeoutError("the connection broke while a grant was taken")
         except BaseException:
             # Redis may carry it out all the same; then the lock would be nobody's.
-            keeper().add(Abandoned(self.line.server, self._request, came.token))
+            self._abandon(came.token)
             raise
         return self.line.confirmed(self._request, came, until)
 
@@ -223,7 +221,7 @@ class ThreadPlace(Place[ThreadLine]):
             taken, number, _ = self._leave(wake, try_again=True)
         except RedisTimeoutError:
             # It may still be carried out; what it gets then is nobody's.
-            keeper().add(Abandoned(self.line.server, self._request))
+            self._abandon(self._request.token)
             self.line.disconnect()
             return None
         popped = self._popped(connection, connection.read_response())

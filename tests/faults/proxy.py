@@ -40,6 +40,8 @@ class Proxy:
         self._rules: list[Rule] = []
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._closed = self._away = False
+        self._flows = threading.Event()
+        self._flows.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         with server.client() as client:
@@ -60,6 +62,7 @@ class Proxy:
         traceback: TracebackType | None,
     ) -> None:
         self._closed = True
+        self._flows.set()
         self._listening.close()
         self.cut()
 
@@ -82,6 +85,13 @@ class Proxy:
         self.cut()
         yield
         self._away = False
+
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """Hold back everything until later."""
+        self._flows.clear()
+        yield
+        self._flows.set()
 
     def cut(self) -> None:
         """Cut all connections."""
@@ -114,6 +124,7 @@ class Proxy:
         with suppress(OSError, ValueError):  # The latter from a socket closed meanwhile.
             while True:
                 readable, _, _ = select.select((here, there), (), ())
+                self._flows.wait()
                 if there in readable:
                     data = there.recv(65536)
                     if not data or losing is not None:

@@ -239,15 +239,17 @@ class TestRelease:
         assert lock.local.token is None
         free(client)
 
+    @pytest.mark.parametrize("token", [None, "chosen"])
     def test_done_again_it_takes_nothing_from_anybody(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
     ) -> None:
+        """Not even from who holds the lock by the same chosen token."""
         lock, other = Lock(shaky, "shaky"), Lock(client, "shaky", timeout=30)
-        lock.acquire()
+        lock.acquire(token=token)
         proxy.lose_reply(RELEASE, times=2)
         with pytest.raises(redis.ConnectionError):
             lock.release()
-        assert other.acquire(blocking=False)
+        assert other.acquire(blocking=False, token=token)
         lock.release()
         assert other.owned()
         other.release()
@@ -261,6 +263,18 @@ class TestRelease:
         proxy.lose_request(RELEASE, times=2)
         with pytest.raises(redis.ConnectionError), Lock(shaky, "shaky", timeout=1):
             pass
+
+    def test_the_keeper_of_before_is_not_the_next_holders(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
+    ) -> None:
+        """Ended by force, and taken again by the same token: the old holder is told."""
+        lock = Lock(shaky, "shaky", timeout=1, renew=True, id="chosen")
+        lock.acquire()
+        other = Lock(client, "shaky", timeout=30, id="chosen")
+        assert other.reset()
+        assert other.acquire(blocking=False)
+        until(lambda: lock.lost)
+        assert other.owned()
 
     def test_a_loss_is_still_a_loss(
         self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
@@ -285,6 +299,51 @@ class TestRenewal:
         until(lambda: client.pttl("shaky") > 1400)
         lock.ensure_held()
         lock.release()
+
+
+class TestInterrupted:
+    """A release that is cancelled is finished by the keeper."""
+
+    def test_it_ends_with_min_hold_and_not_before(self, client: redis.Redis, proxy: Proxy) -> None:
+        async def main() -> float:
+            async with redis.asyncio.Redis(port=proxy.port) as shaky:
+                lock = AsyncLock(shaky, "shaky", min_hold=2)
+                await lock.acquire()
+                began = time.monotonic()
+                await cancelled(lock.release(), proxy)
+                assert lock.local.token is None
+                return began
+
+        began = asyncio.run(main())
+        free(client)
+        assert time.monotonic() - began > 1.9
+
+    def test_who_takes_it_again_by_the_same_token_keeps_it(
+        self, client: redis.Redis, proxy: Proxy
+    ) -> None:
+        async def main() -> None:
+            async with redis.asyncio.Redis(port=proxy.port) as shaky:
+                lock = AsyncLock(shaky, "shaky", timeout=30, id="chosen")
+                await lock.acquire()
+                await cancelled(lock.release(), proxy)
+                assert await lock.acquire(blocking_timeout=PATIENCE)
+                again = time.monotonic() + 1.5  # The keeper looks after its work a second later.
+                while time.monotonic() < again:
+                    await asyncio.sleep(0.05)
+                    assert await lock.owned()
+                await lock.release()
+
+        asyncio.run(main())
+
+
+async def cancelled(work: Any, proxy: Proxy) -> None:
+    """Cancel ``work`` while it waits for its answer."""
+    with proxy.stalled():
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
 
 
 class TestTasks:
