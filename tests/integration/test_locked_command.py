@@ -325,14 +325,23 @@ def test_an_answer_of_ones_own() -> None:
         assert work(1, b=2) == ("nightly", (1,), {"b": 2})
 
 
-def test_an_exception_passes_and_the_lock_is_released() -> None:
-    error = LookupError("no such invoice")
-
+@pytest.mark.parametrize(
+    "error",
+    [
+        LookupError("no such invoice"),
+        OSError("no disk"),
+        redis.ConnectionError("another Redis"),
+        LockNotAcquired("another lock"),
+        StopIteration(),
+    ],
+    ids=repr,
+)
+def test_an_exception_passes_and_the_lock_is_released(error: Exception) -> None:
     @locked("nightly")
     def broken() -> None:
         raise error
 
-    with pytest.raises(LookupError) as caught:
+    with pytest.raises(type(error)) as caught:
         broken()
     assert caught.value is error
     assert caught.value.__cause__ is caught.value.__context__ is None
