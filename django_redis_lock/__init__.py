@@ -9,6 +9,7 @@ from .locking.aio import AsyncLock
 from .locking.lock import Lock
 
 if TYPE_CHECKING:
+    from .caching import cached
     from .decorators import locked
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "LockLost",
     "LockNotAcquired",
     "LockNotOwnedError",
+    "cached",
     "locked",
 ]
 
@@ -30,4 +32,8 @@ def __getattr__(name: str) -> Any:
         from .decorators import locked  # noqa: PLC0415
 
         return locked
+    if name == "cached":
+        from .caching import cached  # noqa: PLC0415
+
+        return cached
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,6 @@ from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ResponseError
 
-from .computing_many import ComputingMany
 from .locking.aio import AsyncLock
 from .locking.aio_clients import asyncio_client
 from .locking.arguments import check_name
@@ -25,6 +24,7 @@ from .locking.inventory import Inventory, list_held
 from .locking.keys import INDEX, lock_keys
 from .locking.lock import Lock
 from .locking.scripts import CLEAR, Call
+from .python_redis_lock import PythonRedisLock
 from .writes import FlightEnding
 
 __all__ = ["RedisCache"]
@@ -45,7 +45,7 @@ def _guarded(method: _Method) -> _Method:
     return guarded
 
 
-class RedisCache(ComputingMany, DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
+class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
     """django-redis's cache; what differs is documented at each method."""
 
     # -- locks -------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, TypeVar, overload
 
@@ -21,6 +20,7 @@ from .cache import RedisCache
 from .contention import Conflict, OnConflict
 from .locking.arguments import check_seconds
 from .locking.lock import Lock
+from .naming import namer
 
 __all__ = ["locked"]
 
@@ -154,7 +154,7 @@ class Locked:
                 f"locked() cannot decorate {function!r}: calling it only makes a coroutine or a "
                 "generator, which would run when the lock has been released"
             )
-        name_of = _namer(self.key, function, dotted)
+        name_of = namer(self.key, function, dotted)
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -200,59 +200,6 @@ class Locked:
             args[0].stderr.write(str(conflict))
             return None
         raise conflict.error()
-
-
-def _namer(
-    key: str | Callable[..., str] | None, function: Callable[..., Any], dotted: str
-) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    """How to name the lock of one call of ``function``."""
-    if key is None:
-        return lambda args, kwargs: dotted
-    if callable(key):
-        return lambda args, kwargs: _usable(key(*args, **kwargs), dotted)
-    fields = list(_fields(key))
-    if not fields:
-        name = key.format()  # Doubled braces may stand in it.
-        return lambda args, kwargs: name
-    signature = inspect.signature(function)
-    any_name = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    for field in fields:
-        argument = field.partition(".")[0].partition("[")[0]
-        if not argument or argument.isdigit():
-            raise ValueError(f"{key!r}: name the argument between the braces, such as {{pk}}")
-        if argument not in signature.parameters and not any_name:
-            known = ", ".join(signature.parameters) or "none"
-            raise ValueError(f"{key!r}: {dotted} has no argument {argument!r} (it has: {known})")
-
-    def name_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        values = dict(bound.arguments)
-        for name, parameter in signature.parameters.items():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                values = {**values[name], **values}
-        try:
-            return _usable(key.format(**values), dotted)
-        except (LookupError, AttributeError, TypeError) as error:
-            raise ValueError(
-                f"the key {key!r} of {dotted} cannot be made from this call's arguments: {error!r}"
-            ) from error
-
-    return name_of
-
-
-def _fields(template: str) -> Iterator[str]:
-    """What stands between braces, also where a field's format has fields of its own."""
-    for _, field, spec, _ in string.Formatter().parse(template):
-        if field is not None:
-            yield field
-            yield from _fields(spec or "")
-
-
-def _usable(name: Any, dotted: str) -> str:
-    if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"the key of {dotted} must give a non-empty str, not {name!r}")
-    return name
 
 
 def _runs_later(function: Callable[..., Any]) -> bool:

@@ -82,7 +82,7 @@ def test_a_coroutine_function_is_awaited(cache: RedisCache) -> None:
         return dict.fromkeys(keys, 5)
 
     assert asyncio.run(cache.aget_or_set_many(["a", "b"], produce)) == {"a": 5, "b": 5}
-    later = asyncio.run(cache.aget_or_set_many(["c"], lambda *args: produce(*args)))
+    later = asyncio.run(cache.aget_or_set_many(["c"], lambda keys: produce(list(keys))))
     assert later == {"c": 5}
 
 

@@ -50,10 +50,10 @@ LAYERS = (
     ("locking.lock", "locking.aio"),
     ("locking.redlock", "locking.inventory", "flights*", "writes", "memory", "testing"),
     ("conf", "signals", "terms"),
-    ("computing*", "cache", "clients"),
-    ("contention", "metrics", "checks", "models"),
-    ("decorators", "admin"),
-    ("", "apps", "management*", "migrations*"),
+    ("computing*", "python_redis_lock", "cache", "clients"),
+    ("contention", "metrics", "checks", "models", "naming"),
+    ("decorators", "caching", "admin"),
+    ("", "apps", "management*", "migrations*", "templatetags*"),
 )
 KNOWS_NO_DJANGO = ("exceptions", "flights*", "memory", "testing", "writes", "locking", "locking.*")
 

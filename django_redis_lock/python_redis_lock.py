@@ -1,0 +1,63 @@
+"""The methods of python-redis-lock's cache backend, for those who switch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.core.cache.backends.base import DEFAULT_TIMEOUT
+
+from .computing_anew import ComputingAnew
+from .computing_many import ComputingMany
+from .locking.lock import Lock
+
+__all__ = ["PythonRedisLock"]
+
+
+class PythonRedisLock(ComputingMany, ComputingAnew):
+    """The part of ``RedisCache`` that goes by python-redis-lock's names."""
+
+    lock: Any
+    held_locks: Any
+
+    def locked_get_or_set(
+        self,
+        key: str,
+        value_creator: Callable[[], Any],
+        version: int | None = None,
+        expire: float | None = None,
+        id: str | bytes | None = None,
+        lock_key: str | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> Any:
+        """``get_or_set`` by python-redis-lock's name. None is a value here, and kept.
+
+        Args:
+            lock_key: a lock to hold while ``value_creator`` runs, so that values with the same
+                ``lock_key`` are computed one after another. Left out, no lock is needed: a value
+                is computed once in any case.
+            expire: seconds that lock lives; left out, the setting TIMEOUT, renewed meanwhile.
+                Without ``lock_key`` it means nothing: FLIGHT_TIMEOUT and its renewal do.
+            id: the token of that lock.
+        """
+
+        def create() -> Any:
+            if lock_key is None:
+                return value_creator()
+            lifetime = {} if expire is None else {"timeout": expire}
+            with self.lock(lock_key, id=id, **lifetime):
+                return value_creator()
+
+        return self.get_or_set(key, create, timeout, version)
+
+    def reset_all(self) -> int:
+        """Release the locks of this cache and its default version, whoever holds them; the number
+        of those released. Their holders are told that they are lost. Values are not touched, nor
+        are locks with another key prefix."""
+        client, released = self._lock_client(), 0
+        while True:
+            inventory = self.held_locks(limit=1000)
+            now = sum(Lock(client, held.key).reset() for held in inventory.locks)
+            released += now
+            if inventory.complete or not now:
+                return released

@@ -1,0 +1,93 @@
+"""``{% cached %}``: Django's ``{% cache %}`` whose missing fragments are rendered once.
+
+::
+
+    {% load redis_lock %}
+    {% cached 500 sidebar request.user.pk stale=60 %} … {% endcached %}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import template
+from django.core.cache import InvalidCacheBackendError, caches
+from django.core.cache.utils import make_template_fragment_key
+from django.template.base import FilterExpression, Node, NodeList, Parser, Token
+from django.template.context import Context
+from django.template.exceptions import TemplateSyntaxError
+
+from ..caching import computing_cache
+
+__all__ = ["register"]
+
+register = template.Library()
+
+OPTIONS = ("using", "stale", "wait", "jitter")
+
+
+class CachedNode(Node):
+    def __init__(
+        self,
+        nodelist: NodeList,
+        timeout: FilterExpression,
+        name: str,
+        vary_on: list[FilterExpression],
+        options: dict[str, FilterExpression],
+    ) -> None:
+        self.nodelist = nodelist
+        self.timeout = timeout
+        self.name = name
+        self.vary_on = vary_on
+        self.options = options
+
+    def render(self, context: Context) -> Any:
+        options = {name: value.resolve(context) for name, value in self.options.items()}
+        timeout = _seconds("timeout", self.timeout.resolve(context))
+        for name in ("stale", "wait", "jitter"):
+            if name in options:
+                options[name] = _seconds(name, options[name])
+        alias = options.pop("using", None) or _default_alias()
+        try:
+            cache = computing_cache(alias)
+        except InvalidCacheBackendError:
+            raise TemplateSyntaxError(f"cached: there is no cache {alias!r}") from None
+        key = make_template_fragment_key(self.name, [v.resolve(context) for v in self.vary_on])
+        # Never in the background: a context belongs to its thread.
+        return cache.get_or_set(
+            key, lambda: self.nodelist.render(context), timeout, background=False, **options
+        )
+
+
+def _seconds(name: str, value: Any) -> Any:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        raise TemplateSyntaxError(f"cached: {name} must be a number, not {value!r}") from None
+
+
+def _default_alias() -> str:
+    """As of Django's own tag."""
+    return "template_fragments" if "template_fragments" in caches.settings else "default"
+
+
+@register.tag
+def cached(parser: Parser, token: Token) -> CachedNode:
+    """Keep what is rendered between ``{% cached %}`` and ``{% endcached %}``.
+
+    ``{% cached timeout name vary_on… using="alias" stale=30 wait=5 jitter=0.1 %}``: as Django's
+    ``{% cache %}`` and with the same keys; a missing fragment is rendered by one, for all who wait.
+    """
+    nodelist = parser.parse(("endcached",))
+    parser.delete_first_token()
+    words = token.split_contents()
+    if len(words) < 3:
+        raise TemplateSyntaxError("cached needs at least a timeout and a name")
+    options, vary_on = {}, []
+    for word in words[3:]:
+        name, equals, value = word.partition("=")
+        if equals and name in OPTIONS:
+            options[name] = parser.compile_filter(value)
+        else:
+            vary_on.append(parser.compile_filter(word))
+    return CachedNode(nodelist, parser.compile_filter(words[1]), words[2], vary_on, options)
