@@ -111,6 +111,11 @@ OPERATIONS: dict[str, Operation] = {
 READING = ("get", "has_key", "keys")
 
 
+#: Enough to see whether a client of django-redis's is called as it wants to be.
+SOME = ("set for a time", "set_many", "add", "delete", "delete_pattern", "incr", "touch", "clear")
+SOME_OPERATIONS = [pytest.param(OPERATIONS[name], id=name) for name in (*SOME, "get_or_set")]
+
+
 class Outcome(NamedTuple):
     """What an operation did: its result or error, and what it left behind."""
 
@@ -258,6 +263,22 @@ def test_the_callers_own_client_or_pipeline_is_used(
     assert isinstance(ours.result, list)
 
 
+@pytest.mark.parametrize("operation", [*SOME_OPERATIONS, in_a_pipeline])
+def test_a_server_that_has_forgotten_all_scripts_is_taught_them(
+    redis_server: RedisServer, client: redis.Redis, operation: Operation
+) -> None:
+    """As after a restart or a failover."""
+
+    def forgetful(cache: Any) -> Any:
+        client.script_flush()
+        return operation(cache)
+
+    theirs, ours = (
+        outcome(forgetful, make(kind, redis_server), client) for kind in (PlainCache, RedisCache)
+    )
+    assert ours == theirs
+
+
 def test_the_callers_own_client_may_lead_elsewhere(
     redis_server: RedisServer, own_server: RedisServer
 ) -> None:
@@ -267,9 +288,6 @@ def test_the_callers_own_client_may_lead_elsewhere(
         assert elsewhere.get("site:1:a") == b"1"
     assert cache.get("a") is None
 
-
-#: Enough to see whether a client of django-redis's is called as it wants to be.
-SOME = ("set for a time", "set_many", "add", "delete", "delete_pattern", "incr", "touch", "clear")
 
 # -- options -----------------------------------------------------------------------------------
 
