@@ -85,10 +85,13 @@ local function next_fence(attempt)
 end
 """
 
-# by_attempt(attempt): whether the present holder acquired the lock with just this call.
+# by_attempt(attempt, unknown): whether the present holder acquired the lock with just this call;
+# `unknown` if that is not on record any more.
 _BY_ATTEMPT = """
-local function by_attempt(attempt)
-  return string.match(redis.call('GET', KEYS[4]) or '', ' (.*)$') == attempt
+local function by_attempt(attempt, unknown)
+  local kept = redis.call('GET', KEYS[4])
+  if not kept then return unknown end
+  return string.match(kept, ' (.*)$') == attempt
 end
 """
 
@@ -156,7 +159,7 @@ local function try(token, lifetime, attempt)
   local holder = redis.call('GET', KEYS[1])
   if holder then
     local mine = holder == token
-    if mine and attempt ~= '' then mine = by_attempt(attempt) end
+    if mine and attempt ~= '' then mine = by_attempt(attempt, false) end
     if not mine and not untaken(holder) then return nil end
   end
   set_lock(token, lifetime)
@@ -257,7 +260,7 @@ RELEASE = _script(
 local holder = redis.call('GET', KEYS[1])
 if not holder then return 0 end
 if holder ~= ARGV[1] then return holder == ARGV[2] and 1 or 0 end
-if ARGV[6] ~= '' and not by_attempt(ARGV[6]) then return 0 end
+if ARGV[6] ~= '' and not by_attempt(ARGV[6], true) then return 0 end
 local left = tonumber(ARGV[4])
 if left > 0 then
   left = math.min(left, math.ceil(left - (now() - tonumber(ARGV[5])) / 1000))
@@ -320,7 +323,7 @@ return 1
 RENEW = _script(
     """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
-if ARGV[3] ~= '' and not by_attempt(ARGV[3]) then return -2 end
+if ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then return -2 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
 if left >= 0 and wanted > left then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])

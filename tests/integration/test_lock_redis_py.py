@@ -270,3 +270,13 @@ class TestClients:
             with redis.Redis(**options) as other:
                 works(other)
             works_in_tasks(redis.asyncio.Redis(**options))
+
+
+def test_a_chosen_token_is_released_when_its_attempt_is_not_on_record(client: redis.Redis) -> None:
+    """The record lives a day; a lock may live longer."""
+    lock = Lock(client, "yearly", timeout=1000)
+    assert lock.acquire(token="mine")
+    client.delete("{yearly}:fence")
+    assert not Lock(client, "yearly", timeout=1000).acquire(blocking=False, token="mine")
+    lock.release()
+    assert not client.exists("yearly")
