@@ -166,7 +166,6 @@ class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # dj
     ) -> Any:
         return bool(self.client.delete(key, version, prefix, **self._by(client)))
 
-    @_guarded
     def set_many(
         self,
         data: dict[str, Any],
@@ -174,8 +173,22 @@ class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # dj
         version: int | None = None,
         client: Any = None,
         **options: Any,
-    ) -> Any:
-        return self.client.set_many(data, timeout, version, **self._by(client), **options)
+    ) -> list[Any]:
+        """As in Django: the keys that could not be set, which django-redis does not tell."""
+        return [] if self._set_many(data, timeout, version, client, options) else list(data)
+
+    @_guarded
+    def _set_many(
+        self,
+        data: dict[str, Any],
+        timeout: float | None,
+        version: int | None,
+        client: Any,
+        options: dict[str, Any],
+    ) -> bool:
+        if data:
+            self.client.set_many(data, timeout, version, **self._by(client), **options)
+        return True
 
     @_guarded
     def delete_many(self, keys: Any, version: int | None = None, client: Any = None) -> Any:

@@ -18,6 +18,11 @@ from tests.redis_server import RedisServer
 
 Operation = Callable[[Any], Any]
 
+
+def done(result: Any) -> None:
+    """django-redis does not say what came of it; we do, as Django does (see below)."""
+
+
 #: Each on a cache that holds text "a", the number 5 "five" and, for a minute, "brief".
 OPERATIONS: dict[str, Operation] = {
     "set": lambda c: c.set("new", {"x": 1}),
@@ -60,12 +65,12 @@ OPERATIONS: dict[str, Operation] = {
     "delete of a version": lambda c: c.delete("a", version=7),
     "delete of a prefix": lambda c: c.delete("a", prefix="other"),
     "delete by position": lambda c: c.delete("a", 1, c.key_prefix),
-    "set_many": lambda c: c.set_many({"a": 1, "new": 2}),
-    "set_many for a time": lambda c: c.set_many({"a": 1, "new": 2}, 60),
-    "set_many for 0": lambda c: c.set_many({"a": 1, "new": 2}, timeout=0),
-    "set_many for ever": lambda c: c.set_many({"a": 1}, timeout=None),
-    "set_many of a version": lambda c: c.set_many({"a": 1}, version=2),
-    "set_many, none": lambda c: c.set_many({}),
+    "set_many": lambda c: done(c.set_many({"a": 1, "new": 2})),
+    "set_many for a time": lambda c: done(c.set_many({"a": 1, "new": 2}, 60)),
+    "set_many for 0": lambda c: done(c.set_many({"a": 1, "new": 2}, timeout=0)),
+    "set_many for ever": lambda c: done(c.set_many({"a": 1}, timeout=None)),
+    "set_many of a version": lambda c: done(c.set_many({"a": 1}, version=2)),
+    "set_many, none": lambda c: done(c.set_many({})),
     "delete_many": lambda c: c.delete_many(["a", "five", "new"]),
     "delete_many, none": lambda c: c.delete_many([]),
     "delete_many of a generator": lambda c: c.delete_many(k for k in ["a"]),
@@ -230,7 +235,7 @@ def on_a_client(cache: Any) -> list[Any]:
         return [
             cache.set("new", 1, client=own),
             cache.add("new", 2, client=own),
-            cache.set_many({"x": 1, "y": 2}, client=own),
+            done(cache.set_many({"x": 1, "y": 2}, client=own)),
             cache.delete("x", client=own),
             cache.delete_many(["y", "a"], client=own),
             cache.incr_version("new", client=own),
@@ -375,6 +380,30 @@ def test_a_key_function_is_used_everywhere(redis_server: RedisServer, client: re
     cache.delete("a")
     cache.delete_many(["b", "c"])
     assert not [key for key in client.keys() if key.startswith(b"1/")]
+
+
+# -- Django's contract where django-redis breaks it ---------------------------------------------
+
+
+def test_set_many_gives_the_keys_that_could_not_be_set(own_server: RedisServer) -> None:
+    cache = make(RedisCache, own_server, IGNORE_EXCEPTIONS=True)
+    assert cache.set_many({"a": 1, "b": 2}) == []
+    assert cache.set_many({}) == []
+    own_server.stop()
+    assert cache.set_many({"a": 1, "b": 2}) == ["a", "b"]
+
+
+def test_nothing_to_set_or_delete_needs_no_redis(client: redis.Redis, redis_server: Any) -> None:
+    cache = make(RedisCache, redis_server)
+    client.config_resetstat()
+    assert cache.set_many({}) == []
+    assert not [name for name in client.info("commandstats") if "eval" in name]
+
+
+@pytest.mark.parametrize("method", ["incr_version", "decr_version"])
+def test_the_version_of_a_missing_key(redis_server: RedisServer, method: str) -> None:
+    with pytest.raises(ValueError, match="new"):
+        getattr(make(RedisCache, redis_server), method)("new")
 
 
 # -- signatures --------------------------------------------------------------------------------
