@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from .conf import Conf
 from .exceptions import LockNotAcquired
 from .flights import TOO_LATE, CoordinationError, Producer, Steps, TaskCrew, ThreadCrew
-from .flights.aboard import Aboard, boarded
+from .flights.aboard import Aboard, Place, boarded
 from .flights.steps import Run
 from .locking.aio_clients import asyncio_client
 from .locking.calls import OUTAGE, is_pool_exhausted
@@ -187,10 +187,11 @@ class Computing:
         deadline = time.monotonic() + terms.wait
         flights = crew.flights
         if read:
+            kept = None
             try:
-                [kept] = yield Run((Call(READ, (nkey,), ()),))
+                kept = yield from self._read(flights.place(nkey), producer)
             except (RedisError, OSError) as error:
-                kept, alone = None, self._may_go_on_alone(error)
+                alone = self._may_go_on_alone(error)
             if kept is not None:
                 value, left = kept
                 if 0 <= int(left) <= producer.stale:
@@ -208,6 +209,21 @@ class Computing:
         if terms.on_wait_timeout == "default":
             return None if callable(default) else default
         return (yield from flights.compute_anyway(nkey, producer, alone))
+
+    def _read(self, place: Place, producer: Producer) -> Steps:
+        """What Redis keeps, with its remaining lifetime; None also where there is no need to look:
+        who asks next for what may not be stale reads it while asking who computes it."""
+        aboard = boarded.get(place)
+        if aboard is None and not producer.stale:
+            return None
+        if aboard is not None and not aboard.looking.acquire(blocking=False):
+            return None
+        try:
+            [kept] = yield Run((Call(READ, (place[1],), ()),))
+            return kept
+        finally:
+            if aboard is not None:
+                aboard.looking.release()
 
     def _may_go_on_alone(self, error: BaseException | None) -> bool:
         """Redis went away, or lets us read but not coordinate. Whatever goes wrong with that, the

@@ -17,7 +17,7 @@ from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import STORE, TAKE_FLIGHT, TAKE_OVER, Call
 from ..locking.server import Server
-from .aboard import Aboard, being_computed, boarded, computing, land
+from .aboard import Aboard, Place, being_computed, boarded, computing, land
 from .steps import (
     FOUND,
     LEAD,
@@ -62,6 +62,10 @@ class Flights:
         self._event = event
         self._loop = loop
 
+    def place(self, key: bytes) -> Place:
+        """Where those of this process meet who are after the value at ``key``."""
+        return self._server, key, self._loop
+
     def get_or_compute(self, key: bytes, producer: Producer, deadline: float, alone: bool) -> Steps:
         """The value at ``key``, computed here or by whoever already does; or ``TOO_LATE``.
 
@@ -75,7 +79,7 @@ class Flights:
             CoordinationError: Redis could not be asked who computes.
             Exception: whatever the producer raises, to the caller that ran it.
         """
-        place = (self._server, key, self._loop)
+        place = self.place(key)
         if place[:2] in being_computed():
             raise LockError("get_or_set needs the value it is just computing", key)
         while True:

@@ -199,6 +199,49 @@ def test_followers_of_a_loop_share_one_wait(cache: RedisCache, client: redis.Red
     assert run(ask()) == [5] * 20
 
 
+def test_a_crowd_of_tasks_needs_few_connections(cache: RedisCache, client: redis.Redis) -> None:
+    async def ask() -> None:
+        slow = TaskProducer()
+        before = int(client.info("clients")["connected_clients"])
+        tasks = [asyncio.ensure_future(cache.aget_or_set("report", slow)) for _ in range(400)]
+        await slow.begun.wait()
+        tasks += [asyncio.ensure_future(cache.aget_or_set("report", slow)) for _ in range(400)]
+        await asyncio.sleep(0)
+        slow.finish.set()
+        assert await asyncio.gather(*tasks) == ["computed"] * 800
+        found = [asyncio.ensure_future(cache.aget_or_set("report", slow)) for _ in range(400)]
+        assert await asyncio.gather(*found) == ["computed"] * 400
+        assert slow.calls == 1
+        assert int(client.info("clients")["connected_clients"]) - before <= 4
+
+    run(ask())
+
+
+def test_what_was_written_meanwhile_is_found_beside_the_computation(cache: RedisCache) -> None:
+    async def ask() -> None:
+        slow = TaskProducer()
+        leader = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        await cache.aset("report", "newer")
+        asking = cache.aget_or_set("report", 1, wait=0, on_wait_timeout="raise")
+        assert await asking == "newer"
+        slow.finish.set()
+        assert await leader == "computed"
+
+    run(ask())
+
+
+def test_a_hit_is_one_command_and_a_miss_two(cache: RedisCache, client: redis.Redis) -> None:
+    async def ask() -> None:
+        await cache.aget_or_set("warm", 1)
+        for expected in (2, 1):
+            client.config_resetstat()
+            await cache.aget_or_set("report", 1)
+            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == expected
+
+    run(ask())
+
+
 def ask_somehow(link: Link, url: str, kind: str) -> list[Any]:
     """Ask for the report four times at once, in tasks, in threads, or in a loop for each thread."""
     cache = RedisCache(url, {})

@@ -407,6 +407,16 @@ def test_a_follower_learns_of_an_end_before_it_began_to_listen(
     assert Asking(cache.get_or_set, "report", 1).found() == 5
 
 
+def test_a_computation_slower_than_the_time_out_of_the_socket_is_waited_for_in_one_wait(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    cache = make(redis_server, SOCKET_TIMEOUT=0.1)
+    elsewhere(client, 0.5)
+    client.config_resetstat()
+    assert cache.get_or_set("report", "mine") == "mine"
+    assert client.info("commandstats")["cmdstat_xread"]["calls"] == 1
+
+
 def test_a_follower_whose_wait_redis_breaks_off_goes_on_waiting(
     cache: RedisCache, client: redis.Redis
 ) -> None:
