@@ -20,6 +20,7 @@ from .calls import (
     may_have_run,
     note_sent,
     pack,
+    worth_a_second_try,
 )
 from .scripts import Call
 from .server import own_settings
@@ -74,18 +75,19 @@ async def run(client: Any, call: Call, *, patience: float | None = None) -> Answ
     """As ``server.run``."""
     pool = client.connection_pool
     try:
-        return Answer(await _run_pooled(pool, call, patience), sent_twice=False)
+        return Answer(await _within(patience, _run_pooled(pool, call)), sent_twice=False)
     except (RedisConnectionError, RedisTimeoutError) as error:
         if is_pool_exhausted(error):
             connection = await connect(client, timeout=5.0)
             try:
-                return Answer(await _exchange(connection, call, patience), sent_twice=False)
+                answer = await _within(patience, _exchange(connection, call))
+                return Answer(answer, sent_twice=False)
             finally:
                 await connection.disconnect()
-        if patience is not None or not may_have_run(error):
+        if not worth_a_second_try(error, patience):
             raise
         try:
-            return Answer(await _run_pooled(pool, call, patience), sent_twice=True)
+            return Answer(await _within(patience, _run_pooled(pool, call)), sent_twice=True)
         except Exception as second:
             note_sent(second, True)
             raise
@@ -121,10 +123,19 @@ async def _run_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
         await pool.release(connection)
 
 
-async def _run_pooled(pool: Any, call: Call, patience: float | None) -> Any:
+async def _within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
+    if seconds is None:
+        return await work
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except asyncio.TimeoutError:
+        raise RedisTimeoutError(f"Redis did not answer within {seconds:.3f} s") from None
+
+
+async def _run_pooled(pool: Any, call: Call) -> Any:
     connection = await _connected(pool)
     try:
-        return await _exchange(connection, call, patience)
+        return await _exchange(connection, call)
     finally:
         await pool.release(connection)
 
@@ -138,15 +149,12 @@ async def _connected(pool: Any) -> Any:
         raise
 
 
-async def _exchange(connection: AsyncRawConnection, call: Call, patience: float | None) -> Any:
+async def _exchange(connection: AsyncRawConnection, call: Call) -> Any:
     try:
         await send(connection, call)
-        return await asyncio.wait_for(receive(connection, call), patience)
+        return await receive(connection, call)
     except ResponseError:
         raise
-    except asyncio.TimeoutError:
-        await connection.disconnect(nowait=True)
-        raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s") from None
     except BaseException:
         # Also for cancellation: a connection with a reply still to come is of no use.
         await connection.disconnect(nowait=True)

@@ -17,13 +17,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .aio_calls import AsyncRawConnection, cancellable, connect, receive, run, send
 from .calls import is_outage, may_have_run, note_sent
-from .grants import Granted, Request, parse_grant
+from .grants import LAST_TRY, Granted, Request
 from .hold import printable
 from .keys import wake_key
 from .line import Line, Place, join
 from .scripts import Call
 from .server import server_of
-from .waiting import FIRST_PAUSE, LAST_TRY, LONGEST_PAUSE
+from .waiting import FIRST_PAUSE, LONGEST_PAUSE
 
 __all__ = ["TaskLine", "TaskPlace", "in_background"]
 
@@ -140,7 +140,8 @@ class TaskPlace(Place[TaskLine]):
     async def _ask(self) -> Granted | None:
         """Take the lock if it is free, else get on the register."""
         sent_at = time.monotonic()
-        reply = (await cancellable(run(self._client, self.line.ask(self._request)))).value
+        call, patience = self.line.ask(self._request), self._request.patience()
+        reply = (await cancellable(run(self._client, call, patience=patience))).value
         self._request = self._request.with_margin(sent_at)
         return self.line.asked(self._request, reply, sent_at)
 
@@ -245,9 +246,9 @@ class TaskPlace(Place[TaskLine]):
         """The wait is cancelled: pass on what came."""
         try:
             await self._leave(wake, try_again=False)
-            source, element = await asyncio.wait_for(reading, ANSWER)
-            if source == self._request.keys.grants:
-                await run(self._client, self._request.give_back(parse_grant(element)[0]))
+            reply = await asyncio.wait_for(reading, ANSWER)
+            if (grant := self.line.grant_in(reply)) is not None:
+                await run(self._client, self._request.give_back(grant[0]))
         except (RedisError, OSError, asyncio.TimeoutError) as error:
             name = printable(self._request.keys.lock)
             logger.info("Left the wait for %s without Redis: %s", name, error)

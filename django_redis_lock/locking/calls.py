@@ -29,6 +29,7 @@ __all__ = [
     "receive",
     "run",
     "send",
+    "worth_a_second_try",
 ]
 
 #: What an absent, restarting or failing-over Redis looks like.
@@ -49,7 +50,9 @@ FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) 
 def is_outage(error: BaseException) -> bool:
     """Whether ``error`` may pass by itself, so that a waiter should try again."""
     if isinstance(error, ResponseError):
-        return str(error).startswith(_OUTAGE_REPLIES) or isinstance(error, OUTAGE)
+        # Redis 6 puts what happened in a script behind "Error running script", with a hyphen.
+        said = f"-{error}"
+        return any(f"-{reply}" in said for reply in _OUTAGE_REPLIES) or isinstance(error, OUTAGE)
     return isinstance(error, OUTAGE)
 
 
@@ -66,6 +69,13 @@ def may_have_run(error: BaseException) -> bool:
 def is_pool_exhausted(error: BaseException) -> bool:
     """Whether ``error`` speaks of the pool and not of the server."""
     return str(error).startswith(("Too many connections", "No connection available"))
+
+
+def worth_a_second_try(error: Exception, patience: float | None) -> bool:
+    """Whether to send once more what ended with ``error``."""
+    if patience is not None and isinstance(error, RedisTimeoutError):
+        return False
+    return may_have_run(error)
 
 
 class Answer(NamedTuple):
@@ -114,8 +124,8 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
     if the connection broke before the reply.
 
     Args:
-        patience: seconds to wait for the reply, and then no second try; None leaves the wait to
-            the pool's socket timeout.
+        patience: seconds to wait for the reply, and no second try if it does not come; None
+            leaves the wait to the pool's socket timeout.
 
     Raises:
         redis.exceptions.RedisError: as redis-py's; nothing is known of the outcome then.
@@ -124,7 +134,8 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
     try:
         return Answer(_run(server, call, patience), sent_twice=False)
     except (RedisConnectionError, RedisTimeoutError) as error:
-        if patience is not None or not may_have_run(error):
+        server.close()  # What ended one connection may have ended those at rest, unnoticed.
+        if not worth_a_second_try(error, patience):
             raise
         try:
             return Answer(_run(server, call, patience), sent_twice=True)
@@ -160,6 +171,7 @@ def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
     try:
         return _run_all(server, calls)
     except (RedisConnectionError, RedisTimeoutError) as error:
+        server.close()
         if not may_have_run(error):
             raise
         return _run_all(server, calls)

@@ -23,12 +23,24 @@ from .keys import LockKeys
 from .owner import hostname
 from .scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH, Call
 
-__all__ = ["ALIVE", "FRESH", "LOOK_EVERY", "Clock", "Granted", "Request", "new_token", "waiter_id"]
+__all__ = [
+    "ALIVE",
+    "FRESH",
+    "LAST_TRY",
+    "LOOK_EVERY",
+    "Clock",
+    "Granted",
+    "Request",
+    "new_token",
+    "waiter_id",
+]
 
 #: Seconds a waiter counts as alive after its keeper has last said so.
 ALIVE = 6.0
 #: Seconds between two looks of the keeper at a lock its process waits for.
 LOOK_EVERY = 2.0
+#: Seconds the last try at the deadline may take before the wait ends without it.
+LAST_TRY = 0.1
 #: A grant reckoned to be older than this many seconds is asked about before it is believed; so is
 #: one that seems to come from the future by as much (the server's clock was set back).
 FRESH = 0.5
@@ -131,6 +143,10 @@ class Request(NamedTuple):
         if self.deadline is None:
             return 3600.0
         return max(0.0, self.deadline - self.margin - time.monotonic())
+
+    def patience(self) -> float | None:
+        """Seconds for which an answer is worth waiting, None without end."""
+        return None if self.deadline is None else self.left() + LAST_TRY
 
     def with_margin(self, asked_at: float) -> Request:
         """The same request, after an answer to what was sent at ``asked_at``: the last try will be

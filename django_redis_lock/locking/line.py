@@ -138,13 +138,20 @@ class Line(ABC):
         if self._watch is not None:
             keeper().reschedule(self._watch, time.monotonic() + pause)
 
+    def grant_in(self, reply: Any) -> tuple[bytes, int] | None:
+        """Token and fence of the grant the blocking pop brought. None for the farewell, and for a
+        pop that an operator has ended (CLIENT UNBLOCK)."""
+        if reply is None or reply[0] != self.request.keys.grants:
+            return None
+        return parse_grant(reply[1])
+
     def came(self, request: Request, reply: Any) -> Came | None:
         """The answer to the blocking pop: a grant, or None for the farewell."""
         at = time.monotonic()
-        source, element = reply
-        if source != request.keys.grants:
+        grant = self.grant_in(reply)
+        if grant is None:
             return None
-        token, fence = parse_grant(element)
+        token, fence = grant
         closed = self._close_if_last()
         call = request.take(token, self.waiter if closed else b"")
         age = self.clock.age(fence) if self.clock else math.inf

@@ -21,7 +21,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .calls import is_outage, may_have_run, note_sent, receive, run, send
-from .grants import Granted, Request, parse_grant
+from .grants import LAST_TRY, Granted, Request
 from .hold import printable
 from .keys import wake_key
 from .line import Line, Place, join
@@ -34,8 +34,6 @@ logger = logging.getLogger("django_redis_lock.waiting")
 
 #: Pauses between attempts to reach a server that is away, in seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-#: Seconds the last try at the deadline may take before the wait ends without it.
-LAST_TRY = 0.1
 
 
 class Extension:
@@ -137,7 +135,8 @@ class ThreadPlace(Place[ThreadLine]):
     def _ask(self) -> Granted | None:
         """Take the lock if it is free, else get on the register."""
         sent_at = time.monotonic()
-        reply = (run(self._client, self.line.ask(self._request))).value
+        call, patience = self.line.ask(self._request), self._request.patience()
+        reply = run(self._client, call, patience=patience).value
         self._request = self._request.with_margin(sent_at)
         return self.line.asked(self._request, reply, sent_at)
 
@@ -235,9 +234,8 @@ class ThreadPlace(Place[ThreadLine]):
         """The wait ends with an exception (KeyboardInterrupt, say): pass on what came."""
         try:
             self._leave(wake, try_again=False)
-            source, element = connection.read_response()
-            if source == self._request.keys.grants:
-                run(self._client, self._request.give_back(parse_grant(element)[0]))
+            if (grant := self.line.grant_in(connection.read_response())) is not None:
+                run(self._client, self._request.give_back(grant[0]))
         except (RedisError, OSError) as error:
             # At worst the grant runs out by itself.
             name = printable(self._request.keys.lock)

@@ -304,4 +304,4 @@ class TestCancelling:
 
         asyncio.run(main())
         assert not places("tasks")
-        assert not client.zcard("{tasks}:waiters")
+        asyncio.run(until_nobody_is_registered(client))

@@ -1,0 +1,300 @@
+"""Redis goes away, comes back with or without its data, freezes, or loses what it knew."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_redis_lock import AsyncLock, Lock
+from tests.integration.test_lock import places
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, in_threads, until
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture
+def lasting_server() -> Iterator[RedisServer]:
+    """One that keeps its data."""
+    with RedisServer(persistent=True) as server:
+        yield server
+
+
+def client_of(server: RedisServer, **options: Any) -> redis.Redis:
+    return server.client(retry=Retry(NoBackoff(), 0), **options)
+
+
+class Holder:
+    """A renewed lock, and whether it was told of its loss."""
+
+    def __init__(self, client: redis.Redis, timeout: float = 1.0) -> None:
+        self.told = threading.Event()
+        self.lock = Lock(client, "faulty", timeout=timeout, renew=True, on_lost=self.told.set)
+        assert self.lock.acquire()
+
+
+def in_background(client: redis.Redis, **options: Any) -> Background:
+    """Another, which waits for the lock and gives it back."""
+    options = {"timeout": 30, "blocking_timeout": PATIENCE} | options
+
+    def wait() -> int | None:
+        with Lock(client, "faulty", **options) as lock:
+            return lock.fence
+
+    waiter = Background(wait)
+    until(lambda: places("faulty"))
+    return waiter
+
+
+def blocked(client: redis.Redis) -> bool:
+    return bool(client.info("clients")["blocked_clients"])
+
+
+class TestLosingTheData:
+    @pytest.mark.parametrize("how", ["flush", "delete", "restart", "crash", "away for a while"])
+    def test_the_waiter_has_the_lock_and_the_holder_is_told(
+        self, own_server: RedisServer, how: str
+    ) -> None:
+        client = client_of(own_server)
+        holder = Holder(client)
+        before = holder.lock.fence
+        waiter = in_background(client)
+        until(lambda: blocked(client))
+        if how == "flush":
+            client.flushall()
+        elif how == "delete":
+            client.delete("faulty")
+        elif how == "restart":
+            own_server.restart()
+        elif how == "crash":
+            own_server.kill()
+            own_server.start()
+        else:
+            own_server.stop()
+            assert holder.told.wait(PATIENCE)
+            own_server.start()
+        fence = waiter.result()
+        assert fence is not None
+        assert before is not None
+        assert fence > before
+        assert holder.told.wait(PATIENCE)
+        assert holder.lock.lost
+
+    def test_tasks_too(self, own_server: RedisServer) -> None:
+        async def main() -> None:
+            told = asyncio.Event()
+            retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
+            async with redis.asyncio.Redis(port=own_server.port, retry=retry) as client:
+                holder = AsyncLock(client, "faulty", timeout=1, renew=True, on_lost=told.set)
+                await holder.acquire()
+                other = AsyncLock(client, "faulty", timeout=30)
+                waiting = asyncio.create_task(other.acquire(blocking_timeout=PATIENCE))
+                while not places("faulty"):
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(own_server.restart)
+                assert await waiting
+                await asyncio.wait_for(told.wait(), PATIENCE)
+                assert holder.lost
+
+        asyncio.run(main())
+
+
+class TestKeepingTheData:
+    @pytest.mark.parametrize("how", ["restart", "kill"])
+    def test_the_holder_keeps_the_lock(self, lasting_server: RedisServer, how: str) -> None:
+        client = client_of(lasting_server)
+        holder = Holder(client, timeout=15)
+        waiter = in_background(client)
+        until(lambda: blocked(client))
+        token = holder.lock.local.token
+        if how == "kill":
+            lasting_server.kill()
+            time.sleep(0.5)
+            lasting_server.start()
+        else:
+            lasting_server.restart()
+        until(lambda: client.zcard("{faulty}:waiters") and blocked(client))
+        assert not waiter.done
+        assert client.get("faulty") == token
+        assert holder.lock.owned()
+        holder.lock.ensure_held()
+        holder.lock.release()
+        assert waiter.result()
+        assert not holder.told.is_set()
+
+
+class TestFreezing:
+    def test_the_holder_keeps_the_lock(self, own_server: RedisServer) -> None:
+        client = client_of(own_server)
+        holder = Holder(client, timeout=6)
+        waiter = in_background(client)
+        own_server.pause()
+        time.sleep(3)
+        own_server.resume()
+        until(lambda: client.pttl("faulty") > 5500)
+        assert not waiter.done
+        holder.lock.ensure_held()
+        holder.lock.release()
+        assert waiter.result()
+        assert not holder.told.is_set()
+
+    def test_the_holder_is_told_in_time(self, own_server: RedisServer) -> None:
+        """Before the server can give the lock to anybody."""
+        client = client_of(own_server)
+        holder = Holder(client, timeout=1.5)
+        waiter = in_background(client)
+        own_server.pause()
+        assert holder.told.wait(PATIENCE)
+        assert holder.lock.lost
+        assert not waiter.done
+        own_server.resume()
+        assert waiter.result()
+
+    @pytest.mark.parametrize("waits_already", [True, False])
+    def test_a_wait_ends_at_its_deadline(
+        self, own_server: RedisServer, waits_already: bool
+    ) -> None:
+        client = client_of(own_server, socket_timeout=20)
+        holder = Holder(client, timeout=60)
+        lock = Lock(client, "faulty")
+        if not waits_already:
+            own_server.pause()
+        began = time.monotonic()
+        waiter = Background(lambda: lock.acquire(blocking_timeout=1))
+        if waits_already:
+            until(lambda: blocked(client))
+            own_server.pause()
+        try:
+            assert waiter.result() is False
+        except redis.TimeoutError:
+            assert not waits_already
+        assert time.monotonic() - began < 5
+        own_server.resume()
+        holder.lock.ensure_held()
+        holder.lock.release()
+        assert Lock(client, "faulty").acquire(blocking_timeout=PATIENCE)
+
+    def test_a_wait_of_a_task_too(self, own_server: RedisServer) -> None:
+        async def main() -> None:
+            retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
+            options: dict[str, Any] = {"port": own_server.port, "retry": retry}
+            async with redis.asyncio.Redis(**options, socket_timeout=20) as client:
+                await client.ping()
+                own_server.pause()
+                with pytest.raises(redis.TimeoutError):
+                    await AsyncLock(client, "faulty").acquire(blocking_timeout=1)
+
+        began = time.monotonic()
+        try:
+            asyncio.run(main())
+            assert time.monotonic() - began < 5
+        finally:
+            own_server.resume()
+        assert Lock(client_of(own_server), "faulty").acquire(blocking_timeout=PATIENCE)
+
+
+class TestConnections:
+    def test_those_at_rest_break_with_the_server(self, lasting_server: RedisServer) -> None:
+        """All at once, and before it could be noticed; a call takes the next one only once."""
+        client = client_of(lasting_server)
+        numbers = iter(range(8))
+        lock = Lock(client, "faulty", timeout=30, thread_local=False)
+
+        def work() -> None:
+            name = f"lock-{next(numbers)}"
+            for _ in range(50):
+                with Lock(client, name, timeout=30):
+                    pass
+
+        in_threads(8, work)
+        lasting_server.restart()
+        assert lock.acquire(blocking=False)
+        in_threads(8, lock.owned)
+        lasting_server.restart()
+        assert lock.owned()
+        lasting_server.restart()
+        lock.release()
+        assert not lock.locked()
+
+    @pytest.mark.parametrize("reason", ["ERROR", "TIMEOUT", "kill"])
+    def test_an_operator_ends_a_wait(self, own_server: RedisServer, reason: str) -> None:
+        client = client_of(own_server)
+        holder = Holder(client, timeout=30)
+        waiter = in_background(client)
+        for _ in range(3):
+            until(lambda: blocked(client))
+            (waiting,) = [c for c in client.client_list() if c["cmd"] == "blpop"]
+            if reason == "kill":
+                client.client_kill_filter(_id=waiting["id"])
+            else:
+                client.client_unblock(int(waiting["id"]), error=reason == "ERROR")
+        until(lambda: blocked(client))
+        assert not waiter.done
+        holder.lock.release()
+        assert waiter.result()
+
+    def test_a_primary_that_is_none_for_a_while(self, own_server: RedisServer) -> None:
+        """As in a failover that is called off."""
+        client = client_of(own_server)
+        holder = Holder(client, timeout=6)
+        waiter = in_background(client)
+        until(lambda: blocked(client))
+        client.replicaof("127.0.0.1", 1)
+        time.sleep(1)
+        client.replicaof("NO", "ONE")
+        until(lambda: client.pttl("faulty") > 5000)
+        until(lambda: blocked(client))
+        holder.lock.release()
+        assert waiter.result()
+
+
+class TestAway:
+    def test_who_asks_first_is_told(self, own_server: RedisServer) -> None:
+        client = client_of(own_server)
+        own_server.stop()
+        for options in ({"blocking": False}, {"blocking_timeout": PATIENCE}, {}):
+            with pytest.raises(redis.ConnectionError):
+                Lock(client, "faulty", timeout=5, **options).acquire()
+        assert not places("faulty")
+
+    def test_who_waits_is_told_at_the_deadline(self, own_server: RedisServer) -> None:
+        client = client_of(own_server)
+        holder = Holder(client, timeout=60)
+        waiter = in_background(client, blocking_timeout=1)
+        own_server.stop()
+        with pytest.raises(redis.ConnectionError):
+            waiter.result()
+        assert not places("faulty")
+        own_server.start()
+        with pytest.raises(redis.exceptions.LockNotOwnedError):
+            holder.lock.release()
+
+    def test_a_failed_release_can_be_done_again(self, lasting_server: RedisServer) -> None:
+        client = client_of(lasting_server)
+        lock = Lock(client, "faulty")
+        lock.acquire()
+        token = lock.local.token
+        lasting_server.stop()
+        with pytest.raises(redis.ConnectionError):
+            lock.release()
+        assert lock.local.token == token
+        lasting_server.start()
+        assert client.get("faulty") == token
+        lock.release()
+        assert not lock.locked()
+
+    def test_the_body_of_with_comes_first(self, own_server: RedisServer) -> None:
+        def stop_and_fail() -> None:
+            own_server.stop()
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError), Lock(client_of(own_server), "faulty", timeout=5):
+            stop_and_fail()
