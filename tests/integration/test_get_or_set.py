@@ -664,7 +664,7 @@ def narrow(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterato
     """A cache whose pool has one connection, which the application has taken."""
     cache = RedisCache(of_one(redis_server), {"OPTIONS": {"IGNORE_EXCEPTIONS": request.param}})
     connections = cache.client.get_client(write=True).connection_pool
-    connection = connections.get_connection()
+    connection = connections.get_connection(*calls.FOR_COMMAND)
     yield cache
     connections.release(connection)
 
