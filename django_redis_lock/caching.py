@@ -42,9 +42,10 @@ class CachedFunction(Protocol[P, R_co]):
 def cached(function: Callable[P, R], /) -> CachedFunction[P, R]: ...
 @overload
 def cached(
-    key: str | None = None,
+    template: str | None = None,
     /,
     *,
+    key: str | Callable[..., str] | None = None,
     timeout: float | None = DEFAULT_TIMEOUT,
     version: int | None = None,
     using: str = "default",

@@ -92,11 +92,12 @@ class ComputingMany(Computing):
         """What is there. Nothing, if Redis is away or the pool is used up: then it is asked again
         with the question who computes."""
         try:
-            return self.get_many(names, version=version) or {}
+            found: dict[str, Any] = self.get_many(names, version=version)
         except RedisConnectionError as error:
             if is_pool_exhausted(error):
                 return {}
             raise
+        return found
 
     def _values(
         self,
