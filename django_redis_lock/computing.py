@@ -94,8 +94,8 @@ class Computing:
             TypeError, ValueError: an option makes no sense.
             redis.exceptions.RedisError: Redis is away and IGNORE_EXCEPTIONS is off.
         """
-        terms = Terms.of(
-            self.conf,
+        # A hit is to cost what a plain GET costs, so the settings have to wait.
+        given = Terms.given(
             stale=stale,
             wait=wait,
             on_wait_timeout=on_wait_timeout,
@@ -103,12 +103,15 @@ class Computing:
             background=background,
             error_ttl=error_ttl,
         )
-        alone = False
-        if not terms.stale:
+        alone, may_be_stale = False, given.get("stale", SETTING)
+        if may_be_stale is SETTING:
+            may_be_stale = self.conf.STALE
+        if not may_be_stale:
             value = self._look(key, version)
             alone = value is CONNECTION_INTERRUPTED
             if value is not _MISSING and not alone:
                 return value
+        terms = Terms.of(self.conf, **given)
         producer = self._producer(default, timeout, terms)
         crew = self._thread_crew()
         nkey = self._encoded_key(key, version)

@@ -31,15 +31,27 @@ class Terms(NamedTuple):
         Raises:
             TypeError, ValueError: something given makes no sense.
         """
-        given = {name: value for name, value in given.items() if value is not SETTING}
-        terms = cls(*(given.get(name, getattr(conf, name.upper())) for name in cls._fields))
-        for name in ("stale", "wait", "error_ttl"):
-            check_seconds(name, getattr(terms, name), zero=True)
-        check_share("jitter", terms.jitter)
-        if terms.on_wait_timeout not in ON_WAIT_TIMEOUT:
-            allowed = '"compute", "raise" or "default"'
-            raise ValueError(f"on_wait_timeout must be {allowed}, not {terms.on_wait_timeout!r}")
-        return terms
+        given = cls.given(**given)
+        values = (given[n] if n in given else getattr(conf, n.upper()) for n in cls._fields)
+        return cls(*values)
+
+    @classmethod
+    def given(cls, **options: Any) -> dict[str, Any]:
+        """Those of ``options`` that are not left out.
+
+        Raises:
+            TypeError, ValueError: one makes no sense.
+        """
+        given = {name: value for name, value in options.items() if value is not SETTING}
+        for name, value in given.items():
+            if name in ("stale", "wait", "error_ttl"):
+                check_seconds(name, value, zero=True)
+            elif name == "jitter":
+                check_share(name, value)
+            elif name == "on_wait_timeout" and value not in ON_WAIT_TIMEOUT:
+                allowed = '"compute", "raise" or "default"'
+                raise ValueError(f"on_wait_timeout must be {allowed}, not {value!r}")
+        return given
 
     def lifetime(self, timeout: float | None) -> int:
         """Milliseconds to keep a value: 0 without end, negative not at all.
