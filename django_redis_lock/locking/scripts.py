@@ -135,11 +135,17 @@ local function untaken(holder, grants)
 end
 """
 
-# waited_for(): whether a live waiter is registered; nearly always there is not even the key.
-_WAITED_FOR = """
-local function waited_for()
-  return redis.call('EXISTS', KEYS[3]) == 1
-    and redis.call('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf') > 0
+# pass_on(successor, lifetime): give the lock to the first live waiter, or to nobody. Nearly always
+# nobody waits, and there is not even the key to look into.
+_PASS_ON = """
+local function pass_on(successor, lifetime)
+  if redis.call('EXISTS', KEYS[3]) == 1
+    and redis.call('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf') > 0 then
+    grant(successor, lifetime)
+    return
+  end
+  redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
+  if KEYS[6] then redis.call('ZREM', KEYS[6], KEYS[1]) end
 end
 """
 
@@ -267,11 +273,8 @@ if left > 0 then
 end
 if left > 0 then
   set_lock(ARGV[2], string.format('%.0f', left))
-elseif waited_for() then
-  grant(ARGV[2], ARGV[3])
 else
-  redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
-  if KEYS[6] then redis.call('ZREM', KEYS[6], KEYS[1]) end
+  pass_on(ARGV[2], ARGV[3])
 end
 return 1
 """,
@@ -279,7 +282,7 @@ return 1
     _FENCE,
     _SET_LOCK,
     _GRANT,
-    _WAITED_FOR,
+    _PASS_ON,
     _BY_ATTEMPT,
 )
 
@@ -297,19 +300,14 @@ if not holder or (ARGV[3] ~= '' and holder ~= ARGV[3]) then
   return 0
 end
 if untaken(holder) then return 0 end
-if waited_for() then
-  grant(ARGV[1], ARGV[2])
-else
-  redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
-  if KEYS[6] then redis.call('ZREM', KEYS[6], KEYS[1]) end
-end
+pass_on(ARGV[1], ARGV[2])
 return 1
 """,
     _NOW,
     _FENCE,
     _SET_LOCK,
     _GRANT,
-    _WAITED_FOR,
+    _PASS_ON,
     _UNTAKEN,
 )
 
