@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test lint bench clean
+.PHONY: help demo demo-check test model lint bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ demo-check: $(INSTALLED) ## The demo without the site.
 
 test: $(INSTALLED) ## Run the test suite.
 	$(RUN) -m pytest $(ARGS)
+
+model: | $(RUN) ## Check the model of the lock protocol; needs spin and gcc, takes minutes.
+	$(RUN) -m tests.model.checker $(ARGS)
 
 lint: $(INSTALLED) ## Check style and types.
 	$(RUN) -m ruff check

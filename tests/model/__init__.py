@@ -1,0 +1,1 @@
+"""A model of the lock protocol, for the checker spin."""
