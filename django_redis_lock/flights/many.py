@@ -92,7 +92,7 @@ class Several:
                     streams[key] = flight_stream(key, text(news[0]).encode())
                     look_again = min(look_again, time.monotonic() + max(int(news[1]), 1) / 1000)
             if led:
-                found.update((yield from self._lead(led)))
+                found.update((yield from self._lead(led, missing=True)))
             if failed is not None:
                 raise failed
             keys = list(streams)
@@ -116,8 +116,8 @@ class Several:
         args = (self._token, milliseconds(self._flight_timeout), self._terms.stale)
         return Call(TAKE_FLIGHT, (key, flight_key(key)), args)
 
-    def _lead(self, keys: list[bytes]) -> Steps:
-        """The values of the keys this caller leads."""
+    def _lead(self, keys: list[bytes], missing: bool = False) -> Steps:
+        """The values of the keys this caller leads; ``missing`` as in ``Flights``."""
         flights = [
             FlightRenewal(self._server, flight_key(key), self._token, self._flight_timeout)
             for key in keys
@@ -138,17 +138,23 @@ class Several:
         finally:
             for flight in flights:
                 keeper().discard(flight)
-            yield from self._land(keys, kept, message, pause)
+            yield from self._land(keys, kept, message, pause, missing)
 
     def _land(
-        self, keys: list[bytes], kept: dict[bytes, bytes | int], message: str, pause: int
+        self,
+        keys: list[bytes],
+        kept: dict[bytes, bytes | int],
+        message: str,
+        pause: int,
+        missing: bool,
     ) -> Steps:
         """Store what there is, and end the flights of the rest."""
         calls = []
         for key in keys:
             place = (key, flight_key(key), flight_stream(key, self._token))
             if key in kept:
-                args = (self._token, kept[key], self._terms.lifetime, STREAM_LIFETIME)
+                lifetime = self._terms.lifetime
+                args = (self._token, kept[key], lifetime, STREAM_LIFETIME, int(missing))
                 calls.append(Call(STORE, place, args))
             else:
                 calls.append(ending(key, self._token, message, pause))

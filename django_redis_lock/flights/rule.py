@@ -147,8 +147,14 @@ class Flights:
             producer.refresh_failed(failed.error)
             return producer.decode(old)
 
-    def _lead(self, key: bytes, token: bytes, aboard: Aboard, producer: Producer) -> Steps:
-        """The value, computed and stored; and for those aboard what they may have of it."""
+    def _lead(
+        self, key: bytes, token: bytes, aboard: Aboard, producer: Producer, missing: bool = False
+    ) -> Steps:
+        """The value, computed and stored; and for those aboard what they may have of it.
+
+        Args:
+            missing: there was no value when the flight began.
+        """
         renewal = FlightRenewal(self._server, flight_key(key), token, self._flight_timeout)
         keeper().add(renewal)
         try:
@@ -161,7 +167,8 @@ class Flights:
         keeper().discard(renewal)
         keys = (key, flight_key(key), flight_stream(key, token))
         aboard.asked += 1
-        storing = Call(STORE, keys, (token, kept, producer.lifetime, STREAM_LIFETIME))
+        args = (token, kept, producer.lifetime, STREAM_LIFETIME, int(missing))
+        storing = Call(STORE, keys, args)
         stored = yield from self._tell(key, token, storing)
         if stored == 0:
             # A write or a delete came in between: what we computed is for our caller alone.
@@ -200,7 +207,8 @@ class Flights:
             aboard.outage = error
             raise CoordinationError from error
         if outcome is LEAD:
-            return (yield from self._lead(key, token, aboard, producer))
+            missing = producer.stale == 0  # Else a stale one may have been there.
+            return (yield from self._lead(key, token, aboard, producer, missing))
         return outcome
 
     def _find(

@@ -529,12 +529,17 @@ return {1}
 #:
 #: KEYS  the value's key, its flight, the stream of this flight
 #: ARGV  token, value, the value's lifetime (0 none, negative: do not keep it at all), lifetime of
-#:       the stream
-#: returns 1 stored, 0 not this leader's flight any more
+#:       the stream, '1' if there was no value when the flight began: one that is there now was
+#:       written by somebody who knows nothing of flights, and is newer
+#: returns 1 stored, 0 not this leader's flight any more, or there is a newer value
 #: atomic because a write between the check and the store would be overwritten (invariant C2).
 STORE = _script("""
 local mine = redis.call('GET', KEYS[2]) == ARGV[1]
 local outcome = 'ended'
+if mine and ARGV[5] == '1' and redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('DEL', KEYS[2])
+  mine = false
+end
 if mine then
   local lifetime = tonumber(ARGV[3])
   if lifetime > 0 then

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from django_redis.cache import RedisCache as DjangoRedisCache
 
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.keys import flight_key
@@ -278,3 +279,24 @@ def test_a_leader_frozen_for_longer_than_its_flight_does_not_overwrite(
         leader.resume()
         assert leader.result() == "older"
     assert cache.get("report") == "newer"
+
+
+def test_a_write_by_plain_django_redis_wins_too(redis_server: RedisServer) -> None:
+    """As in a rolling deploy: it knows nothing of flights."""
+    plain = DjangoRedisCache(redis_server.url, {})
+    ours = RedisCache(redis_server.url, {})
+
+    def compute() -> str:
+        plain.set("report", "newer")
+        return "older"
+
+    assert ours.get_or_set("report", compute) == "older"
+    assert ours.get("report") == "newer"
+    plain.delete("report")
+    assert ours.get_or_set_many(["report"], lambda keys: {"report": compute()}) == {
+        "report": "older"
+    }
+    assert ours.get("report") == "newer"
+    plain.delete("report")
+    assert ours.get_or_set("report", lambda: "computed") == "computed"
+    assert ours.get("report") == "computed"
