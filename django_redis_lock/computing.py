@@ -95,17 +95,24 @@ class Computing:
             redis.exceptions.RedisError: Redis is away and IGNORE_EXCEPTIONS is off.
         """
         # A hit is to cost what a plain GET costs, so the settings have to wait.
-        given = Terms.given(
-            stale=stale,
-            wait=wait,
-            on_wait_timeout=on_wait_timeout,
-            jitter=jitter,
-            background=background,
-            error_ttl=error_ttl,
-        )
-        alone, may_be_stale = False, given.get("stale", SETTING)
-        if may_be_stale is SETTING:
-            may_be_stale = self.conf.STALE
+        given: dict[str, Any] = {}
+        if (
+            stale is not SETTING
+            or wait is not SETTING
+            or on_wait_timeout is not SETTING
+            or jitter is not SETTING
+            or background is not SETTING
+            or error_ttl is not SETTING
+        ):
+            given = Terms.given(
+                stale=stale,
+                wait=wait,
+                on_wait_timeout=on_wait_timeout,
+                jitter=jitter,
+                background=background,
+                error_ttl=error_ttl,
+            )
+        alone, may_be_stale = False, self.conf.STALE if stale is SETTING else stale
         if not may_be_stale:
             value = self._look(key, version)
             alone = value is CONNECTION_INTERRUPTED

@@ -10,6 +10,8 @@ from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.dispatch import receiver
 
 from .locking.arguments import check_seconds, check_share
 
@@ -19,20 +21,41 @@ __all__ = ["ON_WAIT_TIMEOUT", "Conf"]
 ON_WAIT_TIMEOUT = ("compute", "raise", "default")
 
 
+_given: Mapping[str, Any] | None = None
+
+
+def given() -> Mapping[str, Any]:
+    """The dict ``DJANGO_REDIS_LOCK``. It is looked up once, and again after it was overridden:
+    asking Django for a setting that is not there costs more than all else in a cache hit."""
+    global _given
+    if _given is None:
+        found = getattr(settings, "DJANGO_REDIS_LOCK", {})
+        if not isinstance(found, Mapping):
+            raise ImproperlyConfigured(f"DJANGO_REDIS_LOCK must be a dict, not {found!r}")
+        _given = found
+    return _given
+
+
+@receiver(setting_changed)
+def _look_up_again(*, setting: str, **kwargs: Any) -> None:
+    global _given
+    if setting == "DJANGO_REDIS_LOCK":
+        _given = None
+
+
 class Conf:
     """The settings that hold for one cache alias; without ``options``, for all of them."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        self._options = options or {}
+        prefix = "LOCK_"
+        own = (options or {}).items()
+        self._own = {n.removeprefix(prefix): v for n, v in own if n.startswith(prefix)}
 
     def _get(self, name: str, default: Any) -> tuple[str, Any]:
         """Where the value of ``name`` is set, and the value."""
-        if f"LOCK_{name}" in self._options:
-            return f"the cache's option LOCK_{name}", self._options[f"LOCK_{name}"]
-        given = getattr(settings, "DJANGO_REDIS_LOCK", {})
-        if not isinstance(given, Mapping):
-            raise ImproperlyConfigured(f"DJANGO_REDIS_LOCK must be a dict, not {given!r}")
-        return f"DJANGO_REDIS_LOCK: {name}", given.get(name, default)
+        if name in self._own:
+            return f"the cache's option LOCK_{name}", self._own[name]
+        return f"DJANGO_REDIS_LOCK: {name}", given().get(name, default)
 
     def _seconds(self, name: str, default: float, *, zero: bool = False) -> float:
         try:
@@ -58,6 +81,8 @@ class Conf:
     @property
     def STALE(self) -> float:
         """Seconds a value is served on after its timeout while one caller computes the next."""
+        if "STALE" not in self._own and "STALE" not in given():
+            return 0.0  # Each hit asks for this.
         return self._seconds("STALE", 0.0, zero=True)
 
     @property

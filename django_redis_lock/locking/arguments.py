@@ -34,6 +34,8 @@ def check_seconds(
         ValueError: NaN, infinite, negative, longer than a hundred years, or 0 where that makes
             no sense.
     """
+    if type(value) is float and 0 < value <= LONGEST:
+        return value
     allowed = f"a number of seconds {'of 0 or more' if zero else 'greater than 0'}"
     if none is not None:
         allowed += f", or None for {none}"
