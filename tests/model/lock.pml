@@ -626,7 +626,11 @@ active [3] proctype clients() {
     :: d_step { my.at == CANCELLED && RUNS && my.pop == GRANTED && VALID && NOT_WAITED_FOR ->
                 give_up(my.grant); leave(); done() }
     :: d_step { my.at == CANCELLED && RUNS && my.pop == GRANTED && !VALID -> leave(); done() }
-    /* LEAVE, or its answer, is lost. */
+    /* The answer to LEAVE is lost: it is sent again, or given up. */
+    :: d_step { (my.at == LEFT || my.at == WON) && FREE && FAULT -> fault();
+                acquire(); my.at = WON; done() }
+    :: d_step { (my.at == LEFT || my.at == WON) && !FREE && FAULT -> fault();
+                my.left = 0; my.fence = 0; my.at = LEFT; done() }
     :: d_step { (my.at == WAITING || my.at == LEFT || my.at == WON) && FAULT -> fault();
                 abandon(my.own); go_home(); done() }
 
