@@ -24,7 +24,8 @@ from .flights.aboard import Aboard, Place, boarded
 from .flights.steps import Run
 from .locking.aio_clients import asyncio_client
 from .locking.calls import OUTAGE, is_pool_exhausted
-from .locking.scripts import READ, Call
+from .locking.flight_scripts import READ
+from .locking.scripts import Call
 from .locking.server import server_of
 from .signals import value_refresh_failed
 from .terms import SETTING, Terms

@@ -173,7 +173,7 @@ class MemoryServer:
             del self._entries[key]
         return 1
 
-    def _extend(self, key: bytes, token: Any, amount: Any, replace: Any) -> int:
+    def _extend(self, key: bytes, token: Any, amount: Any, replace: Any, attempt: Any) -> int:
         entry = self._live(key)
         if entry is None or entry.token != token:
             return 0

@@ -12,8 +12,9 @@ from typing import Any
 
 from redis.exceptions import DataError, NoScriptError
 
+from .locking.flight_scripts import DELETE, WRITE
 from .locking.keys import INDEX, flight_key, lock_keys
-from .locking.scripts import DELETE, WRITE, Call
+from .locking.scripts import Call
 
 __all__ = ["FlightEnding"]
 

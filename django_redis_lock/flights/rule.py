@@ -11,11 +11,12 @@ from redis.exceptions import RedisError
 
 from ..exceptions import ComputationFailed, LockError
 from ..locking.arguments import milliseconds
+from ..locking.flight_scripts import STORE, TAKE_FLIGHT, TAKE_OVER
 from ..locking.grants import new_token
 from ..locking.hold import printable
 from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
-from ..locking.scripts import STORE, TAKE_FLIGHT, TAKE_OVER, Call
+from ..locking.scripts import Call
 from ..locking.server import Server
 from .aboard import Aboard, Place, being_computed, boarded, computing, land
 from .steps import (

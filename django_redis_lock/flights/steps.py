@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 from ..locking.arguments import milliseconds
+from ..locking.flight_scripts import END_FLIGHT, RENEW_FLIGHT
 from ..locking.keeper import Job, keeper
 from ..locking.keys import flight_key, flight_stream
-from ..locking.scripts import END_FLIGHT, RENEW_FLIGHT, Call
+from ..locking.scripts import Call
 from ..locking.server import Server
 
 __all__ = [

@@ -233,8 +233,13 @@ class TaskPlace(Place[TaskLine]):
             reading.cancel()
             await self.line.disconnect()
             return None
-        popped = await self._popped(connection, await reading)
-        return self._request.acquired(number, sent_at) if taken else popped
+        won = self._request.acquired(number, sent_at) if taken else None
+        if not (await asyncio.wait({reading}, timeout=LAST_TRY))[0]:
+            reading.cancel()
+            await self.line.disconnect()
+            return won
+        reply = reading.result()
+        return await self._popped(connection, reply) if won is None else self._keep_one(won, reply)
 
     async def _leave(self, wake: bytes, *, try_again: bool) -> Any:
         call = self._request.leave(self.line.farewell(), wake, try_again=try_again)

@@ -225,7 +225,9 @@ class Handle(Kept):
         if self.timeout is None:
             raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
         amount = milliseconds(check_seconds("the time to extend by", seconds))
-        return Call(EXTEND, self.keys, (token, amount, "1" if replace else "0"))
+        hold: Hold | None = self.local.hold
+        attempt = b"" if hold is None else hold.attempt
+        return Call(EXTEND, self.keys, (token, amount, "1" if replace else "0", attempt))
 
     def _extended(self, answer: Any, verb: str, seconds: float, replace: bool, at: float) -> None:
         if int(answer) == 0:

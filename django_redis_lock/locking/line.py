@@ -182,6 +182,12 @@ class Place(Generic[AnyLine]):
     def new_turn(self) -> Turn:
         raise NotImplementedError
 
+    def _keep_one(self, won: Granted, reply: Any) -> Granted:
+        """The last try has won; a grant that the pop brought as well is not needed."""
+        if (grant := self.line.grant_in(reply)) is not None:
+            self._abandon(grant[0])
+        return won
+
     def _abandon(self, token: bytes) -> None:
         """Whatever Redis may yet carry out for ``token`` is nobody's."""
         release = self._request.give_back(token)

@@ -16,26 +16,19 @@ __all__ = [
     "ACQUIRE",
     "CLEAR",
     "CLOCK",
-    "DELETE",
     "DESCRIBE",
-    "END_FLIGHT",
     "EXTEND",
     "HELD",
     "LEAVE",
     "LIST",
-    "READ",
     "RELEASE",
     "RENEW",
-    "RENEW_FLIGHT",
     "RESET",
-    "STORE",
-    "TAKE_FLIGHT",
     "TAKE_GRANT",
-    "TAKE_OVER",
     "WATCH",
-    "WRITE",
     "Call",
     "Script",
+    "script",
 ]
 
 
@@ -54,7 +47,8 @@ class Call(NamedTuple):
     args: tuple[bytes | str | int, ...]
 
 
-def _script(body: str, *parts: str) -> Script:
+def script(body: str, *parts: str) -> Script:
+    """A script of a body and the functions it uses."""
     source = "\n".join((*parts, body))
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
@@ -182,7 +176,7 @@ end
 #: returns {1, fence, server time in microseconds}
 #:         or {0, the holder's remaining lifetime as PTTL gives it, server time in microseconds}
 #: atomic because between "it is held" and "I wait" a release would find no waiter.
-ACQUIRE = _script(
+ACQUIRE = script(
     """
 local fence = try(ARGV[1], ARGV[2], ARGV[3])
 if fence then return {1, fence, now()} end
@@ -205,7 +199,7 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 #: ARGV  token ('' not to try again), lifetime, attempt, waiter ('' to leave it registered)
 #: returns {1, fence, server time in microseconds} or {0, PTTL, server time in microseconds}
 #: atomic because a grant made between the last try and the farewell would go to nobody.
-LEAVE = _script(
+LEAVE = script(
     """
 local wake = KEYS[#KEYS]
 if #KEYS < 7 then KEYS[6] = nil end
@@ -232,7 +226,7 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 #:       to hold the lock with ('' for the grant's own) and the attempt that goes with it
 #: returns 1, or 0 if the grant is over
 #: atomic because the lifetime must not be given to another holder's lock.
-TAKE_GRANT = _script(
+TAKE_GRANT = script(
     """
 if ARGV[3] ~= '' then redis.call('ZREM', KEYS[3], ARGV[3]) end
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
@@ -261,7 +255,7 @@ return 1
 #:       the attempt that must have acquired it ('' for any)
 #: returns 1 released, 0 not this token's lock
 #: atomic because looking for waiters and passing the lock on must not be parted by a new waiter.
-RELEASE = _script(
+RELEASE = script(
     """
 local holder = redis.call('GET', KEYS[1])
 if not holder then return 0 end
@@ -292,7 +286,7 @@ return 1
 #: ARGV  successor, lifetime of the grant, the only token to end ('' for any)
 #: returns 1 ended, 0 it was free or held by another than the named one
 #: atomic for the same reason as RELEASE.
-RESET = _script(
+RESET = script(
     """
 local holder = redis.call('GET', KEYS[1])
 if not holder or (ARGV[3] ~= '' and holder ~= ARGV[3]) then
@@ -318,7 +312,7 @@ return 1
 #:       it ('' for any), then the owner's fields and values, if any
 #: returns the remaining lifetime as PTTL gives it, or -2 if this token does not hold the lock
 #: atomic because both must apply to this token's lock and to no other.
-RENEW = _script(
+RENEW = script(
     """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
 if ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then return -2 end
@@ -351,12 +345,14 @@ return left
 #: Change the lifetime at the holder's wish.
 #:
 #: KEYS  lock keys
-#: ARGV  token, milliseconds, '1' to replace the lifetime left or '0' to add to it
+#: ARGV  token, milliseconds, '1' to replace the lifetime left or '0' to add to it, the attempt that
+#:       must have acquired it ('' for any)
 #: returns 1 done, 0 not this token's lock, -1 the lock has no lifetime to add to
 #: atomic because it must not change another holder's lock.
-EXTEND = _script(
+EXTEND = script(
     """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if ARGV[4] ~= '' and not by_attempt(ARGV[4], true) then return 0 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
 if ARGV[3] == '0' then
   if left < 0 then return -1 end
@@ -369,6 +365,7 @@ return 1
 """,
     _NOW,
     _SET_LOCK,
+    _BY_ATTEMPT,
 )
 
 #: What the keeper does for a process that waits: stay registered and look whether the holder has
@@ -377,15 +374,17 @@ return 1
 #: KEYS  lock keys
 #: ARGV  waiter, alive, successor, lifetime of a grant
 #: returns {remaining lifetime as PTTL gives it, server time in microseconds,
-#:          1 if a grant lies on the list untaken although this process waits, else 0}
+#:          1 if a grant lies on the list untaken although this process waits, or has just been
+#:          put there, else 0}
 #: atomic because two watchers must not both find the lock free.
-WATCH = _script(
+WATCH = script(
     """
 register(ARGV[1], tonumber(ARGV[2]))
 local holder = redis.call('GET', KEYS[1])
 local lying = 0
 if not holder then
   grant(ARGV[3], ARGV[4])
+  lying = 1  -- For all we know here: blocked clients are served after the script.
 elseif untaken(holder) then
   lying = 1
 end
@@ -404,7 +403,7 @@ return {redis.call('PTTL', KEYS[1]), now(), lying}
 #: KEYS  lock keys
 #: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
 #:         server time in microseconds} or nil
-HELD = _script(
+HELD = script(
     """
 local holder = redis.call('GET', KEYS[1])
 if not holder or untaken(holder) then return nil end
@@ -421,7 +420,7 @@ return {holder, redis.call('PTTL', KEYS[1]), redis.call('HGETALL', KEYS[5]), now
 #: ARGV  what the keys wanted begin with, how many to return, how many entries to look at, at most
 #: returns {number of them seen, 1 if the whole index was looked at else 0, their keys}
 #: atomic because an entry must not be dropped for a lock that is taken a moment later.
-LIST = _script("""
+LIST = script("""
 local prefix, limit, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local whole = redis.call('ZCARD', KEYS[1]) <= most and 1 or 0
 local seen, keys = 0, {}
@@ -445,7 +444,7 @@ return {seen, whole, keys}
 #:         asked for, from 1; the token; remaining lifetime as PTTL gives it; what the fence's key
 #:         holds; number of live waiters; owner's fields and values}}
 #: atomic because token, owner and lifetime must be of one and the same acquisition.
-DESCRIBE = _script(
+DESCRIBE = script(
     """
 local at = now()
 local found = {at}
@@ -471,7 +470,7 @@ return found
 #: The server's time in microseconds, from a script so that every user who may lock may ask.
 #:
 #: KEYS  none        ARGV  none        returns microseconds
-CLOCK = _script("return now()", _NOW)
+CLOCK = script("return now()", _NOW)
 
 #: Empty the database but keep the locks (invariant S6). The script finds the locks themselves in
 #: the index, so that none slips through; their companions are named by the caller for the locks it
@@ -482,7 +481,7 @@ CLOCK = _script("return now()", _NOW)
 #: ARGV  companion keys to keep where they exist
 #: returns the number of locks kept
 #: atomic because no lock may be seen missing in between.
-CLEAR = _script("""
+CLEAR = script("""
 local kept = {}
 local function keep(key)
   local dump = redis.call('DUMP', key)
@@ -500,138 +499,4 @@ keep(KEYS[1])
 redis.call('FLUSHDB', 'ASYNC')
 for _, entry in ipairs(kept) do redis.call('RESTORE', entry[1], entry[2], entry[3], 'REPLACE') end
 return locks
-""")
-
-#: Start the computation of a missing or stale cache value, or learn who computes it.
-#:
-#: KEYS  the value's key, its flight
-#: ARGV  token, lifetime of the flight, the value's remaining lifetime up to which it is stale (0:
-#:       it never is)
-#: returns {2, value} it is there after all, {1} this caller leads,
-#:         {0, the leader's token, remaining lifetime of its flight}, or
-#:         {3, message} the last computation has just failed and nobody is to try again yet
-#: atomic because of two callers that both find nothing only one may lead (invariant C1).
-TAKE_FLIGHT = _script("""
-local value = redis.call('GET', KEYS[1])
-if value then
-  local left = redis.call('PTTL', KEYS[1])
-  if left < 0 or left > tonumber(ARGV[3]) then return {2, value} end
-end
-local leader = redis.call('GET', KEYS[2])
-if leader and string.sub(leader, 1, 1) == '!' then return {3, string.sub(leader, 2)} end
-if leader and leader ~= ARGV[1] then return {0, leader, redis.call('PTTL', KEYS[2])} end
-redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
-return {1}
-""")
-
-#: Store what the leader computed, unless a write or a delete has ended its flight meanwhile; tell
-#: the followers.
-#:
-#: KEYS  the value's key, its flight, the stream of this flight
-#: ARGV  token, value, the value's lifetime (0 none, negative: do not keep it at all), lifetime of
-#:       the stream, '1' if there was no value when the flight began: one that is there now was
-#:       written by somebody who knows nothing of flights, and is newer
-#: returns 1 stored, 0 not this leader's flight any more, or there is a newer value
-#: atomic because a write between the check and the store would be overwritten (invariant C2).
-STORE = _script("""
-local mine = redis.call('GET', KEYS[2]) == ARGV[1]
-local outcome = 'ended'
-if mine and ARGV[5] == '1' and redis.call('EXISTS', KEYS[1]) == 1 then
-  redis.call('DEL', KEYS[2])
-  mine = false
-end
-if mine then
-  local lifetime = tonumber(ARGV[3])
-  if lifetime > 0 then
-    redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-  elseif lifetime == 0 then
-    redis.call('SET', KEYS[1], ARGV[2])
-  else
-    redis.call('DEL', KEYS[1])
-  end
-  redis.call('DEL', KEYS[2])
-  outcome = 'stored'
-end
-redis.call('XADD', KEYS[3], '*', 'outcome', outcome)
-redis.call('PEXPIRE', KEYS[3], ARGV[4])
-return mine and 1 or 0
-""")
-
-#: The leader has no value to give: its computation failed.
-#:
-#: KEYS  the value's key, its flight, the stream of this flight
-#: ARGV  token, lifetime of the stream, why it failed, milliseconds for which nobody is to try again
-#:       (0: somebody may at once). A write to the key ends that too: it is noted as the flight.
-#: returns 1, or 0 if the flight was not this leader's any more
-#: atomic because another leader's flight must not be ended.
-END_FLIGHT = _script("""
-local mine = redis.call('GET', KEYS[2]) == ARGV[1]
-if mine then
-  if ARGV[4] == '0' then
-    redis.call('DEL', KEYS[2])
-  else
-    redis.call('SET', KEYS[2], '!' .. ARGV[3], 'PX', ARGV[4])
-  end
-end
-redis.call('XADD', KEYS[3], '*', 'outcome', 'failed')
-redis.call('PEXPIRE', KEYS[3], ARGV[2])
-return mine and 1 or 0
-""")
-
-#: A value with its remaining lifetime, in one trip.
-#:
-#: KEYS  the value's key        ARGV  none
-#: returns {value, PTTL} or nil
-#: atomic because a lifetime of another value would be of no use.
-READ = _script("""
-local value = redis.call('GET', KEYS[1])
-return value and {value, redis.call('PTTL', KEYS[1])}
-""")
-
-#: Lead from now on, whoever led.
-#:
-#: KEYS  the flight        ARGV  token, lifetime
-#: returns 1
-TAKE_OVER = _script("""
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return 1
-""")
-
-#: Keep a flight alive while its leader computes.
-#:
-#: KEYS  the flight        ARGV  token, lifetime
-#: returns 1, or 0 if the flight is not this leader's any more
-#: atomic because another leader's flight must not be lengthened.
-RENEW_FLIGHT = _script("""
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
-""")
-
-#: SET, and end the flight of what it writes: an older computation must not overwrite it.
-#:
-#: KEYS  the value's key, its flight
-#: ARGV  value, lifetime ('' none), 'NX', 'XX' or ''
-#: returns 1, or 0 if NX or XX kept it from writing; then the flight goes on
-#: atomic because between the two a computation could begin that the write should have ended.
-WRITE = _script("""
-local set = {'SET', KEYS[1], ARGV[1]}
-if ARGV[2] ~= '' then set[4] = 'PX'; set[5] = ARGV[2] end
-if ARGV[3] ~= '' then set[#set + 1] = ARGV[3] end
-if not redis.call(unpack(set)) then return 0 end
-redis.call('DEL', KEYS[2])
-return 1
-""")
-
-#: DEL, and end the flights of what it deletes.
-#:
-#: KEYS  the values' keys, then the flight of each
-#: returns the number of values deleted
-#: atomic for the same reason as WRITE.
-DELETE = _script("""
-local deleted, half = 0, #KEYS / 2
-for i = 1, half do
-  deleted = deleted + redis.call('DEL', KEYS[i])
-  redis.call('DEL', KEYS[half + i])
-end
-return deleted
 """)

@@ -223,8 +223,12 @@ class ThreadPlace(Place[ThreadLine]):
             self._abandon(self._request.token)
             self.line.disconnect()
             return None
-        popped = self._popped(connection, connection.read_response())
-        return self._request.acquired(number, sent_at) if taken else popped
+        won = self._request.acquired(number, sent_at) if taken else None
+        if not connection.can_read(LAST_TRY):
+            self.line.disconnect()  # Dead without a word; a grant lost on it runs out by itself.
+            return won
+        reply = connection.read_response()
+        return self._popped(connection, reply) if won is None else self._keep_one(won, reply)
 
     def _leave(self, wake: bytes, *, try_again: bool) -> Any:
         call = self._request.leave(self.line.farewell(), wake, try_again=try_again)

@@ -22,10 +22,13 @@ from tests.redis_server import RedisServer
 class Rule:
     """What to do with the next requests that contain one of ``marks``."""
 
-    def __init__(self, marks: tuple[bytes, ...], times: int, forward: bool) -> None:
+    def __init__(
+        self, marks: tuple[bytes, ...], times: int, forward: bool, cut: bool = True
+    ) -> None:
         self.marks = marks
         self.left = times
         self.forward = forward
+        self.cut = cut
         self.applied = threading.Semaphore(0)
 
     def matches(self, data: bytes) -> bool:
@@ -77,6 +80,10 @@ class Proxy:
     def lose_request(self, script: Script, times: int = 1) -> Rule:
         """Cut the connections of the next requests for ``script``; the server never sees them."""
         return self._add(Rule((script.sha.encode(), script.source.encode()), times, False))
+
+    def swallow(self, command: bytes, times: int = 1) -> Rule:
+        """Lose the next requests for ``command``, and let nobody know."""
+        return self._add(Rule((command,), times, forward=False, cut=False))
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -137,6 +144,9 @@ class Proxy:
                     losing = next((rule for rule in self._rules if rule.matches(data)), None)
                     if losing is not None:
                         losing.left -= 1
+                        if not losing.cut:
+                            losing = None
+                            continue
                         if not losing.forward:
                             break
                     there.sendall(data)

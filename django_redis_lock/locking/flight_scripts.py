@@ -1,0 +1,154 @@
+"""The Lua scripts of cache values and their flights, in the manner of ``scripts``.
+
+The keys of a value are always passed in this order: the value's own, its flight, the flight's
+stream. Times are milliseconds.
+"""
+
+from __future__ import annotations
+
+from .scripts import script
+
+__all__ = [
+    "DELETE",
+    "END_FLIGHT",
+    "READ",
+    "RENEW_FLIGHT",
+    "STORE",
+    "TAKE_FLIGHT",
+    "TAKE_OVER",
+    "WRITE",
+]
+
+#: Start the computation of a missing or stale cache value, or learn who computes it.
+#:
+#: KEYS  the value's key, its flight
+#: ARGV  token, lifetime of the flight, the value's remaining lifetime up to which it is stale (0:
+#:       it never is)
+#: returns {2, value} it is there after all, {1} this caller leads,
+#:         {0, the leader's token, remaining lifetime of its flight}, or
+#:         {3, message} the last computation has just failed and nobody is to try again yet
+#: atomic because of two callers that both find nothing only one may lead (invariant C1).
+TAKE_FLIGHT = script("""
+local value = redis.call('GET', KEYS[1])
+if value then
+  local left = redis.call('PTTL', KEYS[1])
+  if left < 0 or left > tonumber(ARGV[3]) then return {2, value} end
+end
+local leader = redis.call('GET', KEYS[2])
+if leader and string.sub(leader, 1, 1) == '!' then return {3, string.sub(leader, 2)} end
+if leader and leader ~= ARGV[1] then return {0, leader, redis.call('PTTL', KEYS[2])} end
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+return {1}
+""")
+
+#: Store what the leader computed, unless a write or a delete has ended its flight meanwhile; tell
+#: the followers.
+#:
+#: KEYS  the value's key, its flight, the stream of this flight
+#: ARGV  token, value, the value's lifetime (0 none, negative: do not keep it at all), lifetime of
+#:       the stream, '1' if there was no value when the flight began: one that is there now was
+#:       written by somebody who knows nothing of flights, and is newer
+#: returns 1 stored, 0 not this leader's flight any more, or there is a newer value
+#: atomic because a write between the check and the store would be overwritten (invariant C2).
+STORE = script("""
+local mine = redis.call('GET', KEYS[2]) == ARGV[1]
+local outcome = 'ended'
+if mine and ARGV[5] == '1' and redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('DEL', KEYS[2])
+  mine = false
+end
+if mine then
+  local lifetime = tonumber(ARGV[3])
+  if lifetime > 0 then
+    redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+  elseif lifetime == 0 then
+    redis.call('SET', KEYS[1], ARGV[2])
+  else
+    redis.call('DEL', KEYS[1])
+  end
+  redis.call('DEL', KEYS[2])
+  outcome = 'stored'
+end
+redis.call('XADD', KEYS[3], '*', 'outcome', outcome)
+redis.call('PEXPIRE', KEYS[3], ARGV[4])
+return mine and 1 or 0
+""")
+
+#: The leader has no value to give: its computation failed.
+#:
+#: KEYS  the value's key, its flight, the stream of this flight
+#: ARGV  token, lifetime of the stream, why it failed, milliseconds for which nobody is to try again
+#:       (0: somebody may at once). A write to the key ends that too: it is noted as the flight.
+#: returns 1, or 0 if the flight was not this leader's any more
+#: atomic because another leader's flight must not be ended.
+END_FLIGHT = script("""
+local mine = redis.call('GET', KEYS[2]) == ARGV[1]
+if mine then
+  if ARGV[4] == '0' then
+    redis.call('DEL', KEYS[2])
+  else
+    redis.call('SET', KEYS[2], '!' .. ARGV[3], 'PX', ARGV[4])
+  end
+end
+redis.call('XADD', KEYS[3], '*', 'outcome', 'failed')
+redis.call('PEXPIRE', KEYS[3], ARGV[2])
+return mine and 1 or 0
+""")
+
+#: A value with its remaining lifetime, in one trip.
+#:
+#: KEYS  the value's key        ARGV  none
+#: returns {value, PTTL} or nil
+#: atomic because a lifetime of another value would be of no use.
+READ = script("""
+local value = redis.call('GET', KEYS[1])
+return value and {value, redis.call('PTTL', KEYS[1])}
+""")
+
+#: Lead from now on, whoever led.
+#:
+#: KEYS  the flight        ARGV  token, lifetime
+#: returns 1
+TAKE_OVER = script("""
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+""")
+
+#: Keep a flight alive while its leader computes.
+#:
+#: KEYS  the flight        ARGV  token, lifetime
+#: returns 1, or 0 if the flight is not this leader's any more
+#: atomic because another leader's flight must not be lengthened.
+RENEW_FLIGHT = script("""
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+""")
+
+#: SET, and end the flight of what it writes: an older computation must not overwrite it.
+#:
+#: KEYS  the value's key, its flight
+#: ARGV  value, lifetime ('' none), 'NX', 'XX' or ''
+#: returns 1, or 0 if NX or XX kept it from writing; then the flight goes on
+#: atomic because between the two a computation could begin that the write should have ended.
+WRITE = script("""
+local set = {'SET', KEYS[1], ARGV[1]}
+if ARGV[2] ~= '' then set[4] = 'PX'; set[5] = ARGV[2] end
+if ARGV[3] ~= '' then set[#set + 1] = ARGV[3] end
+if not redis.call(unpack(set)) then return 0 end
+redis.call('DEL', KEYS[2])
+return 1
+""")
+
+#: DEL, and end the flights of what it deletes.
+#:
+#: KEYS  the values' keys, then the flight of each
+#: returns the number of values deleted
+#: atomic for the same reason as WRITE.
+DELETE = script("""
+local deleted, half = 0, #KEYS / 2
+for i = 1, half do
+  deleted = deleted + redis.call('DEL', KEYS[i])
+  redis.call('DEL', KEYS[half + i])
+end
+return deleted
+""")
