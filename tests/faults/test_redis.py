@@ -231,7 +231,7 @@ class TestConnections:
         waiter = in_background(client)
         for _ in range(3):
             until(lambda: blocked(client))
-            (waiting,) = [c for c in client.client_list() if c["cmd"] == "blpop"]
+            (waiting,) = [c for c in client.client_list() if "b" in c["flags"]]
             if reason == "kill":
                 client.client_kill_filter(_id=waiting["id"])
             else:

@@ -1,0 +1,89 @@
+"""Sixteen processes change one number, each by reading and then writing it, while some of them are
+killed. Without the lock changes get lost; with it none does."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import redis
+
+from django_redis_lock import Lock
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
+
+
+def count(link: Link, url: str, locked: bool) -> int:
+    """Count up until told to stop; the number of times."""
+    with redis.Redis.from_url(url) as client:
+        times = 0
+        while not client.exists("stop"):
+            if locked:
+                with Lock(client, "counter", timeout=2, blocking_timeout=PATIENCE) as lock:
+                    assert lock.fence is not None
+                    count_up(client, lock.fence)
+            else:
+                count_up(client, 0)
+            times += 1
+        return times
+
+
+def count_up(client: redis.Redis, fence: int) -> None:
+    client.rpush("log", f"enter {fence} {os.getpid()}")
+    number = int(client.get("number") or 0) + 1
+    time.sleep(random.random() * 0.002)
+    client.set("number", number)
+    client.rpush("log", f"leave {fence} {number}")
+
+
+def completed(client: redis.Redis) -> list[tuple[int, int]]:
+    """Fence and number of each change that was made to its end, in the order of the fences."""
+    lines = [line.decode().split() for line in client.lrange("log", 0, -1)]
+    return sorted((int(fence), int(value)) for verb, fence, value in lines if verb == "leave")
+
+
+def test_nothing_is_lost(client: redis.Redis, redis_server: RedisServer) -> None:
+    killed: set[int] = set()
+    with processes(count, redis_server.url, True, count=16) as crew:
+        crew.go()
+        for victim in random.sample(crew, 6):
+            done = client.llen("log")
+            until(lambda done=done: client.llen("log") > done + 60)
+            victim.kill()
+            killed.add(victim.pid)
+        done = client.llen("log")
+        until(lambda: client.llen("log") > done + 200)
+        client.set("stop", 1)
+        survivors = [worker.result() for worker in crew if worker.pid not in killed]
+
+    changes = completed(client)
+    numbers = [number for _, number in changes]
+    # A change whose process was killed just before it could say so makes a number be missing.
+    assert numbers == sorted(set(numbers))
+    assert len(changes) <= int(client.get("number")) <= len(changes) + len(killed)
+    assert len(changes) >= sum(survivors)
+    assert min(survivors) > 0
+
+    # And nobody has ever been inside beside another.
+    inside = None
+    for line in client.lrange("log", 0, -1):
+        verb, fence, value = line.decode().split()
+        if verb == "enter":
+            assert inside is None or int(inside) in killed
+            inside = value
+            last = fence
+        else:
+            assert fence == last
+            inside = None
+
+
+def test_without_the_lock_changes_are_lost(client: redis.Redis, redis_server: RedisServer) -> None:
+    """So the test above can fail."""
+    with processes(count, redis_server.url, False, count=4) as crew:
+        crew.go()
+        until(lambda: client.llen("log") > 400)
+        client.set("stop", 1)
+        times = sum(crew.results())
+    assert int(client.get("number")) < times
+    assert len({number for _, number in completed(client)}) < times

@@ -1,0 +1,344 @@
+"""Holders and waiters that are killed or frozen, each a real process.
+
+Grants live for a minute where one that went to a dead process would otherwise not be noticed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import Lock, LockLost
+from django_redis_lock.locking.keeper import keeper
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
+
+NAME = "processes"
+
+
+def blocked(client: redis.Redis) -> int:
+    return int(client.info("clients")["blocked_clients"])
+
+
+def until_blocked(client: redis.Redis, count: int = 1) -> None:
+    until(lambda: blocked(client) >= count)
+
+
+def hold(link: Link, url: str, options: dict[str, Any]) -> None:
+    """Hold the lock, say so, say when it is lost, and whether it is when asked."""
+    with redis.Redis.from_url(url) as client:
+        lock = Lock(client, NAME, on_lost=lambda: link.say("lost"), **options)
+        lock.acquire()
+        link.say(lock.fence)
+        link.hear()
+        link.say(lock.lost)
+
+
+def wait(link: Link, url: str, options: dict[str, Any]) -> int | None:
+    """Wait for the lock, note in Redis when it was held, and give it back."""
+    with redis.Redis.from_url(url) as client, Lock(client, NAME, **options) as lock:
+        client.rpush("log", f"enter {os.getpid()}")
+        link.say("holds")
+        time.sleep(0.01)
+        client.rpush("log", f"leave {os.getpid()}")
+        return lock.fence
+
+
+class TestKilled:
+    @pytest.mark.parametrize("renew", [True, False])
+    def test_a_holders_lock_is_the_waiters_when_its_lifetime_is_over(
+        self, client: redis.Redis, redis_server: RedisServer, renew: bool
+    ) -> None:
+        with processes(hold, redis_server.url, {"timeout": 1.5, "renew": renew}) as (holder,):
+            holder.go()
+            fence = holder.hear()
+            waiter = Lock(client, NAME, timeout=30)
+            waiting = Background(lambda: waiter.acquire(blocking_timeout=PATIENCE) and waiter.fence)
+            until_blocked(client)
+            began = time.monotonic()
+            holder.kill()
+            assert waiting.result() > fence
+            assert time.monotonic() - began < 6
+
+    def test_a_waiter_is_passed_over(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        first = Lock(client, NAME, timeout=30, grant_timeout=60)
+        first.acquire()
+        options = {"timeout": 30, "grant_timeout": 60}
+        with processes(wait, redis_server.url, options, count=2) as crew:
+            for count, waiter in enumerate(crew, start=1):
+                waiter.go()
+                until_blocked(client, count)
+            crew[0].kill()
+            until(lambda: blocked(client) == 1)
+            first.release()
+            assert crew[1].hear() == "holds"
+            assert crew[1].result() > first.fence
+
+    def test_the_last_waiter_leaves_a_free_lock(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        """Nobody waits any more, but Redis does not know it for a while."""
+        first = Lock(client, NAME, timeout=30)
+        first.acquire()
+        with processes(wait, redis_server.url, {"timeout": 30}) as (waiter,):
+            waiter.go()
+            until_blocked(client)
+            waiter.kill()
+        first.release()
+        assert not first.locked()
+        assert Lock(client, NAME, timeout=30, blocking=False).acquire()
+
+
+class TestFrozen:
+    def test_the_first_waiter_delays_the_others_and_does_not_believe_it_holds(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        first = Lock(client, NAME, timeout=60)
+        first.acquire()
+        with processes(wait, redis_server.url, {"timeout": 60}) as (frozen,):
+            frozen.go()
+            until_blocked(client)
+            second = Lock(client, NAME, timeout=60)
+            waiting = Background(lambda: second.acquire(blocking_timeout=PATIENCE) and second.fence)
+            until_blocked(client, 2)
+            frozen.pause()
+            began = time.monotonic()
+            first.release()
+            fence = waiting.result()
+            assert time.monotonic() - began < 8
+            frozen.resume()
+            # It asks, learns that its grant is over, and waits again.
+            until_blocked(client)
+            assert not client.exists("log")
+            agent = Lock(client, NAME, timeout=60, id=client.get(NAME))
+            agent.release()
+            assert frozen.hear() == "holds"
+            assert frozen.result() > fence
+
+    def test_a_holder_is_told_that_it_lost_the_lock(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        options = {"timeout": 1, "renew": True}
+        with processes(hold, redis_server.url, options) as (frozen,):
+            frozen.go()
+            fence = frozen.hear()
+            frozen.pause()
+            waiter = Lock(client, NAME, timeout=30)
+            assert waiter.acquire(blocking_timeout=PATIENCE)
+            assert waiter.fence > fence
+            frozen.resume()
+            assert frozen.hear() == "lost"
+            frozen.say("and you know it?")
+            assert frozen.hear() is True
+            assert waiter.owned()
+            waiter.release()
+
+    def test_a_holder_that_goes_on_in_time_keeps_it(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        options = {"timeout": 4, "renew": True}
+        with processes(hold, redis_server.url, options) as (frozen,):
+            frozen.go()
+            frozen.hear()
+            token = client.get(NAME)
+            frozen.pause()
+            until(lambda: client.pttl(NAME) < 2000)
+            frozen.resume()
+            until(lambda: client.pttl(NAME) > 3500)
+            assert client.get(NAME) == token
+
+
+class TestInterrupted:
+    """Ctrl-C, or any exception from a signal handler, in a thread that waits."""
+
+    def test_in_redis(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        first = Lock(client, NAME, timeout=60, grant_timeout=60)
+        first.acquire()
+        options = {"timeout": 60, "grant_timeout": 60}
+        for _ in range(3):
+            with processes(wait, redis_server.url, options) as (waiter,):
+                waiter.go()
+                until_blocked(client)
+                os.kill(waiter.pid, signal.SIGINT)
+                with pytest.raises(KeyboardInterrupt):
+                    waiter.result()
+                assert not client.zcard(f"{{{NAME}}}:waiters")
+            until(lambda: not blocked(client))
+        first.release()
+        assert not client.exists(NAME)
+
+    def test_in_memory(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        """It waits behind a thread of its own process, which is not interrupted."""
+        first = Lock(client, NAME, timeout=60, grant_timeout=60)
+        first.acquire()
+        with processes(wait_behind_a_thread, redis_server.url) as (waiter,):
+            waiter.go()
+            until_blocked(client)
+            assert waiter.hear() == "waits"
+            os.kill(waiter.pid, signal.SIGINT)
+            assert waiter.hear() == "interrupted"
+            first.release()
+            assert waiter.result() is True
+        assert not client.exists(NAME)
+
+    def test_at_the_moment_of_the_grant(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        """Whatever comes first, the lock is free in the end, and not only after a minute."""
+        lock = Lock(client, NAME, timeout=60, grant_timeout=60)
+        options = {"timeout": 60, "grant_timeout": 60}
+        with processes(interrupted_again_and_again, redis_server.url, options) as (waiter,):
+            waiter.go()
+            for round in range(60):
+                assert lock.acquire(blocking_timeout=PATIENCE), f"round {round}"
+                assert waiter.hear() == "begins"
+                until_blocked(client)
+                os.kill(waiter.pid, signal.SIGUSR1)
+                time.sleep(round % 10 / 5000)
+                lock.release()
+                waiter.say("again")
+            assert waiter.result() > 0
+
+
+class Interrupt(BaseException):
+    """From a signal handler."""
+
+
+def interrupted_again_and_again(link: Link, url: str, options: dict[str, Any]) -> int:
+    def interrupt(*_: Any) -> None:
+        raise Interrupt
+
+    interrupted = 0
+    with redis.Redis.from_url(url) as client:
+        for _ in range(60):
+            lock = Lock(client, NAME, **options)
+            try:
+                signal.signal(signal.SIGUSR1, interrupt)
+                link.say("begins")
+                with lock:
+                    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            except Interrupt:
+                interrupted += 1
+            finally:
+                signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            assert link.hear() == "again"
+    return interrupted
+
+
+def wait_behind_a_thread(link: Link, url: str) -> bool:
+    with redis.Redis.from_url(url) as client:
+        lock = Lock(client, NAME, timeout=60, grant_timeout=60)
+
+        def work() -> bool:
+            with lock:
+                return True
+
+        other = Background(work)
+        until_blocked(client)
+        try:
+            threading.Timer(0.2, lambda: link.say("waits")).start()
+            lock.acquire()
+        except KeyboardInterrupt:
+            link.say("interrupted")
+        return bool(other.result())
+
+
+class TestEnding:
+    @pytest.mark.parametrize("renew", [True, False])
+    def test_a_process_ends_although_it_holds_locks(
+        self, client: redis.Redis, redis_server: RedisServer, renew: bool
+    ) -> None:
+        with processes(leave_held, redis_server.url, renew) as (worker,):
+            worker.go()
+            assert worker.result() == "done"
+            until(lambda: not alive(worker.pid))
+        assert Lock(client, NAME, timeout=5).acquire(blocking_timeout=PATIENCE)
+
+
+def leave_held(link: Link, url: str, renew: bool) -> str:
+    client = redis.Redis.from_url(url)
+    Lock(client, NAME, timeout=1, renew=renew).acquire()
+    return "done"
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class TestForked:
+    """A child of a process that holds locks."""
+
+    @pytest.mark.parametrize("case", ["leaves", "asks", "locks", "lives on", "waits"])
+    def test_it_leaves_its_parents_locks_alone(
+        self, client: redis.Redis, redis_server: RedisServer, case: str
+    ) -> None:
+        with processes(fork, redis_server.url, case) as (parent,):
+            parent.go()
+            said = parent.result()
+            assert said == {"child": 0, "held": True, "renewed": True}
+
+
+def fork(link: Link, url: str, case: str) -> dict[str, Any]:
+    """What a child found out, and whether its parent's lock has suffered from it."""
+    client = redis.Redis.from_url(url)
+    lock = Lock(client, NAME, timeout=1.2, renew=True)
+    with lock:
+        token = lock.local.token
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                in_the_child(lock, client, case)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(pid, 0)
+        held = client.get(NAME) == token and lock.owned()
+        lasts = time.monotonic() + 1.5
+        until(lambda: time.monotonic() > lasts)
+        renewed = client.get(NAME) == token and not lock.lost
+    return {"child": status, "held": held, "renewed": renewed}
+
+
+def in_the_child(lock: Lock, client: redis.Redis, case: str) -> None:
+    assert keeper()._thread is None
+    assert not keeper()._jobs
+    if case == "leaves":
+        lock.__exit__(None, None, None)
+    elif case == "asks":
+        assert not lock.owned()
+        assert not lock.lost
+        assert lock.locked()
+        for act in (lock.release, lock.reacquire, lambda: lock.extend(60)):
+            with pytest.raises(redis.exceptions.LockNotOwnedError):
+                act()
+        with pytest.raises(LockLost):
+            lock.ensure_held()
+    elif case == "locks":
+        mine = Lock(client, "the child's own", timeout=0.9, renew=True)
+        with mine:
+            lasts = time.monotonic() + 1.2
+            until(lambda: time.monotonic() > lasts)
+            assert mine.owned()
+        assert keeper()._thread is not None
+    elif case == "lives on":
+        # Longer than the lifetime that the parent renews alone.
+        time.sleep(1.5)
+    elif case == "waits":
+        assert not lock.acquire(blocking=False)
+        assert not lock.acquire(blocking_timeout=0.3)
+        assert not Lock(client, NAME, timeout=5).acquire(blocking_timeout=0.3)
