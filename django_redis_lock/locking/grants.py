@@ -41,8 +41,9 @@ ALIVE = 6.0
 LOOK_EVERY = 2.0
 #: Seconds the last try at the deadline may take before the wait ends without it.
 LAST_TRY = 0.1
-#: A grant reckoned to be older than this many seconds is asked about before it is believed; so is
-#: one that seems to come from the future by as much (the server's clock was set back).
+#: A grant reckoned to be older than this many seconds, or than a quarter of its lifetime, is asked
+#: about before it is believed; so is one that seems to come from the future by as much (the
+#: server's clock was set back).
 FRESH = 0.5
 
 

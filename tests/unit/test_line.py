@@ -1,0 +1,113 @@
+"""What a grant is worth that a waiter's blocking pop brings. Decisions only: no Redis runs here."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+
+from django_redis_lock.locking.grants import FRESH, Clock, Granted, Request, new_token
+from django_redis_lock.locking.keys import lock_keys
+from django_redis_lock.locking.line import Line
+
+KEYS = lock_keys(b"report")
+#: What the server's clock shows at the beginning of each test, in microseconds.
+NOW = 1_800_000_000_000_000
+
+
+class FakeLine(Line):
+    def end(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
+
+
+def request(grant_timeout: float = 2.0, attempt: bytes = b"", **options: Any) -> Request:
+    return Request(KEYS, new_token(), attempt, options.get("lifetime", 30.0), grant_timeout)
+
+
+def line_for(wanted: Request) -> FakeLine:
+    server: Any = None
+    line = FakeLine(server, wanted)
+    line.clock = Clock(NOW, time.monotonic())
+    return line
+
+
+def grant_made(ago: float) -> tuple[bytes, bytes]:
+    """What the pop answers; ``ago`` in seconds."""
+    return KEYS.grants, b"T:%d" % (NOW - ago * 1e6)
+
+
+def believed(wanted: Request, ago: float) -> Granted | None:
+    came = line_for(wanted).came(wanted, grant_made(ago))
+    assert came is not None
+    assert came.token == b"T"
+    return came.believed
+
+
+class TestAge:
+    def test_a_fresh_grant_is_the_lock_as_long_as_it_lasts(self) -> None:
+        granted = believed(request(), ago=0.1)
+        assert granted is not None
+        left = granted.deadline - time.monotonic()
+        assert 1.8 < left <= 1.9
+        assert granted.token == b"T"
+        assert granted.fence == NOW - 100_000
+
+    @pytest.mark.parametrize("ago", [FRESH + 0.01, 3, 3600, -FRESH - 0.01, -3600])
+    def test_an_old_one_is_asked_about_and_so_is_one_from_the_future(self, ago: float) -> None:
+        assert believed(request(), ago) is None
+
+    @pytest.mark.parametrize("grant_timeout", [0.01, 0.1, 0.4, 1.0])
+    def test_a_short_one_is_old_sooner(self, grant_timeout: float) -> None:
+        """Nothing is believed that may be over."""
+        for ago in (grant_timeout / 2, grant_timeout, grant_timeout * 1.1):
+            assert believed(request(grant_timeout), ago) is None
+
+    def test_a_clock_that_was_never_heard_proves_nothing(self) -> None:
+        wanted = request()
+        line = line_for(wanted)
+        line.clock = None
+        came = line.came(wanted, grant_made(0))
+        assert came is not None
+        assert came.believed is None
+
+    def test_one_for_a_chosen_token_is_asked_about(self) -> None:
+        assert believed(request(attempt=b"1"), ago=0) is None
+
+    def test_it_is_never_believed_longer_than_the_lock_would_live(self) -> None:
+        granted = believed(request(lifetime=0.05), ago=0)
+        assert granted is not None
+        assert granted.deadline <= time.monotonic() + 0.05
+
+
+class TestAnswers:
+    def test_the_farewell_is_no_grant(self) -> None:
+        wanted = request()
+        assert line_for(wanted).came(wanted, (b"{report}:wake:x", b"leave")) is None
+
+    def test_nor_is_a_pop_that_an_operator_ended(self) -> None:
+        wanted = request()
+        assert line_for(wanted).came(wanted, None) is None
+
+    def test_a_grant_that_was_over_sends_the_waiter_to_ask_again(self) -> None:
+        wanted = request()
+        line = line_for(wanted)
+        line.registered = True
+        came = line.came(wanted, grant_made(60))
+        assert came is not None
+        assert line.confirmed(wanted, came, -math.inf) is None
+        assert not line.registered
+
+    def test_a_confirmed_one_is_the_lock(self) -> None:
+        for wanted in (request(), request(attempt=b"1")):
+            line = line_for(wanted)
+            came = line.came(wanted, grant_made(60))
+            assert came is not None
+            granted = line.confirmed(wanted, came, 1234.0)
+            assert granted is not None
+            assert granted.deadline == 1234.0
+            assert granted.token == (wanted.token if wanted.chosen else b"T")
