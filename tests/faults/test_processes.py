@@ -92,6 +92,7 @@ class TestKilled:
             waiter.go()
             until_blocked(client)
             waiter.kill()
+        until(lambda: not blocked(client))
         first.release()
         assert not first.locked()
         assert Lock(client, NAME, timeout=30, blocking=False).acquire()
