@@ -49,7 +49,7 @@ def test_a_last_try_of_a_task_that_wins_is_enough(proxy: Proxy, client: redis.Re
             blocking_timeout=0.35
         )
         assert await lock.owned()
-        await through.aclose()
+        await through.connection_pool.disconnect()
 
     client.set("report", "of a holder that died", px=300)
     proxy.swallow(b"BLPOP", times=10)

@@ -109,7 +109,7 @@ class TestAsyncLock(LockContract):
         tasks = Tasks()
         async_client = redis.asyncio.Redis.from_url(redis_server.url)
         yield InTasks(client, async_client, tasks)
-        tasks.do(async_client.aclose)
+        tasks.do(async_client.connection_pool.disconnect)
         tasks.close()
 
 
@@ -300,7 +300,7 @@ class TestCancelling:
             await until_waiting("tasks", 3)
             while not client.zcard("{tasks}:waiters"):
                 await asyncio.sleep(0.001)
-            await server.aclose()
+            await server.connection_pool.disconnect()
 
         asyncio.run(main())
         assert not places("tasks")

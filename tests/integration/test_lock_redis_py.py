@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from typing import Any
 
 import pytest
@@ -36,8 +37,9 @@ class TestInterface:
             assert (found.name, found.kind) == (parameter.name, parameter.kind)
             assert found.default == parameter.default
         for added in given[len(wanted) :]:
-            assert added.kind is inspect.Parameter.KEYWORD_ONLY
             assert added.default is not inspect.Parameter.empty
+            # Older versions of redis-py know one argument less.
+            assert added.kind is added.KEYWORD_ONLY or added.name == "raise_on_release_error"
 
     @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
     def test_what_is_awaited_is_awaited(self, ours: Any, theirs: Any) -> None:
@@ -52,7 +54,7 @@ class TestInterface:
     @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
     def test_a_handle_has_the_same_attributes(self, ours: Any, theirs: Any) -> None:
         client: Any = redis.Redis() if ours is Lock else redis.asyncio.Redis()
-        arguments = ("name", 10, 0.2, False, 3, False, False)
+        arguments = ("name", 10, 0.2, False, 3, False)
         found, wanted = ours(client, *arguments), theirs(client, *arguments)
         for name, value in vars(wanted).items():
             if name != "local":
@@ -60,11 +62,10 @@ class TestInterface:
         assert found.local.token is wanted.local.token is None
 
     def test_the_clients_make_ours(self, client: redis.Redis) -> None:
-        lock = client.lock("name", 10, 0.2, False, 3, Lock, False, False)
+        lock = client.lock("name", 10, 0.2, False, 3, Lock, False)
         assert isinstance(lock, Lock)
         assert (lock.name, lock.timeout, lock.sleep, lock.blocking) == ("name", 10, 0.2, False)
         assert (lock.blocking_timeout, lock.thread_local) == (3, False)
-        assert lock.raise_on_release_error is False
         with client.lock("name", timeout=10, lock_class=Lock) as held:
             assert held.owned()
 
@@ -160,9 +161,8 @@ class TestBothKinds:
 
     def test_errors_are_caught_where_theirs_were(self, client: redis.Redis) -> None:
         for lock in (client.lock("name", timeout=30, lock_class=Lock), client.lock("name", 30)):
-            with pytest.raises(redis.exceptions.LockError) as caught:
+            with pytest.raises(redis.exceptions.LockError):
                 lock.release()
-            assert caught.value.lock_name == "name"
             lock.acquire()
             client.delete("name")
             with pytest.raises(redis.exceptions.LockNotOwnedError):
@@ -223,9 +223,10 @@ def works_in_tasks(client: redis.asyncio.Redis) -> None:
             assert owned
             assert later > fence
             async with AsyncLock(client, "name", timeout=0.3, renew=True, label="über") as lock:
-                async with asyncio.timeout(PATIENCE):
-                    while (await lock.holder()).label != "über":
-                        await asyncio.sleep(0.01)
+                deadline = time.monotonic() + PATIENCE
+                while (await lock.holder()).label != "über":
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.01)
 
     asyncio.run(main())
 

@@ -12,6 +12,7 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
+from django_redis_lock.locking.calls import FOR_COMMAND
 from tests.integration.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
@@ -253,7 +254,7 @@ class TestPools:
             with redis.Redis(connection_pool=pool) as tight:
                 lock = Lock(tight, NAME, timeout=60)
                 lock.acquire()
-                taken = pool.get_connection()
+                taken = pool.get_connection(*FOR_COMMAND)
                 try:
                     assert lock.owned()
                     lock.release()
@@ -297,7 +298,7 @@ class TestPools:
             async with redis.asyncio.Redis(connection_pool=pool) as tight:
                 lock = AsyncLock(tight, NAME, timeout=60)
                 await lock.acquire()
-                taken = await pool.get_connection()
+                taken = await pool.get_connection(*FOR_COMMAND)
                 assert await lock.owned()
                 await lock.release()
                 await pool.release(taken)
