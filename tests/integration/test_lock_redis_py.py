@@ -5,7 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import socket
+import ssl
+import subprocess
+import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +21,7 @@ import redis.asyncio.lock
 import redis.lock
 
 from django_redis_lock import AsyncLock, Lock, LockError
+from django_redis_lock.locking import line
 from tests.integration.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, in_threads, until
@@ -272,6 +279,50 @@ class TestClients:
                 works(other)
             works_in_tasks(redis.asyncio.Redis(**options))
 
+    @pytest.mark.parametrize("may_block", [True, False])
+    def test_a_user_with_few_rights(self, own_server: RedisServer, may_block: bool) -> None:
+        """Who may not block polls, every ``sleep`` seconds."""
+        commands = RIGHTS if may_block else tuple(c for c in RIGHTS if c != "blpop")
+        keys = ("~name", "~{name}:*", "~django_redis_lock:locks")
+        options: dict[str, Any] = {"username": "locker", "password": "secret"}
+        with own_server.client() as admin:
+            rights = ("reset", "on", ">secret", *keys, *(f"+{command}" for command in commands))
+            admin.execute_command("ACL SETUSER", "locker", *rights)
+            with own_server.client(**options) as other:
+                works(other)
+                renewed = Lock(other, "name", grant_timeout=60)
+                assert renewed.acquire(token="chosen")
+                waiter = Background(lambda: Lock(other, "name").acquire(token="another"))
+                until(lambda: places("name"))
+                renewed.release()
+                assert waiter.result()
+                assert Lock(other, "name").reset()
+            works_in_tasks(redis.asyncio.Redis(port=own_server.port, **options))
+            refused = {entry["object"] for entry in admin.acl_log()} - {"client", "client|setinfo"}
+            assert refused == (set() if may_block else {"blpop"})
+
+    def test_tls(self, client: redis.Redis, redis_server: Any, tmp_path: Path) -> None:
+        """The server in the wheel knows no TLS, so something in front of it does."""
+        if not isinstance(redis_server, RedisServer):
+            pytest.skip("only with a server of our own")
+        with TLS(redis_server.port, tmp_path) as front:
+            options: dict[str, Any] = {"ssl": True, "ssl_ca_certs": front.certificate}
+            options |= {"host": "127.0.0.1", "port": front.port}
+            with redis.Redis(**options) as other:
+                works(other)
+                # A blocking pop that the keeper ends, because it has died without a word.
+                holder = Lock(client, "name", timeout=60)
+                holder.acquire()
+                waiter = Background(lambda: Lock(other, "name", timeout=30).acquire())
+                for _ in range(2):
+                    until(lambda: client.info("clients")["blocked_clients"])
+                    next(iter(line._lines.values())).wake()
+                    until(lambda: not client.info("clients")["blocked_clients"])
+                holder.release()
+                assert waiter.result() is True
+                assert Lock(client, "name").reset()
+            works_in_tasks(redis.asyncio.Redis(**options))
+
 
 def test_a_chosen_token_is_released_when_its_attempt_is_not_on_record(client: redis.Redis) -> None:
     """The record lives a day; a lock may live longer."""
@@ -281,3 +332,66 @@ def test_a_chosen_token_is_released_when_its_attempt_is_not_on_record(client: re
     assert not Lock(client, "yearly", timeout=1000).acquire(blocking=False, token="mine")
     lock.release()
     assert not client.exists("yearly")
+
+
+#: What a Redis user needs for locks, beside the keys ``NAME``, ``{NAME}:*`` and
+#: ``django_redis_lock:locks``. Without BLPOP waiters poll.
+RIGHTS = (
+    *("eval", "evalsha", "blpop", "time"),
+    *("get", "set", "append", "del", "exists", "pttl", "pexpire", "persist"),
+    *("hset", "hgetall", "rpush", "lindex"),
+    *("zadd", "zrem", "zcount", "zremrangebyscore"),
+)
+
+
+class TLS:
+    """Takes TLS connections for a server that knows only plain ones."""
+
+    def __init__(self, port: int, folder: Path) -> None:
+        self._there = ("127.0.0.1", port)
+        self.certificate, key = str(folder / "certificate.pem"), str(folder / "key.pem")
+        make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        make += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+        try:
+            subprocess.run(
+                [*make, "-keyout", key, "-out", self.certificate], check=True, capture_output=True
+            )
+        except FileNotFoundError:
+            pytest.skip("there is no openssl to make a certificate with")
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(self.certificate, key)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        self._open: list[socket.socket] = []
+
+    def __enter__(self) -> TLS:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._listening.close()
+        for end in self._open:
+            end.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                plain, _ = self._listening.accept()
+                threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        with suppress(OSError):
+            here = self._context.wrap_socket(plain, server_side=True)
+            there = socket.create_connection(self._there)
+            self._open += [here, there]
+            for ends in ((here, there), (there, here)):
+                threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    @staticmethod
+    def _carry(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError, ValueError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
