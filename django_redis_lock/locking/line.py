@@ -89,13 +89,18 @@ class Line(ABC):
                 if self.places[0].turn is not None:
                     self.places[0].turn.set()
                 return
+            self.dissolve()
+        self.end()
+
+    def dissolve(self) -> None:
+        """Nobody waits here any more."""
+        with _mutex:
             if _lines.get(self.key) is self:
                 del _lines[self.key]
         if self._watch is not None:
             keeper().discard(self._watch)
         if self._listed:
             keeper().add(Departure(self))
-        self.end()
 
     def _close_if_last(self) -> bool:
         """Close the line if one member is left in it; says whether it did. What is sent then must
@@ -202,7 +207,10 @@ class Watch(Job):
         self._line = line
         self._lying = 0
 
-    def call(self, now: float) -> Call:
+    def call(self, now: float) -> Call | None:
+        if self._line.loop is not None and self._line.loop.is_closed():
+            self._line.dissolve()  # Its tasks will never know.
+            return None
         return self._line.request.watch(self._line.waiter)
 
     def answered(self, value: Any, sent_at: float) -> None:

@@ -8,6 +8,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
@@ -96,7 +97,8 @@ def for_the_caller(
         try:
             return await method(*args, **options)
         finally:
-            _caller.reset(before)
+            with suppress(ValueError):  # Thrown away half-way, with its loop: another's context.
+                _caller.reset(before)
 
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(call)

@@ -6,6 +6,7 @@ For the contract a thread of the suite stands for one task of an event loop.
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -305,3 +306,25 @@ class TestCancelling:
         asyncio.run(main())
         assert not places("tasks")
         asyncio.run(until_nobody_is_registered(client))
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_a_loop_that_is_closed_without(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        """Its task is not even cancelled; nothing goes on waiting in its name."""
+        Lock(client, "tasks", timeout=60).acquire()
+        server = redis.asyncio.Redis.from_url(redis_server.url)
+        loop = asyncio.new_event_loop()
+        waiting = loop.create_task(AsyncLock(server, "tasks").acquire())
+        loop.run_until_complete(until_waiting("tasks"))
+        while not client.zcard("{tasks}:waiters"):
+            loop.run_until_complete(asyncio.sleep(0.01))
+        loop.run_until_complete(server.connection_pool.disconnect())
+        loop.close()
+        until(lambda: not places("tasks"))
+        asyncio.run(until_nobody_is_registered(client))
+        # Quietly: it cannot end any more.
+        waiting._log_destroy_pending = False  # type: ignore[attr-defined]
+        del waiting, loop
+        gc.collect()
+        until(lambda: not client.info("clients")["blocked_clients"])
