@@ -20,6 +20,8 @@ logger = logging.getLogger("django_redis_lock.keeper")
 #: A lock held longer than this many seconds gets its holder's name written beside it. Shorter ones
 #: are gone before anybody could look, and the name would cost them a round trip.
 DESCRIBE_AFTER = 0.5
+#: Seconds between two looks at a held lock that has no lifetime.
+LOOK = 10.0
 
 
 class Renewal(Job):
@@ -29,7 +31,7 @@ class Renewal(Job):
         self.hold = hold
         self._named = False
         lifetime = hold.lifetime
-        self._third = math.inf if lifetime is None else lifetime / 3
+        self._third = LOOK if lifetime is None else lifetime / 3
         self.urgency = math.inf if lifetime is None else lifetime
         self._full = math.inf if lifetime is None else hold.began + lifetime
         # "Shortly before": enough for the body to hear of it while the lock still counts.
@@ -38,11 +40,10 @@ class Renewal(Job):
         self._schedule(hold.began)
 
     def _schedule(self, last: float) -> None:
-        """Set ``due``, given that the lifetime was last confirmed at ``last``."""
+        """Set ``due``, given that the lifetime was last confirmed at ``last``. A lock that is not
+        renewed is looked at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
-        due = hold.deadline
-        if hold.renews_until > last:
-            due = min(due, last + self._third)
+        due = min(hold.deadline, last + self._third)
         if not self._named or hold.settle is not None:
             due = min(due, hold.began + DESCRIBE_AFTER)
         self.due = due
@@ -91,7 +92,8 @@ class Renewal(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         hold = self.hold
-        logger.warning("Could not renew the lock %s: %s", printable(hold.keys.lock), error)
+        level = logging.WARNING if self._renewing(now) else logging.INFO
+        logger.log(level, "Could not renew the lock %s: %s", printable(hold.keys.lock), error)
         pause = min(max(self._third / 4, 0.02), 1.0)
         # Look once more just before the deadline, to tell the holder in time.
         last_call = hold.deadline - self._margin

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import redis
 from django_redis_lock import Lock
 from django_redis_lock.locking import line
 from tests.lock_contract import Backend, LockContract
+from tests.processes import PATIENCE
 
 
 def places(name: str | bytes) -> int:
@@ -50,3 +54,15 @@ class TestLock(LockContract):
     @pytest.fixture
     def backend(self, client: redis.Redis) -> Backend:
         return OnRedis(client)
+
+    def test_the_holder_of_what_is_not_renewed_is_told_too(
+        self, backend: Backend, make: Callable[..., Any]
+    ) -> None:
+        told = threading.Event()
+        lock = make(timeout=4.5, on_lost=told.set)
+        began = time.monotonic()
+        lock.acquire()
+        assert make().reset()
+        assert told.wait(PATIENCE)
+        assert time.monotonic() - began < 4.4
+        assert lock.lost

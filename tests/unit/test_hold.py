@@ -13,7 +13,7 @@ import pytest
 from django_redis_lock.locking import renewal
 from django_redis_lock.locking.hold import Hold, printable
 from django_redis_lock.locking.keys import lock_keys
-from django_redis_lock.locking.renewal import DESCRIBE_AFTER, Renewal
+from django_redis_lock.locking.renewal import DESCRIBE_AFTER, LOOK, Renewal
 
 
 class FakeClock:
@@ -236,8 +236,26 @@ class TestRenewal:
         assert call is not None
         assert wanted(call) == 0
         assert "nightly" in call.args
-        renewal.answered(29_400, sent_at=renewal.due)
-        assert renewal.due == pytest.approx(1000 + DESCRIBE_AFTER + 29.4)
+
+    def test_what_is_not_renewed_is_looked_at_as_often(self, make: Any, keeper: FakeKeeper) -> None:
+        """So that its holder hears of it when it is reset."""
+        for lifetime, pause in ((30, 10), (None, LOOK)):
+            renewal = job(make(lifetime))
+            renewal.call(1000.5)
+            renewal.answered(29_500 if lifetime else -1, sent_at=1000.5)
+            assert renewal.due == 1000.5 + pause
+            assert wanted(renewal.call(1000.5 + pause)) == 0
+            renewal.answered(-2, sent_at=1000.5 + pause)
+            assert renewal.hold.lost
+
+    def test_it_is_told_at_its_deadline_at_the_latest(self, make: Any, clock: FakeClock) -> None:
+        renewal = job(make(30))
+        renewal.call(1025.0)
+        renewal.answered(5_000, sent_at=1025.0)
+        assert renewal.due == 1030.0
+        clock.now = 1030.0
+        assert renewal.call(1030.0) is None
+        assert renewal.hold.lost
 
     def test_it_renews_at_a_third_of_the_lifetime(self, make: Any) -> None:
         renewal = job(make(30, renew=True))
@@ -301,7 +319,7 @@ class TestRenewal:
         assert keeper.discarded == [renewal]
         assert not renewal.hold.lost
 
-    def test_the_lock_that_never_expires_is_named_and_then_left_alone(self, make: Any) -> None:
+    def test_the_lock_that_never_expires_is_named_and_left_as_it_is(self, make: Any) -> None:
         renewal = job(make(None))
         assert wanted(renewal.call(1000.5)) == 0
         renewal.answered(-1, sent_at=1000.5)

@@ -55,7 +55,7 @@ def test_threads_may_borrow_and_close_at_once() -> None:
     borrowed: set[int] = set()
 
     def work() -> None:
-        for turn in range(5000):
+        for turn in range(1000):
             connection = server.borrow()
             assert id(connection) not in borrowed
             borrowed.add(id(connection))
