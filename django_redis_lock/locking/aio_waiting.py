@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
+import socket
 import time
 from typing import Any
 
@@ -91,9 +93,24 @@ class TaskLine(Line):
 
     def wake(self) -> None:
         connection = self.connection
-        if connection is not None:
+        if connection is None:
+            return
+        if self.loop.is_closed():
+            _cut(connection)
+        else:
             closing = connection.disconnect(nowait=True)
             asyncio.run_coroutine_threadsafe(closing, self.loop)
+
+
+def _cut(connection: AsyncRawConnection) -> None:
+    """End ``connection``, whose loop cannot do that any more. Python would close it when it
+    collects the loop's remains, but a grant made meanwhile would go to it."""
+    writer: Any = getattr(connection, "_writer", None)
+    try:
+        with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
+    except (AttributeError, OSError):
+        pass  # It had been closed.
 
 
 class TaskTurn:

@@ -210,6 +210,7 @@ class Watch(Job):
     def call(self, now: float) -> Call | None:
         if self._line.loop is not None and self._line.loop.is_closed():
             self._line.dissolve()  # Its tasks will never know.
+            self._line.wake()
             return None
         return self._line.request.watch(self._line.waiter)
 

@@ -6,7 +6,6 @@ For the contract a thread of the suite stands for one task of an event loop.
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import threading
 import time
@@ -24,7 +23,7 @@ from django_redis_lock import AsyncLock, Lock, LockError
 from django_redis_lock.locking.grants import ALIVE
 from tests.integration.test_lock import OnRedis, places
 from tests.lock_contract import Backend, LockContract
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 
 
@@ -307,24 +306,28 @@ class TestCancelling:
         assert not places("tasks")
         asyncio.run(until_nobody_is_registered(client))
 
-    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     def test_a_loop_that_is_closed_without(
         self, client: redis.Redis, redis_server: RedisServer
     ) -> None:
         """Its task is not even cancelled; nothing goes on waiting in its name."""
         Lock(client, "tasks", timeout=60).acquire()
-        server = redis.asyncio.Redis.from_url(redis_server.url)
-        loop = asyncio.new_event_loop()
-        waiting = loop.create_task(AsyncLock(server, "tasks").acquire())
-        loop.run_until_complete(until_waiting("tasks"))
-        while not client.zcard("{tasks}:waiters"):
+        with processes(close_the_loop_of_a_waiter, redis_server.url) as crew:
+            crew.go()
+            assert crew[0].hear() == "its line has dissolved"
+            asyncio.run(until_nobody_is_registered(client))
+            # Although the task and its connection are still there, for ever unfinished.
+            until(lambda: not client.info("clients")["blocked_clients"])
+
+
+def close_the_loop_of_a_waiter(link: Link, url: str) -> None:
+    loop = asyncio.new_event_loop()
+    server = redis.asyncio.Redis.from_url(url)
+    waiting = loop.create_task(AsyncLock(server, "tasks").acquire())
+    with redis.Redis.from_url(url) as client:
+        while not client.info("clients")["blocked_clients"]:
             loop.run_until_complete(asyncio.sleep(0.01))
-        loop.run_until_complete(server.connection_pool.disconnect())
-        loop.close()
-        until(lambda: not places("tasks"))
-        asyncio.run(until_nobody_is_registered(client))
-        # Quietly: it cannot end any more.
-        waiting._log_destroy_pending = False  # type: ignore[attr-defined]
-        del waiting, loop
-        gc.collect()
-        until(lambda: not client.info("clients")["blocked_clients"])
+    loop.close()
+    until(lambda: not places("tasks"))
+    link.say("its line has dissolved")
+    link.hear()
+    del waiting
