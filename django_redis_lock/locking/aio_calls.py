@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
@@ -25,7 +27,16 @@ from .calls import (
 from .scripts import Call
 from .server import own_settings
 
-__all__ = ["AsyncRawConnection", "cancellable", "connect", "receive", "run", "run_all", "send"]
+__all__ = [
+    "AsyncRawConnection",
+    "cancellable",
+    "connect",
+    "cut",
+    "receive",
+    "run",
+    "run_all",
+    "send",
+]
 
 T = TypeVar("T")
 
@@ -52,6 +63,17 @@ async def receive(connection: AsyncRawConnection, call: Call) -> Any:
     except NoScriptError:
         await connection.send_packed_command([pack(call, known=False)])
         return await connection.read_response()
+
+
+def cut(connection: AsyncRawConnection) -> None:
+    """End ``connection``, whose loop cannot do that any more. Python would close it when it
+    collects the loop's remains, but a grant made meanwhile would go to it."""
+    writer: Any = getattr(connection, "_writer", None)
+    try:
+        with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
+    except (AttributeError, OSError):
+        pass  # It had been closed.
 
 
 async def cancellable(work: Coroutine[Any, Any, T]) -> T:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
-import socket
 import time
 from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .aio_calls import AsyncRawConnection, cancellable, connect, receive, run, send
+from .aio_calls import AsyncRawConnection, cancellable, connect, cut, receive, run, send
 from .calls import is_outage, may_have_run, note_sent
 from .grants import LAST_TRY, Granted, Request
 from .hold import printable
@@ -96,21 +94,10 @@ class TaskLine(Line):
         if connection is None:
             return
         if self.loop.is_closed():
-            _cut(connection)
+            cut(connection)
         else:
             closing = connection.disconnect(nowait=True)
             asyncio.run_coroutine_threadsafe(closing, self.loop)
-
-
-def _cut(connection: AsyncRawConnection) -> None:
-    """End ``connection``, whose loop cannot do that any more. Python would close it when it
-    collects the loop's remains, but a grant made meanwhile would go to it."""
-    writer: Any = getattr(connection, "_writer", None)
-    try:
-        with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as ours:
-            ours.shutdown(socket.SHUT_RDWR)
-    except (AttributeError, OSError):
-        pass  # It had been closed.
 
 
 class TaskTurn:
