@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
 from django.contrib import admin
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
@@ -16,14 +14,13 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.decorators import method_decorator
-from django.utils.module_loading import import_string
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
 from redis.exceptions import RedisError
 
 from . import models
-from .cache import RedisCache
+from .aliases import lock_caches
 from .locking.hold import printable
 from .locking.inventory import HeldLock
 
@@ -104,17 +101,6 @@ def listing() -> Listing:
         found.add(alias)
     found.rows.sort(key=lambda row: row.lock.held_for or 0.0, reverse=True)
     return found
-
-
-def lock_caches() -> Iterator[str]:
-    """The aliases of the caches that can hold locks; other backends are not even connected."""
-    for alias, config in settings.CACHES.items():
-        try:
-            backend = import_string(config["BACKEND"])
-        except ImportError:
-            continue  # Django reports it where that cache is used.
-        if isinstance(backend, type) and issubclass(backend, RedisCache):
-            yield alias
 
 
 def duration(seconds: float) -> str:

@@ -11,3 +11,6 @@ class RedisLockConfig(AppConfig):
     label = "django_redis_lock"
     verbose_name = _("Redis locks")
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from . import checks  # noqa: F401, PLC0415 - importing it registers them

@@ -5,7 +5,7 @@ The same names, prefixed ``LOCK_``, in a cache's ``OPTIONS`` override them for t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.conf import settings
@@ -51,6 +51,19 @@ class Conf:
         own = (options or {}).items()
         self._own = {n.removeprefix(prefix): v for n, v in own if n.startswith(prefix)}
 
+    @classmethod
+    def names(cls) -> list[str]:
+        """Every setting there is: each is a property of this name, with its type and default."""
+        return sorted(name for name in dir(cls) if name.isupper())
+
+    def mistakes(self) -> Iterator[tuple[str, str]]:
+        """The settings whose values cannot be, each with a sentence that says what may be."""
+        for name in self.names():
+            try:
+                getattr(self, name)
+            except ImproperlyConfigured as error:
+                yield name, str(error)
+
     def _get(self, name: str, default: Any) -> tuple[str, Any]:
         """Where the value of ``name`` is set, and the value."""
         if name in self._own:
@@ -88,7 +101,10 @@ class Conf:
     @property
     def BACKGROUND(self) -> bool:
         """Whether that caller too gets the old value at once."""
-        return bool(self._get("BACKGROUND", False)[1])
+        where, value = self._get("BACKGROUND", False)
+        if not isinstance(value, bool):
+            raise ImproperlyConfigured(f"{where} must be True or False, not {value!r}")
+        return value
 
     @property
     def ON_WAIT_TIMEOUT(self) -> str:

@@ -52,6 +52,7 @@ LAYERS = (
     ("locking.redlock", "locking.inventory", "flights*", "writes", "memory", "testing"),
     ("conf", "signals", "terms"),
     ("computing*", "python_redis_lock", "cache", "clients"),
+    ("aliases",),
     ("contention", "metrics", "checks", "models", "naming"),
     ("decorators", "caching", "admin"),
     ("", "apps", "management*", "migrations*", "templatetags*"),

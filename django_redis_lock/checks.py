@@ -1,0 +1,211 @@
+"""System checks: mistakes in the settings and in declared locks that can be seen at start-up.
+
+``manage.py check --tag redis_lock`` runs these alone. Those that must ask Redis run with
+``--deploy`` only, as Django's own checks of what is good enough for production.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Info, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+from django_redis.client import DefaultClient, HerdClient, ShardClient
+
+from .aliases import BACKEND, lock_caches
+from .conf import Conf, given
+
+__all__ = ["CHECKS", "TAG", "found"]
+
+TAG = "redis_lock"
+
+#: Every number and what it says; ``docs/checks.md`` lists the same. A number is never used again.
+CHECKS = {
+    "E001": "`DJANGO_REDIS_LOCK` is not a dict",
+    "E002": "a setting has a value that it cannot have",
+    "E003": "the lifetime of locks, `TIMEOUT`, has no end",
+    "E004": "a cache's `CLIENT_CLASS` cannot lock",
+    "W001": "`DJANGO_REDIS_LOCK` has a key that is no setting",
+    "W002": "a cache's `OPTIONS` have a setting that is not read there",
+    "W003": "no cache can lock",
+    "W004": "a cache's `CLIENT_CLASS` cannot share what `get_or_set` computes",
+    "W005": "a cache ignores errors, but its locks do not",
+    "W006": "the lifetime of locks is so short or so long that its unit may be wrong",
+    "W007": "a lock that is passed on may live longer than one that is taken",
+}
+
+
+def found(number: str, text: str, hint: str, obj: Any = None) -> CheckMessage:
+    """The message of the check ``number``, of the kind that its letter says."""
+    if number not in CHECKS:
+        raise LookupError(f"{number} is not in CHECKS")
+    kinds: dict[str, Callable[..., CheckMessage]] = {"E": Error, "W": Warning, "I": Info}
+    return kinds[number[0]](text, hint=hint, obj=obj, id=f"django_redis_lock.{number}")
+
+
+_Check = Callable[[], Iterator[CheckMessage]]
+
+
+def _check(check: _Check) -> _Check:
+    """Register a check that looks at the settings, which is of no use before they are a dict."""
+
+    def run(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+        try:
+            given()
+        except ImproperlyConfigured:
+            return []
+        return list(check())
+
+    register(run, TAG)
+    return check
+
+
+def check_dict(app_configs: Any = None, **kwargs: Any) -> Sequence[CheckMessage]:
+    try:
+        given()
+    except ImproperlyConfigured as error:
+        hint = 'Write DJANGO_REDIS_LOCK = {"TIMEOUT": 30}, or leave it out.'
+        return [found("E001", f"{error}.", hint)]
+    return []
+
+
+register(check_dict, TAG)
+
+
+@_check
+def check_values() -> Iterator[CheckMessage]:
+    yield from _wrong_values(Conf(), Conf.names(), given())
+    for _, options in _lock_options():
+        own = {n.removeprefix("LOCK_"): v for n, v in options.items() if n.startswith("LOCK_")}
+        yield from _wrong_values(Conf(options), own, own)
+
+
+def _wrong_values(
+    conf: Conf, names: Sequence[str] | Mapping[str, Any], values: Mapping[str, Any]
+) -> Iterator[CheckMessage]:
+    for name, sentence in conf.mistakes():
+        if name not in names:
+            continue
+        if name == "TIMEOUT" and values[name] in (None, math.inf):
+            hint = (
+                "A crash would leave such a lock taken for ever. Give the seconds a lock lives "
+                "between two renewals, such as 30; a lock that must never expire asks for it with "
+                "timeout=None."
+            )
+            yield found("E003", f"{sentence}.", hint)
+        else:
+            yield found("E002", f"{sentence}.", "Correct it, or leave it out for the default.")
+
+
+@_check
+def check_names() -> Iterator[CheckMessage]:
+    names = Conf.names()
+    for key in given():
+        if key not in names:
+            hint = _did_you_mean(key, names)
+            yield found("W001", f"DJANGO_REDIS_LOCK has {key!r}, which is no setting.", hint)
+    ours = [f"LOCK_{name}" for name in names]
+    for alias, options in _lock_options():
+        where = f"The OPTIONS of the cache {alias!r}"
+        for key in options:
+            if key in names:
+                hint = f"Call it 'LOCK_{key}' there."
+                yield found("W002", f"{where} have {key!r}, which is not read.", hint)
+            elif str(key).startswith("LOCK_") and key not in ours:
+                hint = _did_you_mean(key, ours)
+                yield found("W002", f"{where} have {key!r}, which is no setting.", hint)
+
+
+def _did_you_mean(key: Any, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(str(key).upper(), names, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(names)}."
+
+
+@_check
+def check_backends() -> Iterator[CheckMessage]:
+    aliases = list(lock_caches())
+    if not aliases:
+        hint = f"Give one of the CACHES the BACKEND {BACKEND!r}."
+        yield found("W003", "None of the CACHES can lock.", hint)
+    for alias in aliases:
+        given_class = _options(alias).get("CLIENT_CLASS")
+        try:
+            kind = import_string(given_class) if isinstance(given_class, str) else DefaultClient
+        except ImportError:
+            continue  # The cache says so itself.
+        if not isinstance(kind, type):
+            continue
+        if issubclass(kind, ShardClient):
+            yield found(
+                "E004",
+                f"The cache {alias!r} cannot lock: its CLIENT_CLASS, {kind.__name__}, has no "
+                "single primary server.",
+                "lock(), locked() and get_or_set() raise ImproperlyConfigured. Leave CLIENT_CLASS "
+                "out, use SentinelClient, or give this cache django-redis's own BACKEND.",
+            )
+        elif issubclass(kind, HerdClient):
+            yield found(
+                "W004",
+                f"The cache {alias!r} uses {kind.__name__}, which keeps values in a form of its "
+                "own, so that get_or_set() raises ImproperlyConfigured.",
+                "Leave CLIENT_CLASS out: get_or_set(stale=...) does what HerdClient is for.",
+            )
+
+
+@_check
+def check_ignored_errors() -> Iterator[CheckMessage]:
+    everywhere = getattr(settings, "DJANGO_REDIS_IGNORE_EXCEPTIONS", False)
+    for alias in lock_caches():
+        if _options(alias).get("IGNORE_EXCEPTIONS", everywhere):
+            yield found(
+                "W005",
+                f"The cache {alias!r} ignores errors (IGNORE_EXCEPTIONS), but its locks do not: "
+                "without Redis lock() and locked() raise.",
+                "Handle redis.exceptions.RedisError where locks are taken. If that is done, or no "
+                "locks are used, silence this check.",
+            )
+
+
+@_check
+def check_lifetimes() -> Iterator[CheckMessage]:
+    confs = [("DJANGO_REDIS_LOCK: ", Conf(), given())]
+    for alias, options in _lock_options():
+        confs.append((f"The cache {alias!r}: LOCK_", Conf(options), options))
+    for where, conf, values in confs:
+        own = {str(name).removeprefix("LOCK_") for name in values}
+        try:
+            lifetime, grant = conf.TIMEOUT, conf.GRANT_TIMEOUT
+        except ImproperlyConfigured:
+            continue
+        if "TIMEOUT" in own and not 1 <= lifetime <= 3600:
+            yield found(
+                "W006",
+                f"{where}TIMEOUT is {lifetime:g} seconds.",
+                "Locks are renewed while they are held, so this is not how long work may take. A "
+                "shorter one than 1 is lost when the process or the network hesitates; a longer "
+                "one than 3600 keeps a lock for hours after a crash. Most are well with 10 to 60.",
+            )
+        if own & {"TIMEOUT", "GRANT_TIMEOUT"} and grant > lifetime:
+            yield found(
+                "W007",
+                f"{where}GRANT_TIMEOUT, {grant:g} seconds, is longer than TIMEOUT, "
+                f"{lifetime:g} seconds.",
+                "A waiter that cannot take up a lock would cost the others more time than a "
+                "holder that died. Most are well with the default of 2.",
+            )
+
+
+def _lock_options() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The caches that can lock, with their OPTIONS."""
+    for alias in lock_caches():
+        yield alias, {str(name): value for name, value in _options(alias).items()}
+
+
+def _options(alias: str) -> Mapping[str, Any]:
+    options: Mapping[str, Any] = settings.CACHES[alias].get("OPTIONS") or {}
+    return options

@@ -1,0 +1,200 @@
+"""The system checks, each seen to find what it is for and to leave what is right alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import registry, run_checks
+
+from django_redis_lock import checks
+
+TEXT = (Path(__file__).parents[2] / "docs" / "checks.md").read_text()
+
+
+def messages(**kwargs: Any) -> list[Any]:
+    return run_checks(tags=[checks.TAG], **kwargs)
+
+
+def numbers() -> list[str]:
+    return [message.id.removeprefix("django_redis_lock.") for message in messages()]
+
+
+def only() -> Any:
+    """The one message there is."""
+    (message,) = messages()
+    return message
+
+
+@pytest.fixture
+def cache(settings: Any) -> Any:
+    """Sets what is given on the one cache there is."""
+
+    def set_cache(options: dict[Any, Any] | None = None, **config: Any) -> None:
+        backend = "django_redis_lock.cache.RedisCache"
+        location = "redis://127.0.0.1:1/0"
+        default = {"BACKEND": backend, "LOCATION": location, "OPTIONS": options or {}, **config}
+        settings.CACHES = {"default": default}
+
+    return set_cache
+
+
+def test_a_project_without_mistakes_has_no_messages() -> None:
+    assert messages(include_deployment_checks=False) == []
+
+
+def test_all_checks_have_the_tag() -> None:
+    ours = [c for c in registry.registry.get_checks(True) if "django_redis_lock" in c.__module__]
+    assert len(ours) >= 6
+    assert all(checks.TAG in check.tags for check in ours)
+
+
+# -- settings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, [], "TIMEOUT=3"])
+def test_what_is_no_dict(settings: Any, value: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = value
+    message = only()
+    assert message.id == "django_redis_lock.E001"
+    assert repr(value) in message.msg
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("WAIT", "60"), ("JITTER", 2), ("BACKGROUND", "no"), ("LOCK_PREFIX", 1)]
+)
+def test_a_value_that_cannot_be(settings: Any, cache: Any, name: str, value: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {name: value}
+    message = only()
+    assert message.id == "django_redis_lock.E002"
+    assert message.msg.startswith(f"DJANGO_REDIS_LOCK: {name} must be")
+    settings.DJANGO_REDIS_LOCK = {}
+    cache({f"LOCK_{name}": value})
+    message = only()
+    assert message.id == "django_redis_lock.E002"
+    assert message.msg.startswith(f"the cache's option LOCK_{name} must be")
+
+
+@pytest.mark.parametrize("value", [None, math.inf])
+def test_a_lifetime_without_end(settings: Any, value: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"TIMEOUT": value}
+    message = only()
+    assert message.id == "django_redis_lock.E003"
+    assert "for ever" in message.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("TIMOUT", "Did you mean 'TIMEOUT'?"),
+        ("timeout", "Did you mean 'TIMEOUT'?"),
+        ("LOCK_TIMEOUT", "Did you mean 'TIMEOUT'?"),
+        ("COLOUR", "There are: BACKGROUND, "),
+        (5, "There are: BACKGROUND, "),
+    ],
+)
+def test_a_key_that_is_no_setting(settings: Any, key: Any, hint: str) -> None:
+    settings.DJANGO_REDIS_LOCK = {key: 5}
+    message = only()
+    assert message.id == "django_redis_lock.W001"
+    assert repr(key) in message.msg
+    assert message.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("LOCK_TIMEOUTS", "Did you mean 'LOCK_TIMEOUT'?"), ("STALE", "Call it 'LOCK_STALE' there.")],
+)
+def test_an_option_that_is_no_setting(cache: Any, key: str, hint: str) -> None:
+    cache({key: 5, "SOCKET_TIMEOUT": 5, "SERIALIZER": "x"})
+    message = only()
+    assert message.id == "django_redis_lock.W002"
+    assert "'default'" in message.msg
+    assert message.hint == hint
+
+
+# -- caches ------------------------------------------------------------------------------------
+
+
+def test_no_cache_that_can_lock(settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    message = only()
+    assert message.id == "django_redis_lock.W003"
+    assert "django_redis_lock.cache.RedisCache" in message.hint
+
+
+@pytest.mark.parametrize(("client", "number"), [("ShardClient", "E004"), ("HerdClient", "W004")])
+def test_a_client_that_cannot_do_all(cache: Any, client: str, number: str) -> None:
+    cache({"CLIENT_CLASS": f"django_redis.client.{client}"})
+    message = only()
+    assert message.id == f"django_redis_lock.{number}"
+    assert client in message.msg
+
+
+@pytest.mark.parametrize("client", ["DefaultClient", "SentinelClient"])
+def test_a_client_that_can(cache: Any, client: str) -> None:
+    cache({"CLIENT_CLASS": f"django_redis.client.{client}"})
+    assert messages() == []
+
+
+def test_a_client_that_does_not_exist_is_left_to_its_cache(cache: Any) -> None:
+    cache({"CLIENT_CLASS": "django_redis.client.NoClient"})
+    assert messages() == []
+
+
+def test_errors_that_are_ignored(settings: Any, cache: Any) -> None:
+    cache({"IGNORE_EXCEPTIONS": True})
+    assert only().id == "django_redis_lock.W005"
+    cache({})
+    settings.DJANGO_REDIS_IGNORE_EXCEPTIONS = True
+    assert only().id == "django_redis_lock.W005"
+    cache({"IGNORE_EXCEPTIONS": False})
+    assert messages() == []
+
+
+# -- lifetimes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0.9, 30_000])
+def test_a_lifetime_of_an_unlikely_length(settings: Any, cache: Any, value: float) -> None:
+    settings.DJANGO_REDIS_LOCK = {"TIMEOUT": value, "GRANT_TIMEOUT": 0.5}
+    assert only().id == "django_redis_lock.W006"
+    settings.DJANGO_REDIS_LOCK = {"GRANT_TIMEOUT": 0.5}
+    cache({"LOCK_TIMEOUT": value})
+    assert only().id == "django_redis_lock.W006"
+
+
+def test_a_grant_that_outlives_a_lock(settings: Any, cache: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"TIMEOUT": 5, "GRANT_TIMEOUT": 6}
+    assert only().id == "django_redis_lock.W007"
+    settings.DJANGO_REDIS_LOCK = {}
+    cache({"LOCK_GRANT_TIMEOUT": 31})
+    message = only()
+    assert message.id == "django_redis_lock.W007"
+    assert message.msg.startswith("The cache 'default': LOCK_GRANT_TIMEOUT, 31 seconds")
+
+
+# -- the list ----------------------------------------------------------------------------------
+
+
+def test_the_table_in_the_docs_is_that_of_the_code() -> None:
+    rows = re.findall(r"^\| `([A-Z]\d+)` \| ([^|]+) \|", TEXT, re.MULTILINE)
+    assert dict(rows) == checks.CHECKS
+    assert len(rows) == len(checks.CHECKS)
+
+
+def test_every_number_is_used_and_tested() -> None:
+    folder = Path(checks.__file__).parent
+    code = "".join(path.read_text() for path in folder.rglob("*.py"))
+    tests = "".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
+    for number in checks.CHECKS:
+        assert re.search(rf"[(\s]\"{number}\",", code), f"{number} is never given"
+        assert f'"{number}"' in tests or f"_lock.{number}" in tests, f"{number} has no test"
+
+
+def test_an_unknown_number_is_refused() -> None:
+    with pytest.raises(LookupError, match="X001"):
+        checks.found("X001", "text", "hint")
