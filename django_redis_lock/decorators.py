@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from .cache import RedisCache
 from .contention import Conflict, OnConflict
+from .declared import declare
 from .locking.arguments import check_seconds
 from .locking.lock import Lock
 from .naming import namer
@@ -126,6 +127,10 @@ class Locked:
         _check_code("exit_code", exit_code, 0, 255)
         self.key = key
         self.using = using
+        given = {"blocking": blocking, "blocking_timeout": blocking_timeout, "min_hold": min_hold}
+        self.given = {**given, "max_hold": max_hold, "label": label}
+        if timeout is not _SETTING:
+            self.given["timeout"] = timeout
         self.wait: dict[str, Any] = {"blocking": blocking, "blocking_timeout": blocking_timeout}
         self.options: dict[str, Any] = {"min_hold": min_hold, "max_hold": max_hold, "label": label}
         if timeout is not _SETTING:
@@ -175,6 +180,8 @@ class Locked:
                 logger.error("%s is done, its lock %s was not released: %s", dotted, name, error)
             return result
 
+        template = dotted if self.key is None else self.key
+        declare(wrapper, dotted, None if callable(template) else template, self.using, self.given)
         return wrapper  # type: ignore[return-value]
 
     def _lock(self, name: str, dotted: str) -> Lock:

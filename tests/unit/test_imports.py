@@ -50,7 +50,7 @@ LAYERS = (
     ("locking.handle", "locking.kept"),
     ("locking.lock", "locking.aio"),
     ("locking.redlock", "locking.inventory", "flights*", "writes", "memory", "testing"),
-    ("conf", "signals", "terms"),
+    ("conf", "signals", "terms", "declared"),
     ("computing*", "python_redis_lock", "cache", "clients"),
     ("aliases",),
     ("contention", "metrics", "checks", "models", "naming"),

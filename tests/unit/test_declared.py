@@ -1,0 +1,62 @@
+"""The uses of ``locked()`` that are known."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from django_redis_lock.declared import Declaration, declarations
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module that can be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    return tmp_path / "shop.py"
+
+
+def declared() -> list[Declaration]:
+    gc.collect()
+    return [d for d in declarations() if d.target.startswith("shop.")]
+
+
+SOURCE = """
+from django_redis_lock import locked
+
+@locked("invoice-{pk}", using="locks", timeout=5)
+def send(request, pk): ...
+
+@locked
+def clean(): ...
+
+@locked(key=lambda name: name)
+def build(name): ...
+"""
+
+
+def test_what_is_declared(module: Path) -> None:
+    module.write_text(SOURCE)
+    importlib.import_module("shop")
+    build, clean, send = declared()
+    assert (send.target, send.template, send.using) == ("shop.send", "invoice-{pk}", "locks")
+    assert send.options["timeout"] == 5
+    assert "timeout" not in clean.options
+    assert (clean.template, clean.name) == ("shop.clean", "shop.clean")
+    assert (build.template, build.name) == (None, "shop.build")
+    del sys.modules["shop"]
+    assert not declared()
+
+
+def test_a_module_that_is_reloaded_leaves_nothing_behind(module: Path) -> None:
+    module.write_text(SOURCE)
+    shop = importlib.import_module("shop")
+    module.write_text(SOURCE.replace("invoice-", "bill-"))
+    importlib.invalidate_caches()
+    importlib.reload(shop)
+    assert [d.template for d in declared() if d.target == "shop.send"] == ["bill-{pk}"]
