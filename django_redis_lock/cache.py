@@ -71,7 +71,9 @@ class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # dj
         """
         options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
         options.update(thread_local=thread_local, **self._lifetime(timeout, options))
-        return Lock(client or self._lock_client(), self._lock_name(key, version), **options)
+        lock = Lock(client or self._lock_client(), self._lock_name(key, version), **options)
+        lock.cache, lock.called = self, str(key)
+        return lock
 
     def alock(
         self,
@@ -93,7 +95,9 @@ class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # dj
         """
         options.update(self._lifetime(timeout, options))
         client = client or asyncio_client(self._lock_client())
-        return AsyncLock(client, self._lock_name(key, version), **options)
+        lock = AsyncLock(client, self._lock_name(key, version), **options)
+        lock.cache, lock.called = self, str(key)
+        return lock
 
     def _lifetime(self, timeout: float | None, options: dict[str, Any]) -> dict[str, Any]:
         """What the settings say of a lock's lifetime where the caller does not."""

@@ -40,6 +40,9 @@ class InMemory:
         now: float = self._memory.clock()
         return now
 
+    def _server(self) -> None:
+        """Nowhere that figures could be written to."""
+
     def _keep(self, granted: Granted) -> Hold:
         hold: Hold = self._won(granted)  # type: ignore[attr-defined]
         self._memory.keep(hold)
@@ -67,6 +70,7 @@ class ThreadsInMemory(InMemory):
         memory, key = self._memory, request.keys.lock
         deadline = math.inf if wait is None else memory.clock() + wait
         memory.reached()
+        contended = False
         with memory.changed:
             ticket = memory.join(key)
             try:
@@ -74,7 +78,8 @@ class ThreadsInMemory(InMemory):
                     if memory.clock() >= deadline:
                         return None
                     memory.clock.wait(memory.changed, memory.seconds_until_change(key, deadline))
-                return granted
+                    contended = True
+                return granted._replace(contended=contended)
             finally:
                 memory.leave(key, ticket)
 
@@ -89,16 +94,18 @@ class TasksInMemory(InMemory):
         memory, key = self._memory, request.keys.lock
         deadline = math.inf if wait is None else memory.clock() + wait
         memory.reached()
+        contended = False
         ticket = memory.join(key)
         try:
             while True:
                 with memory.changed:
                     granted = memory.take(request, ticket)
                     if granted is not None or memory.clock() >= deadline:
-                        return granted
+                        return granted and granted._replace(contended=contended)
                     if isinstance(memory.clock, VirtualClock):
                         pause = memory.seconds_until_change(key, deadline)
                         memory.clock.wait(memory.changed, pause)
+                contended = True
                 await asyncio.sleep(0.002)
         finally:
             memory.leave(key, ticket)

@@ -23,6 +23,8 @@ import pytest
 import redis
 
 from django_redis_lock import LockError, LockLost, LockNotOwnedError
+from django_redis_lock.locking import events
+from django_redis_lock.locking.events import Acquired, Lost, Released, TimedOut
 from tests.processes import PATIENCE, in_threads, until
 
 YEAR = 365 * 24 * 3600
@@ -84,6 +86,10 @@ class Background:
         return self._outcome
 
 
+def lost_ones(heard: list[Any]) -> list[Lost]:
+    return [event for event in heard if isinstance(event, Lost)]
+
+
 def elsewhere(function: Callable[..., Any], *args: Any) -> Any:
     """What ``function`` returns in another thread."""
     return Background(function, *args).result()
@@ -110,6 +116,22 @@ NO_SECONDS: list[Any] = [
 ]
 NO_NAMES: list[Any] = ["", b"", None, 5, ["name"]]
 NO_TOKENS: list[Any] = ["", b"", 5, True, ["token"]]
+
+
+class Heard(list[Any]):
+    """What is told of the lock ``name``, in order."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __call__(self, event: Any) -> None:
+        if event.subject.name == self.name:
+            self.append(event)
+
+    @property
+    def kinds(self) -> list[type]:
+        return [type(event) for event in self]
 
 
 class LockContract:
@@ -762,6 +784,94 @@ class LockContract:
         assert lock.acquire(blocking_timeout=PATIENCE)
         assert not make().acquire(blocking=False)
 
+    # -- what others are told of it --------------------------------------------------------------
+
+    @pytest.fixture
+    def heard(self) -> Iterator[Heard]:
+        heard = Heard(self.name)
+        events.listen(heard)
+        yield heard
+        events.unlisten(heard)
+
+    def test_others_are_told_of_it(self, make: Any, heard: Heard) -> None:
+        lock = make(timeout=30, label="nightly report")
+        lock.acquire()
+        fence = lock.fence
+        assert not make().acquire(blocking=False)
+        assert not make().acquire(blocking_timeout=0.05)
+        lock.release()
+        assert heard.kinds == [Acquired, TimedOut, TimedOut, Released]
+        acquired, refused, timed_out, released = heard
+        assert (acquired.contended, acquired.fence, released.fence) == (False, fence, fence)
+        assert 0 <= acquired.waited < PATIENCE
+        assert (refused.blocking, timed_out.blocking) == (False, True)
+        assert 0.04 < timed_out.waited < released.held < PATIENCE
+        assert acquired.subject.label == "nightly report"
+
+    def test_others_are_told_of_a_wait(self, backend: Backend, make: Any, heard: Heard) -> None:
+        lock = make(timeout=30)
+        lock.acquire()
+        waiter = Background(make(timeout=30).acquire)
+        self.wait_for_waiters(backend)
+        lock.release()
+        waiter.result()
+        until(lambda: len(heard) == 3)
+        contended = [event.contended for event in heard if isinstance(event, Acquired)]
+        assert contended == [False, True]
+
+    @pytest.mark.parametrize("how", ["delete_key", "expire_now", "reset"])
+    def test_others_are_told_of_its_loss(
+        self, backend: Backend, make: Any, heard: Heard, how: str
+    ) -> None:
+        lock = make(timeout=1, renew=True)
+        lock.acquire()
+        make().reset() if how == "reset" else getattr(backend, how)(self.name)
+        until(lambda: lost_ones(heard))
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+        [lost] = lost_ones(heard)
+        assert lost.fence == lock.fence
+        assert lost.reason
+        assert Released not in heard.kinds
+
+    def test_others_are_told_of_a_release_that_came_too_late(
+        self, backend: Backend, make: Any, heard: Heard
+    ) -> None:
+        lock = make(timeout=30)
+        lock.acquire()
+        backend.delete_key(self.name)
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+        assert heard.kinds == [Acquired, Lost]
+
+    def test_it_is_counted_with_its_like(self, backend: Backend, make: Any) -> None:
+        assert make().subject.group == self.name
+        assert make(group="contract-{kind}").subject.group == "contract-{kind}"
+        name = "invoice-17-1b4e28ba-2fa1-11d2-883f-0016d3cca427"
+        assert backend.make_lock(name).subject.group == "invoice-*-*"
+
+    def test_a_listener_that_fails_touches_no_lock(
+        self, make: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def broken(event: Any) -> None:
+            raise RuntimeError("the listener is broken")
+
+        events.listen(broken)
+        try:
+            for _ in range(2):
+                lock = make(timeout=30)
+                assert lock.acquire()
+                assert not make().acquire(blocking=False)
+                lock.release()
+            assert not lock.locked()
+            lock = make(timeout=0.05)
+            lock.acquire()
+            until(lambda: lock.lost)
+        finally:
+            events.unlisten(broken)
+        said = [r for r in caplog.records if r.name == "django_redis_lock.events"]
+        assert len(said) == 1, "once a minute is enough"
+
     # -- who has it, and ending it by force ----------------------------------------------------
 
     def test_the_holder_is_named(self, make: Any) -> None:
@@ -891,6 +1001,9 @@ class LockContract:
             {"timeout": 5, "on_lost": "print"},
             {"timeout": 5, "label": 5},
             {"timeout": 5, "label": b"bytes"},
+            {"timeout": 5, "group": 5},
+            {"timeout": 5, "group": ""},
+            {"timeout": 5, "group": "x" * 201},
         ],
         ids=repr,
     )

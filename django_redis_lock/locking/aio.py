@@ -55,14 +55,16 @@ class AsyncLock(Handle):
         """As ``Lock.acquire``, with the order of arguments that redis-py's asyncio lock has.
         Cancelling it leaves no trace."""
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
+        asked_at = self._now()
         try:
             granted = await self._acquire(request, wait)
         except BaseException as error:
             self._abandon(request, error)
             raise
         if granted is None:
+            self._tell_timed_out(asked_at, wait != 0)
             return False
-        self._keep(granted)
+        self._tell_acquired(self._keep(granted), asked_at, granted.contended)
         return True
 
     async def _acquire(self, request: Request, wait: float | None) -> Granted | None:
@@ -84,7 +86,7 @@ class AsyncLock(Handle):
     async def release(self) -> None:
         """As ``Lock.release``."""
         token = self._owned_token("release")
-        call, again = self._release(token), self._released_before()
+        call, again, hold = self._release(token), self._released_before(), self.local.hold
         self._stop_keeping()
         try:
             answer = await self._run(call)
@@ -95,7 +97,9 @@ class AsyncLock(Handle):
             raise
         self.local.token = self.local.renewal = None
         if not (answer.value or answer.sent_twice or again):
+            self._tell_gone(hold)
             self._not_owned("release")
+        self._tell_released(hold)
 
     @for_the_caller
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:

@@ -132,12 +132,14 @@ class TaskPlace(Place[TaskLine]):
     async def wait(self) -> Granted | None:
         """As ``ThreadPlace.wait``; cancelling it leaves no trace and loses no grant."""
         try:
-            while self.turn is not None and not await self.turn.wait(self._request.left()):
+            turn = self.turn
+            while turn is not None and not await turn.wait(self._request.left()):
                 if self._request.deadline is not None:
                     return None
             if not self.line.registered and (granted := await self._ask()):
-                return granted
-            return await self._wait_through_outages()
+                return granted if turn is None else granted._replace(contended=True)
+            granted = await self._wait_through_outages()
+            return granted and granted._replace(contended=True)
         finally:
             self.line.leave(self)
 

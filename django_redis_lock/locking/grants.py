@@ -103,6 +103,7 @@ class Granted(NamedTuple):
         settle: for a grant whose full lifetime is not confirmed yet: asks for that answer. Takes
             whether to wait for it; returns the confirmed deadline, None if there is no answer, or
             ``-inf`` if the grant was over.
+        contended: whether it was waited for.
     """
 
     token: bytes
@@ -111,6 +112,7 @@ class Granted(NamedTuple):
     deadline: float
     attempt: bytes = b""
     settle: Callable[[bool], float | None] | None = None
+    contended: bool = False
 
 
 class Request(NamedTuple):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from ..exceptions import LockError, LockLost, LockNotOwnedError
-from . import grants
+from . import events, grants
 from .arguments import check_name, check_seconds, check_token, check_wait, milliseconds
+from .events import check_group
 from .grants import Granted, Request, new_token
 from .hold import Hold, printable
 from .keeper import keeper
@@ -20,13 +20,14 @@ from .keys import lock_keys
 from .owner import Held
 from .scripts import EXTEND, HELD, RESET, Call
 from .state import ThreadState
+from .telling import Telling
 
 __all__ = ["Handle"]
 
 logger = logging.getLogger("django_redis_lock.lock")
 
 
-class Handle(Kept):
+class Handle(Kept, Telling):
     """A lock's arguments and state. ``Lock`` and ``AsyncLock`` add the talking.
 
     Args:
@@ -44,6 +45,9 @@ class Handle(Kept):
         min_hold: seconds it stays taken after the acquisition even if released before.
         on_lost: called without arguments, in a thread of its own, when the lock is lost.
         label: what the lock is taken for, for people who see it in the admin.
+        group: under which it is counted in metrics, together with its like: for a lock named
+            ``invoice-17``, say ``"invoice-{pk}"``. None: its name with ``*`` for each number, UUID
+            and hash in it.
         id: a token got elsewhere, to act for: ``release``, ``extend`` and the rest use it.
         grant_timeout: seconds a waiter has to take up a lock that is passed to it; the same on
             all hosts.
@@ -68,6 +72,7 @@ class Handle(Kept):
         min_hold: float = 0,
         on_lost: Callable[[], Any] | None = None,
         label: str | None = None,
+        group: str | None = None,
         id: str | bytes | None = None,
         grant_timeout: float = 2.0,
     ) -> None:
@@ -88,6 +93,7 @@ class Handle(Kept):
         if label is not None and not isinstance(label, str):
             raise TypeError(f"label must be a str or None, not {label!r}")
         self.label = label or ""
+        self.group = check_group(group)
         self.grant_timeout = check_seconds("grant_timeout", grant_timeout) or 2.0
         if self.timeout is None and (renew or max_hold is not None):
             raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
@@ -96,10 +102,6 @@ class Handle(Kept):
         self.keys = lock_keys(self._encode(self.name))
         self.id = None if id is None else self._encode(check_token(id))
         self.local: Any = self._new_state()
-
-    def _now(self) -> float:
-        """The clock of deadlines, in seconds."""
-        return time.monotonic()
 
     def _new_state(self) -> Any:
         state = ThreadState(self.id)
@@ -190,6 +192,7 @@ class Handle(Kept):
             max_hold=self.max_hold,
             label=self.label,
             on_lost=self.on_lost,
+            subject=self.subject if events.listeners else None,
             now=self._now,
         )
         if granted.settle is not None:

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from . import events
+from .events import Lost, Subject
 from .keys import LockKeys
 from .owner import Owner, fingerprint, hostname
 
@@ -36,6 +38,7 @@ class Hold:
         began: monotonic time of the acquisition.
         renews_until: monotonic time after which it is renewed no more; -inf if never renewed.
         label, thread: what for and by whom it was taken, for the admin.
+        subject: the lock, for those who want to hear of its loss.
         ended: released, lost or handed to somebody else; the keeper lets go of it.
     """
 
@@ -56,6 +59,7 @@ class Hold:
         "pid",
         "renews_until",
         "settle",
+        "subject",
         "thread",
         "token",
     )
@@ -74,6 +78,7 @@ class Hold:
         max_hold: float | None = None,
         label: str = "",
         on_lost: Callable[[], Any] | None = None,
+        subject: Subject | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.keys = keys
@@ -87,6 +92,7 @@ class Hold:
         self.label = label
         self.thread = threading.current_thread().name
         self.on_lost = on_lost
+        self.subject = subject
         self.now = now
         self.pid = os.getpid()
         self.ended = False
@@ -167,13 +173,16 @@ class Hold:
             if self.ended or self._lost:
                 return
             self._lost = self.ended = True
+        held = self.now() - self.began
         logger.error(
             "Lost the lock %s (fence %d, held for %.3f s): %s",
             printable(self.keys.lock),
             self.fence,
-            self.now() - self.began,
+            held,
             reason,
         )
+        if events.listeners and self.subject is not None:
+            events.tell(Lost(self.subject, held, reason, self.fence))
         if self.on_lost is not None:
             try:
                 self.on_lost()

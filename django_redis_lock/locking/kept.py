@@ -10,7 +10,7 @@ from .hold import Hold
 from .keeper import keeper
 from .renewal import Abandoned, Renewal
 from .scripts import Call
-from .server import server_of
+from .server import Server, server_of
 
 __all__ = ["Kept"]
 
@@ -21,6 +21,10 @@ class Kept:
     redis: Any
     timeout: float | None
     local: Any
+
+    def _server(self) -> Server | None:
+        """Where the lock is kept."""
+        return server_of(self.redis)
 
     def _won(self, granted: Granted) -> Hold:
         raise NotImplementedError

@@ -59,14 +59,16 @@ class Lock(Handle):
             redis.exceptions.RedisError: Redis could not be asked; the lock is not held.
         """
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
+        asked_at = self._now()
         try:
             granted = self._acquire(request, wait)
         except BaseException as error:
             self._abandon(request, error)
             raise
         if granted is None:
+            self._tell_timed_out(asked_at, wait != 0)
             return False
-        self._keep(granted)
+        self._tell_acquired(self._keep(granted), asked_at, granted.contended)
         return True
 
     def _acquire(self, request: Request, wait: float | None) -> Granted | None:
@@ -94,7 +96,7 @@ class Lock(Handle):
                 token, so ``release`` can be called again.
         """
         token = self._owned_token("release")
-        call, again = self._release(token), self._released_before()
+        call, again, hold = self._release(token), self._released_before(), self.local.hold
         self._stop_keeping()
         try:
             answer = self._run(call)
@@ -106,7 +108,9 @@ class Lock(Handle):
         self.local.token = self.local.renewal = None
         # After a lost reply "not yours" means that an earlier sending has done it.
         if not (answer.value or answer.sent_twice or again):
+            self._tell_gone(hold)
             self._not_owned("release")
+        self._tell_released(hold)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Add ``additional_time`` seconds to the lock's lifetime, or replace it by them.

@@ -122,13 +122,15 @@ class ThreadPlace(Place[ThreadLine]):
             redis.exceptions.RedisError: the deadline came while the server could not be reached.
         """
         try:
-            while self.turn is not None and not self.turn.wait(self._request.left()):
+            turn = self.turn
+            while turn is not None and not turn.wait(self._request.left()):
                 if self._request.deadline is not None:
                     return None
             # Who finds Redis away at the first question is told so; who waits already, waits on.
             if not self.line.registered and (granted := self._ask()):
-                return granted
-            return self._wait_through_outages()
+                return granted if turn is None else granted._replace(contended=True)
+            granted = self._wait_through_outages()
+            return granted and granted._replace(contended=True)
         finally:
             self.line.leave(self)
 

@@ -1,0 +1,199 @@
+"""What happens to locks and computations, told to whoever listens: metrics, signals, exporters.
+
+A listener is called with each event, in the thread or task in which it happens (``Lost`` mostly in
+the keeper's), so it must be quick and must not block. What it raises is logged and goes no further:
+no listener ever touches a lock. Without listeners no event is even made; whoever has something to
+tell looks first::
+
+    if events.listeners:
+        events.tell(Acquired(self.subject, waited, contended, fence))
+
+An event is any named tuple; a listener passes over those it does not know.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+__all__ = [
+    "Acquired",
+    "Computed",
+    "Computing",
+    "Listener",
+    "Lost",
+    "RefreshFailed",
+    "Released",
+    "Shared",
+    "Subject",
+    "TimedOut",
+    "check_group",
+    "group_of",
+    "listen",
+    "tell",
+    "unlisten",
+]
+
+logger = logging.getLogger("django_redis_lock.events")
+
+#: Seconds between two lines of the log about the same failing listener.
+PAUSE = 60.0
+#: The longest group, in characters.
+LONGEST_GROUP = 200
+
+
+class Subject(NamedTuple):
+    """What an event is about.
+
+    Attributes:
+        name: of the lock or the cached value, as its user wrote it.
+        group: under which it is counted together with its like; see ``group_of``.
+        label: what the lock was taken for.
+        server: where it is; None in memory.
+        cache: the cache backend it came from, None if from none.
+    """
+
+    name: str
+    group: str
+    label: str = ""
+    server: Any = None
+    cache: Any = None
+
+    @property
+    def site(self) -> str:
+        """The cache's KEY_PREFIX: what tells apart the sites that share a database."""
+        return str(getattr(self.cache, "key_prefix", ""))
+
+
+class Acquired(NamedTuple):
+    """A lock was taken, ``waited`` seconds after it was asked for; ``contended``: it was not free
+    at once."""
+
+    subject: Subject
+    waited: float
+    contended: bool
+    fence: int
+
+
+class TimedOut(NamedTuple):
+    """A lock was not to be had, after ``waited`` seconds; ``blocking``: it was waited for."""
+
+    subject: Subject
+    waited: float
+    blocking: bool
+
+
+class Released(NamedTuple):
+    """A lock was given up after ``held`` seconds."""
+
+    subject: Subject
+    held: float
+    fence: int
+
+
+class Lost(NamedTuple):
+    """A lock ended, ``held`` seconds after it was taken, before its holder gave it up."""
+
+    subject: Subject
+    held: float
+    reason: str
+    fence: int
+
+
+class Computing(NamedTuple):
+    """A value is about to be computed, in this thread or task; ``Computed`` follows in it."""
+
+    subject: Subject
+
+
+class Computed(NamedTuple):
+    """``values`` values were computed by one call in ``seconds``; or not, because of ``error``."""
+
+    subject: Subject
+    seconds: float
+    error: BaseException | None
+    values: int = 1
+
+
+class Shared(NamedTuple):
+    """A caller was saved the computation of ``values`` values: others computed them, or are at it
+    and the caller got the ``stale`` ones."""
+
+    subject: Subject
+    stale: bool
+    values: int = 1
+
+
+class RefreshFailed(NamedTuple):
+    """A stale value could not be computed anew because of ``error``, and is served on."""
+
+    subject: Subject
+    error: BaseException
+
+
+Listener = Callable[[Any], object]
+
+#: Who listens. Look here before an event is made.
+listeners: tuple[Listener, ...] = ()
+
+_complained: dict[Listener, float] = {}
+
+
+def listen(listener: Listener) -> None:
+    """Call ``listener`` with each event from now on; once each, however often this is called."""
+    global listeners
+    if listener not in listeners:
+        listeners += (listener,)
+
+
+def unlisten(listener: Listener) -> None:
+    """Do so no more."""
+    global listeners
+    listeners = tuple(other for other in listeners if other != listener)
+    _complained.pop(listener, None)
+
+
+def tell(event: Any) -> None:
+    """Call all listeners with ``event``. Raises nothing."""
+    for listener in listeners:
+        try:
+            listener(event)
+        except Exception:
+            _complain(listener, event)
+
+
+def _complain(listener: Listener, event: Any) -> None:
+    now = time.monotonic()
+    if now - _complained.get(listener, -PAUSE) >= PAUSE:
+        _complained[listener] = now
+        logger.exception("%r failed with %s; nothing else did", listener, type(event).__name__)
+
+
+_VARYING = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}|[0-9a-f]{16,}|\d+")
+
+
+@lru_cache(maxsize=1024)
+def group_of(name: str) -> str:
+    """The group of a name for which none was given: the name, with ``*`` for each number, UUID and
+    hash in it, so that ``invoice-17`` and ``invoice-18`` are counted together."""
+    return _VARYING.sub("*", name)[:LONGEST_GROUP]
+
+
+def check_group(value: Any) -> str:
+    """``value`` as a group; empty for None.
+
+    Raises:
+        TypeError: neither str nor None.
+        ValueError: empty, or too long.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise TypeError(f"group must be a str or None, not {value!r}")
+    if not 0 < len(value) <= LONGEST_GROUP:
+        raise ValueError(f"group must have 1 to {LONGEST_GROUP} characters, not {value[:300]!r}")
+    return value

@@ -1,0 +1,64 @@
+"""What a handle tells those who listen to what happens to locks."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from typing import Any
+
+from . import events
+from .events import Acquired, Lost, Released, Subject, TimedOut, group_of
+from .hold import Hold
+from .keys import LockKeys
+
+__all__ = ["Telling"]
+
+
+class Telling:
+    """The part of ``Handle`` that speaks of what happens to it.
+
+    Attributes:
+        cache: the cache backend it came from, None if from none.
+        called: its name there.
+    """
+
+    cache: Any = None
+    called: str | None = None
+    keys: LockKeys
+    label: str
+    group: str
+
+    def _now(self) -> float:
+        """The clock of deadlines, in seconds."""
+        return time.monotonic()
+
+    def _server(self) -> Any:
+        raise NotImplementedError
+
+    @cached_property
+    def subject(self) -> Subject:
+        """This lock, for those who listen to what happens to it."""
+        name = self.called
+        if name is None:
+            name = self.keys.lock.decode(errors="backslashreplace")
+        group = self.group or group_of(name)
+        return Subject(name, group, self.label, self._server(), self.cache)
+
+    def _tell_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
+        if events.listeners:
+            waited = self._now() - asked_at
+            events.tell(Acquired(self.subject, waited, contended, hold.fence))
+
+    def _tell_timed_out(self, asked_at: float, blocking: bool) -> None:
+        if events.listeners:
+            events.tell(TimedOut(self.subject, self._now() - asked_at, blocking))
+
+    def _tell_released(self, hold: Hold | None) -> None:
+        if events.listeners and hold is not None:
+            events.tell(Released(self.subject, self._now() - hold.began, hold.fence))
+
+    def _tell_gone(self, hold: Hold | None) -> None:
+        """A release found that the lock had ended before, of which nobody has spoken yet."""
+        if events.listeners and hold is not None and hold.given_up:
+            held = self._now() - hold.began
+            events.tell(Lost(self.subject, held, "it had ended before its release", hold.fence))
