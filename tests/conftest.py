@@ -19,6 +19,7 @@ from django.test import override_settings
 from django_redis_lock.locking import keeper
 
 from .redis_server import GivenServer, RedisServer
+from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +56,32 @@ def own_server() -> Iterator[RedisServer]:
     """A server for one test, which may stop, kill, restart or freeze it."""
     with RedisServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def _sentinel_servers() -> Iterator[SentinelServers]:
+    with sentinels() as servers:
+        yield servers
+
+
+@pytest.fixture
+def sentinel_servers(_sentinel_servers: SentinelServers) -> SentinelServers:
+    """A primary, empty, with replicas and sentinels, for tests that do them no harm."""
+    _sentinel_servers.flush()
+    return _sentinel_servers
+
+
+@pytest.fixture(scope="session")
+def _cluster_servers() -> Iterator[ClusterServers]:
+    with cluster() as servers:
+        yield servers
+
+
+@pytest.fixture
+def cluster_servers(_cluster_servers: ClusterServers) -> ClusterServers:
+    """A cluster, empty, for tests that do it no harm beyond moving a slot."""
+    _cluster_servers.flush()
+    return _cluster_servers
 
 
 @pytest.fixture(autouse=True)

@@ -53,10 +53,19 @@ class RedisServer:
         persistent: keep the data over ``restart`` (an append-only file, written before each
             reply, so that even ``kill`` loses nothing).
         config: more lines for redis.conf, name to value.
+        port: where to listen, instead of a port chosen at random.
+        files: what else lies in its folder at the start, name to content.
+        sentinel: it is to be a sentinel.
     """
 
     def __init__(
-        self, *, persistent: bool = False, config: Mapping[str, str | int] | None = None
+        self,
+        *,
+        persistent: bool = False,
+        config: Mapping[str, str | int] | None = None,
+        port: int = 0,
+        files: Mapping[str, str] | None = None,
+        sentinel: bool = False,
     ) -> None:
         self._config = {
             "bind": "127.0.0.1",
@@ -64,12 +73,15 @@ class RedisServer:
             "appendonly": "yes" if persistent else "no",
             **(config or {}),
         }
+        self._sentinel = sentinel
         self._process: subprocess.Popen[bytes] | None = None
         self._creator = os.getpid()
-        self.port = 0
+        self.port = port
         # Not TMPDIR where that is deep: the path of a socket must be shorter than 104 bytes.
         deep = len(tempfile.gettempdir()) > 60
         self._folder = Path(tempfile.mkdtemp(prefix="redis-", dir="/tmp" if deep else None))
+        for name, content in (files or {}).items():
+            self._folder.joinpath(name).write_text(content)
         # Also when a test run is interrupted in the midst of a fixture.
         atexit.register(self.close)
 
@@ -97,6 +109,10 @@ class RedisServer:
     @property
     def pid(self) -> int:
         return self._running().pid
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
 
     def client(self, **options: Any) -> redis.Redis:
         """A new client with a pool of its own; ``options`` are ``redis.Redis``'s."""
@@ -175,7 +191,7 @@ class RedisServer:
         config = self._folder / "redis.conf"
         config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
         self._process = subprocess.Popen(
-            [redis_server_binary(), str(config)],
+            [redis_server_binary(), str(config), *(["--sentinel"] if self._sentinel else [])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             # Ctrl-C is for the tests; they stop their servers themselves.

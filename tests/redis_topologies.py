@@ -1,0 +1,347 @@
+"""Redis servers that belong together, for tests: a primary with replicas and sentinels, and a
+cluster. Each server is a ``RedisServer`` of its own, so each can be stopped, killed and frozen.
+"""
+
+from __future__ import annotations
+
+import binascii
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from tests.processes import until
+from tests.redis_server import PORTS, RedisServer
+
+__all__ = ["ClusterServers", "SentinelServers", "cluster", "sentinels", "slot_of"]
+
+#: What lets replicas get their first copy at once.
+PROMPT: dict[str, str | int] = {
+    "repl-diskless-sync": "yes",
+    "repl-diskless-sync-delay": 0,
+    "repl-ping-replica-period": 1,
+}
+#: A node's port for the other nodes is 10,000 higher; it too must be below the system's own range.
+NODE_PORTS = range(PORTS.start, PORTS.stop - 10_000)
+SLOTS = 16384
+
+
+def slot_of(key: bytes | str) -> int:
+    """The slot of a key without braces."""
+    return binascii.crc_hqx(key if isinstance(key, bytes) else key.encode(), 0) % SLOTS
+
+
+def ask(server: RedisServer, *command: Any) -> Any:
+    """The server's answer, as text; None if there is none just now."""
+    once = Retry(NoBackoff(), 0)
+    with server.client(decode_responses=True, protocol=2, retry=once, socket_timeout=5) as client:
+        try:
+            return client.execute_command(*command)
+        except (redis.RedisError, OSError):
+            return None
+
+
+class Group:
+    """Servers that belong together; a context manager that starts all and stops them for good."""
+
+    servers: list[RedisServer]
+
+    def _is_well(self) -> bool:
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Start what does not run, let what is frozen go on, and wait until all is well."""
+        for server in self.servers:
+            if server.runs:
+                server.resume()
+            else:
+                server.start()
+        until(self._is_well)
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+def _distinct_ports(ports: range, count: int) -> list[int]:
+    chosen: set[int] = set()
+    while len(chosen) < count:
+        chosen.add(secrets.choice(ports))
+    return list(chosen)
+
+
+class SentinelServers(Group):
+    """One primary, two replicas and three sentinels.
+
+    Args:
+        down_after: seconds of silence after which the sentinels begin to replace a primary.
+    """
+
+    #: What the sentinels call it.
+    name = "main"
+
+    def __init__(self, down_after: float = 60.0) -> None:
+        ports = _distinct_ports(PORTS, 6)
+        first = ports[0]
+        self.nodes = [
+            RedisServer(
+                port=port,
+                config=PROMPT if port == first else {**PROMPT, "replicaof": f"127.0.0.1 {first}"},
+            )
+            for port in ports[:3]
+        ]
+        ids = {port: secrets.token_hex(20) for port in ports[3:]}
+        self.sentinels = []
+        for port, myself in ids.items():
+            main = self.name
+            lines: dict[str, str | int] = {
+                "sentinel myid": myself,
+                f"sentinel monitor {main}": f"127.0.0.1 {first} 2",
+                f"sentinel down-after-milliseconds {main}": int(down_after * 1000),
+                # After a failed attempt they wait for twice as long before the next one.
+                f"sentinel failover-timeout {main}": 2000,
+                f"sentinel parallel-syncs {main}": 2,
+            }
+            # They would find each other, too, but after some seconds.
+            for replica in ports[1:3]:
+                lines[f"sentinel known-replica {main} 127.0.0.1 {replica}"] = ""
+            for other in ids.keys() - {port}:
+                lines[f"sentinel known-sentinel {main} 127.0.0.1 {other}"] = ids[other]
+            self.sentinels.append(RedisServer(port=port, config=lines, sentinel=True))
+        self.servers = [*self.nodes, *self.sentinels]
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Of the sentinels, as redis-py and Django's settings take them."""
+        return [("127.0.0.1", sentinel.port) for sentinel in self.sentinels]
+
+    def manager(self, **options: Any) -> Sentinel:
+        """redis-py's, for ``manager().master_for(servers.name)``."""
+        return Sentinel(self.addresses, **{"socket_timeout": 5.0, **options})
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A new client of whichever server is the primary."""
+        found: redis.Redis = self.manager().master_for(self.name, **options)
+        return found
+
+    @property
+    def primary(self) -> RedisServer:
+        """The one that most sentinels call the primary."""
+        said = [
+            ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
+            for sentinel in self.sentinels
+            if sentinel.runs
+        ]
+        ports = [int(found[1]) for found in said if found]
+        port = max(set(ports), key=ports.count)
+        return next(node for node in self.nodes if node.port == port)
+
+    @property
+    def replicas(self) -> list[RedisServer]:
+        primary = self.primary
+        return [node for node in self.nodes if node is not primary]
+
+    def _is_well(self) -> bool:
+        states = [ask(sentinel, "SENTINEL", "MASTERS") for sentinel in self.sentinels]
+        if not all(states):
+            return False
+        mains = [dict(zip(main[::2], main[1::2], strict=True)) for [main] in states]
+        if len({main["port"] for main in mains}) != 1:
+            return False
+        if any(main["flags"] != "master" or main["num-other-sentinels"] != "2" for main in mains):
+            return False
+        for sentinel in self.sentinels:
+            found = ask(sentinel, "SENTINEL", "REPLICAS", self.name) or []
+            flags = [dict(zip(one[::2], one[1::2], strict=True))["flags"] for one in found]
+            if flags != ["slave", "slave"]:
+                return False
+        # What the sentinels know of the copying may be ten seconds old.
+        primary = self.primary
+        roles = [ask(node, "ROLE") for node in self.nodes]
+        return all(roles) and all(
+            role[0] == "master" and len(role[2]) == 2
+            if node is primary
+            else role[:1] + role[2:4] == ["slave", primary.port, "connected"]
+            for node, role in zip(self.nodes, roles, strict=True)
+        )
+
+    def settle(self) -> None:
+        # A primary that is none any more would find out after eight seconds.
+        if all(sentinel.runs for sentinel in self.sentinels):
+            primary = self.primary
+            for node in self.nodes:
+                if node is not primary:
+                    if not node.runs:
+                        node.start()
+                    node.resume()
+                    ask(node, "REPLICAOF", "127.0.0.1", primary.port)
+        super().settle()
+
+    def fail_over(self) -> None:
+        """Have the sentinels make another server the primary. The present one may go on for up to
+        ten seconds before they make it a replica."""
+        before = self.primary
+        until(lambda: ask(self.sentinels[0], "SENTINEL", "FAILOVER", self.name))
+        until(lambda: self.primary is not before)
+
+    def flush(self) -> None:
+        with self.client() as client:
+            client.flushall()
+
+
+class ClusterServers(Group):
+    """Three primaries with a replica each.
+
+    Args:
+        node_timeout: seconds of silence after which a primary is replaced by its replica.
+    """
+
+    def __init__(self, node_timeout: float = 60.0) -> None:
+        ports = _distinct_ports(NODE_PORTS, 6)
+        self._ids = {port: secrets.token_hex(20) for port in ports}
+        config: dict[str, str | int] = {
+            **PROMPT,
+            "cluster-enabled": "yes",
+            "cluster-config-file": "nodes.conf",
+            "cluster-node-timeout": int(node_timeout * 1000),
+            # However long it has not heard of its primary, a replica is good enough.
+            "cluster-replica-validity-factor": 0,
+        }
+        self.nodes = [
+            RedisServer(port=port, config=config, files={"nodes.conf": self._known_to(port)})
+            for port in ports
+        ]
+        self.servers = self.nodes
+
+    def _known_to(self, me: int) -> str:
+        """What a node remembers of its cluster, so that the nodes need not get acquainted."""
+        ports = list(self._ids)
+        lines = []
+        for n, port in enumerate(ports):
+            myself = "myself," if port == me else ""
+            where = f"{self._ids[port]} 127.0.0.1:{port}@{port + 10_000} {myself}"
+            if n < 3:
+                slots = f"{SLOTS * n // 3}-{SLOTS * (n + 1) // 3 - 1}"
+                lines.append(f"{where}master - 0 0 {n + 1} connected {slots}")
+            else:
+                lines.append(f"{where}slave {self._ids[ports[n - 3]]} 0 0 {n - 2} connected")
+        return "\n".join([*lines, "vars currentEpoch 3 lastVoteEpoch 0\n"])
+
+    @property
+    def url(self) -> str:
+        return self.nodes[0].url
+
+    def client(self, **options: Any) -> redis.RedisCluster:
+        """A new client."""
+        nodes = [redis.cluster.ClusterNode("127.0.0.1", node.port) for node in self.nodes]
+        return redis.RedisCluster(startup_nodes=nodes, **options)
+
+    def _is_well(self) -> bool:
+        views = set()
+        for node in self.nodes:
+            info, slots = ask(node, "CLUSTER", "INFO"), ask(node, "CLUSTER", "SLOTS")
+            if not slots or "cluster_state:ok" not in info:
+                return False
+            # Who has which slots, and who replicates whom.
+            views.add(
+                repr(sorted((r[0], r[1], r[2][1], sorted(n[1] for n in r[3:])) for r in slots))
+            )
+            if any(len(r) < 4 for r in slots):
+                return False
+        roles = [ask(node, "ROLE") for node in self.nodes]
+        in_sync = sum(bool(r and r[0] == "slave" and r[3] == "connected") for r in roles)
+        return len(views) == 1 and in_sync == 3
+
+    # -- who has what --------------------------------------------------------------------------
+
+    def _node(self, port: int) -> RedisServer:
+        return next(node for node in self.nodes if node.port == port)
+
+    def _ranges(self) -> list[Any]:
+        """Of each range of slots: first, last, [host, port, id] of its primary, its replicas."""
+        for node in self.nodes:
+            if node.runs and (slots := ask(node, "CLUSTER", "SLOTS")):
+                return list(slots)
+        raise RuntimeError("no node answers")
+
+    @property
+    def primaries(self) -> list[RedisServer]:
+        return [self._node(port) for port in sorted({r[2][1] for r in self._ranges()})]
+
+    def _range_of(self, slot: int) -> Any:
+        return next(r for r in self._ranges() if r[0] <= slot <= r[1])
+
+    def primary_of(self, key: bytes | str) -> RedisServer:
+        return self._node(self._range_of(slot_of(key))[2][1])
+
+    def replica_of(self, key: bytes | str) -> RedisServer:
+        return self._node(self._range_of(slot_of(key))[3][1])
+
+    # -- what happens to it --------------------------------------------------------------------
+
+    def fail_over(self, key: bytes | str) -> None:
+        """Have the replica of the primary that has ``key`` take its place, losing nothing."""
+        heir = self.replica_of(key)
+        ask(heir, "CLUSTER", "FAILOVER")
+        until(lambda: self.primary_of(key) is heir)
+
+    def begin_to_move(self, slot: int) -> tuple[RedisServer, RedisServer]:
+        """Begin to move ``slot`` to another primary; its old and its new place."""
+        old = self._node(self._range_of(slot)[2][1])
+        new = next(node for node in self.primaries if node is not old)
+        ask(new, "CLUSTER", "SETSLOT", slot, "IMPORTING", self._ids[old.port])
+        ask(old, "CLUSTER", "SETSLOT", slot, "MIGRATING", self._ids[new.port])
+        return old, new
+
+    def move_keys(self, slot: int, old: RedisServer, new: RedisServer) -> None:
+        """Move what is in ``slot``."""
+        while keys := ask(old, "CLUSTER", "GETKEYSINSLOT", slot, 100):
+            ask(old, "MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "KEYS", *keys)
+
+    def end_moving(self, slot: int, old: RedisServer, new: RedisServer) -> None:
+        for node in (new, old, *self.primaries):
+            ask(node, "CLUSTER", "SETSLOT", slot, "NODE", self._ids[new.port])
+
+    def move(self, slot: int) -> None:
+        """Move ``slot`` to another primary, as ``redis-cli --cluster reshard`` does."""
+        old, new = self.begin_to_move(slot)
+        self.move_keys(slot, old, new)
+        self.end_moving(slot, old, new)
+
+    def flush(self) -> None:
+        for node in self.primaries:
+            ask(node, "FLUSHALL")
+
+
+@contextmanager
+def sentinels(down_after: float = 60.0) -> Iterator[SentinelServers]:
+    """``SentinelServers`` that run."""
+    yield from _running(lambda: SentinelServers(down_after))
+
+
+@contextmanager
+def cluster(node_timeout: float = 60.0) -> Iterator[ClusterServers]:
+    """``ClusterServers`` that run."""
+    yield from _running(lambda: ClusterServers(node_timeout))
+
+
+def _running(make: Callable[[], Any]) -> Iterator[Any]:
+    """Such servers, at ports that were free: there is no way to reserve one."""
+    for attempt in range(5):
+        group = make()
+        try:
+            group.settle()
+            break
+        except BaseException as error:
+            group.close()
+            if attempt == 4 or "in use" not in str(error):
+                raise
+    try:
+        yield group
+    finally:
+        group.close()
