@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .cache import RedisCache
 from .computing import OnWaitTimeout
+from .locking.events import LONGEST_GROUP, check_group
 from .naming import namer
 from .terms import SETTING
 
@@ -55,6 +56,7 @@ def cached(
     jitter: float = ...,
     background: bool = ...,
     error_ttl: float = ...,
+    group: str | None = None,
 ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]: ...
 def cached(target: Any = None, /, **options: Any) -> Any:
     """Keep what a function returns; a missing result is computed once, by one caller for all.
@@ -72,6 +74,8 @@ def cached(target: Any = None, /, **options: Any) -> Any:
         using: the cache alias.
         timeout, version, stale, wait, on_wait_timeout, jitter, background, error_ttl: as for
             ``cache.get_or_set``.
+        group: under which the results are counted in metrics; None: the template, or else the
+            dotted name of the function.
 
     Raises:
         TypeError, ValueError: an option makes no sense, the template names an argument that the
@@ -102,12 +106,14 @@ class Cached:
         jitter: float = SETTING,
         background: bool = SETTING,
         error_ttl: float = SETTING,
+        group: str | None = None,
     ) -> None:
         if key is not None and not callable(key) and not isinstance(key, str):
             raise TypeError(f"key must be a str, a callable or None, not {key!r}")
         if isinstance(key, str) and not key.strip():
             raise ValueError("key must not be empty")
         self.key = key
+        self.group = check_group(group)
         self.using = using
         self.place: dict[str, Any] = {"timeout": timeout, "version": version}
         self.options: dict[str, Any] = {
@@ -128,6 +134,8 @@ class Cached:
         if self.key is None and inspect.signature(function).parameters:
             raise ValueError(f"{dotted} has arguments: give a key that names them, as in {{pk}}")
         name_of = namer(self.key, function, dotted)
+        template = self.key if isinstance(self.key, str) else dotted
+        self.options["group"] = self.group or template[:LONGEST_GROUP]
         return (self._tasks if iscoroutinefunction(function) else self._threads)(function, name_of)
 
     def _threads(self, function: Callable[..., Any], name_of: Callable[..., str]) -> Any:

@@ -3,11 +3,9 @@ behind."""
 
 from __future__ import annotations
 
-import inspect
 import time
 from typing import Any, Literal
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -17,6 +15,7 @@ from django_redis.client import HerdClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
+from .awaitables import awaitable
 from .conf import Conf
 from .exceptions import LockNotAcquired
 from .flights import TOO_LATE, CoordinationError, Producer, Steps, TaskCrew, ThreadCrew
@@ -24,13 +23,13 @@ from .flights.aboard import Aboard, Place, boarded
 from .flights.steps import Run
 from .locking.aio_clients import asyncio_client
 from .locking.calls import OUTAGE, is_pool_exhausted
+from .locking.events import check_group
 from .locking.flight_scripts import READ
 from .locking.scripts import Call
 from .locking.server import server_of
-from .signals import value_refresh_failed
 from .terms import SETTING, Terms
 
-__all__ = ["Computing", "OnWaitTimeout", "awaitable"]
+__all__ = ["Computing", "OnWaitTimeout"]
 
 _MISSING = object()
 
@@ -65,6 +64,7 @@ class Computing:
         jitter: float = SETTING,
         background: bool = SETTING,
         error_ttl: float = SETTING,
+        group: str | None = None,
     ) -> Any:
         """The value of ``key``; if there is none, ``default`` is called for it, once.
 
@@ -87,6 +87,8 @@ class Computing:
                 was stored together does not have to be computed together again.
             error_ttl: seconds after a failed computation in which nobody tries again; others fail
                 with the same message.
+            group: under which it is counted in metrics, such as ``"report-{year}"``; None: the key
+                with ``*`` for each number, UUID and hash in it.
 
         Raises:
             LockNotAcquired: see ``on_wait_timeout``.
@@ -104,7 +106,9 @@ class Computing:
             or jitter is not SETTING
             or background is not SETTING
             or error_ttl is not SETTING
+            or group is not None
         ):
+            check_group(group)
             given = Terms.given(
                 stale=stale,
                 wait=wait,
@@ -120,7 +124,7 @@ class Computing:
             if value is not _MISSING and not alone:
                 return value
         terms = Terms.of(self.conf, **given)
-        producer = self._producer(default, timeout, terms)
+        producer = self._producer(key, default, timeout, terms, group)
         crew = self._thread_crew()
         nkey = self._encoded_key(key, version)
         steps = self._value(
@@ -141,6 +145,7 @@ class Computing:
         jitter: float = SETTING,
         background: bool = SETTING,
         error_ttl: float = SETTING,
+        group: str | None = None,
     ) -> Any:
         """As ``get_or_set``, for asyncio. ``default`` may be a coroutine function, which is
         awaited; any other callable runs in Django's thread for synchronous code."""
@@ -153,7 +158,7 @@ class Computing:
             background=background,
             error_ttl=error_ttl,
         )
-        producer = self._producer(awaitable(default), timeout, terms)
+        producer = self._producer(key, awaitable(default), timeout, terms, group)
         crew = self._task_crew()
         nkey = self._encoded_key(key, version)
         steps = self._value(crew, key, nkey, producer, terms, default, alone=False, read=True)
@@ -243,7 +248,9 @@ class Computing:
             raise error
         return True
 
-    def _producer(self, default: Any, timeout: float | None, terms: Terms) -> Producer:
+    def _producer(
+        self, key: str, default: Any, timeout: float | None, terms: Terms, group: str | None
+    ) -> Producer:
         if isinstance(self.client, HerdClient):
             raise ImproperlyConfigured(
                 "HerdClient keeps values in a form of its own, which get_or_set cannot share. "
@@ -256,25 +263,13 @@ class Computing:
             terms.lifetime(self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout),
             int(terms.stale * 1000),
             int(terms.error_ttl * 1000),
-            self._refresh_failed,
+            str(key),
+            check_group(group),
+            self,
         )
-
-    def _refresh_failed(self, error: Exception) -> None:
-        value_refresh_failed.send_robust(sender=type(self), cache=self, error=error)
 
     def _thread_crew(self) -> ThreadCrew:
         return ThreadCrew(self._lock_client(), self.conf.FLIGHT_TIMEOUT, connections.close_all)
 
     def _task_crew(self) -> TaskCrew:
         return TaskCrew(asyncio_client(self._lock_client()), self.conf.FLIGHT_TIMEOUT)
-
-
-def awaitable(function: Any) -> Any:
-    """``function`` so that calling it does not block the event loop."""
-    if not callable(function) or any(
-        is_coroutine(code)
-        for is_coroutine in (inspect.iscoroutinefunction, iscoroutinefunction)
-        for code in (function, type(function).__call__)
-    ):
-        return function
-    return sync_to_async(function, thread_sensitive=True)

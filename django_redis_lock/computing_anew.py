@@ -6,7 +6,8 @@ from typing import Any
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
-from .computing import Computing, awaitable
+from .awaitables import awaitable
+from .computing import Computing
 from .terms import Terms
 
 __all__ = ["ComputingAnew"]
@@ -21,11 +22,14 @@ class ComputingAnew(Computing):
         default: Any,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
+        *,
+        group: str | None = None,
         **options: Any,
     ) -> Any:
         """The value of ``key``, computed anew even if there is one, and kept. Whoever finds none
         meanwhile waits for this one; a write meanwhile wins. Arguments as for ``get_or_set``."""
-        producer = self._producer(default, timeout, Terms.of(self.conf, **options))
+        terms = Terms.of(self.conf, **options)
+        producer = self._producer(key, default, timeout, terms, group)
         crew = self._thread_crew()
         nkey = self._encoded_key(key, version)
         return crew.do(crew.flights.compute_anyway(nkey, producer, alone=False))
@@ -36,10 +40,13 @@ class ComputingAnew(Computing):
         default: Any,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
+        *,
+        group: str | None = None,
         **options: Any,
     ) -> Any:
         """As ``compute``, for asyncio."""
-        producer = self._producer(awaitable(default), timeout, Terms.of(self.conf, **options))
+        terms = Terms.of(self.conf, **options)
+        producer = self._producer(key, awaitable(default), timeout, terms, group)
         crew = self._task_crew()
         nkey = self._encoded_key(key, version)
         return await crew.do(crew.flights.compute_anyway(nkey, producer, alone=False))

@@ -10,7 +10,8 @@ from typing import Any
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from .computing import Computing, OnWaitTimeout, awaitable
+from .awaitables import awaitable
+from .computing import Computing, OnWaitTimeout
 from .exceptions import LockNotAcquired
 from .flights import CoordinationError, Steps, TaskCrew, ThreadCrew
 from .flights.many import Several
@@ -37,6 +38,7 @@ class ComputingMany(Computing):
         on_wait_timeout: OnWaitTimeout = SETTING,
         jitter: float = SETTING,
         error_ttl: float = SETTING,
+        group: str | None = None,
     ) -> dict[str, Any]:
         """The values of ``keys``; ``default_many`` is called once for the missing ones.
 
@@ -45,7 +47,8 @@ class ComputingMany(Computing):
         raises, the caller gets the exception and nothing of what was found; the cache loses
         nothing.
 
-        Args and Raises: as for ``get_or_set``; ``stale`` and ``background`` do not apply.
+        Args and Raises: as for ``get_or_set``; ``stale`` and ``background`` do not apply. All are
+        counted in one group: where none is given, that of the first key.
         """
         terms = Terms.of(
             self.conf,
@@ -58,7 +61,7 @@ class ComputingMany(Computing):
         names = list(dict.fromkeys(keys))
         found = self._look_for(names, version)
         crew = self._thread_crew()
-        steps = self._values(crew, names, found, default_many, timeout, version, terms)
+        steps = self._values(crew, names, found, default_many, timeout, version, terms, group)
         return _in_order(names, crew.do(steps))
 
     async def aget_or_set_many(
@@ -72,6 +75,7 @@ class ComputingMany(Computing):
         on_wait_timeout: OnWaitTimeout = SETTING,
         jitter: float = SETTING,
         error_ttl: float = SETTING,
+        group: str | None = None,
     ) -> dict[str, Any]:
         """As ``get_or_set_many``, for asyncio."""
         terms = Terms.of(
@@ -85,7 +89,7 @@ class ComputingMany(Computing):
         names = list(dict.fromkeys(keys))
         crew = self._task_crew()
         produce = awaitable(default_many)
-        steps = self._values(crew, names, {}, produce, timeout, version, terms)
+        steps = self._values(crew, names, {}, produce, timeout, version, terms, group)
         return _in_order(names, await crew.do(steps))
 
     def _look_for(self, names: list[str], version: int | None) -> dict[str, Any]:
@@ -108,10 +112,12 @@ class ComputingMany(Computing):
         timeout: float | None,
         version: int | None,
         terms: Terms,
+        group: str | None,
     ) -> Steps:
         deadline = time.monotonic() + terms.wait
         missing = {self._encoded_key(name, version): name for name in names if name not in found}
-        producer = self._producer(None, timeout, terms)
+        first = names[0] if names else ""
+        producer = self._producer(first, None, timeout, terms, group)
 
         def by_key(values: Any, nkeys: list[bytes]) -> dict[bytes, Any]:
             if not isinstance(values, Mapping):

@@ -25,6 +25,7 @@ import redis
 from django_redis_lock import LockError, LockLost, LockNotOwnedError
 from django_redis_lock.locking import events
 from django_redis_lock.locking.events import Acquired, Lost, Released, TimedOut
+from tests.heard import Heard, hearing
 from tests.processes import PATIENCE, in_threads, until
 
 YEAR = 365 * 24 * 3600
@@ -86,10 +87,6 @@ class Background:
         return self._outcome
 
 
-def lost_ones(heard: list[Any]) -> list[Lost]:
-    return [event for event in heard if isinstance(event, Lost)]
-
-
 def elsewhere(function: Callable[..., Any], *args: Any) -> Any:
     """What ``function`` returns in another thread."""
     return Background(function, *args).result()
@@ -116,22 +113,6 @@ NO_SECONDS: list[Any] = [
 ]
 NO_NAMES: list[Any] = ["", b"", None, 5, ["name"]]
 NO_TOKENS: list[Any] = ["", b"", 5, True, ["token"]]
-
-
-class Heard(list[Any]):
-    """What is told of the lock ``name``, in order."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def __call__(self, event: Any) -> None:
-        if event.subject.name == self.name:
-            self.append(event)
-
-    @property
-    def kinds(self) -> list[type]:
-        return [type(event) for event in self]
 
 
 class LockContract:
@@ -788,10 +769,8 @@ class LockContract:
 
     @pytest.fixture
     def heard(self) -> Iterator[Heard]:
-        heard = Heard(self.name)
-        events.listen(heard)
-        yield heard
-        events.unlisten(heard)
+        with hearing(self.name) as heard:
+            yield heard
 
     def test_others_are_told_of_it(self, make: Any, heard: Heard) -> None:
         lock = make(timeout=30, label="nightly report")
@@ -816,8 +795,7 @@ class LockContract:
         lock.release()
         waiter.result()
         until(lambda: len(heard) == 3)
-        contended = [event.contended for event in heard if isinstance(event, Acquired)]
-        assert contended == [False, True]
+        assert [event.contended for event in heard.only(Acquired)] == [False, True]
 
     @pytest.mark.parametrize("how", ["delete_key", "expire_now", "reset"])
     def test_others_are_told_of_its_loss(
@@ -826,10 +804,10 @@ class LockContract:
         lock = make(timeout=1, renew=True)
         lock.acquire()
         make().reset() if how == "reset" else getattr(backend, how)(self.name)
-        until(lambda: lost_ones(heard))
+        until(lambda: heard.only(Lost))
         with pytest.raises(LockNotOwnedError):
             lock.release()
-        [lost] = lost_ones(heard)
+        [lost] = heard.only(Lost)
         assert lost.fence == lock.fence
         assert lost.reason
         assert Released not in heard.kinds

@@ -22,6 +22,7 @@ class Aboard:
         self.looking = threading.Lock()  # Of those who come later one at a time looks for a value.
         self.asked = 0  # How often Redis was asked.
         self.found: Any = None  # What Redis keeps, for each to decode; None: look again.
+        self.computed = False  # Whether what was found was being computed when Redis was asked.
         self.outage: Exception | None = None  # Why Redis could not be asked.
 
 

@@ -33,6 +33,7 @@ from .steps import (
     run_or_end,
     text,
 )
+from .telling import tell_shared, told
 
 __all__ = ["Several"]
 
@@ -76,6 +77,7 @@ class Several:
             if (self._server, key) in being_computed():
                 raise LockError("get_or_set_many needs a value it is just computing", key)
         found: dict[bytes, Any] = {}
+        followed = False
         while keys:
             try:
                 replies = yield from run_or_end(keys, self._token, *map(self._taking, keys))
@@ -92,6 +94,9 @@ class Several:
                 else:
                     streams[key] = flight_stream(key, text(news[0]).encode())
                     look_again = min(look_again, time.monotonic() + max(int(news[1]), 1) / 1000)
+            shared = len(keys) - len(led) - len(streams)
+            if followed and shared and failed is None:
+                tell_shared(self._server, self._terms, values=shared)
             if led:
                 found.update((yield from self._lead(led, missing=True)))
             if failed is not None:
@@ -100,6 +105,7 @@ class Several:
             if keys and time.monotonic() >= deadline:
                 break
             if keys:
+                followed = True
                 yield Follow(tuple(streams.values()), min(look_again, deadline))
         return found, keys
 
@@ -128,7 +134,7 @@ class Several:
         kept: dict[bytes, bytes | int] = {}
         message, pause = "no value was given for this key", 0
         try:
-            with computing(self._server, keys):
+            with computing(self._server, keys), told(self._server, self._terms, len(keys)):
                 values = yield Compute(lambda: self._produce(keys))
             kept = {key: self._terms.encode(value) for key, value in values.items()}
             return values

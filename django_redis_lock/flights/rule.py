@@ -39,6 +39,7 @@ from .steps import (
     run_or_end,
     text,
 )
+from .telling import tell_refresh_failed, tell_shared, told
 
 __all__ = ["Flights"]
 
@@ -92,12 +93,12 @@ class Flights:
                     value = yield from self._speak(key, aboard, producer, deadline, alone)
                 finally:
                     land(place, aboard)
-                return producer.decode(aboard.found) if value is FOUND else value
+                return self._found(aboard, producer) if value is FOUND else value
             if not (yield Await(aboard.landed, deadline)):
                 return TOO_LATE
             # An answer to what was asked before we came may be older than a write before we came.
             if aboard.found is not None and asked < aboard.asked:
-                return producer.decode(aboard.found)
+                return self._found(aboard, producer)
             if aboard.outage is not None and not alone:
                 raise CoordinationError from aboard.outage
 
@@ -130,6 +131,7 @@ class Flights:
         if status == 2:
             return producer.decode(news[0])
         if status != 1:
+            tell_shared(self._server, producer, stale=True)
             return producer.decode(old)
         if not background:
             return (yield from self._lead_or_keep(key, token, old, producer))
@@ -145,7 +147,7 @@ class Flights:
             if not isinstance(failed.error, Exception):
                 raise
             logger.warning("Serving the old %s", printable(key), exc_info=failed.error)
-            producer.refresh_failed(failed.error)
+            tell_refresh_failed(self._server, producer, failed.error)
             return producer.decode(old)
 
     def _lead(
@@ -175,8 +177,14 @@ class Flights:
             # A write or a delete came in between: what we computed is for our caller alone.
             logger.info("%s was written while it was computed; not stored", printable(key))
         else:
-            aboard.found = kept
+            aboard.found, aboard.computed = kept, True
         return value
+
+    def _found(self, aboard: Aboard, producer: Producer) -> Any:
+        """What those aboard have not computed themselves."""
+        if aboard.computed:
+            tell_shared(self._server, producer)
+        return producer.decode(aboard.found)
 
     # -- the parts ---------------------------------------------------------------------------
 
@@ -186,7 +194,7 @@ class Flights:
 
     def _compute(self, key: bytes, producer: Producer) -> Steps:
         """The value, and the value as Redis is to keep it."""
-        with computing(self._server, (key,)):
+        with computing(self._server, (key,)), told(self._server, producer):
             value = yield Compute(producer.compute)
         try:
             return value, producer.encode(value)
@@ -200,6 +208,7 @@ class Flights:
         if alone:
             value, aboard.found = yield from self._compute(key, producer)
             aboard.asked += 1
+            aboard.computed = True
             return value
         token = new_token()
         try:
@@ -230,6 +239,7 @@ class Flights:
                 return TOO_LATE
             leader, pttl = news
             look_again = time.monotonic() + min(LOOK_EVERY, max(int(pttl), 1) / 1000)
+            aboard.computed = True
             stream = flight_stream(key, text(leader).encode())
             yield Follow((stream,), min(look_again, deadline))
 

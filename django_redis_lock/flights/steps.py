@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 from ..locking.arguments import milliseconds
+from ..locking.events import Subject, group_of
 from ..locking.flight_scripts import END_FLIGHT, RENEW_FLIGHT
 from ..locking.keeper import Job, keeper
 from ..locking.keys import flight_key, flight_stream
@@ -55,7 +56,7 @@ class Producer(NamedTuple):
         lifetime: milliseconds to keep it; 0 without end, negative not at all.
         stale: how many of these it may be served although it is due to be computed anew.
         error_ttl: milliseconds a failure keeps others from trying again; 0 not at all.
-        refresh_failed: told why a stale value could not be computed anew.
+        name, group, cache: what others are told of it, see ``events.Subject``.
     """
 
     compute: Callable[[], Any]
@@ -64,7 +65,12 @@ class Producer(NamedTuple):
     lifetime: int
     stale: int = 0
     error_ttl: int = 0
-    refresh_failed: Callable[[Exception], Any] = lambda error: None
+    name: str = ""
+    group: str = ""
+    cache: Any = None
+
+    def subject(self, server: Server) -> Subject:
+        return Subject(self.name, self.group or group_of(self.name), "", server, self.cache)
 
 
 class Run(NamedTuple):

@@ -51,7 +51,7 @@ LAYERS = (
     ("locking.handle", "locking.kept", "locking.telling"),
     ("locking.lock", "locking.aio"),
     ("locking.redlock", "locking.inventory", "flights*", "writes", "memory", "testing"),
-    ("conf", "signals", "terms", "declared"),
+    ("conf", "signals", "terms", "declared", "awaitables"),
     ("computing*", "python_redis_lock", "cache", "clients"),
     ("aliases",),
     ("contention", "metrics", "checks", "models", "naming"),

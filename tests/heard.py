@@ -1,0 +1,40 @@
+"""What listeners are told of one lock or value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django_redis_lock.locking import events
+
+__all__ = ["Heard", "hearing"]
+
+
+class Heard(list[Any]):
+    """What is told of ``name``, in order."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __call__(self, event: Any) -> None:
+        if event.subject.name == self.name:
+            self.append(event)
+
+    @property
+    def kinds(self) -> list[type]:
+        return [type(event) for event in self]
+
+    def only(self, kind: type) -> list[Any]:
+        return [event for event in self if isinstance(event, kind)]
+
+
+@contextmanager
+def hearing(name: str) -> Iterator[Heard]:
+    heard = Heard(name)
+    events.listen(heard)
+    try:
+        yield heard
+    finally:
+        events.unlisten(heard)
