@@ -1,0 +1,295 @@
+"""``manage.py run_locked NAME -- COMMAND``: any management command or program, one at a time."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import threading
+import time
+import traceback
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from redis.exceptions import RedisError
+
+from ...aliases import lock_cache
+from ...contention import Conflict
+from ...locking.arguments import check_seconds
+from ...locking.interrupts import unwinding
+from ...locking.lock import Lock
+from ..exit_codes import LOST, TAKEN, UNAVAILABLE, USAGE
+from ..programs import Program
+from ..work import ManagementCommand, Work
+
+__all__ = ["Command"]
+
+#: What ends this process while it waits, or a command in it; as from a shell: 128 + number.
+ENDINGS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n))
+
+
+class Command(BaseCommand):
+    help = (
+        "Runs a management command, or with --shell any program, while holding a lock: one at a "
+        "time, across all machines. Behind -- comes what to run: "
+        "run_locked migrate --wait 300 -- migrate --noinput"
+    )
+    # The command that is run looks for itself.
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add = parser.add_argument
+        add("name", metavar="NAME", help="the lock's name, as in cache.lock(NAME)")
+        add(
+            "--wait",
+            type=_wait,
+            default=0.0,
+            metavar="S",
+            help='wait so many seconds for the lock, or "forever"; default: not at all',
+        )
+        add(
+            "--timeout",
+            type=_seconds,
+            metavar="S",
+            help="seconds the lock lives between two renewals, which is how long others wait after "
+            "a crash; default: the setting TIMEOUT. It does not limit the command",
+        )
+        add(
+            "--min-hold",
+            type=_seconds_or_none,
+            default=0.0,
+            metavar="S",
+            help="keep the lock taken so many seconds even if the command ends before",
+        )
+        add(
+            "--skip-exit-code",
+            type=_exit_code,
+            default=TAKEN,
+            metavar="N",
+            help=f"exit code if the lock is taken, 0 to skip quietly; default: {TAKEN}",
+        )
+        add(
+            "--on-lost",
+            choices=("terminate", "ignore"),
+            default="terminate",
+            help="what happens to the command if its lock is lost: SIGTERM, and after --grace "
+            f"seconds SIGKILL, exit code {LOST} (the default); or only a message",
+        )
+        add(
+            "--grace",
+            type=_seconds,
+            default=10.0,
+            metavar="S",
+            help="seconds the command has to end when it must, before it is killed; default: 10",
+        )
+        add("--using", default="default", metavar="ALIAS", help="cache alias; default: default")
+        add("--shell", action="store_true", help="run a program; one argument: a line for /bin/sh")
+        parser.set_defaults(command=[])
+        parser.usage = "%(prog)s NAME [options] -- COMMAND [ARGS ...]"
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        parse = parser.parse_args
+
+        def parse_args(args: Sequence[str] | None = None, namespace: Any = None) -> Namespace:
+            # Not argparse's business: the command's options are its own.
+            words = list(sys.argv[2:] if args is None else args)
+            at = words.index("--") if "--" in words else len(words)
+            parsed: Namespace = parse(words[:at], namespace)
+            parsed.command = words[at + 1 :]
+            return parsed
+
+        parser.parse_args = parse_args  # type: ignore[method-assign, assignment]
+        return parser
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if not options["command"]:
+            raise CommandError(
+                "name what to run behind --: run_locked NAME -- COMMAND", returncode=USAGE
+            )
+        grace = options["grace"]
+        work: Work = (
+            Program(options["command"], grace)
+            if options["shell"]
+            else ManagementCommand(options["command"], self)
+        )
+        _show_lines_at_once()
+        with _unwinding():
+            loss = Loss(self, work, options["name"], options["on_lost"] == "terminate", grace)
+            lock = self._lock(work, loss, options)
+            if not self._acquired(lock, options):
+                return
+            code = self._run(lock, work, loss, options)
+        if code:
+            self._exit(code)
+
+    def _lock(self, work: Work, loss: Loss, options: dict[str, Any]) -> Lock:
+        lifetime: dict[str, Any] = {}
+        if options["timeout"] is not None:
+            lifetime = {"timeout": options["timeout"], "renew": True}
+        try:
+            return lock_cache(options["using"]).lock(
+                options["name"],
+                min_hold=options["min_hold"],
+                label=work.label,
+                on_lost=loss,
+                raise_on_release_error=False,
+                **lifetime,
+            )
+        except (ImproperlyConfigured, TypeError, ValueError) as error:
+            raise CommandError(str(error), returncode=USAGE) from error
+
+    def _acquired(self, lock: Lock, options: dict[str, Any]) -> bool:
+        name, wait = options["name"], options["wait"]
+        began = time.monotonic()
+        try:
+            if lock.acquire(blocking=False):
+                return True
+            conflict = Conflict.over(lock, name)
+            if wait:
+                self._say(f"{conflict}. Waiting {_for(wait)} …", options)
+                left = None if wait == math.inf else max(0.0, began + wait - time.monotonic())
+                if lock.acquire(blocking=True, blocking_timeout=left):
+                    waited = time.monotonic() - began
+                    self._say(f"{name} is ours after {waited:.1f} s.", options)
+                    return True
+                conflict = Conflict.over(lock, name)
+        except KeyboardInterrupt:
+            raise CommandError(
+                "interrupted while waiting", returncode=128 + signal.SIGINT
+            ) from None
+        except (RedisError, OSError) as error:
+            raise CommandError(
+                f"nothing was run: the lock {name} could not be asked for: {error}",
+                returncode=UNAVAILABLE,
+            ) from error
+        code = options["skip_exit_code"]
+        if code:
+            raise CommandError(f"{conflict}. Nothing was run.", returncode=code)
+        self._say(f"{conflict}. Nothing was run.", options)
+        return False
+
+    def _run(self, lock: Lock, work: Work, loss: Loss, options: dict[str, Any]) -> int:
+        environment = {"REDIS_LOCK_NAME": options["name"], "REDIS_LOCK_FENCE": str(lock.fence)}
+        try:
+            try:
+                code = work.run(environment)
+            finally:
+                loss.over()
+                self._release(lock, options["name"])
+        except BaseException as error:
+            if not loss.ends_it:
+                raise
+            if not isinstance(error, (SystemExit, KeyboardInterrupt, CommandError)):
+                self.stderr.write(traceback.format_exc())
+            raise self._lost(options["name"]) from None
+        if loss.ends_it:
+            raise self._lost(options["name"])
+        return code
+
+    def _release(self, lock: Lock, name: str) -> None:
+        try:
+            lock.__exit__(None, None, None)
+        except (RedisError, OSError) as error:
+            # What was done is done; its exit code must not change.
+            self.stderr.write(f"The lock {name} was not released, and will expire: {error}")
+
+    def _lost(self, name: str) -> CommandError:
+        text = f"the lock {name} was lost while this ran, and another may have run beside it"
+        return CommandError(text, returncode=LOST)
+
+    def _say(self, text: str, options: dict[str, Any]) -> None:
+        if options["verbosity"]:
+            self.stderr.write(text, lambda words: words)
+            self.stderr.flush()
+
+    def _exit(self, code: int) -> None:
+        if getattr(self, "_called_from_command_line", False):
+            sys.exit(code)
+        raise CommandError(f"it ended with exit code {code}", returncode=code)
+
+
+class Loss:
+    """What happens when the lock is lost; called in a thread of its own.
+
+    Attributes:
+        ends_it: the lock was lost while the work went on, which is to end for it.
+    """
+
+    def __init__(
+        self, command: BaseCommand, work: Work, name: str, terminates: bool, grace: float
+    ) -> None:
+        self._command, self._work, self._name = command, work, name
+        self._terminates, self._grace = terminates, grace
+        self._over = threading.Event()
+        self.ends_it = False
+
+    def over(self) -> None:
+        """The work has ended."""
+        self._over.set()
+
+    def __call__(self) -> None:
+        if self._over.is_set():
+            return
+        self.ends_it = self._terminates
+        doing = f"ending {self._work.label}" if self._terminates else "going on without it"
+        self._command.stderr.write(f"The lock {self._name} is lost; {doing}.")
+        self._command.stderr.flush()
+        if self._terminates:
+            self._work.terminate()
+            if not self._over.wait(self._grace):
+                self._work.kill()
+
+
+@contextmanager
+def _unwinding() -> Iterator[None]:
+    """Release the lock also when told to end, where signals can be heard."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # What nohup has ignored stays ignored.
+    heard = [s for s in ENDINGS if signal.getsignal(s) is not signal.SIG_IGN]
+    with unwinding(*heard):
+        yield
+
+
+def _show_lines_at_once() -> None:
+    """Also into a pipe or a file: what is looked at while it grows must grow."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True)
+
+
+def _for(wait: float) -> str:
+    return "without end" if wait == math.inf else f"up to {wait:g} s"
+
+
+def _wait(text: str) -> float:
+    return math.inf if text in ("forever", "inf") else _seconds_or_none(text)
+
+
+def _seconds(text: str) -> float:
+    return _checked(text, zero=False)
+
+
+def _seconds_or_none(text: str) -> float:
+    return _checked(text, zero=True)
+
+
+def _checked(text: str, *, zero: bool) -> float:
+    try:
+        return check_seconds("it", float(text), zero=zero) or 0.0
+    except ValueError:
+        allowed = "of 0 or more" if zero else "greater than 0"
+        raise ArgumentTypeError(f"it must be a number of seconds {allowed}, not {text!r}") from None
+
+
+def _exit_code(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 255:
+        raise ArgumentTypeError(f"it must be a whole number from 0 to 255, not {text!r}")
+    return int(text)

@@ -1,0 +1,16 @@
+"""How commands end, beside 0 and the codes of what they run; most numbers are sysexits.h's."""
+
+from __future__ import annotations
+
+__all__ = ["LOST", "NOT_FOUND", "TAKEN", "UNAVAILABLE", "USAGE"]
+
+#: The command line makes no sense; argparse's own.
+USAGE = 2
+#: Redis could not be asked; nothing has run (EX_UNAVAILABLE).
+UNAVAILABLE = 69
+#: The lock is held by another; nothing has run (EX_TEMPFAIL: try again later).
+TAKEN = 75
+#: The lock was lost while the work was being done (EX_PROTOCOL).
+LOST = 76
+#: There is no such command; as in a shell.
+NOT_FOUND = 127

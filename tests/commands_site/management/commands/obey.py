@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+
+class Command(BaseCommand):
+    help = "Says that it runs, and does what it reads."
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("words", nargs="*")
+        parser.add_argument("--deaf", action="store_true", help="to SIGTERM")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["deaf"]:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.stdout.write(f"running {os.environ['REDIS_LOCK_NAME']} {' '.join(options['words'])}")
+        for line in sys.stdin:
+            match line.split():
+                case ["fail"]:
+                    raise CommandError("failed as told", returncode=3)
+                case ["crash"]:
+                    raise ValueError("crashed as told")
+                case ["leave"]:
+                    sys.exit("left as told")
+                case ["end"]:
+                    return
+                case words:
+                    self.stdout.write(f"heard {words}")

@@ -1,0 +1,4 @@
+from testproject.settings import *  # noqa: F403
+from testproject.settings import INSTALLED_APPS
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.commands_site"]
