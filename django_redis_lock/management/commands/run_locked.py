@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,9 +19,9 @@ from redis.exceptions import RedisError
 
 from ...aliases import lock_cache
 from ...contention import Conflict
-from ...locking.arguments import check_seconds
 from ...locking.interrupts import unwinding
 from ...locking.lock import Lock
+from ..arguments import exit_code, seconds, seconds_or_forever, seconds_or_none
 from ..exit_codes import LOST, TAKEN, UNAVAILABLE, USAGE
 from ..programs import Program
 from ..work import ManagementCommand, Work
@@ -46,28 +46,28 @@ class Command(BaseCommand):
         add("name", metavar="NAME", help="the lock's name, as in cache.lock(NAME)")
         add(
             "--wait",
-            type=_wait,
+            type=seconds_or_forever,
             default=0.0,
             metavar="S",
             help='wait so many seconds for the lock, or "forever"; default: not at all',
         )
         add(
             "--timeout",
-            type=_seconds,
+            type=seconds,
             metavar="S",
             help="seconds the lock lives between two renewals, which is how long others wait after "
             "a crash; default: the setting TIMEOUT. It does not limit the command",
         )
         add(
             "--min-hold",
-            type=_seconds_or_none,
+            type=seconds_or_none,
             default=0.0,
             metavar="S",
             help="keep the lock taken so many seconds even if the command ends before",
         )
         add(
             "--skip-exit-code",
-            type=_exit_code,
+            type=exit_code,
             default=TAKEN,
             metavar="N",
             help=f"exit code if the lock is taken, 0 to skip quietly; default: {TAKEN}",
@@ -81,7 +81,7 @@ class Command(BaseCommand):
         )
         add(
             "--grace",
-            type=_seconds,
+            type=seconds,
             default=10.0,
             metavar="S",
             help="seconds the command has to end when it must, before it is killed; default: 10",
@@ -267,29 +267,3 @@ def _show_lines_at_once() -> None:
 
 def _for(wait: float) -> str:
     return "without end" if wait == math.inf else f"up to {wait:g} s"
-
-
-def _wait(text: str) -> float:
-    return math.inf if text in ("forever", "inf") else _seconds_or_none(text)
-
-
-def _seconds(text: str) -> float:
-    return _checked(text, zero=False)
-
-
-def _seconds_or_none(text: str) -> float:
-    return _checked(text, zero=True)
-
-
-def _checked(text: str, *, zero: bool) -> float:
-    try:
-        return check_seconds("it", float(text), zero=zero) or 0.0
-    except ValueError:
-        allowed = "of 0 or more" if zero else "greater than 0"
-        raise ArgumentTypeError(f"it must be a number of seconds {allowed}, not {text!r}") from None
-
-
-def _exit_code(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > 255:
-        raise ArgumentTypeError(f"it must be a whole number from 0 to 255, not {text!r}")
-    return int(text)

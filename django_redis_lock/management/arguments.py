@@ -1,0 +1,36 @@
+"""What the options of the commands take, refused with a sentence that says what is allowed."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentTypeError
+
+from ..locking.arguments import check_seconds
+
+__all__ = ["exit_code", "seconds", "seconds_or_forever", "seconds_or_none"]
+
+
+def seconds_or_forever(text: str) -> float:
+    return math.inf if text in ("forever", "inf") else seconds_or_none(text)
+
+
+def seconds(text: str) -> float:
+    return _checked(text, zero=False)
+
+
+def seconds_or_none(text: str) -> float:
+    return _checked(text, zero=True)
+
+
+def _checked(text: str, *, zero: bool) -> float:
+    try:
+        return check_seconds("it", float(text), zero=zero) or 0.0
+    except ValueError:
+        allowed = "of 0 or more" if zero else "greater than 0"
+        raise ArgumentTypeError(f"it must be a number of seconds {allowed}, not {text!r}") from None
+
+
+def exit_code(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 255:
+        raise ArgumentTypeError(f"it must be a whole number from 0 to 255, not {text!r}")
+    return int(text)
