@@ -18,12 +18,12 @@ from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
 from ..locking.server import Server
 from .aboard import being_computed, computing
+from .renewal import FlightRenewal
 from .steps import (
     LOOK_EVERY,
     STREAM_LIFETIME,
     Compute,
     CoordinationError,
-    FlightRenewal,
     Follow,
     Producer,
     ProducerFailed,
@@ -126,8 +126,7 @@ class Several:
     def _lead(self, keys: list[bytes], missing: bool = False) -> Steps:
         """The values of the keys this caller leads; ``missing`` as in ``Flights``."""
         flights = [
-            FlightRenewal(self._server, flight_key(key), self._token, self._flight_timeout)
-            for key in keys
+            FlightRenewal(self._server, key, self._token, self._flight_timeout) for key in keys
         ]
         for flight in flights:
             keeper().add(flight)

@@ -19,6 +19,7 @@ from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
 from ..locking.server import Server
 from .aboard import Aboard, Place, being_computed, boarded, computing, land
+from .renewal import FlightRenewal
 from .steps import (
     FOUND,
     LEAD,
@@ -29,7 +30,6 @@ from .steps import (
     Compute,
     CoordinationError,
     Depart,
-    FlightRenewal,
     Follow,
     Producer,
     ProducerFailed,
@@ -158,7 +158,7 @@ class Flights:
         Args:
             missing: there was no value when the flight began.
         """
-        renewal = FlightRenewal(self._server, flight_key(key), token, self._flight_timeout)
+        renewal = FlightRenewal(self._server, key, token, self._flight_timeout)
         keeper().add(renewal)
         try:
             value, kept = yield from self._compute(key, producer)

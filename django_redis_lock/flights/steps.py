@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
-from ..locking.arguments import milliseconds
 from ..locking.events import Subject, group_of
-from ..locking.flight_scripts import END_FLIGHT, RENEW_FLIGHT
-from ..locking.keeper import Job, keeper
+from ..locking.flight_scripts import END_FLIGHT
 from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
-from ..locking.server import Server
 
 __all__ = [
     "FOUND",
@@ -26,7 +22,6 @@ __all__ = [
     "Compute",
     "CoordinationError",
     "Depart",
-    "FlightRenewal",
     "Follow",
     "Producer",
     "ProducerFailed",
@@ -129,26 +124,6 @@ class CoordinationError(Exception):
 TOO_LATE = object()
 #: This caller is to compute the value; it is there.
 LEAD, FOUND = object(), object()
-
-
-class FlightRenewal(Job):
-    """Keeps a flight alive while its leader computes."""
-
-    def __init__(self, server: Server, flight: bytes, token: bytes, lifetime: float) -> None:
-        self._lifetime = self.urgency = lifetime
-        self._call = Call(RENEW_FLIGHT, (flight,), (token, milliseconds(lifetime)))
-        super().__init__(server, time.monotonic() + lifetime / 3)
-
-    def call(self, now: float) -> Call:
-        return self._call
-
-    def answered(self, value: Any, sent_at: float) -> None:
-        self.due = sent_at + self._lifetime / 3
-        if not value:
-            keeper().discard(self)  # A write has ended it, which the leader learns when it stores.
-
-    def failed(self, error: Exception, now: float) -> None:
-        self.due = now + min(self._lifetime / 12, 1.0)
 
 
 def run_or_end(keys: bytes | Sequence[bytes], token: bytes, *calls: Call) -> Steps:

@@ -95,8 +95,9 @@ class AsyncLock(Handle):
         except BaseException:
             self._leave_to_keeper(call)
             raise
-        self.local.token = self.local.renewal = None
-        if not (answer.value or answer.sent_twice or again):
+        released = bool(answer.value or answer.sent_twice or again)
+        self._forget(released)
+        if not released:
             self._tell_gone(hold)
             self._not_owned("release")
         self._tell_released(hold)

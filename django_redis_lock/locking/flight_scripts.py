@@ -6,7 +6,7 @@ stream. Times are milliseconds.
 
 from __future__ import annotations
 
-from .scripts import script
+from .scripts import _NOW, script
 
 __all__ = [
     "DELETE",
@@ -114,15 +114,35 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """)
 
-#: Keep a flight alive while its leader computes.
+#: Keep a flight alive while its leader computes, and say who that is. A flight that has ended
+#: leaves the index by itself: at its end, with the next flight that is renewed.
 #:
-#: KEYS  the flight        ARGV  token, lifetime
+#: KEYS  the flight, its leader, the index of flights (left out on a cluster)
+#: ARGV  token, lifetime, the value's key, then, if the leader is to be named, the milliseconds for
+#:       which it has been computing, and its fields and values
 #: returns 1, or 0 if the flight is not this leader's any more
 #: atomic because another leader's flight must not be lengthened.
-RENEW_FLIGHT = script("""
+RENEW_FLIGHT = script(
+    """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
-""")
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+if #ARGV > 3 then
+  redis.call('DEL', KEYS[2])
+  local since = string.format('%.6f', now() / 1000000 - ARGV[4] / 1000)
+  redis.call('HSET', KEYS[2], 'since', since, unpack(ARGV, 5))
+end
+redis.call('HSET', KEYS[2], 'seen', string.format('%.0f', now()))
+redis.call('HINCRBY', KEYS[2], 'renewals', 1)
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
+if KEYS[3] then
+  local at = math.floor(now() / 1000)
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. at)
+  redis.call('ZADD', KEYS[3], at + ARGV[2], ARGV[3])
+end
+return 1
+""",
+    _NOW,
+)
 
 #: SET, and end the flight of what it writes: an older computation must not overwrite it.
 #:

@@ -249,7 +249,7 @@ class Handle(Kept, Telling):
         return Call(HELD, self.keys, ())
 
     def _reset_call(self) -> Call:
-        return Call(RESET, self.keys, (new_token(), milliseconds(self.grant_timeout), b""))
+        return Call(RESET, self.keys, (new_token(), milliseconds(self.grant_timeout), b"", b""))
 
     def _is_mine(self, reply: Any) -> bool:
         hold: Hold | None = self.local.hold

@@ -167,11 +167,12 @@ class Hold:
         """The holder has given it up."""
         self.ended = True
 
-    def lose(self, reason: str) -> None:
-        """Tell the holder, once, that the lock is not its own any more."""
+    def lose(self, reason: str) -> bool:
+        """Tell the holder, once, that the lock is not its own any more. Returns whether that was
+        news."""
         with self._mutex:
             if self.ended or self._lost:
-                return
+                return False
             self._lost = self.ended = True
         held = self.now() - self.began
         logger.error(
@@ -188,6 +189,7 @@ class Hold:
                 self.on_lost()
             except Exception:
                 logger.exception(BROKEN, self.on_lost)
+        return True
 
 
 def in_a_thread(on_lost: Callable[[], Any]) -> Callable[[], None]:

@@ -1,21 +1,26 @@
-"""The locks that are held, for people who want to see them.
+"""The locks that are held and the computations under way, for people who want to see them.
 
-The list comes from the index, so it costs as much as there are locks held, however many keys the
-database has. It is bounded all the same, and says when it shows only a part.
+The lists come from an index, so they cost as much as there are locks held, however many keys the
+database has. They are bounded all the same, and say when they show only a part.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .calls import run
-from .keys import INDEX, lock_keys
-from .owner import Owner, fingerprint
-from .scripts import DESCRIBE, LIST, Call
+from .inventory_scripts import DESCRIBE, DESCRIBE_FLIGHTS, LIST, LIST_FLIGHTS
+from .keys import FLIGHTS, INDEX, flight_key, flight_leader, lock_keys
+from .owner import Owner, as_bytes, fingerprint
+from .scripts import Call, Script
 
-__all__ = ["HeldLock", "Inventory", "list_held"]
+__all__ = ["FLIGHT", "LOCK", "HeldLock", "Inventory", "list_flights", "list_held", "look_at"]
+
+#: The kinds of what is listed: locks, and computations of cache values.
+LOCK, FLIGHT = "lock", "flight"
 
 #: Entries of the index looked at, at most: they occupy the server for some ten milliseconds.
 MOST_ENTRIES = 10_000
@@ -23,6 +28,10 @@ MOST_ENTRIES = 10_000
 MOST_DESCRIBED = 2_000
 #: Seconds to wait for each of the two answers.
 PATIENCE = 5.0
+#: A keeper is heard of at each third of the lifetime, or so many seconds where there is none.
+SIGNS_A_LIFETIME, LOOK = 3, 10.0
+#: Seconds by which a sign of life may be late before the holder counts as silent.
+GRACE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +39,21 @@ class HeldLock:
     """A lock that somebody holds. It does not know the token, so it cannot give it away.
 
     Attributes:
-        key: the lock's key in Redis.
+        key: the lock's key in Redis, or the cache key of what is computed.
         name: what follows the prefix in its key, for people to read.
-        owner: who holds it; its ``id`` tells one acquisition from another.
+        owner: who holds it, or computes; its ``id`` tells one acquisition from another.
         ttl: seconds it still lives unless renewed; ``inf`` if it never expires.
         held_for: seconds since it was taken, by the server's clock; None while its holder has not
             said who it is, which it does after half a second.
         fence: the acquisition's fencing token, None where it is not known any more.
-        waiters: number of processes that wait for it.
+        waiters: number of processes that wait for it; None where that cannot be known (a flight).
+        kind: LOCK or FLIGHT.
+        lifetime: seconds it is given at each renewal; None where it is not known, ``inf`` where it
+            never expires.
+        renews: whether its holder's keeper renews it; None where that is not known.
+        renewals: how often that has happened; None where it is not known.
+        seen: seconds since its holder's keeper was last heard of; None where it never was.
+        resting: nobody holds it any more; it stays taken until its ``min_hold`` is over.
     """
 
     key: bytes
@@ -46,7 +62,29 @@ class HeldLock:
     ttl: float
     held_for: float | None
     fence: int | None
-    waiters: int
+    waiters: int | None
+    kind: str = LOCK
+    lifetime: float | None = None
+    renews: bool | None = None
+    renewals: int | None = None
+    seen: float | None = None
+    resting: bool = False
+
+    @property
+    def sign_every(self) -> float | None:
+        """Seconds between two signs of life of its holder's keeper; None where it is not known."""
+        if self.lifetime is None:
+            return None
+        return LOOK if math.isinf(self.lifetime) else self.lifetime / SIGNS_A_LIFETIME
+
+    @property
+    def silent(self) -> bool | None:
+        """Whether its holder's process should have been heard of since: it is stopped, cut off or
+        dead. None where nobody can tell: it never said who it is."""
+        every = self.sign_every
+        if self.seen is None or every is None:
+            return None
+        return self.seen > every + GRACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,58 +101,112 @@ class Inventory:
     complete: bool
 
 
-def list_held(client: Any, prefix: bytes, limit: int = 500) -> Inventory:
+def list_held(client: Any, prefix: bytes, limit: int = 500, search: str = "") -> Inventory:
     """The held locks whose keys begin with ``prefix``.
 
     Args:
         client: a redis-py client.
-        prefix: what one site's lock keys begin with; empty for every lock in the database.
+        prefix: what one site's lock keys begin with; empty for every lock in the database, with
+            its whole key as its name.
         limit: how many to list, at most: the longest held. Where there are more than
             MOST_DESCRIBED, those that would end first by themselves are left out unseen.
+        search: only those in whose keys this is found; upper and lower case are the same.
 
     Raises:
         redis.exceptions.RedisError: Redis could not be asked.
     """
-    wanted = (prefix, max(limit, MOST_DESCRIBED), MOST_ENTRIES)
-    seen, whole, found = run(client, Call(LIST, (INDEX,), wanted), patience=PATIENCE).value
-    keys = [_bytes(key) for key in found]
-    held = _describe(client, keys, len(prefix))
+    return _list(client, LOCK, prefix, limit, search)
+
+
+def list_flights(client: Any, prefix: bytes, limit: int = 500, search: str = "") -> Inventory:
+    """The computations by ``get_or_set`` that have taken half a second or longer, as
+    ``list_held`` lists locks."""
+    return _list(client, FLIGHT, prefix, limit, search)
+
+
+def look_at(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> HeldLock | None:
+    """What ``list_held`` or ``list_flights`` say of the one at ``key``; None if it is free.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked.
+    """
+    found = _describe(client, kind, [key], prefix)
+    return found[0] if found else None
+
+
+def _list(client: Any, kind: str, prefix: bytes, limit: int, search: str) -> Inventory:
+    script, index = (LIST, INDEX) if kind == LOCK else (LIST_FLIGHTS, FLIGHTS)
+    wanted = (prefix, max(limit, MOST_DESCRIBED), MOST_ENTRIES, _lower(search))
+    seen, whole, found = run(client, Call(script, (index,), wanted), patience=PATIENCE).value
+    keys = [as_bytes(key) for key in found]
+    held = _describe(client, kind, keys, prefix)
     locks = held[:limit]
     total = int(seen) - len(keys) + len(held)
     return Inventory(locks, total, complete=bool(whole) and total == len(locks))
 
 
-def _describe(client: Any, keys: list[bytes], prefix_length: int) -> tuple[HeldLock, ...]:
-    """The locks at ``keys`` that are held still, the longest held first."""
+def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> tuple[HeldLock, ...]:
+    """Those at ``keys`` that are held still, the longest held first."""
     if not keys:
         return ()
-    named = tuple(part for key in keys for part in lock_keys(key)[:5])
-    now_us, *described = run(client, Call(DESCRIBE, named, ()), patience=PATIENCE).value
-    locks = [_held(keys[int(reply[0]) - 1], prefix_length, now_us, reply) for reply in described]
+    script, named = _named(kind, keys)
+    now_us, *described = run(client, Call(script, named, ()), patience=PATIENCE).value
+    locks = [
+        _held(kind, keys[int(reply[0]) - 1], prefix, int(now_us), reply) for reply in described
+    ]
     return tuple(sorted(locks, key=_longest_first))
 
 
-def _held(key: bytes, prefix_length: int, now_us: int, reply: Any) -> HeldLock:
-    _, token, pttl, fence, waiters, fields = reply
-    texts = [_bytes(field).decode(errors="replace") for field in fields]
+def _named(kind: str, keys: Sequence[bytes]) -> tuple[Script, tuple[bytes, ...]]:
+    if kind == LOCK:
+        return DESCRIBE, tuple(part for key in keys for part in lock_keys(key)[:5])
+    return DESCRIBE_FLIGHTS, tuple(p for key in keys for p in (flight_key(key), flight_leader(key)))
+
+
+def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> HeldLock:
+    _, token, pttl, fields, *of_a_lock = reply
+    texts = [as_bytes(field).decode(errors="replace") for field in fields]
     described = dict(zip(texts[::2], texts[1::2], strict=True))
-    owner = Owner.from_fields(described, fingerprint(_bytes(token)))
-    digits = _bytes(fence).partition(b" ")[0]
+    owner = Owner.from_fields(described, fingerprint(as_bytes(token)))
+    resting = described.get("rests", "").encode() == as_bytes(token)
+    if described.get("id") != owner.id:
+        described = {}  # Of a former holder.
+    fence, waiters = of_a_lock or (b"", None)
+    digits = as_bytes(fence).partition(b" ")[0]
+    seen = _number(described, "seen")
+    name = key[len(prefix) :] if key.startswith(prefix) else key
     return HeldLock(
         key=key,
-        name=key[prefix_length:].decode(errors="backslashreplace"),
+        name=name.decode(errors="backslashreplace"),
         owner=owner,
         ttl=math.inf if int(pttl) < 0 else int(pttl) / 1000,
-        held_for=None if owner.since is None else max(0.0, int(now_us) / 1e6 - owner.since),
+        held_for=None if owner.since is None else max(0.0, now_us / 1e6 - owner.since),
         fence=int(digits) if digits.isdigit() else None,
-        waiters=int(waiters),
+        waiters=None if waiters is None else int(waiters),
+        kind=kind,
+        lifetime=_lifetime(described),
+        renews=described["renews"] == "1" if "renews" in described else None,
+        renewals=None if seen is None else int(_number(described, "renewals") or 0),
+        seen=None if seen is None else max(0.0, (now_us - seen) / 1e6),
+        resting=resting,
     )
+
+
+def _number(fields: Mapping[str, str], name: str) -> float | None:
+    digits = fields.get(name, "")
+    return float(digits) if digits.isascii() and digits.isdigit() else None
+
+
+def _lifetime(fields: Mapping[str, str]) -> float | None:
+    """In seconds; it is kept in milliseconds, and as 0 where there is no end."""
+    kept = _number(fields, "lifetime")
+    return None if kept is None else kept / 1000 or math.inf
 
 
 def _longest_first(lock: HeldLock) -> tuple[float, str]:
     return -(lock.held_for or 0.0), lock.name
 
 
-def _bytes(value: Any) -> bytes:
-    """A reply's string, also from a client that decodes its replies."""
-    return value if isinstance(value, bytes) else str(value).encode()
+def _lower(search: str) -> bytes:
+    """Lower case as Lua knows it: that of ASCII."""
+    return search.encode(errors="surrogateescape").lower()

@@ -41,6 +41,12 @@ class Kept:
             self.local.hold.end()
             keeper().discard(self.local.renewal)
 
+    def _forget(self, released: bool) -> None:
+        """The server has answered: the token is of no use any more."""
+        renewal, self.local.token, self.local.renewal = self.local.renewal, None, None
+        if released and renewal is not None:
+            renewal.tell("released")
+
     def _abandon(self, request: Request, error: BaseException) -> None:
         """The request may have been carried out without our hearing of it."""
         if may_have_run(error):

@@ -20,12 +20,25 @@ import binascii
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["INDEX", "LockKeys", "companion", "flight_key", "flight_stream", "lock_keys", "wake_key"]
+__all__ = [
+    "FLIGHTS",
+    "INDEX",
+    "LockKeys",
+    "companion",
+    "events_key",
+    "flight_key",
+    "flight_leader",
+    "flight_stream",
+    "lock_keys",
+    "wake_key",
+]
 
 #: Sorted set of the locks held in one database: key of the lock -> Unix time in ms of its expiry.
 #: One for the database and not one for each key prefix, because emptying a cache empties the
 #: whole database and must give every site's locks back.
 INDEX = b"django_redis_lock:locks"
+#: The same for computations that have been under way for a while: cache key -> end of its flight.
+FLIGHTS = b"django_redis_lock:flights"
 
 SLOTS = 16384
 
@@ -84,9 +97,19 @@ def wake_key(key: bytes, waiter: bytes) -> bytes:
     return _prefix(key) + b"wake:" + waiter
 
 
+def events_key(key: bytes) -> bytes:
+    """The list of what has happened last to the lock at ``key``."""
+    return _prefix(key) + b"events"
+
+
 def flight_key(key: bytes) -> bytes:
     """Where the flight (the computation under way) of the cache key ``key`` is noted."""
     return _prefix(key) + b"flight"
+
+
+def flight_leader(key: bytes) -> bytes:
+    """Where it is noted who computes the cache key ``key``."""
+    return _prefix(key) + b"leader"
 
 
 def flight_stream(key: bytes, token: bytes) -> bytes:

@@ -105,9 +105,10 @@ class Lock(Handle):
         except BaseException:
             self._leave_to_keeper(call)
             raise
-        self.local.token = self.local.renewal = None
+        released = bool(answer.value or answer.sent_twice or again)
+        self._forget(released)
         # After a lost reply "not yours" means that an earlier sending has done it.
-        if not (answer.value or answer.sent_twice or again):
+        if not released:
             self._tell_gone(hold)
             self._not_owned("release")
         self._tell_released(hold)

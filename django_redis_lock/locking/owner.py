@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["Held", "Owner", "fingerprint", "hostname"]
+__all__ = ["Held", "Owner", "as_bytes", "fingerprint", "hostname"]
 
 
 @lru_cache(maxsize=1)
@@ -21,6 +21,11 @@ def hostname() -> str:
 def fingerprint(token: bytes) -> str:
     """A short public name for ``token``; the token itself is never shown."""
     return hashlib.blake2b(token, digest_size=4).hexdigest()
+
+
+def as_bytes(value: Any) -> bytes:
+    """A reply's string, also from a client that decodes its replies."""
+    return value if isinstance(value, bytes) else str(value).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class Held:
 
     def __init__(self, reply: Any) -> None:
         token, pttl, fields, server_us = reply
-        self.token = token if isinstance(token, bytes) else str(token).encode()
+        self.token = as_bytes(token)
         self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
         texts = [f.decode(errors="replace") if isinstance(f, bytes) else str(f) for f in fields]
         described = dict(zip(texts[::2], texts[1::2], strict=True))

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from .arguments import milliseconds
+from .chronicle import Note
 from .hold import Hold, printable
 from .keeper import Job, keeper
 from .scripts import RENEW, Call
@@ -29,7 +30,8 @@ class Renewal(Job):
 
     def __init__(self, server: Server, hold: Hold) -> None:
         self.hold = hold
-        self._named = False
+        #: Whether it is said beside the lock who holds it.
+        self.named = False
         lifetime = hold.lifetime
         self._third = LOOK if lifetime is None else lifetime / 3
         self.urgency = math.inf if lifetime is None else lifetime
@@ -44,7 +46,7 @@ class Renewal(Job):
         renewed is looked at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
         due = min(hold.deadline, last + self._third)
-        if not self._named or hold.settle is not None:
+        if not self.named or hold.settle is not None:
             due = min(due, hold.began + DESCRIBE_AFTER)
         self.due = due
 
@@ -57,15 +59,35 @@ class Renewal(Job):
         if settle is not None:
             settle(False)
         if now >= hold.deadline - (self._margin if self._renewing(now) else 0.0):
-            keeper().discard(self)
-            hold.lose(
+            self._lose(
                 "Redis confirmed no renewal in time"
                 if self._renewing(now)
                 else "its lifetime ran out before it was released"
             )
             return None
-        fields = () if self._named else tuple(hold.owner().fields())
+        fields = () if self.named else (*hold.owner().fields(), *self._terms())
         return Call(RENEW, hold.keys, (hold.token, self._wanted(now), hold.attempt, *fields))
+
+    def _terms(self) -> tuple[str, ...]:
+        """What people want to know of the lock beside who holds it."""
+        hold = self.hold
+        lifetime = 0 if hold.lifetime is None else milliseconds(hold.lifetime)
+        renews = hold.renews_until > -math.inf
+        return ("lifetime", str(lifetime), "renews", str(int(renews)))
+
+    def tell(self, what: str, note: str = "") -> None:
+        """Have it noted what has happened to the lock, unless that was over in no time."""
+        if not self.named:
+            return
+        hold = self.hold
+        began = hold.fence if what == "acquired" else None
+        now = time.monotonic()
+        keeper().add(Note(self.server, now, hold.keys, what, hold.owner(), note, began))
+
+    def _lose(self, reason: str) -> None:
+        keeper().discard(self)
+        if self.hold.lose(reason):
+            self.tell("lost", reason)
 
     def _renewing(self, now: float) -> bool:
         return self.hold.renews_until > now
@@ -82,10 +104,11 @@ class Renewal(Job):
     def answered(self, value: Any, sent_at: float) -> None:
         left = int(value)
         if left == -2:
-            keeper().discard(self)
-            self.hold.lose("it expired, was reset, or its key was deleted")
+            self._lose("it expired, was reset, or its key was deleted")
             return
-        self._named = True
+        if not self.named:
+            self.named = True
+            self.tell("acquired")
         self.hold.settle = None
         self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000, sent_at)
         self._schedule(sent_at)

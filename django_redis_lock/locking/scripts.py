@@ -16,11 +16,9 @@ __all__ = [
     "ACQUIRE",
     "CLEAR",
     "CLOCK",
-    "DESCRIBE",
     "EXTEND",
     "HELD",
     "LEAVE",
-    "LIST",
     "RELEASE",
     "RENEW",
     "RESET",
@@ -247,7 +245,8 @@ return 1
 )
 
 #: Give the lock up: to the first live waiter, or to nobody. Released before `rest` ms have passed
-#: since the acquisition, it stays taken, by nobody, until then.
+#: since the acquisition, it stays taken, by nobody, until then; what keeps it so is noted as the
+#: owner's `rests`.
 #:
 #: KEYS  lock keys
 #: ARGV  token, successor (a fresh token for the waiter; it also marks this release as done),
@@ -266,7 +265,10 @@ if left > 0 then
   left = math.min(left, math.ceil(left - (now() - tonumber(ARGV[5])) / 1000))
 end
 if left > 0 then
-  set_lock(ARGV[2], string.format('%.0f', left))
+  left = string.format('%.0f', left)
+  set_lock(ARGV[2], left)
+  redis.call('HSET', KEYS[5], 'rests', ARGV[2])
+  redis.call('PEXPIRE', KEYS[5], left)
 else
   pass_on(ARGV[2], ARGV[3])
 end
@@ -283,12 +285,16 @@ return 1
 #: End the lock whoever owns it; the first live waiter gets it.
 #:
 #: KEYS  lock keys
-#: ARGV  successor, lifetime of the grant, the only token to end ('' for any)
+#: ARGV  successor, lifetime of the grant, the only token to end ('' for any), the only fence to end
+#: ('' for any)
 #: returns 1 ended, 0 it was free or held by another than the named one
 #: atomic for the same reason as RELEASE.
 RESET = script(
     """
 local holder = redis.call('GET', KEYS[1])
+if holder and ARGV[4] ~= '' then
+  if string.match(redis.call('GET', KEYS[4]) or '', '^%d+') ~= ARGV[4] then return 0 end
+end
 if not holder or (ARGV[3] ~= '' and holder ~= ARGV[3]) then
   if not holder and KEYS[6] then redis.call('ZREM', KEYS[6], KEYS[1]) end
   return 0
@@ -305,7 +311,8 @@ return 1
     _UNTAKEN,
 )
 
-#: What the keeper does for a held lock: push its end out (never pull it in), say who holds it.
+#: What the keeper does for a held lock: push its end out (never pull it in), say who holds it,
+#: how often it was renewed, and when its keeper was last seen.
 #:
 #: KEYS  lock keys
 #: ARGV  token, lifetime (0 to leave it as it is, -1 for none), the attempt that must have acquired
@@ -317,15 +324,16 @@ RENEW = script(
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
 if ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then return -2 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
+redis.call('HSET', KEYS[5], 'seen', string.format('%.0f', now()), unpack(ARGV, 4))
 if left >= 0 and wanted > left then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  redis.call('HINCRBY', KEYS[5], 'renewals', 1)
   left = wanted
 elseif left >= 0 and wanted < 0 then
   redis.call('PERSIST', KEYS[1])
   note('0')
   left = -1
 end
-if #ARGV > 3 then redis.call('HSET', KEYS[5], unpack(ARGV, 4)) end
 if left >= 0 then
   redis.call('PEXPIRE', KEYS[5], left)
   note(left)
@@ -408,60 +416,6 @@ HELD = script(
 local holder = redis.call('GET', KEYS[1])
 if not holder or untaken(holder) then return nil end
 return {holder, redis.call('PTTL', KEYS[1]), redis.call('HGETALL', KEYS[5]), now()}
-""",
-    _NOW,
-    _UNTAKEN,
-)
-
-#: Which locks are held, by the index, latest end first. Entries whose lock is gone are dropped. The
-#: script finds the locks in the index, as CLEAR does: not for a cluster, where each is elsewhere.
-#:
-#: KEYS  index
-#: ARGV  what the keys wanted begin with, how many to return, how many entries to look at, at most
-#: returns {number of them seen, 1 if the whole index was looked at else 0, their keys}
-#: atomic because an entry must not be dropped for a lock that is taken a moment later.
-LIST = script("""
-local prefix, limit, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local whole = redis.call('ZCARD', KEYS[1]) <= most and 1 or 0
-local seen, keys = 0, {}
-for _, key in ipairs(redis.call('ZRANGE', KEYS[1], 0, most - 1, 'REV')) do
-  if string.sub(key, 1, #prefix) == prefix then
-    if redis.call('EXISTS', key) == 0 then
-      redis.call('ZREM', KEYS[1], key)
-    else
-      seen = seen + 1
-      if seen <= limit then keys[seen] = key end
-    end
-  end
-end
-return {seen, whole, keys}
-""")
-
-#: What is to be said of locks that somebody owns. What is no lock any more is passed over.
-#:
-#: KEYS  of each lock in turn: the lock, grants, waiters, fence, owner
-#: returns {server time in microseconds, then of each lock that somebody owns {its place among those
-#:         asked for, from 1; the token; remaining lifetime as PTTL gives it; what the fence's key
-#:         holds; number of live waiters; owner's fields and values}}
-#: atomic because token, owner and lifetime must be of one and the same acquisition.
-DESCRIBE = script(
-    """
-local at = now()
-local found = {at}
-for i = 1, #KEYS, 5 do
-  local holder = redis.pcall('GET', KEYS[i])
-  if type(holder) == 'string' and not untaken(holder, KEYS[i + 1]) then
-    found[#found + 1] = {
-      (i + 4) / 5,
-      holder,
-      redis.call('PTTL', KEYS[i]),
-      redis.call('GET', KEYS[i + 3]) or '',
-      redis.call('ZCOUNT', KEYS[i + 2], math.floor(at / 1000), '+inf'),
-      redis.call('HGETALL', KEYS[i + 4]),
-    }
-  end
-end
-return found
 """,
     _NOW,
     _UNTAKEN,

@@ -7,17 +7,35 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
+from django.core.cache import caches
 
 from django_redis_lock import Lock
+from django_redis_lock.flights.renewal import FlightRenewal
 from django_redis_lock.locking import inventory
 from django_redis_lock.locking.calls import run
+from django_redis_lock.locking.chronicle import note_call
+from django_redis_lock.locking.forced import Outcome, release
 from django_redis_lock.locking.grants import Request, new_token
-from django_redis_lock.locking.inventory import HeldLock, Inventory, list_held
-from django_redis_lock.locking.keys import INDEX, lock_keys
+from django_redis_lock.locking.inspection import Inspection, inspect
+from django_redis_lock.locking.inventory import (
+    FLIGHT,
+    HeldLock,
+    Inventory,
+    list_flights,
+    list_held,
+    look_at,
+)
+from django_redis_lock.locking.keeper import keeper
+from django_redis_lock.locking.keys import FLIGHTS, INDEX, events_key, flight_key, lock_keys
+from django_redis_lock.locking.owner import Owner, fingerprint
+from django_redis_lock.locking.server import server_of
 from tests.processes import until
 from tests.redis_server import RedisServer
 
@@ -231,6 +249,259 @@ def test_a_client_that_decodes(redis_server: RedisServer, client: redis.Redis) -
     with redis_server.client(decode_responses=True) as decoding:
         (listed,) = list_held(decoding, b"site:").locks
     assert (listed.name, listed.fence) == ("ä", lock.fence)
+
+
+def test_signs_of_life(client: redis.Redis) -> None:
+    """What tells a holder that is at work from one that is gone."""
+    hold(client, "renewed", 3, renew=True)
+    hold(client, "as it is", 90)
+    hold(client, "endless", None)
+    renewed, as_it_is, endless = (described(client, n) for n in ("renewed", "as it is", "endless"))
+    assert (renewed.lifetime, renewed.renews, renewed.sign_every) == (3, True, 1)
+    assert (as_it_is.lifetime, as_it_is.renews, as_it_is.renewals) == (90, False, 0)
+    assert (endless.lifetime, endless.renews, endless.sign_every) == (math.inf, False, 10)
+    until(lambda: (described(client, "renewed").renewals or 0) >= 2)
+    seen = described(client, "renewed").seen
+    assert seen is not None
+    assert 0 <= seen < 3
+
+
+def test_a_holder_that_is_silent(client: redis.Redis) -> None:
+    hold(client, "a", 30)
+    assert described(client, "a").silent is False
+    owner = lock_keys(b"a").owner
+    client.hincrby(owner, "seen", -13_000_000)
+    assert described(client, "a").silent is True
+    client.hdel(owner, "seen")
+    assert described(client, "a").silent is None
+
+
+def test_a_lock_that_rests_until_its_min_hold_is_over(client: redis.Redis) -> None:
+    lock = hold(client, "a", 30, min_hold=20)
+    assert [found.resting for found in list_held(client, b"").locks] == [False]
+    lock.release()
+    (listed,) = list_held(client, b"").locks
+    assert listed.resting
+    assert listed.ttl == pytest.approx(20, abs=5)
+    # As redis-py's own lock takes it, without tidying up.
+    client.set("a", "a token of somebody else")
+    assert not list_held(client, b"").locks[0].resting
+
+
+def test_search(client: redis.Redis) -> None:
+    for name in ("site:Report", "site:import", "other:report", "site:%a+"):
+        hold(client, name)
+    found = [lock.name for lock in list_held(client, b"", search="REPORT").locks]
+    assert sorted(found) == ["other:report", "site:Report"]
+    assert [lock.name for lock in list_held(client, b"site:", search="report").locks] == ["Report"]
+    assert [lock.name for lock in list_held(client, b"", search="%a+").locks] == ["site:%a+"]
+    assert list_held(client, b"", search="nowhere") == Inventory((), 0, complete=True)
+
+
+# -- computations ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def computing(client: redis.Redis) -> Iterator[Callable[[str], threading.Event]]:
+    """Compute the value of a cache key until the event is set."""
+    events: list[threading.Event] = []
+    threads: list[threading.Thread] = []
+
+    def start(key: str) -> threading.Event:
+        done = threading.Event()
+        events.append(done)
+        work = partial(caches["default"].get_or_set, key, lambda: done.wait(20), 60)
+        threads.append(threading.Thread(target=work, name=f"leader of {key}"))
+        threads[-1].start()
+        return done
+
+    yield start
+    for event in events:
+        event.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_computation_is_listed_until_it_is_over(client: redis.Redis, computing: Any) -> None:
+    assert list_flights(client, b"") == Inventory((), 0, complete=True)
+    done = computing("report")
+    until(lambda: list_flights(client, b"").locks)
+    (flight,) = list_flights(client, b":1:").locks
+    assert (flight.key, flight.name, flight.kind) == (b":1:report", "report", FLIGHT)
+    assert (flight.owner.host, flight.owner.pid) == (socket.gethostname(), os.getpid())
+    assert flight.owner.thread == "leader of report"
+    assert flight.held_for is not None
+    assert 0.4 < flight.held_for < 10
+    assert (flight.lifetime, flight.renews, flight.silent) == (10, True, False)
+    assert (flight.fence, flight.waiters) == (None, None)
+    assert list_flights(client, b"elsewhere").locks == ()
+    assert list_flights(client, b"", search="else").locks == ()
+    done.set()
+    until(lambda: not list_flights(client, b"").locks)
+    assert list_held(client, b"").locks == ()
+
+
+def test_a_computation_whose_leader_died_leaves_the_list(client: redis.Redis) -> None:
+    flight = FlightRenewal(server_of(client), b"k", b"token", 0.2)
+    client.set(flight_key(b"k"), "token", px=200)
+    keeper().add(flight)
+    until(lambda: list_flights(client, b"").locks)
+    keeper().discard(flight)
+    until(lambda: not list_flights(client, b"").locks)
+    client.set(flight_key(b"l"), "token", px=200)
+    keeper().add(later := FlightRenewal(server_of(client), b"l", b"token", 0.2))
+    until(lambda: client.zrange(FLIGHTS, 0, -1) == [b"l"])
+    keeper().discard(later)
+
+
+def test_a_computation_that_is_ended(client: redis.Redis, computing: Any) -> None:
+    computing("report")
+    until(lambda: list_flights(client, b"").locks)
+    (flight,) = list_flights(client, b"").locks
+    assert release(client, flight.key, "another", kind=FLIGHT) is Outcome.CHANGED_HANDS
+    assert release(client, flight.key, flight.owner.id, kind=FLIGHT) is Outcome.RELEASED
+    assert release(client, flight.key, flight.owner.id, kind=FLIGHT) is Outcome.FREE
+    assert look_at(client, flight.key, FLIGHT) is None
+
+
+# -- one lock ----------------------------------------------------------------------------------
+
+
+def test_a_lock_looked_at_closely(client: redis.Redis) -> None:
+    lock = hold(client, "a", 30, label="the nightly report")
+    described(client, "a")
+    first = Lock(client, "a", 30)
+    with in_the_background(first):
+        until(lambda: len(inspect(client, b"a").waiters) == 1)
+        found = inspect(client, b"a")
+        assert found.lock is not None
+        assert found.lock.owner.id == fingerprint(lock.local.token)
+        assert found.lock.waiters == 1
+        (waiter,) = found.waiters
+        assert (waiter.host, waiter.pid) == (socket.gethostname(), os.getpid())
+        assert waiter.thread == "waiter"
+        assert waiter.waited is not None
+        assert 0 <= waiter.waited < 10
+
+
+def test_waiters_in_the_order_in_which_they_came(client: redis.Redis) -> None:
+    hold(client, "a")
+    alive = (int(client.time()[0]) + 60) * 1000
+    ids = {"9 200.5 7 web-2 Main Thread": alive, "3 100.0 8 web-1 T": alive, "odd": alive}
+    client.zadd(lock_keys(b"a").waiters, {**ids, "1 50.0 9 dead T": 1})
+    waiters = inspect(client, b"a").waiters
+    assert [(w.host, w.pid, w.thread) for w in waiters] == [
+        ("", 0, ""),
+        ("web-1", 8, "T"),
+        ("web-2", 7, "Main Thread"),
+    ]
+
+
+def test_nothing_is_known_of_a_free_lock(client: redis.Redis) -> None:
+    assert inspect(client, b"a") == Inspection(None, (), ())
+
+
+def test_what_has_happened_last(client: redis.Redis) -> None:
+    lock = hold(client, "a", 30, label="first")
+    described(client, "a")
+    until(lambda: inspect(client, b"a").events)
+    lock.release()
+    until(lambda: len(inspect(client, b"a").events) == 2)
+    released, acquired = inspect(client, b"a").events
+    assert (acquired.what, released.what) == ("acquired", "released")
+    assert acquired.id == released.id
+    assert (acquired.host, acquired.pid) == (socket.gethostname(), os.getpid())
+    assert acquired.label == "first"
+    assert released.at - acquired.at > 0.4
+    assert 3000 < client.ttl(events_key(b"a")) <= 3600
+
+
+def test_a_lock_held_for_a_moment_is_not_worth_a_note(client: redis.Redis) -> None:
+    hold(client, "a").release()
+    second = hold(client, "b")
+    described(client, "b")
+    second.release()
+    until(lambda: len(inspect(client, b"b").events) == 2)
+    assert inspect(client, b"a").events == ()
+
+
+def test_a_lost_lock_is_remembered_for_a_day(client: redis.Redis) -> None:
+    hold(client, "a", 2)
+    described(client, "a")
+    client.delete("a")
+    until(lambda: "lost" in [event.what for event in inspect(client, b"a").events])
+    assert "deleted" in inspect(client, b"a").events[0].note
+    assert client.ttl(events_key(b"a")) > 80_000
+
+
+def test_the_list_of_events_is_bounded(client: redis.Redis) -> None:
+    for number in range(30):
+        run(client, note_call(b"a", "released", Owner(str(number), label="x" * 5000)))
+    events = inspect(client, b"a").events
+    assert [event.id for event in events] == [str(n) for n in range(29, 19, -1)]
+    assert len(events[0].label) == 200
+    client.lpush(events_key(b"a"), "no event", "5 no json", "5 []", '5 {"pid": "x"}')
+    assert len(inspect(client, b"a").events) == 10
+
+
+# -- releasing what another holds --------------------------------------------------------------
+
+
+def test_it_is_released_if_the_holder_is_the_one_that_was_shown(client: redis.Redis) -> None:
+    lock = hold(client, "a")
+    (listed,) = list_held(client, b"").locks
+    assert release(client, b"a", "another") is Outcome.CHANGED_HANDS
+    assert release(client, b"a", listed.owner.id, fence=1) is Outcome.CHANGED_HANDS
+    assert lock.owned()
+    outcome = release(client, b"a", listed.owner.id, fence=listed.fence, by="an operator")
+    assert outcome is Outcome.RELEASED
+    assert not lock.locked()
+    assert list_held(client, b"").locks == ()
+    assert release(client, b"a", listed.owner.id) is Outcome.FREE
+    (event,) = inspect(client, b"a").events
+    assert (event.what, event.id, event.note) == ("reset", listed.owner.id, "an operator")
+
+
+def test_who_waits_has_it_at_once_and_the_holder_is_told(client: redis.Redis) -> None:
+    told = threading.Event()
+    lock = hold(client, "a", 3, renew=True, on_lost=told.set)
+    before = described(client, "a")
+    with in_the_background(waiting := Lock(client, "a", 30, thread_local=False)):
+        until(lambda: inspect(client, b"a").waiters)
+        assert release(client, b"a", before.owner.id, fence=before.fence) is Outcome.RELEASED
+        until(lambda: waiting.fence)
+        assert release(client, b"a", before.owner.id) is Outcome.CHANGED_HANDS
+    assert told.wait(10)
+    assert lock.lost
+
+
+def test_a_lock_that_rests_can_be_released(client: redis.Redis) -> None:
+    hold(client, "a", 30, min_hold=20).release()
+    (listed,) = list_held(client, b"").locks
+    assert release(client, b"a", listed.owner.id) is Outcome.RELEASED
+    assert not client.exists("a")
+
+
+def test_a_lock_of_redis_py(client: redis.Redis) -> None:
+    other = redis.lock.Lock(client, "a", timeout=30)
+    assert other.acquire()
+    lock = look_at(client, b"a")
+    assert lock is not None
+    assert lock.silent is None
+    assert release(client, b"a", lock.owner.id) is Outcome.RELEASED
+    assert not other.owned()
+
+
+@contextmanager
+def in_the_background(lock: Lock) -> Iterator[None]:
+    """Let a thread wait for ``lock``, and let it end."""
+    thread = threading.Thread(target=lambda: lock.acquire(blocking_timeout=20), name="waiter")
+    thread.start()
+    try:
+        yield
+    finally:
+        lock.reset()
+        thread.join()
 
 
 # -- its limits --------------------------------------------------------------------------------

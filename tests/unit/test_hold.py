@@ -203,6 +203,10 @@ class FakeKeeper:
 
     def __init__(self) -> None:
         self.discarded: list[Any] = []
+        self.added: list[Any] = []
+
+    def add(self, job: Any) -> None:
+        self.added.append(job)
 
     def discard(self, job: Any) -> None:
         self.discarded.append(job)

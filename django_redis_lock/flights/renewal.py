@@ -1,0 +1,54 @@
+"""What the keeper does for a leader: keep its flight alive, and say who computes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+from ..locking.arguments import milliseconds
+from ..locking.flight_scripts import RENEW_FLIGHT
+from ..locking.keeper import Job, keeper
+from ..locking.keys import FLIGHTS, flight_key, flight_leader
+from ..locking.owner import Owner, fingerprint, hostname
+from ..locking.scripts import Call
+from ..locking.server import Server
+
+__all__ = ["FlightRenewal"]
+
+#: A computation that takes longer than so many seconds is one that people may want to see.
+DESCRIBE_AFTER = 0.5
+
+
+class FlightRenewal(Job):
+    """Keeps the flight of the cache key ``key`` alive while its leader, this thread, computes."""
+
+    def __init__(self, server: Server, key: bytes, token: bytes, lifetime: float) -> None:
+        self._lifetime = self.urgency = lifetime
+        self._began = time.monotonic()
+        self._keys = (flight_key(key), flight_leader(key), FLIGHTS)
+        self._args = (token, milliseconds(lifetime), key)
+        self._thread = threading.current_thread().name
+        self._named = False
+        super().__init__(server, self._began + min(lifetime / 3, DESCRIBE_AFTER))
+
+    def call(self, now: float) -> Call:
+        leader = () if self._named else self._leader(now)
+        return Call(RENEW_FLIGHT, self._keys, (*self._args, *leader))
+
+    def _leader(self, now: float) -> tuple[str, ...]:
+        """For how many milliseconds it has been computing, and who it is."""
+        token, lifetime, _ = self._args
+        leader = Owner(fingerprint(token), hostname(), os.getpid(), self._thread)
+        terms = ("lifetime", str(lifetime), "renews", "1")
+        return (f"{(now - self._began) * 1000:.0f}", *leader.fields()[:-2], *terms)
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        self._named = True
+        self.due = sent_at + self._lifetime / 3
+        if not value:
+            keeper().discard(self)  # A write has ended it, which the leader learns when it stores.
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.due = now + min(self._lifetime / 12, 1.0)
