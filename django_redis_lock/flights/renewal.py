@@ -31,11 +31,12 @@ class FlightRenewal(Job):
         self._args = (token, milliseconds(lifetime), key)
         self._thread = threading.current_thread().name
         self._named = False
+        self._renewals = 0
         super().__init__(server, self._began + min(lifetime / 3, DESCRIBE_AFTER))
 
     def call(self, now: float) -> Call:
         leader = () if self._named else self._leader(now)
-        return Call(RENEW_FLIGHT, self._keys, (*self._args, *leader))
+        return Call(RENEW_FLIGHT, self._keys, (*self._args, self._renewals + 1, *leader))
 
     def _leader(self, now: float) -> tuple[str, ...]:
         """For how many milliseconds it has been computing, and who it is."""
@@ -46,6 +47,7 @@ class FlightRenewal(Job):
 
     def answered(self, value: Any, sent_at: float) -> None:
         self._named = True
+        self._renewals += 1
         self.due = sent_at + self._lifetime / 3
         if not value:
             keeper().discard(self)  # A write has ended it, which the leader learns when it stores.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +18,11 @@ from .hold import printable
 from .inventory_scripts import NOTE
 from .keeper import Job, keeper
 from .keys import LockKeys, events_key
-from .owner import Owner
+from .owner import Owner, as_bytes
 from .scripts import Call
 from .server import Server
 
-__all__ = ["Event", "Note", "note_call", "read_event"]
+__all__ = ["Event", "Note", "note_call", "read_events"]
 
 logger = logging.getLogger("django_redis_lock.keeper")
 
@@ -100,8 +101,14 @@ def note_call(
     return Call(NOTE, (events_key(key),), (event, MOST, keep, "" if at_us is None else at_us))
 
 
-def read_event(kept: bytes) -> Event | None:
-    """The event as ``note_call`` wrote it; None for anything else."""
+def read_events(kept: Sequence[Any]) -> tuple[Event, ...]:
+    """The events that ``note_call`` has written, the latest first; anything else is passed over."""
+    found = [_read(as_bytes(value)) for value in kept[1::2]]
+    events = [event for event in found if event is not None]
+    return tuple(sorted(events, key=lambda event: event.at, reverse=True))
+
+
+def _read(kept: bytes) -> Event | None:
     at, _, event = kept.partition(b" ")
     try:
         said = json.loads(event)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .calls import run
-from .chronicle import Event, read_event
+from .chronicle import Event, read_events
 from .inventory import LOCK, PATIENCE, HeldLock, look_at
 from .inventory_scripts import WAITING
 from .keys import events_key, lock_keys
@@ -65,11 +65,10 @@ def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> I
     asking = Call(WAITING, (lock_keys(key).waiters, events_key(key)), (MOST_WAITERS,))
     now_us, ids, kept = run(client, asking, patience=PATIENCE).value
     waiters = [_waiter(as_bytes(id), int(now_us) / 1e6) for id in ids]
-    events = [read_event(as_bytes(event)) for event in kept]
     return Inspection(
         held,
         tuple(sorted(waiters, key=lambda waiter: waiter.since or 0.0)),
-        tuple(event for event in events if event is not None),
+        read_events(kept),
     )
 
 

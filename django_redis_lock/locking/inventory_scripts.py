@@ -113,33 +113,37 @@ return found
 #:
 #: KEYS  waiters, events
 #: ARGV  how many waiters to return, at most
-#: returns {server time in microseconds, ids of live waiters, events with the latest first}
+#: returns {server time in microseconds, ids of live waiters, what NOTE keeps}
 WAITING = script(
     """
 local at = math.floor(now() / 1000)
 return {
   now(),
   redis.call('ZRANGEBYSCORE', KEYS[1], at, '+inf', 'LIMIT', 0, ARGV[1]),
-  redis.call('LRANGE', KEYS[2], 0, -1),
+  redis.call('HGETALL', KEYS[2]),
 }
 """,
     _NOW,
 )
 
-#: Note what has happened to a lock. What is worth looking for keeps the list longer than what is
-#: not.
+#: Note what has happened to a lock, over what was noted so many events before. What is worth
+#: looking for keeps all of them longer than what is not. (A list would want commands that those who
+#: may lock need not have the right to.)
 #:
-#: KEYS  events
+#: KEYS  events: a hash of the number of events so far at `n`, and the last of them at 0, 1 ...
 #: ARGV  what has happened, how many events to keep, for how many milliseconds, the server's time in
 #:       microseconds at which it happened ('' for now)
 #: returns 1
-#: atomic because the list must not outgrow its bound, nor live for ever.
+#: atomic because two that note at the same time must not write over each other.
 NOTE = script(
     """
 local at = ARGV[4]
 if at == '' then at = string.format('%.0f', now()) end
-redis.call('LPUSH', KEYS[1], at .. ' ' .. ARGV[1])
-redis.call('LTRIM', KEYS[1], 0, ARGV[2] - 1)
+local n, kept = 0, redis.call('HGETALL', KEYS[1])
+for i = 1, #kept, 2 do
+  if kept[i] == 'n' then n = tonumber(kept[i + 1]) end
+end
+redis.call('HSET', KEYS[1], 'n', n + 1, n % ARGV[2], at .. ' ' .. ARGV[1])
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
 return 1
 """,

@@ -32,6 +32,7 @@ class Renewal(Job):
         self.hold = hold
         #: Whether it is said beside the lock who holds it.
         self.named = False
+        self._renewals = 0
         lifetime = hold.lifetime
         self._third = LOOK if lifetime is None else lifetime / 3
         self.urgency = math.inf if lifetime is None else lifetime
@@ -66,7 +67,10 @@ class Renewal(Job):
             )
             return None
         fields = () if self.named else (*hold.owner().fields(), *self._terms())
-        return Call(RENEW, hold.keys, (hold.token, self._wanted(now), hold.attempt, *fields))
+        wanted = self._wanted(now)
+        if wanted and self._renewing(now):
+            fields = (*fields, "renewals", str(self._renewals + 1))
+        return Call(RENEW, hold.keys, (hold.token, wanted, hold.attempt, *fields))
 
     def _terms(self) -> tuple[str, ...]:
         """What people want to know of the lock beside who holds it."""
@@ -103,6 +107,7 @@ class Renewal(Job):
 
     def answered(self, value: Any, sent_at: float) -> None:
         left = int(value)
+        self._renewals += 1
         if left == -2:
             self._lose("it expired, was reset, or its key was deleted")
             return

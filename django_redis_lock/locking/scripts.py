@@ -312,7 +312,7 @@ return 1
 )
 
 #: What the keeper does for a held lock: push its end out (never pull it in), say who holds it,
-#: how often it was renewed, and when its keeper was last seen.
+#: and when its keeper was last seen.
 #:
 #: KEYS  lock keys
 #: ARGV  token, lifetime (0 to leave it as it is, -1 for none), the attempt that must have acquired
@@ -327,7 +327,6 @@ local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
 redis.call('HSET', KEYS[5], 'seen', string.format('%.0f', now()), unpack(ARGV, 4))
 if left >= 0 and wanted > left then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  redis.call('HINCRBY', KEYS[5], 'renewals', 1)
   left = wanted
 elseif left >= 0 and wanted < 0 then
   redis.call('PERSIST', KEYS[1])
