@@ -11,6 +11,7 @@ from ..locking.events import Subject, group_of
 from ..locking.flight_scripts import END_FLIGHT
 from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
+from ..locking.server import Server
 
 __all__ = [
     "FOUND",
