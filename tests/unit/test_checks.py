@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 import re
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.checks import registry, run_checks
 
-from django_redis_lock import checks
+from django_redis_lock import checks, declared, locked
 
 TEXT = (Path(__file__).parents[2] / "docs" / "checks.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite's other modules declare what is wrong as well."""
+    monkeypatch.setattr(declared, "_declared", weakref.WeakKeyDictionary())
 
 
 def messages(**kwargs: Any) -> list[Any]:
@@ -175,6 +183,47 @@ def test_a_grant_that_outlives_a_lock(settings: Any, cache: Any) -> None:
     message = only()
     assert message.id == "django_redis_lock.W007"
     assert message.msg.startswith("The cache 'default': LOCK_GRANT_TIMEOUT, 31 seconds")
+
+
+# -- declared locks ----------------------------------------------------------------------------
+
+
+def work() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "words"),
+    [
+        ({"using": "nope"}, "E005", "CACHES has no 'nope'; caches that can lock: 'default'"),
+        ({"using": "plain"}, "E005", "the cache 'plain' cannot lock"),
+        ({"timeout": None}, "W008", "never expires"),
+        ({"timeout": 5, "min_hold": 60}, "W009", "min_hold, 60 seconds, is longer than timeout, 5"),
+    ],
+)
+def test_a_declared_lock_that_contradicts_itself(
+    options: dict[str, Any], number: str, words: str
+) -> None:
+    decorated = locked("work", **options)(work)
+    message = only()
+    assert message.id == f"django_redis_lock.{number}"
+    assert message.msg.startswith("locked() of tests.unit.test_checks.work: ")
+    assert words in message.msg
+    assert decorated is not work
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"min_hold": 600}, {"timeout": 60, "min_hold": 60}],
+)
+def test_a_declared_lock_that_does_not(options: dict[str, Any]) -> None:
+    decorated: Callable[[], None] = locked("work", **options)(work)
+    assert messages() == []
+    assert decorated is not work
+
+
+def test_a_urlconf_that_is_broken_is_left_to_django(settings: Any) -> None:
+    settings.ROOT_URLCONF = "there.is.none"
+    assert messages() == []
 
 
 # -- the list ----------------------------------------------------------------------------------

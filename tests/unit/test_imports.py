@@ -65,7 +65,7 @@ LAYERS = (
     ("conf", "signals", "terms", "declared", "awaitables"),
     ("computing*", "python_redis_lock", "cache", "clients"),
     ("aliases",),
-    ("contention", "metrics", "checks", "models", "naming", "holdings"),
+    ("contention", "metrics", "checks*", "models", "naming", "holdings"),
     ("decorators", "caching", "admin"),
     ("", "apps", "management*", "migrations*", "templatetags*"),
 )

@@ -1,83 +1,35 @@
-"""System checks: mistakes in the settings and in declared locks that can be seen at start-up.
-
-``manage.py check --tag redis_lock`` runs these alone. Those that must ask Redis run with
-``--deploy`` only, as Django's own checks of what is good enough for production.
-"""
+"""What can be seen to be wrong in the settings alone."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Info, Warning, register
+from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from django_redis.client import DefaultClient, HerdClient, ShardClient
 
-from .aliases import BACKEND, lock_caches
-from .conf import Conf, given
+from ..aliases import BACKEND, lock_caches
+from ..conf import Conf, given
+from .catalogue import check, found
 
-__all__ = ["CHECKS", "TAG", "found"]
-
-TAG = "redis_lock"
-
-#: Every number and what it says; ``docs/checks.md`` lists the same. A number is never used again.
-CHECKS = {
-    "E001": "`DJANGO_REDIS_LOCK` is not a dict",
-    "E002": "a setting has a value that it cannot have",
-    "E003": "the lifetime of locks, `TIMEOUT`, has no end",
-    "E004": "a cache's `CLIENT_CLASS` cannot lock",
-    "W001": "`DJANGO_REDIS_LOCK` has a key that is no setting",
-    "W002": "a cache's `OPTIONS` have a setting that is not read there",
-    "W003": "no cache can lock",
-    "W004": "a cache's `CLIENT_CLASS` cannot share what `get_or_set` computes",
-    "W005": "a cache ignores errors, but its locks do not",
-    "W006": "the lifetime of locks is so short or so long that its unit may be wrong",
-    "W007": "a lock that is passed on may live longer than one that is taken",
-}
+__all__: list[str] = []
 
 
-def found(number: str, text: str, hint: str, obj: Any = None) -> CheckMessage:
-    """The message of the check ``number``, of the kind that its letter says."""
-    if number not in CHECKS:
-        raise LookupError(f"{number} is not in CHECKS")
-    kinds: dict[str, Callable[..., CheckMessage]] = {"E": Error, "W": Warning, "I": Info}
-    return kinds[number[0]](text, hint=hint, obj=obj, id=f"django_redis_lock.{number}")
-
-
-_Check = Callable[[], Iterator[CheckMessage]]
-
-
-def _check(check: _Check) -> _Check:
-    """Register a check that looks at the settings, which is of no use before they are a dict."""
-
-    def run(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
-        try:
-            given()
-        except ImproperlyConfigured:
-            return []
-        return list(check())
-
-    register(run, TAG)
-    return check
-
-
-def check_dict(app_configs: Any = None, **kwargs: Any) -> Sequence[CheckMessage]:
+@check(first=True)
+def check_dict() -> Iterator[CheckMessage]:
     try:
         given()
     except ImproperlyConfigured as error:
         hint = 'Write DJANGO_REDIS_LOCK = {"TIMEOUT": 30}, or leave it out.'
-        return [found("E001", f"{error}.", hint)]
-    return []
+        yield found("E001", f"{error}.", hint)
 
 
-register(check_dict, TAG)
-
-
-@_check
+@check()
 def check_values() -> Iterator[CheckMessage]:
     yield from _wrong_values(Conf(), Conf.names(), given())
     for _, options in _lock_options():
@@ -102,7 +54,7 @@ def _wrong_values(
             yield found("E002", f"{sentence}.", "Correct it, or leave it out for the default.")
 
 
-@_check
+@check()
 def check_names() -> Iterator[CheckMessage]:
     names = Conf.names()
     for key in given():
@@ -126,7 +78,7 @@ def _did_you_mean(key: Any, names: Sequence[str]) -> str:
     return f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(names)}."
 
 
-@_check
+@check()
 def check_backends() -> Iterator[CheckMessage]:
     aliases = list(lock_caches())
     if not aliases:
@@ -157,7 +109,7 @@ def check_backends() -> Iterator[CheckMessage]:
             )
 
 
-@_check
+@check()
 def check_ignored_errors() -> Iterator[CheckMessage]:
     everywhere = getattr(settings, "DJANGO_REDIS_IGNORE_EXCEPTIONS", False)
     for alias in lock_caches():
@@ -171,7 +123,7 @@ def check_ignored_errors() -> Iterator[CheckMessage]:
             )
 
 
-@_check
+@check()
 def check_lifetimes() -> Iterator[CheckMessage]:
     confs = [("DJANGO_REDIS_LOCK: ", Conf(), given())]
     for alias, options in _lock_options():
