@@ -27,6 +27,7 @@ from .locking.events import check_group
 from .locking.flight_scripts import READ
 from .locking.scripts import Call
 from .locking.server import server_of
+from .reading import Reading
 from .terms import SETTING, Terms
 
 __all__ = ["Computing", "OnWaitTimeout"]
@@ -36,15 +37,13 @@ _MISSING = object()
 OnWaitTimeout = Literal["compute", "raise", "default"]
 
 
-class Computing:
+class Computing(Reading):
     """The part of ``RedisCache`` that computes missing values."""
 
-    client: Any
     default_timeout: float | None
     get_many: Any
     _params: dict[str, Any]
     _ignore_exceptions: bool
-    _lock_client: Any
     _encoded_key: Any
 
     @cached_property
@@ -172,7 +171,7 @@ class Computing:
         if aboard and not aboard.looking.acquire(blocking=False):
             return _MISSING
         try:
-            return self.client.get(key, default=_MISSING, version=version)
+            return self._heeded(self.client.get, key, default=_MISSING, version=version)
         except ConnectionInterrupted as error:
             # So many look already that one of them will find it missing, if it is.
             if error.__cause__ is not None and is_pool_exhausted(error.__cause__):

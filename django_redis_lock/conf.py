@@ -13,6 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.dispatch import receiver
 
+from .locking import breaker
 from .locking.arguments import check_seconds, check_share
 
 __all__ = ["ON_WAIT_TIMEOUT", "Conf"]
@@ -140,3 +141,27 @@ class Conf:
         if not isinstance(prefix, str):
             raise ImproperlyConfigured(f"{where} must be a str, not {prefix!r}")
         return prefix
+
+    @property
+    def BREAKER_FAILURES(self) -> int:
+        """After how many calls in a row that waited for Redis in vain others fail at once; 0: they
+        always wait. For the whole process, not for one alias."""
+        where, count = self._get("BREAKER_FAILURES", 2)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ImproperlyConfigured(
+                f"{where} must be a whole number of 0 or more, not {count!r}"
+            )
+        return count
+
+    @property
+    def BREAKER_PAUSE(self) -> float:
+        """Seconds between two attempts to reach such a Redis. For the whole process."""
+        return self._seconds("BREAKER_PAUSE", 2.0)
+
+
+def _breaker_limits() -> tuple[int, float]:
+    conf = Conf()
+    return conf.BREAKER_FAILURES, conf.BREAKER_PAUSE
+
+
+breaker.limits = _breaker_limits

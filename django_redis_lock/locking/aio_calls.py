@@ -6,18 +6,20 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .calls import (
     FOR_COMMAND,
     Answer,
+    admitted,
     is_pool_exhausted,
     may_have_run,
     note_sent,
@@ -25,7 +27,7 @@ from .calls import (
     worth_a_second_try,
 )
 from .scripts import Call
-from .server import own_settings
+from .server import own_settings, server_of
 
 __all__ = [
     "AsyncRawConnection",
@@ -95,9 +97,8 @@ async def cancellable(work: Coroutine[Any, Any, T]) -> T:
 
 async def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
     """As ``server.run``."""
-    pool = client.connection_pool
     try:
-        return Answer(await _within(patience, _run_pooled(pool, call)), sent_twice=False)
+        return Answer(await _heeding(client, _run_pooled, call, patience), sent_twice=False)
     except (RedisConnectionError, RedisTimeoutError) as error:
         if is_pool_exhausted(error):
             connection = await connect(client, timeout=5.0)
@@ -109,7 +110,7 @@ async def run(client: Any, call: Call, *, patience: float | None = None) -> Answ
         if not worth_a_second_try(error, patience):
             raise
         try:
-            return Answer(await _within(patience, _run_pooled(pool, call)), sent_twice=True)
+            return Answer(await _heeding(client, _run_pooled, call, patience), sent_twice=True)
         except Exception as second:
             note_sent(second, True)
             raise
@@ -121,11 +122,37 @@ async def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
     if len(calls) == 1:
         return [(await run(client, calls[0])).value]
     try:
-        return await _run_all(client.connection_pool, calls)
+        return await _heeding(client, _run_all, calls)
     except (RedisConnectionError, RedisTimeoutError) as error:
         if is_pool_exhausted(error) or not may_have_run(error):
             raise
-        return await _run_all(client.connection_pool, calls)
+        return await _heeding(client, _run_all, calls)
+
+
+async def _heeding(
+    client: Any,
+    way: Callable[[Any, Any], Coroutine[Any, Any, T]],
+    what: Any,
+    patience: float | None = None,
+) -> T:
+    """Ask and tell the server's breaker."""
+    breaker = server_of(client).breaker
+    if breaker.failing:
+        patience = admitted(breaker, patience)
+    began = time.monotonic()
+    try:
+        answer = await _within(patience, way(client.connection_pool, what))
+    except ResponseError:
+        breaker.answered()
+        raise
+    except (RedisError, OSError) as error:
+        in_vain = isinstance(error, RedisTimeoutError) or not may_have_run(error)
+        if in_vain and not is_pool_exhausted(error):
+            breaker.failed(error, time.monotonic() - began)
+        raise
+    if breaker.failing:
+        breaker.answered()
+    return answer
 
 
 async def _run_all(pool: Any, calls: Sequence[Call]) -> list[Any]:

@@ -17,12 +17,14 @@ from redis.exceptions import BusyLoadingError, NoScriptError, ReadOnlyError, Res
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from .breaker import Breaker
 from .scripts import Call, Script
 from .server import RawConnection, Server, server_of
 
 __all__ = [
     "OUTAGE",
     "Answer",
+    "admitted",
     "is_outage",
     "may_have_run",
     "pack",
@@ -145,6 +147,8 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
 
 
 def _run(server: Server, call: Call, patience: float | None) -> Any:
+    if server.breaker.failing:
+        patience = admitted(server.breaker, patience)
     connection = _borrowed(server, patience)
     try:
         send(connection, call)
@@ -153,12 +157,17 @@ def _run(server: Server, call: Call, patience: float | None) -> Any:
         answer = receive(connection, call)
     except ResponseError:
         server.rest(connection)
+        server.breaker.answered()
         raise
-    except BaseException:
+    except BaseException as error:
         # Also for KeyboardInterrupt: a connection with a reply still to come is of no use.
         connection.disconnect()
+        if isinstance(error, RedisTimeoutError):
+            server.breaker.failed(error, server.timeout if patience is None else patience)
         raise
     server.rest(connection)
+    if server.breaker.failing:
+        server.breaker.answered()
     return answer
 
 
@@ -178,19 +187,35 @@ def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
 
 
 def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
-    connection = _borrowed(server)
+    patience = admitted(server.breaker, None) if server.breaker.failing else None
+    connection = _borrowed(server, patience)
     try:
         # The first of each script by its source, so that none can be unknown.
         known: set[str] = set()
         for call in calls:
             connection.send_packed_command([pack(call, known=call.script.sha in known)])
             known.add(call.script.sha)
+        if patience is not None and not connection.can_read(patience):
+            raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
         answers = [connection.read_response() for _ in calls]
-    except BaseException:
+    except BaseException as error:
         connection.disconnect()
+        if isinstance(error, RedisTimeoutError):
+            server.breaker.failed(error, server.timeout if patience is None else patience)
         raise
     server.rest(connection)
+    if server.breaker.failing:
+        server.breaker.answered()
     return answers
+
+
+def admitted(breaker: Breaker, patience: float | None) -> float | None:
+    """How patient a call may be that the breaker lets through; its error says nothing was sent."""
+    try:
+        return breaker.admit(patience)
+    except Exception as error:
+        note_sent(error, False)
+        raise
 
 
 def _borrowed(server: Server, patience: float | None = None) -> RawConnection:

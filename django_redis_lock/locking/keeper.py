@@ -206,6 +206,8 @@ class Keeper:
                     job = unanswered.popleft()
                     with _alone(job):
                         job.answered(value, sent_at)
+            if server.breaker.failing:
+                server.breaker.answered()
         except Exception as error:
             if not isinstance(error, OUTAGE):
                 logger.exception(UNEXPECTED)

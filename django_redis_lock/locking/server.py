@@ -20,14 +20,17 @@ from redis.asyncio.connection import (
 from redis.asyncio.sentinel import SentinelManagedConnection as AsyncSentinelConnection
 from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import SentinelManagedConnection
+
+from .breaker import Breaker, Outage
 
 __all__ = [
     "RawConnection",
     "Server",
     "common_settings",
+    "outages",
     "own_settings",
     "reset_after_fork",
     "server_of",
@@ -126,7 +129,9 @@ class Server:
     def __init__(self, pool: Any) -> None:
         # The pool itself is not kept: it must be able to go away before its server does.
         self._connection_class, self._settings = _for_threads(pool)
-        self._timeout: float = self._settings.get("socket_timeout") or 5.0
+        self.timeout: float = self._settings.get("socket_timeout") or 5.0
+        shortest = min(self._settings.get("socket_connect_timeout") or self.timeout, self.timeout)
+        self.breaker = Breaker(_shown(self._settings), shortest)
         self._resting: list[tuple[RawConnection, Unread | None, float]] = []
 
     def connect(self, timeout: float | None = None) -> RawConnection:
@@ -136,10 +141,16 @@ class Server:
             timeout: seconds that connecting, and waiting for an answer, may take; left out, the
                 pool's own, or 5.
         """
-        timeout = self._timeout if timeout is None else timeout
+        timeout = self.timeout if timeout is None else timeout
         settings = own_settings(self._connection_class, self._settings, timeout)
         connection: RawConnection = self._connection_class(**settings)
-        connection.connect()
+        began = time.monotonic()
+        try:
+            connection.connect()
+        except (RedisError, OSError) as error:
+            if not isinstance(error, ResponseError):
+                self.breaker.failed(error, time.monotonic() - began)
+            raise
         return connection
 
     def borrow(self, patience: float | None = None) -> RawConnection:
@@ -159,7 +170,7 @@ class Server:
             except (RedisError, OSError):
                 pass
             connection.disconnect()
-        return self.connect(None if patience is None else min(patience, self._timeout))
+        return self.connect(None if patience is None else min(patience, self.timeout))
 
     def _last(self) -> tuple[RawConnection, Unread | None, float] | None:
         try:
@@ -170,7 +181,7 @@ class Server:
     def rest(self, connection: RawConnection, unread: Unread | None = None) -> None:
         """Keep ``connection`` for the next caller, unless enough are kept, or it was made for one
         that had less patience."""
-        if len(self._resting) < self.ROOM and connection.socket_timeout == self._timeout:
+        if len(self._resting) < self.ROOM and connection.socket_timeout == self.timeout:
             self._resting.append((connection, unread, time.monotonic()))
         else:
             connection.disconnect()
@@ -211,6 +222,21 @@ def server_of(client: Any) -> Server:
             server = _servers[address] = Server(pool)
         _by_pool[pool] = server
         return server
+
+
+def outages() -> list[Outage]:
+    """The servers that do not answer, as far as this process has noticed."""
+    with _registry:
+        servers = list(_servers.values())
+    known = (server.breaker.known_outage() for server in servers)
+    return sorted((outage for outage in known if outage), key=lambda outage: outage.server)
+
+
+def _shown(settings: Mapping[str, Any]) -> str:
+    """An address for people, without credentials."""
+    path = settings.get("path")
+    where = path or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
+    return f"{where}/{settings.get('db') or 0}"
 
 
 def _address(pool: Any) -> tuple[Any, ...]:
