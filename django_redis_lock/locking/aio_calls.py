@@ -148,7 +148,8 @@ async def _heeding(
     except (RedisError, OSError) as error:
         in_vain = isinstance(error, RedisTimeoutError) or not may_have_run(error)
         if in_vain and not is_pool_exhausted(error):
-            breaker.failed(error, time.monotonic() - began)
+            timeout = client.connection_pool.connection_kwargs.get("socket_timeout")
+            breaker.failed(error, time.monotonic() - began, timeout)
         raise
     if breaker.failing:
         breaker.answered()

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from . import events
+from .events import ServerDown, ServerUp
+
 __all__ = ["Breaker", "Outage", "ServerAway", "limits"]
 
 logger = logging.getLogger("django_redis_lock.outage")
@@ -79,7 +82,7 @@ class Breaker:
         self.stood_in = 0
         self._timeout = timeout
         self._now = now
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # A signal handler may come in between.
         self._since = 0.0
         self._costly = 0
         self._spared = 0
@@ -112,33 +115,37 @@ class Breaker:
             self._open_until = now + PROBE + limits()[1]
             return min(PROBE, self._timeout, math.inf if patience is None else patience)
 
-    def failed(self, error: BaseException, cost: float) -> None:
+    def failed(self, error: BaseException, cost: float, timeout: float | None = None) -> None:
         """A call, or an attempt to connect, has failed.
 
         Args:
             cost: seconds that were waited in vain.
+            timeout: seconds after which this caller gives up otherwise, if not the usual.
         """
         with self._mutex:
-            first = not self.failing
-            if first:
+            began = not self.failing
+            if began:
                 self.failing, self._since = True, self._now() - cost
                 self.outage += 1
                 self._costly = self._spared = self.stood_in = 0
             self._error = error
-            if cost >= 0.9 * min(COUNTS, self._timeout):
-                self._costly += 1
-                most, pause = limits()
-                if most and self._costly >= most:
-                    opened = self._open_until is None
-                    self._open_until = self._now() + pause
-                    if opened:
-                        self._tell(f"calls fail at once until it answers ({error})")
-                        return
-        if first:
-            self._tell(str(error))
+            opened = self._counted(cost, timeout or self._timeout)
+        if opened:
+            logger.warning("Calls to Redis at %s fail at once until it answers", self.server)
+        if began:
+            logger.warning("Redis at %s does not answer: %s", self.server, error)
+            events.tell(ServerDown(self.server, error))
 
-    def _tell(self, what: str) -> None:
-        logger.warning("Redis at %s does not answer: %s", self.server, what)
+    def _counted(self, cost: float, timeout: float) -> bool:
+        """Whether this failure is the one after which calls are held back."""
+        if cost < 0.9 * min(COUNTS, timeout):
+            return False
+        self._costly += 1
+        most, pause = limits()
+        if not most or self._costly < most:
+            return False
+        before, self._open_until = self._open_until, self._now() + pause
+        return before is None
 
     def answered(self) -> None:
         """A call was answered."""
@@ -152,6 +159,7 @@ class Breaker:
             "%d locks were taken without it",
             *(self.server, seconds, spared, self.stood_in),
         )
+        events.tell(ServerUp(self.server, seconds, spared, self.stood_in))
 
     def known_outage(self) -> Outage | None:
         """What is known, for people; None while the server answers."""

@@ -28,7 +28,10 @@ __all__ = [
     "Lost",
     "RefreshFailed",
     "Released",
+    "ServerDown",
+    "ServerUp",
     "Shared",
+    "StoodIn",
     "Subject",
     "TimedOut",
     "check_group",
@@ -132,6 +135,31 @@ class RefreshFailed(NamedTuple):
     """A stale value could not be computed anew because of ``error``, and is served on."""
 
     subject: Subject
+    error: BaseException
+
+
+class ServerDown(NamedTuple):
+    """Redis at ``server`` does not answer: ``error``. Told once for each outage."""
+
+    server: str
+    error: BaseException
+
+
+class ServerUp(NamedTuple):
+    """It answers again, after ``seconds``; ``spared`` calls had failed at once, without waiting for
+    it, and ``stood_in`` locks had been taken without it."""
+
+    server: str
+    seconds: float
+    spared: int
+    stood_in: int
+
+
+class StoodIn(NamedTuple):
+    """A lock was taken without Redis, as ON_REDIS_DOWN says: ``"local"`` or ``"run"``."""
+
+    subject: Subject
+    how: str
     error: BaseException
 
 

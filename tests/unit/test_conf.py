@@ -21,9 +21,11 @@ DEFAULTS = {
     "ON_WAIT_TIMEOUT": "compute",
     "JITTER": 0.0,
     "ERROR_TTL": 0.0,
+    "BREAKER_FAILURES": 2,
+    "BREAKER_PAUSE": 2.0,
 }
 #: Seconds of which there must be some.
-SECONDS = ["TIMEOUT", "FLIGHT_TIMEOUT", "WAIT", "GRANT_TIMEOUT"]
+SECONDS = ["TIMEOUT", "FLIGHT_TIMEOUT", "WAIT", "GRANT_TIMEOUT", "BREAKER_PAUSE"]
 #: Seconds of which there may be none.
 NO_SECONDS = ["STALE", "ERROR_TTL"]
 
@@ -48,6 +50,13 @@ def test_a_choice_is_one_of_those_there_are(settings: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {"ON_WAIT_TIMEOUT": "skip"}
     with pytest.raises(ImproperlyConfigured, match="must be one of 'compute'"):
         _ = Conf().ON_WAIT_TIMEOUT
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "2", None, True])
+def test_a_number_of_failures_is_whole(settings: Any, value: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"BREAKER_FAILURES": value}
+    with pytest.raises(ImproperlyConfigured, match="must be a whole number of 0 or more"):
+        _ = Conf().BREAKER_FAILURES
 
 
 def test_every_setting_has_its_default(settings: Any) -> None:

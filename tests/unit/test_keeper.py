@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from django_redis_lock.locking import keeper as keeper_module
+from django_redis_lock.locking.breaker import Breaker
 from django_redis_lock.locking.hold import Hold, in_a_thread
 from django_redis_lock.locking.keeper import Job, Keeper
 from django_redis_lock.locking.keys import lock_keys
@@ -32,6 +33,7 @@ class FakeServer:
         self.connected = 0
         self.asked = 0
         self.closed = 0
+        self.breaker = Breaker("nowhere")
 
     def connect(self, timeout: float) -> FakeLink:
         self.connected += 1

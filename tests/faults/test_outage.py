@@ -1,0 +1,238 @@
+"""Redis is away: what that costs those who call, and how soon it is noticed that it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_redis_lock import AsyncLock, Lock
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.locking.breaker import Breaker, ServerAway
+from django_redis_lock.locking.server import outages, server_of
+from tests.integration.test_lock import places
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, in_threads, until
+from tests.redis_server import RedisServer
+
+#: Seconds a call waits for a server that does not answer.
+TIMEOUT = 0.4
+CALLS = 100
+
+
+@pytest.fixture(autouse=True)
+def _brief_pauses(settings: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"BREAKER_PAUSE": 1.0}
+
+
+@pytest.fixture
+def own_client(own_server: RedisServer) -> Iterator[redis.Redis]:
+    with own_server.client(retry=Retry(NoBackoff(), 0), socket_timeout=TIMEOUT) as client:
+        yield client
+
+
+def cache_of(server: RedisServer, **options: Any) -> RedisCache:
+    timeouts = {"SOCKET_CONNECT_TIMEOUT": TIMEOUT, "SOCKET_TIMEOUT": TIMEOUT}
+    return RedisCache(server.url, {"OPTIONS": timeouts | options})
+
+
+def breaker_of(client: Any) -> Breaker:
+    return server_of(client).breaker
+
+
+def waited_for(calls: int, call: Callable[[], Any]) -> int:
+    """How many of ``calls`` calls, one after the other, waited for the server in vain."""
+    waited = 0
+    for _ in range(calls):
+        began = time.monotonic()
+        with pytest.raises(redis.RedisError):
+            call()
+        waited += time.monotonic() - began > TIMEOUT / 2
+    return waited
+
+
+def test_few_calls_wait_for_a_server_that_is_frozen(
+    own_server: RedisServer, own_client: redis.Redis
+) -> None:
+    lock = Lock(own_client, "faulty", timeout=30)
+    lock.acquire()
+    own_server.pause()
+    assert 1 <= waited_for(CALLS, lock.owned) <= 3
+    with pytest.raises(ServerAway, match="has not answered for"):
+        lock.release()
+    (outage,) = outages()
+    assert outage.server == f"127.0.0.1:{own_server.port}/0"
+    assert outage.held_back
+    assert outage.spared >= CALLS - 3
+    own_server.resume()
+    until(lambda: answers(lock.owned))
+    assert not outages()
+    lock.release()
+
+
+def test_few_threads_wait_again_and_again(own_server: RedisServer, own_client: redis.Redis) -> None:
+    """Each of a crowd waits once at most: what follows fails at once."""
+    own_client.ping()
+    own_server.pause()
+    lock = Lock(own_client, "faulty", timeout=30)
+    waits = in_threads(8, lambda: waited_for(25, lock.locked))
+    assert sum(waits) <= 8 + 3
+    own_server.resume()
+
+
+def test_few_tasks_wait_for_a_server_that_is_frozen(own_server: RedisServer) -> None:
+    async def main() -> int:
+        async with redis.asyncio.Redis(
+            port=own_server.port,
+            socket_timeout=TIMEOUT,
+            retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
+        ) as client:
+            lock = client.lock("faulty", timeout=30, lock_class=AsyncLock)
+            await lock.acquire()
+            own_server.pause()
+            waited = 0
+            for _ in range(CALLS):
+                began = time.monotonic()
+                with pytest.raises(redis.RedisError):
+                    await lock.owned()
+                waited += time.monotonic() - began > TIMEOUT / 2
+            own_server.resume()
+            deadline = time.monotonic() + PATIENCE
+            while breaker_of(client).failing and time.monotonic() < deadline:
+                try:
+                    await lock.owned()
+                except redis.RedisError:
+                    await asyncio.sleep(0.02)
+            await lock.release()
+            return waited
+
+    assert 1 <= asyncio.run(main()) <= 3
+
+
+def answers(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except redis.RedisError:
+        return False
+    return True
+
+
+def test_a_refused_connection_holds_nobody_back(
+    own_server: RedisServer, own_client: redis.Redis
+) -> None:
+    """It costs nothing; and a server that is back is used at once."""
+    lock = Lock(own_client, "faulty", timeout=30)
+    own_server.kill()
+    for _ in range(CALLS):
+        with pytest.raises(redis.ConnectionError) as caught:
+            lock.acquire()
+        assert not isinstance(caught.value, ServerAway)
+    assert breaker_of(own_client).failing
+    own_server.start()
+    assert lock.acquire(blocking=False)
+    assert not breaker_of(own_client).failing
+    lock.release()
+
+
+def test_connections_that_break_at_a_restart_hold_nobody_back(
+    own_server: RedisServer, own_client: redis.Redis
+) -> None:
+    lock = Lock(own_client, "faulty", timeout=30)
+    in_threads(8, lambda: [lock.locked() for _ in range(20)])
+    own_server.restart()
+    assert in_threads(8, lock.locked) == [False] * 8
+    assert not breaker_of(own_client).failing
+
+
+def test_a_waiter_lives_through_it(own_server: RedisServer, own_client: redis.Redis) -> None:
+    holder = Lock(own_client, "faulty", timeout=30)
+    holder.acquire()
+    waiter = Background(
+        lambda: Lock(own_client, "faulty", timeout=30).acquire(blocking_timeout=PATIENCE)
+    )
+    until(lambda: places("faulty"))
+    until(lambda: own_client.info("clients")["blocked_clients"])
+    own_server.pause()
+    waited_for(5, holder.owned)
+    assert breaker_of(own_client).held_back
+    own_server.resume()
+    until(lambda: answers(holder.owned))
+    assert not waiter.done
+    holder.release()
+    assert waiter.result() is True
+
+
+def test_a_holders_renewal_ends_it(own_server: RedisServer, own_client: redis.Redis) -> None:
+    """The keeper asks on, whoever else is held back, and what it is answered counts for all."""
+    holder = Lock(own_client, "faulty", timeout=6, renew=True)
+    holder.acquire()
+    own_server.pause()
+    waited_for(5, holder.owned)
+    assert breaker_of(own_client).held_back
+    own_server.resume()
+    until(lambda: not breaker_of(own_client).failing)
+    holder.ensure_held()
+    holder.release()
+
+
+class TestGetOrSet:
+    def test_few_calls_wait(self, own_server: RedisServer) -> None:
+        cache = cache_of(own_server, IGNORE_EXCEPTIONS=True)
+        assert cache.get_or_set("report", lambda: 1, 60) == 1
+        own_server.pause()
+        waited = 0
+        for number in range(CALLS):
+            began = time.monotonic()
+            assert cache.get_or_set("report", lambda n=number: n, 60) == number
+            waited += time.monotonic() - began > TIMEOUT / 2
+        assert waited <= 3
+        own_server.resume()
+        until(lambda: cache.get_or_set("report", lambda: 2, 60) == 1)
+
+    def test_an_outage_that_is_to_show_shows_at_once(self, own_server: RedisServer) -> None:
+        cache = cache_of(own_server)
+        own_server.pause()
+        assert waited_for(CALLS, lambda: cache.get_or_set("report", lambda: 1, 60)) <= 3
+        with pytest.raises(ServerAway):
+            cache.get_or_set("report", lambda: 1, 60)
+        own_server.resume()
+
+    @pytest.mark.parametrize("how", ["pause", "kill"])
+    def test_the_threads_of_a_process_still_compute_once(
+        self, own_server: RedisServer, how: str
+    ) -> None:
+        cache = cache_of(own_server, IGNORE_EXCEPTIONS=True)
+        assert cache.get_or_set("warm", lambda: 1, 60) == 1
+        getattr(own_server, how)()
+        calls: list[int] = []
+
+        def compute() -> int:
+            calls.append(1)
+            time.sleep(4 * TIMEOUT)
+            return 42
+
+        assert in_threads(20, lambda: cache.get_or_set("report", compute, 60)) == [42] * 20
+        assert len(calls) == 1
+
+    def test_so_do_its_tasks(self, own_server: RedisServer) -> None:
+        cache = cache_of(own_server, IGNORE_EXCEPTIONS=True)
+        own_server.kill()
+        calls: list[int] = []
+
+        async def compute() -> int:
+            calls.append(1)
+            await asyncio.sleep(0.3)
+            return 42
+
+        async def main() -> list[int]:
+            work = (cache.aget_or_set("report", compute, 60) for _ in range(20))
+            return await asyncio.gather(*work)
+
+        assert asyncio.run(main()) == [42] * 20
+        assert len(calls) == 1

@@ -1,0 +1,184 @@
+"""The circuit breaker's decisions, on a clock that the tests move."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock.locking import events
+from django_redis_lock.locking.breaker import PROBE, Breaker, ServerAway
+from django_redis_lock.locking.events import ServerDown, ServerUp
+
+ERROR = redis.TimeoutError("no answer")
+PAUSE = 2.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def breaker(clock: Clock) -> Breaker:
+    return Breaker("host:6379/0", 5.0, clock)
+
+
+def trip(breaker: Breaker) -> None:
+    for _ in range(2):
+        breaker.failed(ERROR, 5.0)
+
+
+def test_all_calls_pass_while_the_server_answers(breaker: Breaker) -> None:
+    assert not breaker.failing
+    assert breaker.admit(None) is None
+    assert breaker.admit(7.0) == 7.0
+
+
+def test_one_costly_failure_holds_nobody_back(breaker: Breaker) -> None:
+    breaker.failed(ERROR, 5.0)
+    assert breaker.failing
+    assert not breaker.held_back
+    assert breaker.admit(None) is None
+
+
+def test_after_two_in_a_row_calls_fail_at_once(breaker: Breaker) -> None:
+    trip(breaker)
+    assert breaker.held_back
+    with pytest.raises(ServerAway, match=r"host:6379/0 has not answered for .*no answer"):
+        breaker.admit(None)
+
+
+def test_an_answer_between_them_counts(breaker: Breaker) -> None:
+    breaker.failed(ERROR, 5.0)
+    breaker.answered()
+    breaker.failed(ERROR, 5.0)
+    assert not breaker.held_back
+
+
+@pytest.mark.parametrize(("cost", "timeout"), [(0.001, 5.0), (0.5, 5.0), (0.1, 0.2)])
+def test_what_costs_nothing_holds_nobody_back(clock: Clock, cost: float, timeout: float) -> None:
+    """A refused connection; a caller with little patience."""
+    breaker = Breaker("host", timeout, clock)
+    for _ in range(100):
+        breaker.failed(ERROR, cost)
+    assert breaker.failing
+    assert breaker.admit(None) is None
+
+
+def test_a_short_timeout_counts_when_it_is_over(clock: Clock) -> None:
+    breaker = Breaker("host", 0.2, clock)
+    for _ in range(2):
+        breaker.failed(ERROR, 0.2)
+    assert breaker.held_back
+
+
+def test_after_the_pause_one_call_is_let_through(breaker: Breaker, clock: Clock) -> None:
+    trip(breaker)
+    clock.time += PAUSE
+    assert breaker.admit(None) == PROBE
+    for _ in range(98):
+        with pytest.raises(ServerAway):
+            breaker.admit(None)
+    outage = breaker.known_outage()
+    assert outage is not None
+    assert outage.spared == 98
+
+
+def test_its_failure_begins_another_pause(breaker: Breaker, clock: Clock) -> None:
+    trip(breaker)
+    for _ in range(3):
+        clock.time += PAUSE
+        breaker.admit(None)
+        clock.time += PROBE
+        breaker.failed(ERROR, PROBE)
+        with pytest.raises(ServerAway):
+            breaker.admit(None)
+
+
+def test_its_answer_ends_the_outage(breaker: Breaker, clock: Clock) -> None:
+    trip(breaker)
+    clock.time += PAUSE
+    breaker.admit(None)
+    breaker.answered()
+    assert not breaker.failing
+    assert breaker.known_outage() is None
+    assert breaker.admit(None) is None
+
+
+def test_another_follows_one_that_ended_without_a_word(breaker: Breaker, clock: Clock) -> None:
+    trip(breaker)
+    clock.time += PAUSE
+    breaker.admit(None)
+    clock.time += PROBE + PAUSE
+    assert breaker.admit(None) == PROBE
+
+
+def test_who_is_less_patient_stays_so(breaker: Breaker, clock: Clock) -> None:
+    trip(breaker)
+    clock.time += PAUSE
+    assert breaker.admit(0.25) == 0.25
+
+
+def test_the_settings_are_read_live(breaker: Breaker, settings: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"BREAKER_FAILURES": 4, "BREAKER_PAUSE": 60}
+    trip(breaker)
+    assert not breaker.held_back
+    trip(breaker)
+    with pytest.raises(ServerAway, match=r"asked again in 60\.0 s"):
+        breaker.admit(None)
+
+
+def test_none_is_held_back_if_not_wanted(breaker: Breaker, settings: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"BREAKER_FAILURES": 0}
+    for _ in range(100):
+        breaker.failed(ERROR, 5.0)
+    assert breaker.admit(None) is None
+
+
+def test_an_outage_is_told_once(
+    breaker: Breaker, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Any] = []
+    events.listen(told.append)
+    try:
+        with caplog.at_level(logging.INFO, "django_redis_lock.outage"):
+            for _ in range(5):
+                breaker.failed(ERROR, 5.0)
+            clock.time += 10
+            breaker.stood_in += 3
+            for _ in range(2):
+                breaker.answered()
+    finally:
+        events.unlisten(told.append)
+    assert told == [ServerDown("host:6379/0", ERROR), ServerUp("host:6379/0", 15.0, 0, 3)]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    assert "answers again after 15.0 s" in caplog.text
+
+
+def test_what_is_known_of_an_outage(breaker: Breaker, clock: Clock) -> None:
+    trip(breaker)
+    clock.time += 1
+    outage = breaker.known_outage()
+    assert outage is not None
+    assert (outage.server, outage.seconds, outage.held_back) == ("host:6379/0", 6.0, True)
+    assert outage.error == "no answer"
+
+
+def test_a_new_outage_counts_anew(breaker: Breaker) -> None:
+    trip(breaker)
+    breaker.answered()
+    assert breaker.outage == 1
+    breaker.failed(ERROR, 5.0)
+    assert breaker.outage == 2
+    assert not breaker.held_back
