@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .current import current_lock
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwnedError
 from .locking.aio import AsyncLock
 from .locking.lock import Lock
@@ -20,6 +21,7 @@ __all__ = [
     "LockNotAcquired",
     "LockNotOwnedError",
     "cached",
+    "current_lock",
     "locked",
 ]
 

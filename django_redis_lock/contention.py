@@ -1,23 +1,44 @@
-"""What to answer when a lock is taken: ready-made answers for views, commands and functions."""
+"""What to answer when a lock is taken.
+
+``locked(on_conflict=…)`` takes one of the ready-made answers at the end of this module, or any
+callable: it is given a ``Conflict`` and the arguments of the call, and returns what the decorated
+callable returns instead.
+"""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from django.contrib import messages
 from django.core.management import CommandError
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.shortcuts import resolve_url
 from django.template.loader import render_to_string
+from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from .exceptions import LockNotAcquired
+from .locking.aio import AsyncLock
 from .locking.lock import Lock
-from .locking.owner import Owner
+from .locking.owner import Held, Owner
 
-__all__ = ["Conflict", "OnConflict"]
+__all__ = [
+    "Conflict",
+    "OnConflict",
+    "raise_error",
+    "redirect_to",
+    "request_of",
+    "respond",
+    "retry_task",
+    "skip",
+]
+
+TEMPLATE = "django_redis_lock/conflict.html"
 
 
 @dataclass(frozen=True)
@@ -30,20 +51,30 @@ class Conflict:
         ttl: seconds its lifetime still lasts unless renewed; None if it is free again, ``inf`` if
             it never expires.
         held_for: seconds it has been held, if the holder has said so.
+        using: the alias of the cache it is in.
     """
 
     name: str
     holder: Owner | None = None
     ttl: float | None = None
     held_for: float | None = None
+    using: str = "default"
 
     @classmethod
-    def over(cls, lock: Lock, name: str) -> Conflict:
+    def over(cls, lock: Lock, name: str, using: str = "default") -> Conflict:
         """Ask Redis who is in the way."""
-        held = lock.held()
+        return cls._over(name, lock.held(), using)
+
+    @classmethod
+    async def aover(cls, lock: AsyncLock, name: str, using: str = "default") -> Conflict:
+        """As ``over``, for asyncio."""
+        return cls._over(name, await lock.held(), using)
+
+    @classmethod
+    def _over(cls, name: str, held: Held | None, using: str) -> Conflict:
         if held is None:
-            return cls(name)
-        return cls(name, held.owner, held.ttl, held.held_for)
+            return cls(name, using=using)
+        return cls(name, held.owner, held.ttl, held.held_for, using)
 
     @property
     def retry_after(self) -> int:
@@ -67,33 +98,55 @@ class Conflict:
 
     # -- the answers -------------------------------------------------------------------------
 
-    def response(self, request: HttpRequest, status: int = 409) -> HttpResponse:
+    def response(
+        self, request: Any, status: int = 409, template: str = TEMPLATE, json: bool = False
+    ) -> HttpResponse:
         """HTML or JSON, as the client accepts, with ``Retry-After``, never cached. The template is
-        ``django_redis_lock/conflict.html``; it is not told who the holder is."""
+        given ``retry_after`` and is not told who the holder is.
+
+        Args:
+            request: Django's, or that of Django REST framework, which then chooses the format.
+            json: for a client that accepts both.
+        """
+        detail = {"detail": _("This is already being done."), "retry_after": self.retry_after}
         response: HttpResponse
-        if request.get_preferred_type(["text/html", "application/json"]) == "application/json":
-            body = {"detail": _("This is already being done."), "retry_after": self.retry_after}
-            response = JsonResponse(body, status=status)
+        if not isinstance(request, HttpRequest):
+            # Only such a request comes from there, so it is installed.
+            from rest_framework.response import Response  # noqa: PLC0415
+
+            response = Response(detail, status=status)
+        elif self._wants_json(request, json):
+            response = JsonResponse(detail, status=status)
         else:
             context = {"retry_after": self.retry_after}
-            page = render_to_string("django_redis_lock/conflict.html", context, request)
-            response = HttpResponse(page, status=status)
+            response = HttpResponse(render_to_string(template, context, request), status=status)
         response["Retry-After"] = str(self.retry_after)
         response["Cache-Control"] = "no-store"
+        patch_vary_headers(response, ["Accept"])
         return response
+
+    def _wants_json(self, request: HttpRequest, json: bool) -> bool:
+        kinds = ["text/html", "application/json"]
+        wanted = request.get_preferred_type(kinds[::-1] if json else kinds)
+        return wanted == "application/json" or (json and wanted is None)
+
+    def line(self) -> str:
+        """For people at a terminal: who is in the way, and how to see more."""
+        more = ["manage.py", "locks", "show", self.name]
+        if self.using != "default":
+            more += ["--using", self.using]
+        return _("%(conflict)s. More: %(command)s") % {
+            "conflict": self,
+            "command": " ".join(shlex.join(more).split()),
+        }
 
     def command_error(self, exit_code: int) -> CommandError:
         """Django prints it as one line on stderr and exits with ``exit_code``."""
-        return CommandError(str(self), returncode=exit_code)
+        return CommandError(self.line(), returncode=exit_code)
 
     def error(self) -> LockNotAcquired:
         ttl = None if self.ttl is None or math.isinf(self.ttl) else self.ttl
-        return LockNotAcquired(str(self), self.name, self.holder, ttl)
-
-
-#: What ``locked(on_conflict=…)`` takes: called with the conflict and the call's own arguments, it
-#: returns what the decorated callable returns instead.
-OnConflict = Callable[..., Any]
+        return LockNotAcquired(str(self), self.name, self.holder, ttl, self.held_for)
 
 
 def _seconds(seconds: float) -> str:
@@ -102,3 +155,85 @@ def _seconds(seconds: float) -> str:
         return ngettext("%(n)d second", "%(n)d seconds", whole) % {"n": whole}
     whole = round(seconds / 60)
     return ngettext("%(n)d minute", "%(n)d minutes", whole) % {"n": whole}
+
+
+def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The request in the arguments of a view, or of a method of one; None if there is none."""
+    for argument in (*args[:2], *kwargs.values()):
+        if isinstance(argument, HttpRequest):
+            return argument
+        # Django REST framework's is another class, around Django's.
+        if isinstance(getattr(argument, "_request", None), HttpRequest):
+            return argument
+    return None
+
+
+# -- ready-made answers ----------------------------------------------------------------------
+
+#: Called with the conflict and the call's own arguments.
+OnConflict = Callable[..., Any]
+
+
+def skip(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+    """Do nothing and say nothing: a function and a task return None, a command ends well, a view
+    answers 204."""
+    if request_of(args, kwargs) is None:
+        return None
+    return HttpResponse(status=204, headers={"Cache-Control": "no-store"})
+
+
+def raise_error(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+    """Raise ``LockNotAcquired`` also from a view or a command, for a middleware or a caller that
+    knows what to do."""
+    raise conflict.error()
+
+
+def respond(template: str = TEMPLATE, *, status: int = 409) -> OnConflict:
+    """Answer with another page.
+
+    Args:
+        template: as the package's own, it is given ``retry_after``; who prefers JSON gets JSON.
+        status: of the answer.
+    """
+
+    def answer(conflict: Conflict, *args: Any, **kwargs: Any) -> HttpResponse:
+        return conflict.response(_request(args, kwargs), status, template)
+
+    return answer
+
+
+def redirect_to(to: Any, *arguments: Any, message: str = "", **keywords: Any) -> OnConflict:
+    """Send the browser elsewhere, for instance back to the list where the button was pressed.
+
+    Args:
+        to: a URL, the name of a view or an object with ``get_absolute_url``, as for Django's
+            ``redirect``; ``arguments`` and ``keywords`` are the view's.
+        message: shown there as a warning, by ``django.contrib.messages``.
+    """
+
+    def answer(conflict: Conflict, *args: Any, **kwargs: Any) -> HttpResponse:
+        request = _request(args, kwargs)
+        if message:
+            messages.warning(getattr(request, "_request", request), message)
+        response = HttpResponseRedirect(resolve_url(to, *arguments, **keywords))
+        response.status_code = 303  # "See other": what was posted is not posted again.
+        response["Cache-Control"] = "no-store"
+        return response
+
+    return answer
+
+
+def retry_task(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+    """Let Celery run the task again when the lock may be free; for tasks with ``bind=True``, whose
+    ``max_retries`` counts."""
+    task: Any = args[0] if args else None
+    if not hasattr(task, "retry"):
+        raise TypeError("retry_task is for Celery tasks with bind=True: there is none to retry")
+    raise task.retry(countdown=conflict.retry_after, exc=conflict.error())
+
+
+def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    request = request_of(args, kwargs)
+    if request is None:
+        raise TypeError("this answer is for views: the call has no request among its arguments")
+    return request

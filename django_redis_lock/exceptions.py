@@ -63,6 +63,7 @@ class LockNotAcquired(LockError):
 
     Attributes:
         retry_after (float | None): seconds until the present holder's lifetime runs out, if known.
+        held_for (float | None): seconds the holder has had it, if known.
     """
 
     def __init__(
@@ -71,12 +72,15 @@ class LockNotAcquired(LockError):
         lock_name: str | bytes | None = None,
         holder: Owner | None = None,
         retry_after: float | None = None,
+        held_for: float | None = None,
     ) -> None:
         super().__init__(message, lock_name, holder)
         self.retry_after = retry_after
+        self.held_for = held_for
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.message, self.lock_name, self.holder, self.retry_after))
+        facts = (self.message, self.lock_name, self.holder, self.retry_after, self.held_for)
+        return (type(self), facts)
 
 
 class ComputationFailed(Exception):

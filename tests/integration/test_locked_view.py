@@ -401,5 +401,11 @@ def test_a_cache_that_cannot_lock_says_so() -> None:
     def view(request: HttpRequest) -> HttpResponse:
         return HttpResponse()
 
-    with pytest.raises(ImproperlyConfigured, match="which cannot lock: its BACKEND must be"):
+    @locked("export", using="shared")
+    def other(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    with pytest.raises(ImproperlyConfigured, match=r"CACHES has no 'shared'; .*: 'default'"):
+        other(request())
+    with pytest.raises(ImproperlyConfigured, match="'plain' cannot lock: its BACKEND must be"):
         view(request())

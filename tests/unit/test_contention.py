@@ -84,7 +84,9 @@ def test_the_commands_error() -> None:
     error = Conflict("x", HOLDER, 12.5).command_error(7)
     assert isinstance(error, CommandError)
     assert error.returncode == 7
-    assert str(error) == str(Conflict("x", HOLDER, 12.5))
+    assert str(error) == f"{Conflict('x', HOLDER, 12.5)}. More: manage.py locks show x"
+    line = Conflict("a b\n", HOLDER, 12.5, using="locks").line()
+    assert line.endswith(". More: manage.py locks show 'a b ' --using locks")
 
 
 def test_the_page_can_be_replaced(settings: Any, tmp_path: Any) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from django.core.management.base import BaseCommand
-from django.views import View
 
-from django_redis_lock import decorators, locked
+from django_redis_lock import locked
 from django_redis_lock.exceptions import LockNotAcquired
+from django_redis_lock.lock_options import Options
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(name)
         return Taken()
 
-    monkeypatch.setattr(decorators.Locked, "_lock", lock)
+    monkeypatch.setattr(Options, "lock", lock)
     return asked
 
 
@@ -267,14 +267,20 @@ def test_a_call_the_function_does_not_take_is_refused_as_usual() -> None:
         ({"max_hold": 5, "min_hold": 6}, "min_hold must not be longer than max_hold"),
         ({"max_hold": 5, "timeout": None}, "max_hold needs a timeout"),
         ({"on_conflict": "skip"}, "on_conflict must be callable"),
+        ({"on_conflict": print, "default": None}, "give either on_conflict or default"),
+        ({"on_lost": "stop"}, 'on_lost must be callable or "terminate"'),
+        ({"release": "commit"}, 'release must be "transaction" or "now"'),
+        ({"using": None}, "using must be the alias of a cache"),
+        ({"label": 5}, "label must be a str"),
+        ({"lost_exit_code": 256}, "lost_exit_code must be"),
         ({"status_code": 99}, "status_code must be"),
         ({"status_code": 600}, "status_code must be"),
         ({"status_code": "409"}, "status_code must be"),
         ({"exit_code": -1}, "exit_code must be"),
         ({"exit_code": 256}, "exit_code must be"),
         ({"exit_code": None}, "exit_code must be"),
-        ({"expire": 3}, "expire"),
-        ({"name": "x"}, "name"),
+        ({"expire": 3}, r"locked\(\) has no option 'expire'; it has key, using, timeout"),
+        ({"name": "x"}, "has no option 'name'"),
     ],
 )
 def test_wrong_options_are_refused_at_decoration(options: dict[str, Any], words: str) -> None:
@@ -294,6 +300,9 @@ def test_wrong_options_are_refused_at_decoration(options: dict[str, Any], words:
         {"exit_code": 255},
         {"status_code": 503},
         {"on_conflict": print},
+        {"default": None},
+        {"on_lost": print},
+        {"release": "now"},
     ],
 )
 def test_good_options_are_taken(options: dict[str, Any]) -> None:
@@ -301,9 +310,6 @@ def test_good_options_are_taken(options: dict[str, Any]) -> None:
 
 
 # -- what cannot be decorated ------------------------------------------------------------------
-
-
-async def coroutine() -> None: ...
 
 
 async def async_generator() -> AsyncIterator[int]:
@@ -314,40 +320,22 @@ def generator() -> Iterator[int]:
     yield 1
 
 
-class AsyncView(View):
-    async def get(self, request: Any) -> None: ...
-
-
-class CallableObject:
-    async def __call__(self) -> None: ...
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        coroutine,
-        async_generator,
-        generator,
-        AsyncView.as_view(),
-        functools.partial(coroutine),
-        CallableObject(),
-    ],
-)
-def test_what_ends_after_the_lock_is_released_is_refused(target: Any) -> None:
+@pytest.mark.parametrize("target", [async_generator, generator, functools.partial(generator)])
+def test_what_runs_after_the_lock_is_released_is_refused(target: Any) -> None:
     """Calling these only makes something that runs later, when the lock is long gone."""
-    with pytest.raises(TypeError, match=r"locked\(\) cannot decorate"):
+    with pytest.raises(TypeError, match=r"calling it only makes a generator"):
         locked("x")(target)
 
 
-@pytest.mark.parametrize("target", [View, User, int])
+@pytest.mark.parametrize("target", [User, int, Exception])
 def test_other_classes_are_refused(target: Any) -> None:
-    with pytest.raises(TypeError, match="functions and management commands"):
+    with pytest.raises(TypeError, match="functions, views, management commands and tasks, not"):
         locked(target)
 
 
-@pytest.mark.parametrize("target", [5, None, "name"])
+@pytest.mark.parametrize("target", [5, None, "name", property(lambda self: 1)])
 def test_what_cannot_be_called_is_refused(target: Any) -> None:
-    with pytest.raises(TypeError, match=r"locked\(\) decorates functions"):
+    with pytest.raises(TypeError, match=r"locked\(\) decorates what can be called"):
         locked("x")(target)
 
 

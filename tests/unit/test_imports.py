@@ -67,6 +67,9 @@ LAYERS = (
     ("reading", "computing*", "python_redis_lock", "cache", "clients"),
     ("aliases",),
     ("contention", "metrics", "checks*", "models", "naming", "holdings"),
+    ("current", "lost", "tasks", "transactions", "lock_options"),
+    ("sections",),
+    ("targets",),
     ("decorators", "caching", "admin"),
     ("", "apps", "management*", "migrations*", "templatetags*"),
 )

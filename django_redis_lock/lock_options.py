@@ -1,0 +1,172 @@
+"""What ``locked()`` can be told, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, TypedDict
+
+from .aliases import lock_cache
+from .contention import OnConflict
+from .locking.aio import AsyncLock
+from .locking.arguments import check_seconds
+from .locking.lock import Lock
+from .terms import SETTING
+
+__all__ = ["MISSING", "LockOptions", "OnLost", "Options", "Use"]
+
+OnLost = Callable[[], Any] | None
+
+#: For ``default`` left out, where None means something.
+MISSING: Any = object()
+
+
+class Use(NamedTuple):
+    """What ``locked()`` is used on: the label of its locks where the options give none, and the
+    name under which they are counted."""
+
+    label: str | None = None
+    group: str | None = None
+
+
+class LockOptions(TypedDict, total=False):
+    """The options of ``locked()``, explained there."""
+
+    key: str | Callable[..., str] | None
+    using: str
+    timeout: float | None
+    blocking: bool
+    blocking_timeout: float | None
+    min_hold: float
+    max_hold: float | None
+    release: Literal["transaction", "now"]
+    on_conflict: OnConflict | None
+    on_lost: Callable[[], Any] | Literal["terminate"] | None
+    status_code: int
+    exit_code: int
+    lost_exit_code: int
+    label: str | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """As ``LockOptions``, complete and free of contradictions.
+
+    Raises:
+        TypeError, ValueError: an option makes no sense; the message says what is allowed.
+    """
+
+    key: str | Callable[..., str] | None = None
+    using: str = "default"
+    timeout: float | None = SETTING
+    blocking: bool = False
+    blocking_timeout: float | None = None
+    min_hold: float = 0
+    max_hold: float | None = None
+    release: str = "transaction"
+    on_conflict: OnConflict | None = None
+    on_lost: Callable[[], Any] | str | None = None
+    default: Any = MISSING
+    status_code: int = 409
+    exit_code: int = 1
+    lost_exit_code: int = 76  # As run_locked's.
+    label: str | None = None
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Options:
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise TypeError(f"locked() has no option {name!r}; it has {', '.join(known)}")
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        if self.key is not None and not callable(self.key) and not isinstance(self.key, str):
+            raise TypeError(f"key must be a str, a callable or None, not {self.key!r}")
+        if isinstance(self.key, str) and not self.key.strip():
+            raise ValueError("key must not be empty")
+        if not isinstance(self.using, str):
+            raise TypeError(f"using must be the alias of a cache, not {self.using!r}")
+        if self.label is not None and not isinstance(self.label, str):
+            raise TypeError(f"label must be a str or None, not {self.label!r}")
+        self._check_times()
+        if self.release not in ("transaction", "now"):
+            raise ValueError(f'release must be "transaction" or "now", not {self.release!r}')
+        if self.on_conflict is not None and not callable(self.on_conflict):
+            raise TypeError(
+                f"on_conflict must be callable, as those in django_redis_lock.contention are, not "
+                f"{self.on_conflict!r}"
+            )
+        if self.on_conflict is not None and self.default is not MISSING:
+            raise ValueError("give either on_conflict or default: both say what to return instead")
+        if not (self.on_lost is None or self.on_lost == "terminate" or callable(self.on_lost)):
+            raise TypeError(f'on_lost must be callable or "terminate", not {self.on_lost!r}')
+        _check_code("status_code", self.status_code, 100, 599)
+        _check_code("exit_code", self.exit_code, 0, 255)
+        _check_code("lost_exit_code", self.lost_exit_code, 0, 255)
+
+    def _check_times(self) -> None:
+        if self.timeout is not SETTING:
+            check_seconds("timeout", self.timeout, none="a lock that never expires")
+        endless = "a wait without end"
+        check_seconds("blocking_timeout", self.blocking_timeout, zero=True, none=endless)
+        check_seconds("min_hold", self.min_hold, zero=True)
+        check_seconds("max_hold", self.max_hold, none="no end to its renewal")
+        if self.blocking_timeout is not None and not self.blocking:
+            raise ValueError("blocking_timeout needs blocking=True")
+        if self.max_hold is not None and self.timeout is None:
+            raise ValueError("max_hold needs a timeout: a lock without one never expires")
+        if self.max_hold is not None and self.min_hold > self.max_hold:
+            raise ValueError("min_hold must not be longer than max_hold")
+
+    def given(self) -> dict[str, Any]:
+        """Those that are not left at their defaults, but for the name's."""
+        left = [f for f in fields(self) if f.name not in ("key", "using")]
+        return {f.name: getattr(self, f.name) for f in left if getattr(self, f.name) != f.default}
+
+    def refuse(self, kind: str, *names: str) -> None:
+        """Options that mean nothing for what is decorated.
+
+        Raises:
+            TypeError: one of ``names`` was given.
+        """
+        for name in names:
+            if name in self.given():
+                raise TypeError(f"{name} means nothing for {kind}")
+
+    # -- the locks ---------------------------------------------------------------------------
+
+    def lock(self, name: str, use: Use, on_lost: OnLost) -> Lock:
+        """A lock of that name, for ``use``.
+
+        Raises:
+            ImproperlyConfigured: there is no such cache, or it cannot lock.
+        """
+        return lock_cache(self.using).lock(name, **self._of_lock(use, on_lost))
+
+    def alock(self, name: str, use: Use, on_lost: OnLost) -> AsyncLock:
+        """As ``lock``, for asyncio."""
+        return lock_cache(self.using).alock(name, **self._of_lock(use, on_lost))
+
+    def _of_lock(self, use: Use, on_lost: OnLost) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "blocking": self.blocking,
+            "blocking_timeout": self.blocking_timeout,
+            "min_hold": self.min_hold,
+            "max_hold": self.max_hold,
+            "on_lost": on_lost,
+            "label": self.label or use.label,
+            "group": use.group,
+            # Each entry has a handle of its own, which threads of its call may ask, too.
+            "thread_local": False,
+        }
+        if self.timeout is not SETTING:
+            options["timeout"] = self.timeout
+            # A lifetime of one's own is renewed too: what runs longer must not run twice.
+            options["renew"] = self.timeout is not None
+        return options
+
+
+def _check_code(what: str, value: Any, lowest: int, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        raise ValueError(f"{what} must be a whole number from {lowest} to {highest}, not {value!r}")

@@ -1,0 +1,200 @@
+"""One time that something runs under its lock: taking it, and giving it back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import logging
+from typing import Any
+
+from asgiref.sync import AsyncToSync, sync_to_async
+from redis.exceptions import RedisError
+
+from . import current, transactions
+from .contention import Conflict
+from .exceptions import LockError
+from .lock_options import OnLost, Options, Use
+from .locking.aio import AsyncLock
+from .locking.aio_waiting import in_background
+from .locking.handle import Handle
+from .locking.lock import Lock
+
+__all__ = ["AsyncSection", "Section"]
+
+logger = logging.getLogger("django_redis_lock.locked")
+
+
+class _Section:
+    """What is the same for threads and tasks.
+
+    Args:
+        on_lost: instead of the options'.
+    """
+
+    def __init__(
+        self, options: Options, name: str, use: Use | None = None, on_lost: OnLost = None
+    ) -> None:
+        self.options = options
+        self.name = name
+        self.use = use or Use()
+        self._key = (options.using, name)
+        self._on_lost = on_lost or (options.on_lost if callable(options.on_lost) else None)
+        self._context = contextvars.copy_context()
+        self._taken_up = False
+
+    def _told(self) -> OnLost:
+        """What the keeper calls: in the context of the call, so ``current_lock()`` works there."""
+        on_lost = self._on_lost
+        if on_lost is None:
+            return None
+
+        def told() -> None:
+            outcome = self._context.run(on_lost)
+            if asyncio.iscoroutine(outcome):
+                self._context.run(in_background, outcome)
+
+        return told
+
+    def _refuse_to_wait_for_itself(self) -> None:
+        if self.options.blocking and current.waits_for_itself(self._key):
+            raise LockError(
+                "This very call holds the lock already and would wait for itself; locks of "
+                "locked() cannot be entered twice",
+                self.name,
+            )
+
+    def _enter(self, lock: Handle) -> None:
+        current.push(lock, self._key)
+        self._context = contextvars.copy_context()
+
+    @property
+    def _waits_for_transactions(self) -> bool:
+        return self.options.release != "now" or self._taken_up
+
+
+class Section(_Section):
+    """For threads."""
+
+    lock: Lock
+
+    def enter(self) -> bool:
+        """Take the lock; whether it could be had."""
+        again = transactions.take_up(self._key)
+        if isinstance(again, Lock) and not again.lost:
+            self.lock, self._taken_up = again, True
+        else:
+            self._refuse_to_wait_for_itself()
+            self.lock = self.options.lock(self.name, self.use, self._told())
+            if not self.lock.acquire():
+                return False
+        self._enter(self.lock)
+        return True
+
+    def leave(self) -> None:
+        """Give the lock back, or have it given back when the transaction ends. What goes wrong with
+        that is logged: it must not cost the result of the work."""
+        current.pop(self.lock)
+        release = functools.partial(_release, self.lock, self.name)
+        if not (
+            self._waits_for_transactions and transactions.wait_for(self.lock, self._key, release)
+        ):
+            release()
+
+    def conflict(self) -> Conflict:
+        """Who was in the way."""
+        try:
+            return Conflict.over(self.lock, self.name, self.options.using)
+        except (RedisError, OSError):  # That it is taken is known; by whom is not.
+            return Conflict(self.name, using=self.options.using)
+
+
+class AsyncSection(_Section):
+    """For tasks."""
+
+    lock: AsyncLock | Lock
+
+    async def enter(self) -> bool:
+        """As ``Section.enter``."""
+        again = None
+        if _has_parent():
+            again = await sync_to_async(transactions.take_up)(self._key)
+        if isinstance(again, Lock) and not again.lost:
+            self.lock, self._taken_up = again, True
+        else:
+            self._refuse_to_wait_for_itself()
+            self.lock = lock = self.options.alock(self.name, self.use, self._told())
+            if not await lock.acquire():
+                return False
+        self._enter(self.lock)
+        return True
+
+    async def leave(self) -> None:
+        """As ``Section.leave``."""
+        current.pop(self.lock)
+        try:
+            waits = _has_parent() and await sync_to_async(self._wait_for_transactions)()
+        except BaseException:
+            await self._release()
+            raise
+        if not waits:
+            await self._release()
+
+    def _wait_for_transactions(self) -> bool:
+        """In the thread that called this coroutine by ``async_to_sync``, perhaps in a transaction.
+        When that ends, there is no event loop any more: the lock is released by a handle for
+        threads that knows what this one knows."""
+        if not (self._waits_for_transactions and transactions.open_transactions()):
+            return False
+        lock = self.lock
+        if isinstance(lock, AsyncLock):
+            twin = self.options.lock(self.name, self.use, None)
+            twin.local = lock.local
+            lock = twin
+        return transactions.wait_for(lock, self._key, functools.partial(_release, lock, self.name))
+
+    async def _release(self) -> None:
+        lock = self.lock
+        if isinstance(lock, Lock):
+            await sync_to_async(_release)(lock, self.name)
+        elif _is_held_here(lock):
+            try:
+                await lock.release()
+            except (RedisError, OSError) as error:
+                _not_released(self.name, error)
+
+    async def conflict(self) -> Conflict:
+        """As ``Section.conflict``."""
+        try:
+            lock: Any = self.lock
+            return await Conflict.aover(lock, self.name, self.options.using)
+        except (RedisError, OSError):
+            return Conflict(self.name, using=self.options.using)
+
+
+def _has_parent() -> bool:
+    """Whether a synchronous caller, by ``async_to_sync``, waits for this task."""
+    if getattr(AsyncToSync.executors, "current", None) is not None:
+        return True
+    return asyncio.get_running_loop() in getattr(AsyncToSync, "loop_thread_executors", ())
+
+
+def _is_held_here(lock: Handle) -> bool:
+    """Not where it was released by hand, nor in a forked child: there it is the parent's."""
+    hold = lock.local.hold
+    return lock.local.token is not None and not (hold is not None and hold.elsewhere)
+
+
+def _release(lock: Lock, name: str) -> None:
+    if _is_held_here(lock):
+        try:
+            lock.release()
+        except (RedisError, OSError) as error:
+            _not_released(name, error)
+
+
+def _not_released(name: str, error: Exception) -> None:
+    if isinstance(error, LockError):
+        logger.warning("The lock %s had ended before its work was done: %s", name, error)
+    else:
+        logger.error("The work is done, its lock %s was not released: %s", name, error)
