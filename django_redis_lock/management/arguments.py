@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError
 
 from ..locking.arguments import check_seconds
 
-__all__ = ["exit_code", "seconds", "seconds_or_forever", "seconds_or_none"]
+__all__ = ["count", "exit_code", "seconds", "seconds_or_forever", "seconds_or_none"]
 
 
 def seconds_or_forever(text: str) -> float:
@@ -33,4 +33,10 @@ def _checked(text: str, *, zero: bool) -> float:
 def exit_code(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 255:
         raise ArgumentTypeError(f"it must be a whole number from 0 to 255, not {text!r}")
+    return int(text)
+
+
+def count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise ArgumentTypeError(f"it must be a whole number greater than 0, not {text!r}")
     return int(text)

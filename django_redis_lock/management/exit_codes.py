@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["LOST", "NOT_FOUND", "TAKEN", "UNAVAILABLE", "USAGE"]
+__all__ = ["CHANGED_HANDS", "HELD", "LOST", "NOT_FOUND", "TAKEN", "TROUBLE", "UNAVAILABLE", "USAGE"]
 
+#: ``locks --exit-code``: a lock is held; or one with a silent holder, or without an end, is.
+HELD, TROUBLE = 1, 3
+#: ``locks release``: the lock had passed to another holder, who keeps it.
+CHANGED_HANDS = 1
 #: The command line makes no sense; argparse's own.
 USAGE = 2
 #: Redis could not be asked; nothing has run (EX_UNAVAILABLE).

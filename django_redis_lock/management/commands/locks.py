@@ -1,0 +1,143 @@
+"""``manage.py locks``: which locks are held, by whom, and how Redis serves them."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from redis.exceptions import RedisError
+
+from ...aliases import lock_cache
+from ..arguments import count, seconds, seconds_or_none
+from ..exit_codes import UNAVAILABLE, USAGE
+from ..listing import KINDS, list_locks
+from ..releasing import release_lock, reset_locks
+from ..showing import show_lock
+
+__all__ = ["Command"]
+
+ACTIONS: dict[str, Callable[[BaseCommand, dict[str, Any]], int]] = {
+    "list": list_locks,
+    "show": show_lock,
+    "release": release_lock,
+    "reset": reset_locks,
+}
+#: What needs a NAME (or a PATTERN); the others take none.
+NAMED = ("show", "release", "reset")
+#: The options that only some actions take.
+TAKEN_BY = {
+    "json": ("list", "show", "stats", "doctor"),
+    "watch": ("list", "stats"),
+    "search": ("list",),
+    "limit": ("list",),
+    "older_than": ("list", "reset"),
+    "exit_code": ("list", "show"),
+    "kind": ("list", "show", "release", "reset"),
+    "yes": ("release", "reset"),
+    "foreign": ("reset",),
+}
+
+
+class Command(BaseCommand):
+    help = "Shows which locks are held and who waits for them, and releases them."
+    # It is for looking at what is wrong, so it must work when something is.
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.usage = "%(prog)s [list | show NAME | release NAME | reset PATTERN] [options]"
+        parser.add_argument(
+            "action", nargs="?", choices=ACTIONS, default="list", help="default: list"
+        )
+        parser.add_argument(
+            "name",
+            nargs="?",
+            metavar="NAME",
+            help="the lock's name, as in cache.lock(NAME), or its whole key; of reset a pattern: "
+            "'report-*'",
+        )
+        add = parser.add_argument
+        add("--using", metavar="ALIAS", help="only this cache; default: all that can lock")
+        add("--json", action="store_true", help="for programs (list, show)")
+        add(
+            "--exit-code",
+            action="store_true",
+            help="exit with 1 if a lock is held, 3 if its holder is silent or it never expires "
+            "(list, show)",
+        )
+        add(
+            "--watch",
+            nargs="?",
+            type=seconds,
+            const=2.0,
+            metavar="S",
+            help="again every S seconds, until Ctrl-C; default: 2 (list)",
+        )
+        add("--search", default="", metavar="TEXT", help="only names with this in them (list)")
+        add(
+            "--older-than",
+            type=seconds_or_none,
+            metavar="S",
+            help="only locks held for more than so many seconds (list, reset)",
+        )
+        add("--limit", type=count, default=500, metavar="N", help="list so many; default: 500")
+        add(
+            "--kind",
+            choices=KINDS,
+            default="lock",
+            help="locks, values that get_or_set computes, or both; default: lock",
+        )
+        add("--yes", action="store_true", help="do it without asking (release, reset)")
+        add(
+            "--foreign",
+            action="store_true",
+            help="also locks outside the caches' key spaces, by their whole keys (reset)",
+        )
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        # "locks show --json NAME" is as good as "locks show NAME --json".
+        parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
+        return parser
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        action = options["action"]
+        self._refuse_what_makes_no_sense(action, options)
+        try:
+            if options["using"] is not None:
+                lock_cache(options["using"])
+            code = ACTIONS[action](self, options)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error), returncode=USAGE) from error
+        except (RedisError, OSError) as error:
+            raise CommandError(
+                f"Redis could not be asked: {error}", returncode=UNAVAILABLE
+            ) from error
+        if code:
+            self._exit(code)
+
+    def _refuse_what_makes_no_sense(self, action: str, options: dict[str, Any]) -> None:
+        if action in NAMED and not options["name"]:
+            what = "a PATTERN" if action == "reset" else "a NAME"
+            raise CommandError(f"locks {action} needs {what}", returncode=USAGE)
+        if action not in NAMED and options["name"]:
+            raise CommandError(
+                f"locks {action} takes no name; did you mean: locks show {options['name']}",
+                returncode=USAGE,
+            )
+        parser = self.create_parser("", "locks")
+        for name, actions in TAKEN_BY.items():
+            if action not in actions and options[name] != parser.get_default(name):
+                option = name.replace("_", "-")
+                raise CommandError(
+                    f"--{option} goes with {', '.join(actions)}, not with {action}",
+                    returncode=USAGE,
+                )
+
+    def _exit(self, code: int) -> None:
+        if getattr(self, "_called_from_command_line", False):
+            sys.exit(code)
+        raise CommandError(f"exit code {code}", returncode=code)

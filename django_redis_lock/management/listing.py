@@ -1,0 +1,149 @@
+"""``manage.py locks list``: which locks are held."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from ..holdings import Holding, Holdings, holdings
+from ..locking.inventory import FLIGHT, LOCK
+from .exit_codes import HELD, TROUBLE, UNAVAILABLE
+from .tables import Column, Style, clip, table, width_of
+from .wording import as_json, counted, duration, holder, in_trouble, note, one_line
+
+__all__ = ["KINDS", "found", "lines", "list_locks", "verdict"]
+
+#: The terminal's upper left corner.
+HOME = "\x1b[H"
+KINDS = {"lock": (LOCK,), "value": (FLIGHT,), "all": (LOCK, FLIGHT)}
+
+
+def list_locks(command: BaseCommand, options: dict[str, Any]) -> int:
+    """Print what is held, once or with ``--watch`` again and again; returns the exit code."""
+    if options["watch"] is None:
+        return _list(command, options, screen=False)
+    terminal = width_of(command.stdout) is not None and not options["json"]
+    if terminal:
+        command.stdout.write("\x1b[2J", ending="")
+    try:
+        while True:
+            _list(command, options, screen=terminal)
+            time.sleep(options["watch"])
+    except KeyboardInterrupt:
+        return 0
+
+
+def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
+    result = found(options)
+    if options["json"]:
+        # With --watch each on a line of its own.
+        indent = 2 if options["watch"] is None else None
+        text = json.dumps(_document(result), indent=indent)
+    else:
+        shown = lines(result, command, options)
+        if screen:
+            shown += _failures(result)
+            text = _redrawn(shown, options)
+        else:
+            text = "\n".join(shown)
+    command.stdout.write(text)
+    command.stdout.flush()
+    if not screen:
+        for sentence in _failures(result):
+            command.stderr.write(sentence)
+    return verdict(result, options)
+
+
+def _failures(result: Holdings) -> list[str]:
+    return [f"The cache {f.alias} could not be asked: {f.error}" for f in result.failures]
+
+
+def found(options: dict[str, Any]) -> Holdings:
+    aliases = None if options["using"] is None else [options["using"]]
+    kinds = KINDS[options["kind"]]
+    result = holdings(aliases, kinds=kinds, search=options["search"], limit=options["limit"])
+    oldest = options["older_than"]
+    result.found = [h for h in result.found if oldest is None or (h.lock.held_for or 0.0) > oldest]
+    return result
+
+
+def verdict(result: Holdings, options: dict[str, Any]) -> int:
+    """The exit code: what could not be asked comes first."""
+    if result.failures:
+        return UNAVAILABLE
+    if not options["exit_code"] or not result.found:
+        return 0
+    return TROUBLE if any(in_trouble(h.lock) for h in result.found) else HELD
+
+
+def lines(result: Holdings, command: BaseCommand, options: dict[str, Any]) -> list[str]:
+    """The table, and a sentence below it."""
+    style, shown = command.style, result.found
+    out = []
+    if shown:
+        several = len({h.alias for h in shown}) > 1
+        noted = any(note(h.lock) for h in shown)
+        columns = [Column("NAME", shrinks=True), Column("HOLDER", shrinks=True)]
+        columns += [Column("HELD", right=True), Column("LEFT", right=True)]
+        columns += [Column("WAITING", right=True)]
+        columns += [Column("CACHE", shrinks=True)] * several + [
+            Column("NOTE", shrinks=True)
+        ] * noted
+        rows = [_row(h, several, noted) for h in shown]
+        colours: list[Style] = [style.ERROR if in_trouble(h.lock) else str for h in shown]
+        width = width_of(command.stdout)
+        out += [*table(columns, rows, width, head=style.MIGRATE_HEADING, styles=colours), ""]
+    return [*out, _summary(result, options)]
+
+
+def _row(holding: Holding, several: bool, noted: bool) -> list[str]:
+    lock = holding.lock
+    waiting = "" if lock.waiters is None else str(lock.waiters or "-")
+    row = [one_line(holding.name), holder(lock)]
+    row += ["-" if lock.resting else duration(lock.held_for)]
+    row += ["-" if lock.ttl == float("inf") else duration(lock.ttl), waiting]
+    return row + [holding.alias] * several + [note(lock)] * noted
+
+
+def _summary(result: Holdings, options: dict[str, Any]) -> str:
+    locks = [h for h in result.found if h.lock.kind == LOCK]
+    waiting = sum(h.lock.waiters or 0 for h in locks)
+    parts = []
+    if options["kind"] != "value":
+        parts.append(
+            counted(len(locks), "lock is held", "locks are held") if locks else "No lock is held"
+        )
+        if waiting:
+            parts.append(counted(waiting, "process waits", "processes wait"))
+    if options["kind"] != "lock":
+        flights = len(result.found) - len(locks)
+        parts.append(counted(flights, "value is being computed", "values are being computed"))
+    text = ", ".join(parts) + "."
+    for cut in result.cuts:
+        what = "locks" if cut.kind == LOCK else "values"
+        text += f" Only {cut.shown} of {cut.total} {what} of the cache {cut.alias} are listed."
+    return text
+
+
+def _document(result: Holdings) -> dict[str, Any]:
+    return {
+        "at": time.time(),
+        "locks": [as_json(h) for h in result.found],
+        "cut": [cut._asdict() for cut in result.cuts],
+        "failures": [failure._asdict() for failure in result.failures],
+    }
+
+
+def _redrawn(shown: list[str], options: dict[str, Any]) -> str:
+    """``shown`` in the place of what was shown before, without a flicker; as much of it as there
+    is room for."""
+    width, height = shutil.get_terminal_size()
+    below = f"Every {options['watch']:g} s, at {time.strftime('%H:%M:%S')}. Ctrl-C ends it."
+    room = max(1, height - 3)
+    if len(shown) > room:
+        shown = [*shown[: room - 1], f"… and {len(shown) - room + 1} more lines"]
+    return HOME + "".join(f"{line}\x1b[K\n" for line in [*shown, "", clip(below, width)]) + "\x1b[J"

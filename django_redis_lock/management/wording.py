@@ -1,0 +1,116 @@
+"""How the command ``locks`` says things: durations, holders, and what is wrong with a lock."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timezone
+from typing import Any
+
+from ..holdings import Holding
+from ..locking.hold import printable
+from ..locking.inventory import FLIGHT, HeldLock
+
+__all__ = [
+    "as_json",
+    "clock_time",
+    "counted",
+    "duration",
+    "holder",
+    "in_trouble",
+    "note",
+    "one_line",
+]
+
+
+def duration(seconds: float | None) -> str:
+    """``seconds`` in the two largest units, briefly: 41s, 4m 12s, 3h 5m, 2d 1h."""
+    if seconds is None:
+        return "?"
+    if math.isinf(seconds):
+        return "for ever"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, s = divmod(whole, 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    if days:
+        return f"{days}d {h}h"
+    return f"{hours}h {m}m" if hours else f"{m}m {s}s"
+
+
+def clock_time(timestamp: float) -> str:
+    """In the time zone of who looks at it."""
+    local = datetime.fromtimestamp(timestamp, timezone.utc).astimezone()
+    return local.strftime("%Y-%m-%d %H:%M:%S %z")
+
+
+def counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """What others have named, on one line and without anything a terminal would obey."""
+    return printable(text.encode(errors="surrogateescape"), limit=limit)
+
+
+def holder(lock: HeldLock) -> str:
+    """Who holds it, in as few words as a table has room for."""
+    owner = lock.owner
+    if lock.resting:
+        return "nobody: it rests"
+    if not owner.host:
+        return f"? ({owner.id})"
+    label = f" ({owner.label})" if owner.label else ""
+    return one_line(f"{owner.host}:{owner.pid}{label}")
+
+
+def note(lock: HeldLock) -> str:
+    """What is worth a second look."""
+    if lock.silent:
+        return f"silent for {duration(lock.seen)}"
+    if math.isinf(lock.ttl):
+        return "never expires"
+    if lock.kind == FLIGHT:
+        return "computation"
+    return "not renewed" if lock.renews is False and not lock.resting else ""
+
+
+def in_trouble(lock: HeldLock) -> bool:
+    """Whether somebody should look: its holder is silent, or its end will not come by itself."""
+    return bool(lock.silent) or math.isinf(lock.ttl)
+
+
+def as_json(holding: Holding) -> dict[str, Any]:
+    """A lock for programs; seconds, and null for what has no end or is not known."""
+    lock, owner = holding.lock, holding.lock.owner
+    return {
+        "name": holding.name,
+        "cache": holding.alias,
+        "key": lock.key.decode(errors="backslashreplace"),
+        "in_cache": not holding.foreign,
+        "kind": lock.kind,
+        "holder": {
+            "id": owner.id,
+            "host": owner.host or None,
+            "pid": owner.pid or None,
+            "thread": owner.thread or None,
+            "label": owner.label or None,
+        },
+        "since": owner.since,
+        "held_for": lock.held_for,
+        "ttl": _finite(lock.ttl),
+        "expires": not math.isinf(lock.ttl),
+        "lifetime": _finite(lock.lifetime),
+        "renews": lock.renews,
+        "renewals": lock.renewals,
+        "last_seen": lock.seen,
+        "silent": lock.silent,
+        "resting": lock.resting,
+        "fence": lock.fence,
+        "waiters": lock.waiters,
+    }
+
+
+def _finite(seconds: float | None) -> float | None:
+    return None if seconds is None or math.isinf(seconds) else seconds

@@ -1,0 +1,367 @@
+"""``manage.py locks``: list, show, release and reset."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import cache, caches
+from django.core.management import CommandError, call_command
+
+from django_redis_lock import Lock
+from django_redis_lock.locking.owner import hostname
+from django_redis_lock.management.commands.locks import Command
+from tests.processes import PATIENCE, until
+
+ROOT = Path(__file__).parents[2]
+HERE = f"{hostname()}:{os.getpid()}"
+
+
+class Screen(StringIO):
+    """A terminal of 80 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: Any) -> Run:
+    """As from a shell: exit code, standard output and error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code: Any = 0
+        try:
+            Command().run_from_argv(["manage.py", "locks", *words])
+        except SystemExit as end:
+            code = end.code
+        return (code, *capfd.readouterr())
+
+    return run
+
+
+@contextmanager
+def held(client: redis.Redis, name: str, using: str = "default", **options: Any) -> Iterator[Lock]:
+    """A lock that has said who holds it."""
+    lock = caches[using].lock(name, **options)
+    assert lock.acquire(blocking=False)
+    until(lambda: client.exists(lock.keys.owner))
+    yield lock
+    lock.raise_on_release_error = False
+    lock.__exit__(None, None, None)
+
+
+@contextmanager
+def waiting(client: redis.Redis, lock: Lock) -> Iterator[None]:
+    """Somebody waits for ``lock``."""
+    other = Lock(client, lock.name, timeout=60)
+    thread = threading.Thread(target=lambda: other.acquire() and other.release(), name="next")
+    thread.start()
+    until(lambda: client.zcard(lock.keys.waiters))
+    yield
+    if lock.owned():
+        lock.release()
+    thread.join(PATIENCE)
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"\b\d+s\b", "Ns", text)
+
+
+# -- list --------------------------------------------------------------------------------------
+
+
+def test_nothing_is_held(run: Run) -> None:
+    assert run() == (0, "No lock is held.\n", "")
+    assert run("list", "--exit-code") == (0, "No lock is held.\n", "")
+    assert run("--kind", "all")[1] == "No lock is held, 0 values are being computed.\n"
+
+
+def test_the_list(run: Run, client: redis.Redis) -> None:
+    with (
+        held(client, "nightly", label="report") as nightly,
+        held(client, "x", timeout=None),
+        waiting(client, nightly),
+    ):
+        code, out, err = run()
+    by = f"{HERE} (report)"
+    assert (code, err) == (0, "")
+    assert [line.split() for line in without_times(out).splitlines()] == [
+        ["NAME", "HOLDER", "HELD", "LEFT", "WAITING", "NOTE"],
+        ["nightly", *by.split(), "Ns", "Ns", "1"],
+        ["x", HERE, "Ns", "-", "-", "never", "expires"],
+        [],
+        ["2", "locks", "are", "held,", "1", "process", "waits."],
+    ]
+    assert "\x1b" not in out
+
+
+def test_locks_of_other_caches_and_of_none(run: Run, client: redis.Redis, settings: Any) -> None:
+    other = {**settings.CACHES["default"], "KEY_PREFIX": "shop"}
+    settings.CACHES = {**settings.CACHES, "other": other}
+    with ExitStack() as stack:
+        stack.enter_context(held(client, "import"))
+        stack.enter_context(held(client, "import", using="other"))
+        stack.enter_context(Lock(client, "bare", timeout=60))
+        _, out, _ = run()
+        assert "CACHE" in out
+        names = {line.split()[0] for line in out.splitlines()[1:-2]}
+        assert names == {"import", "bare"}
+        assert run("--using", "other")[1].splitlines()[-1] == "1 lock is held."
+        code, _, err = run("show", "import")
+        assert code == 2
+        assert "held in several caches (default, other); say which with --using" in err
+        assert "at the key shop:1:lock:import" in run("show", "import", "--using", "other")[1]
+        assert "at the key bare" in run("show", "bare")[1]
+
+
+def test_it_can_be_searched_and_cut(run: Run, client: redis.Redis) -> None:
+    with held(client, "invoice-1"), held(client, "invoice-2"), held(client, "report"):
+        assert run("--search", "INVOICE")[1].splitlines()[-1] == "2 locks are held."
+        last = run("--limit", "1")[1].splitlines()[-1]
+        assert last == "1 lock is held. Only 1 of 3 locks of the cache default are listed."
+        assert run("--older-than", "3600", "--exit-code") == (0, "No lock is held.\n", "")
+        assert run("--older-than", "0", "--exit-code")[0] == 1
+
+
+def test_a_list_for_programs(run: Run, client: redis.Redis) -> None:
+    with held(client, "nightly", label="report", timeout=None):
+        _, out, _ = run("--json")
+    (lock,) = json.loads(out)["locks"]
+    assert (lock["name"], lock["cache"], lock["key"]) == ("nightly", "default", ":1:lock:nightly")
+    assert lock["holder"]["label"] == "report"
+    assert (lock["ttl"], lock["expires"], lock["waiters"]) == (None, False, 0)
+    assert lock["held_for"] > 0
+
+
+def test_values_that_are_being_computed(run: Run, client: redis.Redis) -> None:
+    compute, done = threading.Event(), threading.Event()
+
+    def slow() -> int:
+        compute.set()
+        done.wait(PATIENCE)
+        return 1
+
+    thread = threading.Thread(target=cache.get_or_set, args=("slow", slow, 60))
+    thread.start()
+    assert compute.wait(PATIENCE)
+    until(lambda: "slow" in run("--kind", "value")[1])
+    assert "computation" in run("--kind", "all")[1]
+    assert "being computed" in run("show", "slow", "--kind", "value")[1]
+    done.set()
+    thread.join(PATIENCE)
+    assert run("show", "slow", "--kind", "value")[0] == 2
+
+
+def test_a_cache_that_cannot_be_asked(run: Run, client: redis.Redis, settings: Any) -> None:
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {**settings.CACHES, "away": away}
+    with held(client, "nightly"):
+        code, out, err = run()
+        assert "nightly" in out
+        assert code == 69
+        assert "The cache away could not be asked: " in err
+        assert json.loads(run("--json")[1])["failures"][0]["alias"] == "away"
+    code, _, err = run("show", "x", "--using", "away")
+    assert code == 69
+    assert "Redis could not be asked: " in err
+    assert "Traceback" not in err
+
+
+def test_names_that_are_not_nice(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    nasty, long = "a\x1b[31m\nb", "報告/" + "x" * 200
+    screen = Screen()
+    with held(client, nasty), held(client, long, label="l" * 300):
+        call_command("locks", stdout=screen, no_color=True)
+    lines = screen.getvalue().splitlines()
+    assert any(line.startswith(r"a\x1b[31m\nb ") for line in lines)
+    assert any(line.startswith("報告/xx") and "…" in line for line in lines)
+    assert max(len(line) for line in lines) <= 80
+
+
+# -- show --------------------------------------------------------------------------------------
+
+
+def test_one_lock(run: Run, client: redis.Redis) -> None:
+    with held(client, "nightly", label="report") as nightly, waiting(client, nightly):
+        code, out, _ = run("show", "nightly", "--exit-code")
+        assert code == 1
+        expected = (
+            rf"nightly\n  state +held\n  by +{hostname()}, process {os.getpid()}, thread MainThread"
+            r"\n  for +report\n  since +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}, \ds ago"
+            r"\n  time left +\d+s of 30s, renewed while it is held.*"
+            rf"\n  last seen +\ds ago\n  fence +{nightly.fence}"
+            r"\n  cache +default, at the key :1:lock:nightly"
+            r"\n\nWaiting, in this order"
+            rf"\n    1  {hostname()}, process {os.getpid()}, thread next, for \ds"
+            rf"\n\nLast events\n  .* acquired  {HERE} \(report\)\n"
+        )
+        assert re.fullmatch(expected, out), out
+        document = json.loads(run("show", "--json", "nightly")[1])
+        assert document["held"] is True
+        assert document["lock"]["fence"] == nightly.fence
+        assert [waiter["thread"] for waiter in document["waiters"]] == ["next"]
+        assert [event["what"] for event in document["events"]] == ["acquired"]
+
+
+def test_a_free_lock(run: Run) -> None:
+    code, out, _ = run("show", "nightly", "--exit-code")
+    assert (code, out.split()[:3]) == (0, ["nightly", "state", "free"])
+    assert json.loads(run("show", "nightly", "--json")[1])["held"] is False
+
+
+def test_a_lock_without_end_is_told_apart(run: Run, client: redis.Redis) -> None:
+    with held(client, "nightly", timeout=None):
+        code, out, _ = run("show", "nightly", "--exit-code")
+        assert code == 3
+        assert "never expires" in out
+        assert run("--exit-code")[0] == 3
+
+
+def test_a_lock_of_plain_redis_py_is_found_too(run: Run, client: redis.Redis) -> None:
+    with client.lock(":1:lock:nightly", timeout=60):
+        code, out, _ = run("show", "nightly", "--exit-code")
+    assert code == 1
+    assert "not known yet" in out
+
+
+# -- release -----------------------------------------------------------------------------------
+
+
+def test_a_release_says_who_held_it(run: Run, client: redis.Redis) -> None:
+    with held(client, "nightly", label="report") as lock:
+        code, out, _ = run("release", "nightly", "--yes")
+        assert (code, without_times(out).splitlines()) == (
+            0,
+            [f"nightly is held by {HERE} (report), for Ns.", "nightly is released."],
+        )
+        assert not lock.locked()
+    _, out, _ = run("show", "nightly")
+    assert "(manage.py locks)" in out
+    assert run("release", "nightly", "--yes") == (0, "nightly is held by nobody.\n", "")
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])
+def test_a_release_asks_first(
+    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Screen(f"{answer}\n"))
+    with held(client, "nightly") as lock:
+        found, out, _ = run("release", "nightly")
+        assert found == code
+        assert "Release it? [y/N] " in out
+        assert lock.owned() is (code == 1)
+
+
+def test_without_a_terminal_nobody_is_asked(
+    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO("y\n"))
+    with held(client, "nightly") as lock:
+        code, _, err = run("release", "nightly")
+        assert code == 2
+        assert "add --yes" in err
+        assert lock.owned()
+
+
+def test_a_lock_that_has_changed_hands_is_left_alone(
+    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the question and the answer."""
+    first = cache.lock("nightly")
+    assert first.acquire()
+    second = cache.lock("nightly")
+
+    class Slow(Screen):
+        def readline(self, *args: Any) -> str:
+            first.release()
+            assert second.acquire(blocking=False)
+            return "y\n"
+
+    monkeypatch.setattr(sys, "stdin", Slow())
+    code, out, _ = run("release", "nightly")
+    assert code == 1
+    assert "passed to another holder" in out
+    assert second.owned()
+    second.release()
+
+
+# -- reset -------------------------------------------------------------------------------------
+
+
+def test_a_reset_is_a_dry_run_first(run: Run, client: redis.Redis) -> None:
+    bare = Lock(client, "job-bare", timeout=60, raise_on_release_error=False)
+    named = (held(client, name) for name in ("job-1", "job-2", "x"))
+    with ExitStack() as stack:
+        one, two, other = map(stack.enter_context, named)
+        with bare:
+            code, out, _ = run("reset", "job-*")
+            assert code == 0
+            assert out.endswith("Nothing was released. To release these 2, add --yes.\n")
+            assert all(lock.owned() for lock in (one, two, other, bare))
+            code, out, _ = run("reset", "job-*", "--yes")
+            assert code == 0
+            assert sorted(out.split(" is released.")[0] for out in out.splitlines()) == [
+                "job-1",
+                "job-2",
+            ]
+            assert [lock.owned() for lock in (one, two, other, bare)] == [False, False, True, True]
+            assert "job-bare is released." in run("reset", "job-*", "--yes", "--foreign")[1]
+    assert run("reset", "*") == (0, "No lock is held.\n", "")
+
+
+# -- the command line --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["shw"], "invalid choice: 'shw'"),
+        (["list", "x"], "locks list takes no name; did you mean: locks show x"),
+        (["show"], "locks show needs a NAME"),
+        (["reset"], "locks reset needs a PATTERN"),
+        (["list", "--yes"], "--yes goes with release, reset, not with list"),
+        (["release", "x", "--older-than", "3"], "--older-than goes with list, reset"),
+        (["--using", "plain"], "the cache 'plain' cannot lock"),
+        (["--using", "nope"], "CACHES has no 'nope'"),
+        (["--watch", "0"], "a number of seconds greater than 0"),
+        (["--limit", "0"], "a whole number greater than 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(run: Run, words: list[str], message: str) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_called_from_code_a_code_is_an_error(client: redis.Redis) -> None:
+    with held(client, "x"), pytest.raises(CommandError) as caught:
+        call_command("locks", exit_code=True, stdout=StringIO())
+    assert caught.value.returncode == 1
+
+
+def test_it_watches_until_it_is_interrupted(client: redis.Redis) -> None:
+    command = [sys.executable, "manage.py", "locks", "--json", "--watch", "0.1"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["locks"] == []
+        with held(client, "nightly"):
+            while not json.loads(watching.stdout.readline())["locks"]:
+                pass
+        watching.send_signal(2)
+        assert watching.wait(PATIENCE) == 0

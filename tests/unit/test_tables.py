@@ -1,0 +1,90 @@
+"""Tables and words of the commands."""
+
+from __future__ import annotations
+
+import math
+from io import StringIO
+from typing import Any
+
+import pytest
+
+from django_redis_lock.management.tables import Column, clip, table, width_of
+from django_redis_lock.management.wording import duration
+
+COLUMNS = (Column("NAME", shrinks=True), Column("HELD", right=True), Column("BY", shrinks=True))
+ROWS = (
+    ("invoice-4711", "4m 12s", "web-1:17"),
+    ("import-from-the-supplier/2026-11-21", "3s", "worker-2:4711 (nightly)"),
+)
+
+
+def test_a_table_is_as_wide_as_its_texts_where_there_is_room() -> None:
+    assert table(COLUMNS, ROWS, None) == [
+        "NAME                                   HELD  BY",
+        "invoice-4711                         4m 12s  web-1:17",
+        "import-from-the-supplier/2026-11-21      3s  worker-2:4711 (nightly)",
+    ]
+
+
+def test_what_is_too_wide_loses_its_middle() -> None:
+    assert table(COLUMNS, ROWS, 50) == [
+        "NAME                    HELD  BY",
+        "invoice-4711          4m 12s  web-1:17",
+        "import-fro…026-11-21      3s  worker-2:4…(nightly)",
+    ]
+
+
+def test_a_table_that_cannot_shrink_any_more_stays_readable() -> None:
+    lines = table(COLUMNS, ROWS, 10)
+    assert lines[2] == "impo…-21      3s  work…ly)"
+
+
+def test_colours_do_not_count() -> None:
+    head, first, _ = table(COLUMNS, ROWS, None, head=str.lower, styles=[str.upper, str])
+    assert head.startswith("name")
+    assert first.startswith("INVOICE-4711")
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "clipped"),
+    [
+        ("abcdef", 6, "abcdef"),
+        ("abcdef", 5, "ab…ef"),
+        ("abcdef", 4, "ab…f"),
+        ("報告書報告書", 12, "報告書報告書"),
+        ("報告書報告書", 9, "報告…告書"),
+        ("報告書報告書", 8, "報告…書"),
+    ],
+)
+def test_wide_characters_take_two_cells(text: str, width: int, clipped: str) -> None:
+    assert clip(text, width) == clipped
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_pipe_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    assert width_of(StringIO()) is None
+    assert width_of(Terminal()) == 70
+    closed = Terminal()
+    closed.close()
+    assert width_of(object()) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "?"),
+        (math.inf, "for ever"),
+        (0.9, "0s"),
+        (59.9, "59s"),
+        (252, "4m 12s"),
+        (11_100, "3h 5m"),
+        (90_000 * 2, "2d 2h"),
+    ],
+)
+def test_durations(seconds: Any, words: str) -> None:
+    assert duration(seconds) == words
