@@ -32,7 +32,7 @@ from .locking.inventory import (
 )
 from .locking.server import server_of
 
-__all__ = ["Failure", "Holding", "Holdings", "holdings", "look_closely", "release"]
+__all__ = ["Failure", "Holding", "Holdings", "holdings", "look_closely", "name_of", "release"]
 
 logger = logging.getLogger("django_redis_lock.admin")
 
@@ -154,8 +154,11 @@ def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[Holding | No
 
 def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
     """What a lock at ``key`` is called in the cache ``alias``, whether it is held or not."""
-    place = _space(_database_of(alias), key, kind)
-    return key[len(place[1]) :].decode(errors="backslashreplace")
+    try:
+        _, prefix, _ = _space(_database_of(alias), key, kind)
+    except UNAVAILABLE:
+        prefix = b""
+    return key[len(prefix) :].decode(errors="backslashreplace")
 
 
 def release(

@@ -5,6 +5,8 @@ The locks themselves are in Redis, see ``locking.inventory``.
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
@@ -20,7 +22,20 @@ class NoRows(models.Manager["HeldLock"]):
 
 
 class HeldLock(models.Model):
+    """A lock, for the admin's log: ``name`` is what it says of it.
+
+    Args:
+        name: the lock's name, ready to be shown.
+    """
+
     objects = NoRows()
+
+    def __init__(self, *args: Any, name: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
 
     class Meta:
         managed = False

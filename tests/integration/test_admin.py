@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import threading
 from collections.abc import Iterator
+from functools import partial
 from html import unescape
 from typing import Any
 
@@ -19,9 +22,11 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from django_redis_lock import Lock
-from django_redis_lock.admin import duration
+from django_redis_lock.admin import listing
+from django_redis_lock.admin.rows import EMPTY
+from django_redis_lock.admin.words import duration
 from django_redis_lock.locking import inventory
-from django_redis_lock.locking.keys import lock_keys
+from django_redis_lock.locking.keys import events_key, lock_keys
 from django_redis_lock.models import HeldLock
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -30,6 +35,7 @@ pytestmark = pytest.mark.django_db
 
 PAGE = "/admin/django_redis_lock/heldlock/"
 OURS = "django_redis_lock.cache.RedisCache"
+COLUMNS = ("lock", "holder", "held", "left", "waiting", "renewals", "fence", "cache")
 
 
 def hold(name: str, alias: str = "default", **options: Any) -> Lock:
@@ -45,13 +51,15 @@ def text_of(response: HttpResponse) -> str:
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", main)).split())
 
 
-def rows_of(response: HttpResponse) -> list[list[str]]:
-    """The cells of the table's body."""
+def rows_of(response: HttpResponse) -> list[dict[str, str]]:
+    """The cells of the table's body, by the columns' names."""
     body = response.content.decode().partition("<tbody")[2].partition("</tbody>")[0]
+    body = re.sub(r"<template>.*?</template>", "", body, flags=re.S)
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in body.split("<tr")[1:]]
-    return [
+    texts = [
         [" ".join(unescape(re.sub(r"<[^>]*>", " ", cell)).split()) for cell in row] for row in cells
     ]
+    return [dict(zip(COLUMNS, row[-len(COLUMNS) :], strict=True)) for row in texts]
 
 
 @pytest.fixture
@@ -98,12 +106,16 @@ def test_what_it_says_of_a_lock(admin_client: Client, client: redis.Redis) -> No
     client.hset(keys.owner, "since", str(since - 7200))
     client.zadd(keys.waiters, {"a waiter": (int(client.time()[0]) + 60) * 1000})
     (row,) = rows_of(admin_client.get(PAGE))
-    name, left, holder, held_for, waiting, alias = row
-    assert name.endswith("report")
-    assert left.startswith("59 min")
-    assert holder == "the nightly report web-1, process 4711, thread Worker-2"
-    assert held_for == "2 h 0 min"
-    assert (waiting, alias) == ("1", "default")
+    assert row.pop("left").startswith("59 min")
+    assert row == {
+        "lock": "report the nightly report",
+        "holder": "web-1, process 4711, thread Worker-2 alive",
+        "held": "2 h 0 min",
+        "waiting": "1",
+        "renewals": "0",
+        "fence": str(lock.fence),
+        "cache": "default",
+    }
 
 
 def test_a_lock_without_an_end_and_without_a_known_holder(admin_client: Client) -> None:
@@ -111,7 +123,11 @@ def test_a_lock_without_an_end_and_without_a_known_holder(admin_client: Client) 
     (row,) = rows_of(admin_client.get(PAGE))
     holder = lock.holder()
     assert holder is not None
-    assert row[1:4] == ["never expires", f"not known ({holder.id})", "-"]
+    assert (row["left"], row["holder"], row["held"]) == (
+        "never expires",
+        f"not known ({holder.id})",
+        "-",
+    )
 
 
 def test_the_token_is_never_shown(admin_client: Client) -> None:
@@ -131,16 +147,212 @@ def test_all_caches_that_can_lock_are_listed(
     hold("a")
     hold("b", "second")
     rows = rows_of(admin_client.get(PAGE))
-    assert sorted((row[0][-1], row[-1]) for row in rows) == [("a", "default"), ("b", "second")]
+    assert sorted((row["lock"], row["cache"]) for row in rows) == [
+        ("a", "default"),
+        ("b", "second"),
+    ]
 
 
-def test_it_says_when_it_shows_a_part(admin_client: Client) -> None:
-    for number in range(501):
+def test_pages(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "PER_PAGE", 2)
+    for number in range(5):
+        hold(f"{number}")
+    seen = []
+    for page in (1, 2, 3):
+        rows = rows_of(response := admin_client.get(PAGE, {"o": "lock", "p": page}))
+        seen += [row["lock"] for row in rows]
+        assert "5 locks" in text_of(response)
+    assert seen == list("01234")
+    beyond = admin_client.get(PAGE, {"o": "lock", "p": 9})
+    assert [row["lock"] for row in rows_of(beyond)] == ["4"]
+    assert 'href="?o=lock&amp;p=2"' in beyond.content.decode()
+
+
+def test_it_says_when_it_shows_a_part(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "MOST_ENTRIES", 3)
+    for number in range(4):
         hold(f"{number}")
     response = admin_client.get(PAGE)
-    assert len(rows_of(response)) == 500
-    text = text_of(response)
-    assert "The cache “default” has at least 501 held locks. Listed are 500" in text
+    assert len(rows_of(response)) == 3
+    assert "has at least 3 held locks. Listed are 3." in text_of(response)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"q": "REPORT"}, ["nightly-report"]),
+        ({"q": "lock:"}, []),
+        ({"kind": "lock"}, ["import", "nightly-report"]),
+        ({"kind": "flight"}, []),
+        ({"using": "default"}, ["import", "nightly-report"]),
+        (
+            {"using": "no such cache", "kind": "odd", "o": "odd", "p": "x"},
+            ["import", "nightly-report"],
+        ),
+    ],
+    ids=str,
+)
+def test_search_and_filters(admin_client: Client, query: Any, found: list[str]) -> None:
+    hold("nightly-report")
+    hold("import")
+    response = admin_client.get(PAGE, query)
+    assert sorted(row["lock"] for row in rows_of(response)) == found
+    if not found:
+        assert "Nothing that is held now matches." in text_of(response)
+
+
+@pytest.mark.parametrize(
+    ("order", "names"), [("lock", "abc"), ("-lock", "cba"), ("left", "bac"), ("-left", "cab")]
+)
+def test_sorting(admin_client: Client, order: str, names: str) -> None:
+    for name, timeout in (("a", 60), ("b", 30), ("c", None)):
+        hold(name, timeout=timeout)
+    response = admin_client.get(PAGE, {"o": order})
+    assert [row["lock"] for row in rows_of(response)] == list(names)
+    wanted = "descending" if order.startswith("-") else "ascending"
+    assert f'aria-sort="{wanted}"' in response.content.decode()
+
+
+def test_locks_outside_the_caches_are_shown_with_their_whole_key(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    hold("inside")
+    assert caches["default"].lock("older", version=7).acquire(blocking=False)
+    assert Lock(client, "bare", 30).acquire(blocking=False)
+    locks = sorted(row["lock"] for row in rows_of(admin_client.get(PAGE)))
+    assert locks == [":7:lock:older whole key", "bare whole key", "inside"]
+
+
+def test_caches_that_share_a_database_list_each_lock_once(
+    admin_client: Client, client: redis.Redis, redis_server: RedisServer, settings: Any
+) -> None:
+    settings.CACHES = {
+        "default": {"BACKEND": OURS, "LOCATION": redis_server.url},
+        "site": {"BACKEND": OURS, "LOCATION": redis_server.url, "KEY_PREFIX": "site"},
+    }
+    hold("one")
+    hold("two", "site")
+    assert Lock(client, "bare", 30).acquire(blocking=False)
+    rows = rows_of(admin_client.get(PAGE))
+    found = sorted((row["lock"], row["cache"]) for row in rows)
+    assert found == [("bare whole key", "default"), ("one", "default"), ("two", "site")]
+    only = rows_of(admin_client.get(PAGE, {"using": "site"}))
+    assert [row["lock"] for row in only] == ["two"]
+
+
+def test_a_running_computation_is_listed(admin_client: Client) -> None:
+    done = threading.Event()
+    work = partial(caches["default"].get_or_set, "report", lambda: done.wait(20), 60)
+    leader = threading.Thread(target=work)
+    leader.start()
+    until(lambda: rows_of(admin_client.get(PAGE)))
+    (row,) = rows_of(admin_client.get(PAGE, {"kind": "flight"}))
+    assert row["lock"] == "report computation"
+    assert rows_of(admin_client.get(PAGE, {"kind": "lock"})) == []
+    done.set()
+    leader.join()
+
+
+def test_a_lock_that_rests(admin_client: Client) -> None:
+    hold("a", min_hold=20).release()
+    (row,) = rows_of(admin_client.get(PAGE))
+    assert row["holder"] == "released; it stays taken until its min_hold is over"
+
+
+def test_a_holder_that_is_silent(admin_client: Client, client: redis.Redis) -> None:
+    lock = hold("a", timeout=300)
+    keys = lock_keys(lock.keys.lock)
+    until(lambda: client.exists(keys.owner))
+    client.hincrby(keys.owner, "seen", -130_000_000)
+    (row,) = rows_of(admin_client.get(PAGE))
+    assert "silent for 2 min 10 s" in row["holder"]
+
+
+# -- what its script asks for ------------------------------------------------------------------
+
+
+def test_the_state_is_what_the_page_shows(admin_client: Client) -> None:
+    lock = hold("a lock", label="for a test", timeout=60)
+    until(lambda: (lock.holder() or pytest.fail("free")).host)
+    state = admin_client.get(f"{PAGE}state/").json()
+    (row,) = state["rows"]
+    assert (row["name"], row["label"], row["alias"]) == ("a lock", "for a test", "default")
+    assert 50 < row["left"] <= 60
+    assert row["bar"] == 60
+    assert state["count"] == "1 lock"
+    assert admin_client.get(f"{PAGE}state/", {"q": "other"}).json()["rows"] == []
+    assert lock.local.token.decode() not in json.dumps(state)
+
+
+def test_a_row_of_nothing_has_all_that_a_row_has(admin_client: Client) -> None:
+    """The page's script makes new rows from it."""
+    hold("a")
+    (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    assert set(row) == set(EMPTY)
+
+
+# -- one lock ----------------------------------------------------------------------------------
+
+
+def page_of(browser: Client, **query: str) -> str:
+    """The address of the page of the one lock that is held."""
+    (row,) = browser.get(f"{PAGE}state/", query).json()["rows"]
+    return str(row["url"])
+
+
+def test_the_page_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
+    lock = hold("report", label="the nightly report", timeout=3600)
+    keys = lock_keys(lock.keys.lock)
+    until(lambda: client.exists(events_key(lock.keys.lock)))
+    alive = (int(client.time()[0]) + 60) * 1000
+    waiters = {"9 200.5 7 web-2 Second": alive, "3 100.0 8 web-1 First": alive}
+    client.zadd(keys.waiters, waiters)
+    text = text_of(response := admin_client.get(page_of(admin_client)))
+    assert text.index("the nightly report") < text.index("web-1, process 8, thread First")
+    assert text.index("thread First") < text.index("web-2, process 7, thread Second")
+    assert "acquired" in text
+    assert "(one is due every 20 min 0 s)" in text
+    assert lock.local.token not in response.content
+
+
+def test_the_page_of_a_free_lock(admin_client: Client) -> None:
+    lock = hold("report")
+    page = page_of(admin_client)
+    lock.release()
+    response = admin_client.get(page)
+    assert "Nobody holds it." in text_of(response)
+    assert "<h1>report</h1>" in response.content.decode()
+    state = admin_client.get(page.replace("/change/", "/state/")).json()
+    assert state["held_now"] is False
+
+
+def test_names_on_a_locks_own_page_cannot_inject_anything(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    lock = hold(evil, label=evil)
+    until(lambda: client.exists(events_key(lock.keys.lock)))
+    owner = lock_keys(lock.keys.lock).owner
+    client.hset(owner, mapping={"host": evil, "thread": evil + "\n\u202e"})
+    event = {"what": evil, "id": evil, "pid": 1, "host": evil, "note": evil + "\ud800"}
+    client.hset(events_key(lock.keys.lock), "5", "5 " + json.dumps(event))
+    alive = (int(client.time()[0]) + 60) * 1000
+    client.zadd(lock_keys(lock.keys.lock).waiters, {f"1 5.0 7 {evil} {evil}": alive})
+    page = page_of(admin_client)
+    assert "<img" not in admin_client.get(page).content.decode()
+    response = admin_client.get(page.replace("/change/", "/state/"))
+    assert response["Content-Type"] == "application/json"
+    assert "\u202e" not in response.json()["place"]
+    chosen = {"selected": response.json()["choice"]}
+    assert "<img" not in admin_client.post(f"{PAGE}release/", chosen).content.decode()
+
+
+@pytest.mark.parametrize("ref", ["a", "AAAA", "bG9jawBubyBzdWNoIGNhY2hlAGtleQ", "%00", "é"])
+def test_no_such_lock(admin_client: Client, ref: str) -> None:
+    assert admin_client.get(f"{PAGE}{ref}/change/").status_code == 404
+    assert admin_client.get(f"{PAGE}{ref}/state/").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -171,15 +383,15 @@ def test_names_and_labels_cannot_inject_anything(admin_client: Client) -> None:
     assert "<script>alert" not in content
     assert "<img src=x" not in content
     (row,) = rows_of(response)
-    assert r"<script>alert('name')</script>\nsecond line\u202e" in row[0]
-    assert "<img src=x onerror=alert(1)>" in row[2]
+    assert r"<script>alert('name')</script>\nsecond line\u202e" in row["lock"]
+    assert "<img src=x onerror=alert(1)>" in row["lock"]
 
 
 def test_a_very_long_name_is_cut(admin_client: Client) -> None:
     hold("x" * 100_000)
     (row,) = rows_of(admin_client.get(PAGE))
-    assert len(row[0]) == 200
-    assert row[0].endswith("x…")
+    assert len(row["lock"]) == 200
+    assert row["lock"].endswith("x…")
 
 
 def test_it_works_under_a_strict_content_security_policy(admin_client: Client) -> None:
@@ -250,7 +462,9 @@ def test_the_page_only_shows(admin_client: Client) -> None:
 
 
 def box(response: HttpResponse) -> str:
-    found = re.findall(r'<p class="errornote">(.*?)</p>', response.content.decode(), re.S)
+    found = re.findall(
+        r'<p class="errornote" data-id="[^"]+">(.*?)</p>', response.content.decode(), re.S
+    )
     return unescape(" ".join(re.sub(r"<[^>]*>", " ", "\n".join(found)).split()))
 
 

@@ -70,7 +70,7 @@ LAYERS = (
     ("current", "lost", "tasks", "transactions", "lock_options"),
     ("sections",),
     ("targets",),
-    ("decorators", "caching", "admin"),
+    ("decorators", "caching", "admin*"),
     ("", "apps", "management*", "migrations*", "templatetags*"),
 )
 KNOWS_NO_DJANGO = ("exceptions", "flights*", "memory", "testing", "writes", "locking", "locking.*")

@@ -1,0 +1,232 @@
+"""The page "Held locks" in Django's admin.
+
+It is a page of its own over ``holdings``: there is no table behind it, so nothing of Django's
+change list fits but its looks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseRedirect,
+    JsonResponse,
+    QueryDict,
+)
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.decorators import method_decorator
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST, require_safe
+
+from .. import models
+from ..aliases import lock_caches
+from ..holdings import UNAVAILABLE, look_closely, name_of
+from ..locking.inventory import FLIGHT
+from .listing import Listing
+from .refs import Ref
+from .releasing import outlook, parse_choices, release_chosen
+from .rows import EMPTY, clock, event_rows, row, waiter_rows
+from .words import duration_patterns, shown
+
+if TYPE_CHECKING:
+    ModelAdmin = admin.ModelAdmin[models.HeldLock]
+else:
+    ModelAdmin = admin.ModelAdmin
+
+__all__ = ["HeldLockAdmin"]
+
+TEMPLATES = "admin/django_redis_lock/heldlock"
+
+
+@admin.register(models.HeldLock)
+class HeldLockAdmin(ModelAdmin):
+    """The list of held locks, a page for each, and releasing them.
+
+    Attributes:
+        refresh_every: seconds between two refreshes of a page that somebody looks at.
+    """
+
+    refresh_every = 5
+
+    # -- who may -----------------------------------------------------------------------------
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_release_permission(self, request: HttpRequest) -> bool:
+        user: Any = request.user
+        return bool(user.has_perm(f"{self.opts.app_label}.release_heldlock"))
+
+    def _look(self, request: HttpRequest) -> None:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+
+    # -- where -------------------------------------------------------------------------------
+
+    def get_urls(self) -> list[URLPattern]:
+        views = {
+            "changelist": ("", self.changelist_view),
+            "state": ("state/", self.state_view),
+            "release": ("release/", self.release_view),
+            "change": ("<str:ref>/change/", self.lock_view),
+            "lock_state": ("<str:ref>/state/", self.lock_state_view),
+        }
+        wrap: Any = self.admin_site.admin_view
+        return [
+            path(route, wrap(view), name=self._url_name(name))
+            for name, (route, view) in views.items()
+        ]
+
+    def _url_name(self, name: str) -> str:
+        return f"{self.opts.app_label}_{self.opts.model_name}_{name}"
+
+    def _url(self, name: str, *args: str) -> str:
+        site = self.admin_site.name
+        return reverse(f"admin:{self._url_name(name)}", args=args, current_app=site)
+
+    def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
+        request.current_app = self.admin_site.name
+        return TemplateResponse(
+            request,
+            f"{TEMPLATES}/{template}.html",
+            {
+                **self.admin_site.each_context(request),
+                "opts": self.opts,
+                "list_url": self._url("changelist"),
+                "release_url": self._url("release"),
+                "may_release": self.has_release_permission(request),
+                "refresh_every": self.refresh_every,
+                "durations": duration_patterns(),
+                "empty": EMPTY,
+                **context,
+            },
+        )
+
+    # -- the list ----------------------------------------------------------------------------
+
+    @method_decorator(require_safe)
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        self._look(request)
+        listing = Listing(request.GET)
+        return self._page(
+            request,
+            "change_list",
+            title=capfirst(self.opts.verbose_name_plural),
+            listing=listing,
+            data=listing.data(),
+            address=listing.address(p=listing.page),
+            state_url=self._with(self._url("state"), listing.address(p=listing.page)),
+            **(extra_context or {}),
+        )
+
+    @method_decorator(require_safe)
+    def state_view(self, request: HttpRequest) -> HttpResponse:
+        """What the list's script asks for every few seconds."""
+        self._look(request)
+        return JsonResponse(Listing(request.GET).data())
+
+    # -- one lock ----------------------------------------------------------------------------
+
+    @method_decorator(require_safe)
+    def lock_view(self, request: HttpRequest, ref: str) -> HttpResponse:
+        self._look(request)
+        found = self._ref(ref)
+        name = shown(name_of(*found))
+        return self._page(
+            request,
+            "change_form",
+            title=name,
+            computation=found.kind == FLIGHT,
+            alias=found.alias,
+            data=self._lock_data(found),
+            state_url=self._url("lock_state", ref),
+        )
+
+    @method_decorator(require_safe)
+    def lock_state_view(self, request: HttpRequest, ref: str) -> HttpResponse:
+        """What a lock's script asks for every few seconds."""
+        self._look(request)
+        return JsonResponse(self._lock_data(self._ref(ref)))
+
+    def _ref(self, text: str) -> Ref:
+        ref = Ref.parse(text)
+        if ref is None or ref.alias not in lock_caches():
+            raise Http404
+        return ref
+
+    def _lock_data(self, ref: Ref) -> dict[str, Any]:
+        data: dict[str, Any] = {**EMPTY, "held_now": False, "free": "", "failures": []}
+        data.update(waiting=[], events=[], as_of=_("as of %(time)s") % {"time": clock()})
+        try:
+            holding, closely = look_closely(*ref)
+        except UNAVAILABLE as error:
+            away = _("Redis did not answer as it should.")
+            data["failures"] = [{"id": ref.alias, "text": away, "error": shown(str(error))}]
+            return data
+        if holding is None:
+            computing = ref.kind == FLIGHT
+            data["free"] = _("Nobody computes it.") if computing else _("Nobody holds it.")
+        else:
+            data.update(row(holding), held_now=True)
+        data["waiting"] = waiter_rows(closely.waiters)
+        data["events"] = event_rows(closely.events)
+        return data
+
+    # -- releasing ---------------------------------------------------------------------------
+
+    @method_decorator(require_POST)
+    def release_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask whether to release the selected locks; told to, release them."""
+        self._look(request)
+        if not self.has_release_permission(request):
+            raise PermissionDenied
+        chosen = [c for c in parse_choices(request.POST.getlist("selected")) if self._known(c.ref)]
+        back = self._back(request)
+        if not chosen:
+            messages.warning(request, _("Select the locks to release first."))
+            return HttpResponseRedirect(back)
+        if request.POST.get("confirmed") != "yes":
+            outlooks = [outlook(choice) for choice in chosen]
+            return self._page(
+                request,
+                "release",
+                title=_("Release?"),
+                chosen=outlooks,
+                some=any("choice" in lock for lock in outlooks),
+                address=request.POST.get("address", ""),
+                back=back,
+            )
+        for choice in chosen:
+            release_chosen(self, request, choice)
+        if len(chosen) == 1 and not request.POST.get("address"):
+            back = self._url("change", str(chosen[0].ref))
+        return HttpResponseRedirect(back)
+
+    @staticmethod
+    def _known(ref: Ref) -> bool:
+        return ref.alias in lock_caches()
+
+    def _back(self, request: HttpRequest) -> str:
+        """The list as it was: its address comes with the form, and is taken apart and put together
+        again, so it leads nowhere else."""
+        listing = Listing(QueryDict(request.POST.get("address", "")))
+        return self._with(self._url("changelist"), listing.address(p=listing.page))
+
+    @staticmethod
+    def _with(url: str, query: str) -> str:
+        return f"{url}?{query}" if query else url

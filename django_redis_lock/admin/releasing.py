@@ -1,0 +1,128 @@
+"""Releasing locks by hand: what is asked before, what is done, and what is said and kept of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.admin import ModelAdmin
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+
+from ..holdings import UNAVAILABLE, Holding, look_closely, name_of, release
+from ..locking.forced import Outcome
+from ..locking.hold import printable
+from ..locking.inventory import FLIGHT, HeldLock
+from ..models import HeldLock as Model
+from .refs import Choice
+from .rows import row
+from .words import duration, place, processes, shown
+
+__all__ = ["outlook", "parse_choices", "release_chosen"]
+
+logger = logging.getLogger("django_redis_lock.admin")
+
+
+def parse_choices(texts: Sequence[str]) -> list[Choice]:
+    """The locks that were selected, each once; what is no selection of ours is left out."""
+    found = (Choice.parse(text) for text in texts)
+    return list(dict.fromkeys(choice for choice in found if choice is not None))
+
+
+# -- before ------------------------------------------------------------------------------------
+
+
+def outlook(choice: Choice) -> dict[str, Any]:
+    """A lock that is to be released, as it is at this moment: what will happen, or why nothing."""
+    said: dict[str, Any] = {"name": shown(name_of(*choice.ref)), "alias": choice.ref.alias}
+    try:
+        holding, _closely = look_closely(*choice.ref)
+    except UNAVAILABLE as error:
+        return {**said, "unreleased": _away(error)}
+    if holding is None:
+        return {**said, "unreleased": _("Nobody holds it any more.")}
+    if not _is_chosen(holding.lock, choice):
+        unreleased = _("It has passed to another holder meanwhile, who keeps it.")
+        return {**said, "unreleased": unreleased}
+    effects = _effects(holding.lock)
+    return {**said, "choice": str(choice), "row": row(holding), "effects": effects}
+
+
+def _effects(lock: HeldLock) -> list[str]:
+    """What will happen, in sentences."""
+    if lock.kind == FLIGHT:
+        return [
+            _("Whoever computes the value goes on, but what it computes is not stored."),
+            _("Those who wait for the value wait no longer: one of them computes it anew."),
+        ]
+    if lock.resting:
+        return [_("Nobody is at work under it; the next may begin before its min_hold is over.")]
+    if lock.waiters:
+        waiting = _("Of the %(processes)s that wait for it, the first has it at once.")
+        effects = [waiting % {"processes": processes(lock.waiters)}]
+    else:
+        effects = [_("Nobody waits for it, so it is free.")]
+    effects.append(
+        _("The holder is not stopped: if it is still at work, two are at work at the same time.")
+    )
+    if lock.sign_every is None:
+        effects.append(_("The holder learns of it when it next asks for its lock."))
+    else:
+        told = _("The holder, if it is alive, is told within %(seconds)s.")
+        effects.append(told % {"seconds": duration(max(1.0, lock.sign_every))})
+    return effects
+
+
+# -- doing it ----------------------------------------------------------------------------------
+
+
+def release_chosen(page: ModelAdmin[Any], request: HttpRequest, choice: Choice) -> None:
+    """Release a lock if its holder is the one that was chosen; tell the user, and keep it in the
+    admin's log and in the program's."""
+    alias, key, kind = choice.ref
+    name = shown(name_of(*choice.ref))
+    user = str(request.user.get_username())
+    try:
+        holding, _closely = look_closely(*choice.ref)
+        outcome = release(
+            alias, key, choice.owner_id, fence=choice.fence, kind=kind, by=shown(user)
+        )
+    except UNAVAILABLE as error:
+        failed = _("“%(name)s” was not released: %(why)s") % {"name": name, "why": _away(error)}
+        messages.error(request, failed)
+        return
+    if outcome is Outcome.FREE:
+        messages.info(request, _("“%(name)s” was free already.") % {"name": name})
+        return
+    if outcome is Outcome.CHANGED_HANDS:
+        kept = _("“%(name)s” has passed to another holder meanwhile, who keeps it.")
+        messages.warning(request, kept % {"name": name})
+        return
+    holder = _holder(holding, choice)
+    note = _("Released. The holder was %(holder)s.") % {"holder": holder}
+    page.log_change(request, Model(pk=str(choice.ref), name=name), note)
+    told = (printable(user.encode()), printable(key), holder)
+    logger.warning("%s has released the lock %s; the holder was %s", *told)
+    text = _("“%(name)s” is released. The holder was %(holder)s.")
+    messages.success(request, text % {"name": name, "holder": holder})
+
+
+def _holder(holding: Holding | None, choice: Choice) -> str:
+    """The one whose lock it was, by place and fingerprint."""
+    lock = None if holding is None else holding.lock
+    if lock is None or not _is_chosen(lock, choice):
+        return choice.owner_id
+    if not lock.owner.host:
+        return place(lock.owner)
+    named = {"place": place(lock.owner), "id": lock.owner.id, "label": shown(lock.owner.label)}
+    return (_("%(place)s, %(label)s (%(id)s)") if named["label"] else "%(place)s (%(id)s)") % named
+
+
+def _is_chosen(lock: HeldLock, choice: Choice) -> bool:
+    return (lock.owner.id, lock.fence) == (choice.owner_id, choice.fence)
+
+
+def _away(error: Exception) -> str:
+    return _("Redis did not answer as it should (%(error)s)") % {"error": shown(str(error))}

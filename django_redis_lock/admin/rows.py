@@ -1,0 +1,151 @@
+"""A held lock as the page shows it, every text ready: the page's script only fills them in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from django.urls import reverse
+from django.utils.formats import date_format
+from django.utils.timezone import get_default_timezone, is_aware, localtime, now
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..holdings import Holding
+from ..locking.chronicle import Event
+from ..locking.inspection import Waiter
+from ..locking.inventory import FLIGHT, HeldLock
+from ..locking.owner import Owner
+from .refs import Choice, Ref
+from .words import duration, place, seconds_or_none, shown
+
+__all__ = ["EMPTY", "clock", "event_rows", "moment", "ref_of", "row", "url_of", "waiter_rows"]
+
+#: Keys up to so many bytes have a page of their own: addresses have limits.
+LONGEST_KEY = 2000
+
+EVENTS = {
+    "acquired": gettext_lazy("acquired"),
+    "released": gettext_lazy("released"),
+    "lost": gettext_lazy("lost"),
+    "reset": gettext_lazy("released by force"),
+}
+
+
+def row(holding: Holding) -> dict[str, Any]:
+    """What the page shows of a held lock. Texts of others are on one line, and bounded."""
+    lock, ref = holding.lock, ref_of(holding)
+    state, said = _state(lock)
+    choice = str(Choice.of(ref, lock))
+    name = shown(holding.name)
+    return {
+        "id": choice,
+        "choice": choice,
+        "url": url_of(ref),
+        "name": name,
+        "select": _("Select %(name)s") % {"name": name},
+        "label": shown(lock.owner.label),
+        "kind": lock.kind,
+        "kind_label": _("computation") if lock.kind == FLIGHT else "",
+        "where": _("whole key") if holding.foreign else "",
+        "place": "" if lock.resting else place(lock.owner),
+        "state": state,
+        "said": said,
+        "seen": seconds_or_none(lock.seen),
+        "seen_text": "" if lock.seen is None else duration(lock.seen),
+        "silent_for": seconds_or_none(lock.seen) if lock.silent else None,
+        "silent_for_text": duration(lock.seen or 0.0) if lock.silent else "",
+        "sign": _sign(lock),
+        "held": seconds_or_none(lock.held_for),
+        "held_text": "-" if lock.held_for is None else duration(lock.held_for),
+        "left": seconds_or_none(lock.ttl),
+        "left_text": _("never expires") if math.isinf(lock.ttl) else duration(lock.ttl),
+        "bar": None if math.isinf(lock.ttl) else seconds_or_none(lock.lifetime),
+        "renewal": _renewal(lock),
+        "waiters": "-" if lock.waiters is None else str(lock.waiters),
+        "renewals": "-" if lock.renewals is None else str(lock.renewals),
+        "fence": "-" if lock.fence is None else str(lock.fence),
+        "alias": holding.alias,
+        "owner_id": lock.owner.id,
+    }
+
+
+def _state(lock: HeldLock) -> tuple[str, str]:
+    """What can be told of the holder's health: a word for the style sheet, and one for people."""
+    if lock.resting:
+        return "resting", _("released; it stays taken until its min_hold is over")
+    if lock.silent is None:
+        return "unknown", ""
+    return ("silent", _("silent for")) if lock.silent else ("alive", _("alive"))
+
+
+def _renewal(lock: HeldLock) -> str:
+    if lock.renews is None or math.isinf(lock.ttl):
+        return ""
+    return _("renewed") if lock.renews else _("not renewed")
+
+
+def _sign(lock: HeldLock) -> str:
+    if lock.sign_every is None:
+        return ""
+    return _("(one is due every %(time)s)") % {"time": duration(max(1.0, lock.sign_every))}
+
+
+def ref_of(holding: Holding) -> Ref:
+    return Ref(holding.alias, holding.lock.key, holding.lock.kind)
+
+
+def url_of(ref: Ref) -> str:
+    """The address of its own page; empty if it has none."""
+    if len(ref.key) > LONGEST_KEY:
+        return ""
+    return reverse("admin:django_redis_lock_heldlock_change", args=[str(ref)])
+
+
+_TEXTS = (
+    *("id", "choice", "url", "name", "select", "label", "kind", "kind_label", "where", "place"),
+    *("state", "said", "seen_text", "silent_for_text", "sign", "held_text", "left_text"),
+    *("renewal", "waiters", "renewals", "fence", "alias", "owner_id"),
+)
+_SECONDS = ("seen", "silent_for", "held", "left", "bar")
+#: A row of nothing: what the page's script makes new rows from.
+EMPTY: dict[str, Any] = {**dict.fromkeys(_TEXTS, ""), **dict.fromkeys(_SECONDS)}
+
+
+def waiter_rows(waiters: Sequence[Waiter]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"{waiter.host} {waiter.pid} {waiter.since}",
+            "place": place(Owner("?", waiter.host, waiter.pid, waiter.thread)),
+            "waited": seconds_or_none(waiter.waited),
+            "waited_text": "-" if waiter.waited is None else duration(waiter.waited),
+        }
+        for waiter in waiters
+    ]
+
+
+def event_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"{event.at} {event.what} {event.id}",
+            "at": moment(event.at),
+            "what": str(EVENTS.get(event.what, shown(event.what))),
+            "place": place(Owner(shown(event.id), event.host, event.pid, event.thread)),
+            "label": shown(event.label),
+            "note": shown(event.note),
+        }
+        for event in events
+    ]
+
+
+def clock() -> str:
+    """The time now, as the page says when it was asked for."""
+    at = now()
+    return date_format(localtime(at) if is_aware(at) else at, "H:i:s")
+
+
+def moment(at: float) -> str:
+    """A Unix time in the site's time zone, to the second."""
+    return date_format(datetime.fromtimestamp(at, get_default_timezone()), "Y-m-d H:i:s")

@@ -1,0 +1,64 @@
+"""How the admin page says things: durations, places, and whatever others have named."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ..locking.hold import printable
+from ..locking.owner import Owner
+
+__all__ = ["duration", "duration_patterns", "place", "processes", "shown"]
+
+#: Two units at most; the page's script fills the same patterns in.
+UNDER_A_SECOND = gettext_lazy("under 1 s")
+SECONDS = gettext_lazy("%(seconds)d s")
+MINUTES = gettext_lazy("%(minutes)d min %(seconds)d s")
+HOURS = gettext_lazy("%(hours)d h %(minutes)d min")
+DAYS = gettext_lazy("%(days)d d %(hours)d h")
+
+
+def duration(seconds: float) -> str:
+    """``seconds`` as people say it, in the two largest units."""
+    whole = int(min(seconds, 1e12))
+    minutes, s = divmod(whole, 60)
+    hours, min_ = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    patterns = ((days, DAYS), (hours, HOURS), (minutes, MINUTES), (whole, SECONDS))
+    pattern = next((pattern for count, pattern in patterns if count), UNDER_A_SECOND)
+    return str(pattern) % {"days": days, "hours": h, "minutes": min_, "seconds": s}
+
+
+def duration_patterns() -> str:
+    """What the page's script needs to say durations as ``duration`` does, as JSON."""
+    return json.dumps([str(p) for p in (UNDER_A_SECOND, SECONDS, MINUTES, HOURS, DAYS)])
+
+
+def shown(text: str, limit: int = 200) -> str:
+    """What others have named, on one line and bounded."""
+    return printable(text.encode(errors="backslashreplace"), limit)
+
+
+def place(owner: Owner) -> str:
+    """Where a holder runs."""
+    if not owner.host:
+        return _("not known (%(id)s)") % {"id": owner.id}
+    return _("%(host)s, process %(process)d, thread %(thread)s") % {
+        "host": shown(owner.host),
+        "process": owner.pid,
+        "thread": shown(owner.thread),
+    }
+
+
+def processes(number: int) -> str:
+    """So many processes."""
+    text = ngettext("%(number)d process", "%(number)d processes", number)
+    return text % {"number": number}
+
+
+def seconds_or_none(seconds: float | None) -> float | None:
+    """``seconds`` as JSON can say it."""
+    return None if seconds is None or math.isinf(seconds) else round(seconds, 1)
