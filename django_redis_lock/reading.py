@@ -16,6 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from .locking.breaker import Breaker, ServerAway
 from .locking.calls import is_pool_exhausted
 from .locking.server import server_of
+from .locking.topology import Topology
 
 __all__ = ["Reading"]
 
@@ -36,7 +37,8 @@ class Reading:
             return None
         if len(client._server) != 1:
             return None
-        return server_of(self._lock_client()).breaker
+        server = server_of(self._lock_client())
+        return None if isinstance(server, Topology) else server.breaker
 
     def _heeded(self, read: Callable[..., T], *args: Any, **options: Any) -> T:
         """What ``read`` returns.

@@ -16,7 +16,7 @@ from .contention import Conflict
 from .exceptions import LockError
 from .lock_options import OnLost, Options, Use
 from .locking.aio import AsyncLock
-from .locking.aio_waiting import in_background
+from .locking.aio_line import in_background
 from .locking.handle import Handle
 from .locking.lock import Lock
 

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ..locking import aio_calls, calls
-from ..locking.aio_calls import cancellable
-from ..locking.aio_waiting import in_background
+from ..locking.aio_connections import cancellable
+from ..locking.aio_line import in_background
 from ..locking.calls import is_outage, is_pool_exhausted
 from ..locking.server import server_of
 from .background import background
@@ -77,22 +77,24 @@ class ThreadCrew:
         return self._follow(step)
 
     def _follow(self, step: Follow) -> None:
-        connection = self.server.borrow()
-        clean = False
+        streams = self.server.in_one_call(step.streams)
+        server, connection = self.server, None
         try:
-            connection.send_command(*_reading(step))
+            server = self.server.at(streams)
+            connection = server.borrow()
+            connection.send_command(*_reading(streams, step.until))
             # Redis looks at the time-outs of blocked clients ten times a second only.
             if connection.can_read(max(0.0, step.until - time.monotonic())):
                 connection.read_response()
-                clean = True
+                server.rest(connection)
+                connection = None
         except (RedisError, OSError) as error:
+            self.server.heard(error)
             if not is_outage(error):
                 raise
             time.sleep(_pause(step))
         finally:
-            if clean:
-                self.server.rest(connection)
-            else:
+            if connection is not None:
                 connection.disconnect()
 
 
@@ -155,14 +157,16 @@ class TaskCrew:
             return [(await aio_calls.run(self._client, call)).value for call in step.calls]
 
     async def _follow(self, step: Follow) -> None:
+        streams = self.server.in_one_call(step.streams)
         try:
-            connection = await aio_calls.connect(self._client, timeout=5.0)
+            connection = await aio_calls.connect(self._client, streams, timeout=5.0)
             try:
-                await cancellable(connection.send_command(*_reading(step)))
+                await cancellable(connection.send_command(*_reading(streams, step.until)))
                 await _within(connection.read_response(), step.until)
             finally:
                 await connection.disconnect(nowait=True)
         except (RedisError, OSError) as error:
+            self.server.heard(error)
             if not is_outage(error):
                 raise
             await asyncio.sleep(_pause(step))
@@ -180,9 +184,9 @@ async def _within(work: Coroutine[Any, Any, Any], until: float) -> bool:
         task.cancel()
 
 
-def _reading(step: Follow) -> tuple[Any, ...]:
-    pause = max(1, int((step.until - time.monotonic()) * 1000))
-    return ("XREAD", "BLOCK", pause, "STREAMS", *step.streams, *("0" for _ in step.streams))
+def _reading(streams: Sequence[bytes], until: float) -> tuple[Any, ...]:
+    pause = max(1, int((until - time.monotonic()) * 1000))
+    return ("XREAD", "BLOCK", pause, "STREAMS", *streams, *("0" for _ in streams))
 
 
 def _pause(step: Follow) -> float:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..exceptions import LockError
 from .aio_calls import run
-from .aio_waiting import TaskPlace, in_background
+from .aio_line import in_background
+from .aio_waiting import TaskPlace
 from .arguments import check_seconds
 from .calls import Answer
 from .grants import Granted, Request

@@ -3,54 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from .aio_clients import pool_of
+from .aio_connections import AsyncRawConnection, connect_to, taken_from
 from .calls import (
-    FOR_COMMAND,
+    ASKING,
+    REPORTED,
     Answer,
     admitted,
+    by_node,
     is_pool_exhausted,
-    may_have_run,
-    note_sent,
     pack,
-    worth_a_second_try,
 )
+from .connections import may_have_run
+from .node import Server
+from .routes import Route
 from .scripts import Call
-from .server import own_settings, server_of
+from .server import server_of
+from .topology import Topology
 
-__all__ = [
-    "AsyncRawConnection",
-    "cancellable",
-    "connect",
-    "cut",
-    "receive",
-    "run",
-    "run_all",
-    "send",
-]
+__all__ = ["connect", "located", "receive", "run", "run_all", "send"]
 
 T = TypeVar("T")
-
-
-class AsyncRawConnection(Protocol):
-    """The part of redis-py's asyncio connections that is used here."""
-
-    async def connect(self) -> None: ...
-    async def disconnect(self, nowait: bool = False) -> None: ...
-    async def send_command(self, *args: Any) -> None: ...
-    async def send_packed_command(self, command: list[bytes]) -> None: ...
-    async def read_response(self) -> Any: ...
 
 
 async def send(connection: AsyncRawConnection, call: Call) -> None:
@@ -67,53 +48,44 @@ async def receive(connection: AsyncRawConnection, call: Call) -> Any:
         return await connection.read_response()
 
 
-def cut(connection: AsyncRawConnection) -> None:
-    """End ``connection``, whose loop cannot do that any more. Python would close it when it
-    collects the loop's remains, but a grant made meanwhile would go to it."""
-    writer: Any = getattr(connection, "_writer", None)
-    try:
-        with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as ours:
-            ours.shutdown(socket.SHUT_RDWR)
-    except (AttributeError, OSError):
-        pass  # It had been closed.
-
-
-async def cancellable(work: Coroutine[Any, Any, T]) -> T:
-    """``await work``, sure to end when it is cancelled. Before Python 3.12 ``asyncio.wait_for``,
-    with which redis-py sends, forgets a cancellation that comes just when it is done."""
-    if sys.version_info >= (3, 12):
-        return await work
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # Looked at, so that asyncio does not report it.
-        raise
-    return task.result()
-
-
 async def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
     """As ``server.run``."""
+    server = server_of(client)
+    node = None
     try:
-        return Answer(await _heeding(client, _run_pooled, call, patience), sent_twice=False)
-    except (RedisConnectionError, RedisTimeoutError) as error:
-        if is_pool_exhausted(error):
-            connection = await connect(client, timeout=5.0)
-            try:
-                answer = await _within(patience, _exchange(connection, call))
-                return Answer(answer, sent_twice=False)
-            finally:
-                await connection.disconnect()
-        if not worth_a_second_try(error, patience):
-            raise
+        node = await located(server, call.keys)
+        answer = await _run(client, server, node, call, patience)
+        return Answer(answer, sent_twice=False)
+    except REPORTED as error:
+        return await _run_again(client, server, node, error, call, patience)
+
+
+async def _run_again(
+    client: Any,
+    server: Server,
+    node: Server | None,
+    error: Exception,
+    call: Call,
+    patience: float | None,
+) -> Answer:
+    route = Route(server, patience)
+    while True:
+        if pause := route.after(error, node):
+            await asyncio.sleep(pause)
+        node = None
         try:
-            return Answer(await _heeding(client, _run_pooled, call, patience), sent_twice=True)
-        except Exception as second:
-            note_sent(second, True)
-            raise
+            node = route.towards or await located(server, call.keys)
+            answer = await _run(client, server, node, call, patience, route.asking)
+            return Answer(answer, route.sent_twice)
+        except REPORTED as another:
+            error = another
+
+
+async def located(server: Server, keys: Sequence[bytes]) -> Server:
+    """``server.at(keys)``, which may have to ask other servers, without blocking the loop."""
+    if not server.must_look():
+        return server.at(keys)
+    return await asyncio.to_thread(server.at, keys)
 
 
 async def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
@@ -121,34 +93,34 @@ async def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
     once more if the connection broke before the last reply."""
     if len(calls) == 1:
         return [(await run(client, calls[0])).value]
+    server = server_of(client)
+    if isinstance(server, Topology):
+        return await _run_all_at(server, client, calls)
     try:
-        return await _heeding(client, _run_all, calls)
+        return await _run_all(server, client.connection_pool, calls)
     except (RedisConnectionError, RedisTimeoutError) as error:
         if is_pool_exhausted(error) or not may_have_run(error):
             raise
-        return await _heeding(client, _run_all, calls)
+        return await _run_all(server, client.connection_pool, calls)
 
 
 async def _heeding(
-    client: Any,
-    way: Callable[[Any, Any], Coroutine[Any, Any, T]],
-    what: Any,
-    patience: float | None = None,
+    node: Server, pool: Any, work: Callable[[], Coroutine[Any, Any, T]], patience: float | None
 ) -> T:
-    """Ask and tell the server's breaker."""
-    breaker = server_of(client).breaker
+    """Ask and tell the breaker of ``node``."""
+    breaker = node.breaker
     if breaker.failing:
         patience = admitted(breaker, patience)
     began = time.monotonic()
     try:
-        answer = await _within(patience, way(client.connection_pool, what))
+        answer = await _within(patience, work())
     except ResponseError:
         breaker.answered()
         raise
     except (RedisError, OSError) as error:
         in_vain = isinstance(error, RedisTimeoutError) or not may_have_run(error)
         if in_vain and not is_pool_exhausted(error):
-            timeout = client.connection_pool.connection_kwargs.get("socket_timeout")
+            timeout = pool.connection_kwargs.get("socket_timeout")
             breaker.failed(error, time.monotonic() - began, timeout)
         raise
     if breaker.failing:
@@ -156,8 +128,28 @@ async def _heeding(
     return answer
 
 
-async def _run_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
-    connection = await _connected(pool)
+async def _run_all_at(server: Topology, client: Any, calls: Sequence[Call]) -> list[Any]:
+    """In one trip for each server that has some of the keys; what failed there, one at a time."""
+    answers: list[Any] = [None] * len(calls)
+    await located(server, ())
+    for node, places in by_node(server, calls).items():
+        some = [calls[place] for place in places]
+        try:
+            found = await _run_all(node, pool_of(client, server, node), some)
+        except REPORTED as error:
+            server.heard(error)
+            found = [(await run(client, call)).value for call in some]
+        for place, answer in zip(places, found, strict=True):
+            answers[place] = answer
+    return answers
+
+
+async def _run_all(node: Server, pool: Any, calls: Sequence[Call]) -> list[Any]:
+    return await _heeding(node, pool, lambda: _exchange_all(pool, calls), None)
+
+
+async def _exchange_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
+    connection = await taken_from(pool)
     try:
         # The first of each script by its source, so that none can be unknown.
         known: set[str] = set()
@@ -182,26 +174,42 @@ async def _within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
         raise RedisTimeoutError(f"Redis did not answer within {seconds:.3f} s") from None
 
 
-async def _run_pooled(pool: Any, call: Call) -> Any:
-    connection = await _connected(pool)
+async def _run(
+    client: Any,
+    server: Server,
+    node: Server,
+    call: Call,
+    patience: float | None,
+    asking: bool = False,
+) -> Any:
+    pool = pool_of(client, server, node)
+    return await _heeding(node, pool, lambda: _run_pooled(pool, call, asking), patience)
+
+
+async def _run_pooled(pool: Any, call: Call, asking: bool) -> Any:
     try:
-        return await _exchange(connection, call)
+        connection = await taken_from(pool)
+    except RedisConnectionError as error:
+        if not is_pool_exhausted(error):
+            raise
+        connection = await connect_to(pool, timeout=5.0)
+        try:
+            return await _exchange(connection, call, asking)
+        finally:
+            await connection.disconnect()
+    try:
+        return await _exchange(connection, call, asking)
     finally:
         await pool.release(connection)
 
 
-async def _connected(pool: Any) -> Any:
-    """A connection of ``pool``; an error says that nothing was sent."""
+async def _exchange(connection: AsyncRawConnection, call: Call, asking: bool) -> Any:
     try:
-        return await pool.get_connection(*FOR_COMMAND)
-    except Exception as error:
-        note_sent(error, False)
-        raise
-
-
-async def _exchange(connection: AsyncRawConnection, call: Call) -> Any:
-    try:
-        await send(connection, call)
+        if asking:
+            await connection.send_packed_command([ASKING, pack(call, known=False)])
+            await connection.read_response()
+        else:
+            await send(connection, call)
         return await receive(connection, call)
     except ResponseError:
         raise
@@ -211,15 +219,11 @@ async def _exchange(connection: AsyncRawConnection, call: Call) -> Any:
         raise
 
 
-async def connect(client: Any, timeout: float) -> AsyncRawConnection:
-    """A new connection outside the pool, on which a read may take for ever.
+async def connect(client: Any, keys: Sequence[bytes], timeout: float) -> AsyncRawConnection:
+    """A new connection outside the pool to where ``keys`` are, on which a read may take for ever.
 
     Args:
         timeout: seconds that connecting may take.
     """
-    pool = client.connection_pool
-    settings = own_settings(pool.connection_class, pool.connection_kwargs, timeout)
-    settings.update(retry=Retry(NoBackoff(), 0), socket_timeout=None)
-    connection: AsyncRawConnection = pool.connection_class(**settings)
-    await connection.connect()
-    return connection
+    server = server_of(client)
+    return await connect_to(pool_of(client, server, await located(server, keys)), timeout)

@@ -20,16 +20,23 @@ from redis.backoff import NoBackoff
 from redis.connection import Connection as ThreadConnection
 from redis.connection import SSLConnection as ThreadSSLConnection
 from redis.connection import UnixDomainSocketConnection as ThreadUnixDomainSocketConnection
+from redis.exceptions import NoPermissionError
 
-from .server import Server, common_settings, server_of
+from .connections import common_settings
+from .node import Server
+from .sentinel import Primary, expect_primary
+from .server import server_of
+from .topology import Topology
 
-__all__ = ["asyncio_client"]
+__all__ = ["asyncio_client", "pool_of"]
 
 _clients: weakref.WeakKeyDictionary[Any, dict[Server, Any]] = weakref.WeakKeyDictionary()
 
 
 def asyncio_client(client: Any) -> Any:
-    """The running loop's ``redis.asyncio.Redis`` for the server of ``client``.
+    """What an ``AsyncLock`` in the running loop takes to reach the server of ``client``: the loop's
+    own ``redis.asyncio.Redis``. For a cluster and behind sentinels it is ``client`` itself: the
+    loop has connections of its own to each of their servers, see ``pool_of``.
 
     Args:
         client: a redis-py client for threads.
@@ -38,16 +45,44 @@ def asyncio_client(client: Any) -> Any:
         RuntimeError: no event loop is running.
         TypeError: its connections are of a class without an asyncio twin.
     """
+    server = server_of(client)
+    if isinstance(server, Topology):
+        asyncio.get_running_loop()
+        return client
+    return _client_of(server, client.connection_pool)
+
+
+def pool_of(client: Any, server: Server, node: Server) -> Any:
+    """The pool with the running loop's connections to ``node``, a server of ``server``'s."""
+    if node is server:
+        return client.connection_pool
+    return _client_of(node, node.address).connection_pool
+
+
+def _client_of(server: Server, address: Any) -> Any:
+    """The running loop's ``redis.asyncio.Redis`` for ``server``."""
     loop = asyncio.get_running_loop()
     of_loop = _clients.get(loop)
     if of_loop is None:
         of_loop = _clients[loop] = {}
         _closing[loop] = _close_with_the_loop(of_loop)
-    server = server_of(client)
     found = of_loop.get(server)
     if found is None:
-        found = of_loop[server] = Redis(connection_pool=_pool_like(client.connection_pool))
+        pool = _pool_like(address)
+        if isinstance(server, Primary):
+            pool.connection_kwargs["redis_connect_func"] = _meet_primary
+        found = of_loop[server] = Redis(connection_pool=pool)
     return found
+
+
+async def _meet_primary(connection: Any) -> None:
+    """What is done on a new connection to what has to be a primary."""
+    await connection.on_connect()
+    try:
+        await connection.send_command("ROLE")
+        expect_primary(await connection.read_response())
+    except NoPermissionError:
+        pass  # This user may not know. A replica will not let us write, at least.
 
 
 def _pool_like(pool: Any) -> ConnectionPool:

@@ -8,18 +8,30 @@ says so.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import redis
-from redis.exceptions import BusyLoadingError, NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import (
+    AskError,
+    BusyLoadingError,
+    ClusterError,
+    NoScriptError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .breaker import Breaker
+from .connections import RawConnection, may_have_run, note_sent
+from .routes import Route
 from .scripts import Call, Script
-from .server import RawConnection, Server, server_of
+from .server import Server, server_of
+from .topology import Topology
 
 __all__ = [
     "OUTAGE",
@@ -27,11 +39,11 @@ __all__ = [
     "admitted",
     "is_outage",
     "may_have_run",
+    "note_sent",
     "pack",
     "receive",
     "run",
     "send",
-    "worth_a_second_try",
 ]
 
 #: What an absent, restarting or failing-over Redis looks like.
@@ -40,10 +52,18 @@ OUTAGE: tuple[type[Exception], ...] = (
     RedisTimeoutError,
     BusyLoadingError,
     ReadOnlyError,
+    AskError,  # Slots that have moved, are on their way, or have nobody just now.
+    TryAgainError,
+    ClusterError,
     OSError,
 )
 #: The same, as a script or a blocking pop reports it.
 _OUTAGE_REPLIES = ("UNBLOCKED", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
+
+#: How a call can end that is then looked into.
+REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
+#: Announces to a cluster's node a call for a slot that is on its way there.
+ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 #: redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
 FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) else ("EVALSHA",)
@@ -58,26 +78,9 @@ def is_outage(error: BaseException) -> bool:
     return isinstance(error, OUTAGE)
 
 
-def note_sent(error: BaseException, sent: bool) -> None:
-    """Note on ``error`` whether anything was sent before it came."""
-    error.__dict__["sent_to_redis"] = sent
-
-
-def may_have_run(error: BaseException) -> bool:
-    """Whether Redis may have carried out the call that ended with ``error``."""
-    return bool(error.__dict__.get("sent_to_redis", True))
-
-
 def is_pool_exhausted(error: BaseException) -> bool:
     """Whether ``error`` speaks of the pool and not of the server."""
     return str(error).startswith(("Too many connections", "No connection available"))
-
-
-def worth_a_second_try(error: Exception, patience: float | None) -> bool:
-    """Whether to send once more what ended with ``error``."""
-    if patience is not None and isinstance(error, RedisTimeoutError):
-        return False
-    return may_have_run(error)
 
 
 class Answer(NamedTuple):
@@ -133,27 +136,44 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
         redis.exceptions.RedisError: as redis-py's; nothing is known of the outcome then.
     """
     server = server_of(client)
+    node = None
     try:
-        return Answer(_run(server, call, patience), sent_twice=False)
-    except (RedisConnectionError, RedisTimeoutError) as error:
-        server.close()  # What ended one connection may have ended those at rest, unnoticed.
-        if not worth_a_second_try(error, patience):
-            raise
+        node = server.at(call.keys)
+        return Answer(_run(node, call, patience), sent_twice=False)
+    except REPORTED as error:
+        return _run_again(server, node, error, call, patience)
+
+
+def _run_again(
+    server: Server, node: Server | None, error: Exception, call: Call, patience: float | None
+) -> Answer:
+    route = Route(server, patience)
+    while True:
+        if pause := route.after(error, node):
+            time.sleep(pause)
+        node = None
         try:
-            return Answer(_run(server, call, patience), sent_twice=True)
-        except Exception as second:
-            note_sent(second, True)
-            raise
+            node = route.towards or server.at(call.keys)
+            answer = _run(node, call, patience, route.asking)
+            return Answer(answer, route.sent_twice)
+        except REPORTED as another:
+            error = another
 
 
-def _run(server: Server, call: Call, patience: float | None) -> Any:
+def _run(server: Server, call: Call, patience: float | None, asking: bool = False) -> Any:
     if server.breaker.failing:
         patience = admitted(server.breaker, patience)
     connection = _borrowed(server, patience)
     try:
-        send(connection, call)
+        if asking:
+            # By its source: what is sent again would have to be announced again.
+            connection.send_packed_command([ASKING, pack(call, known=False)])
+        else:
+            send(connection, call)
         if patience is not None and not connection.can_read(patience):
             raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
+        if asking:
+            connection.read_response()
         answer = receive(connection, call)
     except ResponseError:
         server.rest(connection)
@@ -177,6 +197,8 @@ def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
     if len(calls) == 1:
         return [run(client, calls[0]).value]
     server = server_of(client)
+    if isinstance(server, Topology):
+        return _run_all_at(server, client, calls)
     try:
         return _run_all(server, calls)
     except (RedisConnectionError, RedisTimeoutError) as error:
@@ -184,6 +206,30 @@ def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
         if not may_have_run(error):
             raise
         return _run_all(server, calls)
+
+
+def _run_all_at(server: Topology, client: Any, calls: Sequence[Call]) -> list[Any]:
+    """In one trip for each server that has some of the keys; what failed there, one at a time."""
+    answers: list[Any] = [None] * len(calls)
+    for node, places in by_node(server, calls).items():
+        some = [calls[place] for place in places]
+        try:
+            found = _run_all(node, some)
+        except REPORTED as error:
+            server.heard(error)
+            node.close()
+            found = [run(client, call).value for call in some]
+        for place, answer in zip(places, found, strict=True):
+            answers[place] = answer
+    return answers
+
+
+def by_node(server: Server, calls: Sequence[Call]) -> dict[Server, list[int]]:
+    """The servers that have the keys of ``calls``, each with the places of its calls."""
+    found: dict[Server, list[int]] = {}
+    for place, call in enumerate(calls):
+        found.setdefault(server.at(call.keys), []).append(place)
+    return found
 
 
 def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:

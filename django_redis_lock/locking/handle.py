@@ -19,6 +19,7 @@ from .kept import Kept
 from .keys import lock_keys
 from .owner import Held
 from .scripts import EXTEND, HELD, RESET, Call
+from .server import is_cluster
 from .state import ThreadState
 from .telling import Telling
 
@@ -99,7 +100,7 @@ class Handle(Kept, Telling):
             raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
         if self.max_hold is not None and self.min_hold > self.max_hold:
             raise ValueError("min_hold must not be longer than max_hold")
-        self.keys = lock_keys(self._encode(self.name))
+        self.keys = lock_keys(self._encode(self.name), is_cluster(redis))
         self.id = None if id is None else self._encode(check_token(id))
         self.local: Any = self._new_state()
 

@@ -175,15 +175,31 @@ class Keeper:
     def _serve(self, batch: list[Job]) -> None:
         by_server: defaultdict[Server, list[tuple[Job, bytes]]] = defaultdict(list)
         now = time.monotonic()
+        patience = min(PATIENCE, min((job.urgency for job in tuple(self._jobs)), default=1.0) / 6)
+        patience = max(patience, LEAST_PATIENCE)
         for job in batch:
             with _alone(job):
                 call = job.call(now)
                 if call is not None:
-                    # By source: an unknown script would upset the order of the replies.
-                    by_server[job.server].append((job, pack(call, known=False)))
-        patience = min(PATIENCE, min((job.urgency for job in tuple(self._jobs)), default=1.0) / 6)
+                    self._sort(job, call, patience, by_server)
         for server, work in by_server.items():
-            self._exchange(server, work, max(patience, LEAST_PATIENCE))
+            self._exchange(server, work, patience)
+
+    def _sort(
+        self,
+        job: Job,
+        call: Call,
+        patience: float,
+        by_server: defaultdict[Server, list[tuple[Job, bytes]]],
+    ) -> None:
+        """Put ``job`` with the others for the server that has its keys now."""
+        try:
+            server = job.server.at(call.keys, patience)
+        except OUTAGE as error:
+            job.failed(error, time.monotonic())
+        else:
+            # By source: an unknown script would upset the order of the replies.
+            by_server[server].append((job, pack(call, known=False)))
 
     def _exchange(self, server: Server, work: list[tuple[Job, bytes]], patience: float) -> None:
         """Send all of ``work`` in one batch, then read the replies."""
@@ -201,6 +217,7 @@ class Keeper:
                 except ResponseError as error:
                     job = unanswered.popleft()
                     with _alone(job):
+                        job.server.heard(error)
                         job.failed(error, time.monotonic())
                 else:
                     job = unanswered.popleft()
@@ -215,6 +232,7 @@ class Keeper:
             now = time.monotonic()
             for job in unanswered:
                 with _alone(job):
+                    job.server.heard(error)
                     job.failed(error, now)
 
     def _link(self, server: Server, patience: float) -> RawConnection:

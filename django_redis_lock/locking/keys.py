@@ -23,19 +23,22 @@ from typing import NamedTuple
 __all__ = [
     "FLIGHTS",
     "INDEX",
+    "SLOTS",
     "LockKeys",
     "companion",
     "events_key",
     "flight_key",
     "flight_leader",
     "flight_stream",
+    "index_key",
     "lock_keys",
+    "slot_of",
     "wake_key",
 ]
 
 #: Sorted set of the locks held in one database: key of the lock -> Unix time in ms of its expiry.
 #: One for the database and not one for each key prefix, because emptying a cache empties the
-#: whole database and must give every site's locks back.
+#: whole database and must give every site's locks back. On a cluster, see ``index_key``.
 INDEX = b"django_redis_lock:locks"
 #: The same for computations that have been under way for a while: cache key -> end of its flight.
 FLIGHTS = b"django_redis_lock:flights"
@@ -66,16 +69,37 @@ def _slot(hashed: bytes) -> int:
     return binascii.crc_hqx(hashed, 0) % SLOTS
 
 
+def slot_of(key: bytes) -> int:
+    """The slot in which Redis Cluster keeps ``key``."""
+    tag = _hash_tag(key)
+    return _slot(key if tag is None else tag)
+
+
+@lru_cache(maxsize=1)
+def _numbers() -> list[bytes]:
+    """Of each slot the smallest number that is in it: a hash tag for where none is at hand."""
+    found: dict[int, bytes] = {}
+    number = 0
+    while len(found) < SLOTS:  # A tenth of a second, once.
+        tag = b"%d" % number
+        found.setdefault(_slot(tag), tag)
+        number += 1
+    return [found[slot] for slot in range(SLOTS)]
+
+
+def index_key(index: bytes, slot: int) -> bytes:
+    """On a cluster: what INDEX, or FLIGHTS, is for the keys of one slot. It is kept beside them,
+    and so by the same scripts."""
+    return index + b":{" + _numbers()[slot] + b"}"
+
+
 @lru_cache(maxsize=1024)
 def _prefix(key: bytes) -> bytes:
     if _hash_tag(key) is not None:
         return key + b"::"
     if b"}" not in key:
         return b"{" + key + b"}:"
-    number, slot = 0, _slot(key)
-    while _slot(b"%d" % number) != slot:
-        number += 1
-    return b"{%d}" % number + key + b"|"
+    return b"{" + _numbers()[_slot(key)] + b"}" + key + b"|"
 
 
 def companion(key: bytes, part: str) -> bytes:
@@ -84,11 +108,16 @@ def companion(key: bytes, part: str) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def lock_keys(key: bytes) -> LockKeys:
-    """All keys of the lock at ``key``."""
+def lock_keys(key: bytes, on_cluster: bool = False) -> LockKeys:
+    """All keys of the lock at ``key``; on a cluster with the index of its slot."""
     prefix = _prefix(key)
     return LockKeys(
-        key, prefix + b"grants", prefix + b"waiters", prefix + b"fence", prefix + b"owner"
+        key,
+        prefix + b"grants",
+        prefix + b"waiters",
+        prefix + b"fence",
+        prefix + b"owner",
+        index_key(INDEX, slot_of(key)) if on_cluster else INDEX,
     )
 
 

@@ -53,6 +53,7 @@ class Line(ABC):
     the new one.
 
     Attributes:
+        node: where the first one waits.
         registered: whether Redis knows of the line, so that a release makes a grant for it.
         _listed: whether Redis may know of it, so that its id must be taken off the register.
     """
@@ -63,6 +64,7 @@ class Line(ABC):
         self.key = (server, request.keys.lock, loop)
         self.loop = loop
         self.waiter = waiter_id()
+        self.node: Server | None = None
         self.registered = False
         self._listed = False
         self._asking = False
@@ -142,6 +144,10 @@ class Line(ABC):
         pause = min(LOOK_EVERY, pttl / 1000) if pttl >= 0 else LOOK_EVERY
         if self._watch is not None:
             keeper().reschedule(self._watch, time.monotonic() + pause)
+
+    def misplaced(self) -> bool:
+        """Whether the lock has gone to another server than the one where we wait for it."""
+        return self.node is not None and self.server.seen_at(self.request.keys) is not self.node
 
     def grant_in(self, reply: Any) -> tuple[bytes, int] | None:
         """Token and fence of the grant the blocking pop brought. None for the farewell, and for a
@@ -223,7 +229,7 @@ class Watch(Job):
         self._lying = self._lying + 1 if lying else 0
         if lying:
             self.due = min(self.due, time.monotonic() + 0.2)
-        if self._lying > 1:
+        if self._lying > 1 or self._line.misplaced():
             self._lying = 0
             self._line.wake()
 

@@ -76,13 +76,14 @@ class ThreadLine(Line):
 
     def end(self) -> None:
         connection, self.connection = self.connection, None
-        if connection is not None:
-            self.server.rest(connection, self.extension)
+        if connection is not None and self.node is not None:
+            self.node.rest(connection, self.extension)
 
     def connected(self) -> RawConnection:
         """The connection for blocking pops, with nothing left to read on it."""
         if self.connection is None:
-            self.connection = self.server.borrow()
+            self.node = self.server.at(self.request.keys)
+            self.connection = self.node.borrow()
         if self.extension is not None:
             self.extension.settle(True)
             self.extension = None
@@ -156,6 +157,7 @@ class ThreadPlace(Place[ThreadLine]):
                 return self._poll()
             except Exception as error:
                 line.disconnect()
+                line.server.heard(error)
                 self._unheard = self._unheard or may_have_run(error)
                 if not is_outage(error) or self._request.left() <= 0:
                     note_sent(error, self._unheard)

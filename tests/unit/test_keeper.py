@@ -35,6 +35,12 @@ class FakeServer:
         self.closed = 0
         self.breaker = Breaker("nowhere")
 
+    def at(self, keys: Any, patience: float) -> FakeServer:
+        return self
+
+    def heard(self, error: Exception) -> None:
+        pass
+
     def connect(self, timeout: float) -> FakeLink:
         self.connected += 1
         return FakeLink(self)

@@ -1,0 +1,121 @@
+"""Connections of our own, outside a client's pool.
+
+A waiter blocks on its connection, the keeper must never wait for one, and a holder must be able to
+release when the application has used its pool up: so none of them shares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from redis.asyncio.connection import Connection as AsyncConnection
+from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
+from redis.asyncio.connection import (
+    UnixDomainSocketConnection as AsyncUnixDomainSocketConnection,
+)
+from redis.backoff import NoBackoff
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.retry import Retry
+
+__all__ = [
+    "Address",
+    "RawConnection",
+    "common_settings",
+    "for_threads",
+    "may_have_run",
+    "note_sent",
+    "own_settings",
+    "without_address",
+]
+
+
+class Address(NamedTuple):
+    """Where connections lead, in the words of redis-py's pools."""
+
+    connection_class: Any
+    connection_kwargs: dict[str, Any]
+
+
+class RawConnection(Protocol):
+    """The part of redis-py's connections that is used here."""
+
+    socket_timeout: Any
+
+    def connect(self) -> None: ...
+    def disconnect(self) -> None: ...
+    def send_command(self, *args: Any) -> None: ...
+    def send_packed_command(self, command: list[bytes]) -> None: ...
+    def can_read(self, timeout: float = 0) -> bool: ...
+    def read_response(self) -> Any: ...
+
+
+def own_settings(
+    connection_class: type, settings: Mapping[str, Any], timeout: float
+) -> dict[str, Any]:
+    """The arguments of a connection of our own, made from those of a pool's connections."""
+    own = _without_the_pool(settings)
+    own.update(
+        socket_timeout=timeout,
+        socket_connect_timeout=min(own.get("socket_connect_timeout") or timeout, timeout),
+        retry=Retry(NoBackoff(), 0),
+        retry_on_timeout=False,
+        retry_on_error=[],
+        health_check_interval=0,
+        decode_responses=False,
+    )
+    if issubclass(connection_class, (Connection, AsyncConnection)):
+        own["socket_keepalive"] = True
+    return own
+
+
+#: What an asyncio pool's arguments have in common with a thread's connection.
+_COMMON = (
+    *("host", "port", "path", "db", "username", "password", "credential_provider", "protocol"),
+    *("client_name", "encoding", "encoding_errors"),
+    *("socket_connect_timeout", "socket_keepalive_options", "socket_type"),
+)
+
+
+def common_settings(pool: Any) -> dict[str, Any]:
+    """What a connection for threads and one for asyncio need alike to reach ``pool``'s server."""
+    settings = pool.connection_kwargs
+    return {n: v for n, v in settings.items() if n in _COMMON or n.startswith("ssl_")}
+
+
+def for_threads(pool: Any) -> Address:
+    """Class and arguments of the connections a thread can use to reach ``pool``'s server."""
+    for theirs, ours in (
+        (AsyncSSLConnection, SSLConnection),
+        (AsyncConnection, Connection),
+        (AsyncUnixDomainSocketConnection, UnixDomainSocketConnection),
+    ):
+        if issubclass(pool.connection_class, theirs):
+            return Address(ours, common_settings(pool))
+    return Address(pool.connection_class, _without_the_pool(pool.connection_kwargs))
+
+
+def without_address(pool: Any) -> Address:
+    """What the connections to each of several servers have in common, wherever these are."""
+    tls = issubclass(pool.connection_class, (SSLConnection, AsyncSSLConnection))
+    settings = common_settings(pool)
+    for name in ("host", "port", "path"):
+        settings.pop(name, None)
+    if pool.connection_kwargs.get("socket_timeout"):
+        settings["socket_timeout"] = pool.connection_kwargs["socket_timeout"]
+    return Address(SSLConnection if tls else Connection, settings)
+
+
+def _without_the_pool(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` but for what leads back to the pool, and would never let it go."""
+    return {n: v for n, v in settings.items() if not n.startswith("maint_notifications")}
+
+
+def note_sent(error: BaseException, sent: bool) -> None:
+    """Note on ``error`` whether anything was sent before it came."""
+    error.__dict__["sent_to_redis"] = sent
+
+
+def may_have_run(error: BaseException) -> bool:
+    """Whether Redis may have carried out the call that ended with ``error``."""
+    return bool(error.__dict__.get("sent_to_redis", True))
