@@ -105,6 +105,8 @@ class Guard:
             )
         if options.on_lost == "terminate" and getattr(function, "__name__", "") != "handle":
             raise TypeError(f'on_lost="terminate" means nothing for {dotted}: {_ONLY_COMMANDS}')
+        if iscoroutinefunction(options.on_lost) and not _is_async(function):
+            raise TypeError(f"on_lost must be a plain function: {dotted} is one, too")
         self.options = options
         self.function = function
         self.dotted = dotted

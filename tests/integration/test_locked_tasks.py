@@ -1,0 +1,181 @@
+"""``locked()`` on tasks of Celery and of Django, in either order."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, shared_task
+from celery.contrib.testing.worker import start_worker
+from celery.exceptions import Retry
+from django.core.cache import caches
+
+from django_redis_lock import LockNotAcquired, locked
+from django_redis_lock.contention import retry_task, skip
+from tests.processes import PATIENCE, Link, processes
+
+app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+
+
+@app.task
+@locked("send-{pk}")
+def send(pk: int) -> str:
+    assert caches["default"].lock(f"send-{pk}").locked()
+    return "sent"
+
+
+@locked("send-{pk}")
+@app.task
+def send_outside(pk: int) -> str:
+    assert caches["default"].lock(f"send-{pk}").locked()
+    return "sent"
+
+
+@locked("send-{pk}")
+@app.task(lazy=False, bind=True, max_retries=2)
+def send_bound(self: Any, pk: int) -> str:
+    assert caches["default"].lock(f"send-{pk}").locked()
+    return f"sent by {self.name}"
+
+
+@app.task(bind=True, max_retries=2)
+@locked("send-{pk}-{self.name}", on_conflict=retry_task)
+def send_later(self: Any, pk: int) -> str:
+    return "sent"
+
+
+@app.task
+@locked("send-{pk}", on_conflict=skip)
+def send_or_skip(pk: int) -> str:
+    return "sent"
+
+
+@pytest.mark.parametrize("task", [send, send_outside, send_bound, send_or_skip])
+def test_it_stays_a_task(task: Any) -> None:
+    assert task.name in app.tasks
+    assert task(7).startswith("sent")
+    assert task.apply(args=[7]).get().startswith("sent")
+    assert not caches["default"].lock("send-7").locked()
+
+
+@pytest.mark.parametrize("task", [send, send_outside, send_bound])
+def test_a_task_that_runs_elsewhere_fails_with_the_facts(task: Any) -> None:
+    with caches["default"].lock("send-7"):
+        result = task.apply(args=[7])
+        assert task.apply(kwargs={"pk": 8}).get().startswith("sent")
+        with pytest.raises(LockNotAcquired, match="send-7 is held by"):
+            result.get()
+        assert send_or_skip.apply(args=[7]).get() is None
+
+
+def test_a_task_that_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"send-7-{send_later.name}"
+    asked: list[Any] = []
+
+    def retry(**options: Any) -> Retry:
+        asked.append(options)
+        return Retry()
+
+    monkeypatch.setattr(send_later, "retry", retry)
+    with caches["default"].lock(name, timeout=20), pytest.raises(Retry):
+        send_later.run(7)
+    (options,) = asked
+    assert 15 <= options["countdown"] <= 20
+    assert isinstance(options["exc"], LockNotAcquired)
+    with caches["default"].lock("send-7"), pytest.raises(TypeError, match="bind=True"):
+        locked("send-{pk}", on_conflict=retry_task)(lambda pk: pk)(7)
+
+
+def test_a_shared_task_is_refused_from_outside() -> None:
+    with pytest.raises(TypeError, match="put @locked below @shared_task"):
+
+        @locked("send")
+        @shared_task
+        def share() -> None: ...
+
+
+def work(link: Link) -> None:
+    """A worker that does one task, and is killed then: it would take its time to end."""
+
+    @app.task(name="slow")
+    @locked("slow")
+    def slow() -> str:
+        link.say("at work")
+        link.hear()
+        return "done"
+
+    with start_worker(app, perform_ping_check=False, pool="solo", loglevel="CRITICAL"):
+        link.say("started")
+        link.hear()
+        result = slow.delay()
+        try:
+            link.say(result.get(timeout=PATIENCE, interval=0.01))
+        except LockNotAcquired as error:
+            link.say(str(error))
+        link.hear()
+
+
+def test_two_workers_do_not_run_it_at_once(client: redis.Redis) -> None:
+    with processes(work, count=2) as crew:
+        crew.go()
+        assert [worker.hear() for worker in crew] == ["started", "started"]
+        first, second = crew
+        first.say("begin")
+        assert first.hear() == "at work"
+        second.say("begin")
+        assert second.hear().startswith("slow is held by")
+        first.say("finish")
+        assert first.hear() == "done"
+
+
+# -- Django's ----------------------------------------------------------------------------------
+
+SOURCE = """
+from {module} import task
+from django_redis_lock import locked
+
+@task
+@locked("send-{{pk}}")
+def inside(pk):
+    return "sent"
+
+@locked("send-{{pk}}")
+@task
+def outside(pk):
+    return "sent"
+
+@locked("send-{{pk}}")
+@task(takes_context=True)
+async def awaited(context, pk):
+    return "sent"
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module with Django's tasks, or those of its backport for older versions."""
+    name = "django.tasks" if importlib.util.find_spec("django.tasks") else "django_tasks"
+    settings.TASKS = {"default": {"BACKEND": f"{name}.backends.immediate.ImmediateBackend"}}
+    (tmp_path / "shop_tasks.py").write_text(SOURCE.format(module=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("shop_tasks")
+    del sys.modules["shop_tasks"]
+
+
+@pytest.mark.parametrize("name", ["inside", "outside", "awaited"])
+def test_djangos_tasks(module: Any, name: str) -> None:
+    task = getattr(module, name)
+    result = task.enqueue(pk=7)
+    assert result.return_value == "sent"
+    assert result.task.module_path == f"shop_tasks.{name}"
+    with caches["default"].lock("send-7"):
+        result = task.enqueue(7)
+        assert result.status == "FAILED"
+        assert result.errors[0].exception_class is LockNotAcquired
+        assert task.enqueue(8).return_value == "sent"
