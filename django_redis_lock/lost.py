@@ -46,10 +46,10 @@ class Ending:
         name: the lock's, for the log.
     """
 
-    def __init__(self, exit_code: int, name: str, grace: float = GRACE) -> None:
+    def __init__(self, exit_code: int, name: str) -> None:
         self.exit_code = exit_code
         self.name = name
-        self.grace = grace
+        self.grace = GRACE
         self.lost = False
         self._over = threading.Event()
         self._mutex = threading.Lock()

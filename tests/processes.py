@@ -99,6 +99,11 @@ class Worker(Link):
         self._process.kill()
         self._process.join(PATIENCE)
 
+    def exit_code(self) -> int | None:
+        """That of its process, once it has ended; negative for a signal."""
+        self._process.join(PATIENCE)
+        return self._process.exitcode
+
     def pause(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from django.core.cache import caches
 from django.core.management import CommandError, call_command
 from django.core.management.base import BaseCommand
 
-from django_redis_lock import Lock, LockNotAcquired, locked
+from django_redis_lock import Lock, LockNotAcquired, current_lock, locked, lost
 from django_redis_lock.contention import Conflict
 from django_redis_lock.locking.owner import hostname
 from tests.processes import PATIENCE, Link, in_threads, processes, until
@@ -104,6 +106,7 @@ def test_a_command_that_runs_elsewhere_ends_with_one_line_that_names_the_holder(
     assert "(the other run)" in line
     assert hostname() in line
     assert "its lock ends in" in line
+    assert line.endswith(". More: manage.py locks show nightly")
     assert "Traceback" not in errors
 
 
@@ -212,6 +215,153 @@ def test_a_command_that_takes_longer_than_its_lock_lives_keeps_it(
         assert run(Brief)[0] == 1
         worker.say("finish")
         assert worker.result()[0] == 0
+
+
+# -- a command whose lock is lost, or that is told to end ----------------------------------------
+
+
+@locked("nightly", timeout=0.5, on_lost="terminate")
+class Fragile(Ran):
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        try:
+            return super().handle(*args, **options)
+        finally:
+            if self.link is not None:
+                self.link.say("cleaning up")
+
+
+@locked("nightly", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+class Stubborn(Ran):
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        try:
+            return super().handle(*args, **options)
+        except SystemExit:
+            return "never mind"
+
+
+class FragileHandle(Ran):
+    @locked("nightly", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        return super().handle(*args, **options)
+
+
+@pytest.mark.parametrize(("kind", "code"), [(Fragile, 76), (FragileHandle, 3), (Stubborn, 3)])
+def test_a_command_that_loses_its_lock_is_ended(
+    redis_server: RedisServer, client: redis.Redis, kind: type[Ran], code: int
+) -> None:
+    with processes(run_in_a_process, kind) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        client.set(":1:lock:nightly", "another's")
+        if kind is Fragile:
+            assert worker.hear() == "cleaning up"
+        found, out, errors, runs = worker.result()
+    assert (found, out, runs) == (code, "", 1)
+    (line,) = errors.splitlines()
+    assert line == (
+        "CommandError: the lock nightly was lost while this ran, and another may run beside it"
+    )
+
+
+def hang_in_a_process(link: Link) -> None:
+    lost.GRACE = 0.2
+
+    @locked("nightly", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+    class Hanging(Ran):
+        def handle(self, *args: Any, **options: Any) -> str | None:
+            link.say("running")
+            while True:
+                try:
+                    threading.Event().wait()
+                except SystemExit:
+                    link.say("no")
+
+    run(Hanging, link)
+
+
+def test_a_command_that_hangs_then_is_ended_all_the_same(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(hang_in_a_process) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        client.set(":1:lock:nightly", "another's")
+        assert worker.hear() == "no"
+        assert worker.exit_code() == 3
+
+
+def test_to_be_ended_it_must_run_in_the_main_thread() -> None:
+    (error,) = in_threads(1, Fragile().handle)
+    assert isinstance(error, RuntimeError)
+    assert "ends a command in the main thread" in str(error)
+    assert not caches["default"].lock("nightly").locked()
+
+
+def test_the_way_signals_are_dealt_with_is_left_as_it_was() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    for kind in (Fragile, Nightly):
+        assert run(kind)[0] == 0
+        assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_without_more_words_a_command_goes_on_and_says_so(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    told: list[str] = []
+
+    @locked("nightly", timeout=0.3, on_lost=lambda: told.append(str(current_lock().name)))
+    class Careless(Ran):
+        def handle(self, *args: Any, **options: Any) -> str | None:
+            client.set(":1:lock:nightly", "another's")
+            until(lambda: told)
+            return super().handle(*args, **options)
+
+    assert run(Careless)[:2] == (0, "done\n")
+    assert told == [":1:lock:nightly"]
+
+
+@pytest.mark.parametrize("kind", [Nightly, Fragile, ByItsHandle])
+def test_a_command_that_is_told_to_end_releases_its_lock(
+    redis_server: RedisServer, client: redis.Redis, kind: type[Ran]
+) -> None:
+    with processes(run_in_a_process, kind) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        os.kill(worker.pid, signal.SIGTERM)
+        if kind is Fragile:
+            assert worker.hear() == "cleaning up"
+        assert worker.result()[0] == 143
+    assert not client.exists(":1:lock:nightly")
+
+
+def heed_in_a_process(link: Link) -> str:
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    found = run(Nightly, link)
+    return f"{found[0]} {heard}"
+
+
+def test_a_command_with_a_way_of_its_own_keeps_it(redis_server: RedisServer) -> None:
+    with processes(heed_in_a_process) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        os.kill(worker.pid, signal.SIGTERM)
+        worker.say("finish")
+        assert worker.result() == "0 [15]"
+
+
+@pytest.mark.parametrize("options", [{"status_code": 503}, {"default": None}])
+def test_what_means_nothing_for_a_command_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="means nothing for a command"):
+        locked("nightly", **options)(type("Command", (Ran,), {}))
+
+
+def test_a_skipped_command_can_be_silent() -> None:
+    with hold("nightly"):
+        command = Quiet(stdout=StringIO(), stderr=StringIO())
+        command.run_from_argv(["manage.py", "nightly", "--verbosity", "0"])
+    assert command.stderr.getvalue() == ""
+    assert command.runs == 0
 
 
 # -- functions ---------------------------------------------------------------------------------
