@@ -13,4 +13,6 @@ class RedisLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import checks  # noqa: F401, PLC0415 - importing it registers them
+        from . import checks, metrics  # noqa: F401, PLC0415 - importing checks registers them
+
+        metrics.start()

@@ -21,7 +21,7 @@ from .locking.aio_clients import asyncio_client
 from .locking.arguments import check_name
 from .locking.calls import OUTAGE, run
 from .locking.inventory import Inventory, list_held
-from .locking.keys import INDEX, lock_keys
+from .locking.keys import FIGURES, INDEX, lock_keys
 from .locking.lock import Lock
 from .locking.scripts import CLEAR, Call
 from .python_redis_lock import PythonRedisLock
@@ -245,7 +245,8 @@ class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # dj
 
     @_guarded
     def clear(self) -> Any:
-        """Empty the database, as django-redis does, but for the locks that are held in it."""
+        """Empty the database, as django-redis does, but for the locks that are held in it and
+        the figures of how they behave."""
         if isinstance(self.client, ShardClient):
             return self.client.clear()
         redis = self._lock_client()
@@ -253,7 +254,7 @@ class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # dj
             members = redis.zrange(INDEX, 0, -1)
             keys = [lock_keys(m if isinstance(m, bytes) else m.encode()) for m in members]
             companions = [key for lock in keys for key in lock[1:5]]
-            run(redis, Call(CLEAR, (INDEX,), tuple(companions)))
+            run(redis, Call(CLEAR, (INDEX,), (*companions, *FIGURES.values())))
         except _FAILED as error:
             raise ConnectionInterrupted(connection=redis) from error
 

@@ -77,6 +77,12 @@ class Conf:
         except (TypeError, ValueError) as error:
             raise ImproperlyConfigured(str(error)) from None
 
+    def _switch(self, name: str, default: bool) -> bool:
+        where, value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise ImproperlyConfigured(f"{where} must be True or False, not {value!r}")
+        return value
+
     @property
     def TIMEOUT(self) -> float:
         """Seconds a lock lives on the server between two renewals."""
@@ -102,10 +108,7 @@ class Conf:
     @property
     def BACKGROUND(self) -> bool:
         """Whether that caller too gets the old value at once."""
-        where, value = self._get("BACKGROUND", False)
-        if not isinstance(value, bool):
-            raise ImproperlyConfigured(f"{where} must be True or False, not {value!r}")
-        return value
+        return self._switch("BACKGROUND", False)
 
     @property
     def ON_WAIT_TIMEOUT(self) -> str:
@@ -133,6 +136,11 @@ class Conf:
     def GRANT_TIMEOUT(self) -> float:
         """Seconds a waiter has to take up a lock that is passed to it; the same on all hosts."""
         return self._seconds("GRANT_TIMEOUT", 2.0)
+
+    @property
+    def METRICS(self) -> bool:
+        """Whether what happens to locks and computations is counted, and written to Redis."""
+        return self._switch("METRICS", True)
 
     @property
     def LOCK_PREFIX(self) -> str:

@@ -16,6 +16,7 @@ import pytest
 import redis
 from django.test import override_settings
 
+from django_redis_lock import metrics
 from django_redis_lock.locking import keeper
 
 from .redis_server import GivenServer, RedisServer
@@ -108,3 +109,4 @@ def _forget_held_locks() -> None:
     """A lock the test did not release is no business of the next test's keeper."""
     for job in tuple(keeper.keeper()._jobs):
         keeper.keeper().discard(job)
+    metrics._metrics.forget()

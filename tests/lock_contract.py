@@ -982,6 +982,7 @@ class LockContract:
             {"timeout": 5, "group": 5},
             {"timeout": 5, "group": ""},
             {"timeout": 5, "group": "x" * 201},
+            {"timeout": 5, "group": "two\nlines"},
         ],
         ids=repr,
     )

@@ -94,6 +94,11 @@ class Worker(Link):
         assert kind == "returned", f"it did not end, it {kind} {value!r}"
         return value
 
+    def ends(self) -> None:
+        """Wait until it has ended of itself."""
+        self._process.join(PATIENCE)
+        assert self._process.exitcode == 0
+
     def kill(self) -> None:
         """End it at once; it cannot do anything about it."""
         self._process.kill()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
-from ..locking.events import Subject, group_of
+from ..locking.events import Subject
 from ..locking.flight_scripts import END_FLIGHT
 from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
@@ -66,7 +66,7 @@ class Producer(NamedTuple):
     cache: Any = None
 
     def subject(self, server: Server) -> Subject:
-        return Subject(self.name, self.group or group_of(self.name), "", server, self.cache)
+        return Subject.of(self.name, self.group, "", server, self.cache)
 
 
 class Run(NamedTuple):

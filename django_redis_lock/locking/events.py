@@ -57,6 +57,7 @@ class Subject(NamedTuple):
         group: under which it is counted together with its like; see ``group_of``.
         label: what the lock was taken for.
         server: where it is; None in memory.
+        site: the cache's KEY_PREFIX: what tells apart the sites that share a database.
         cache: the cache backend it came from, None if from none.
     """
 
@@ -64,12 +65,14 @@ class Subject(NamedTuple):
     group: str
     label: str = ""
     server: Any = None
+    site: str = ""
     cache: Any = None
 
-    @property
-    def site(self) -> str:
-        """The cache's KEY_PREFIX: what tells apart the sites that share a database."""
-        return str(getattr(self.cache, "key_prefix", ""))
+    @classmethod
+    def of(cls, name: str, group: str, label: str, server: Any, cache: Any) -> Subject:
+        """``group`` may be empty: then it is made from the name."""
+        site = str(getattr(cache, "key_prefix", ""))
+        return cls(name, group or group_of(name), label, server, site, cache)
 
 
 class Acquired(NamedTuple):
@@ -208,7 +211,10 @@ _VARYING = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}|[
 def group_of(name: str) -> str:
     """The group of a name for which none was given: the name, with ``*`` for each number, UUID and
     hash in it, so that ``invoice-17`` and ``invoice-18`` are counted together."""
-    return _VARYING.sub("*", name)[:LONGEST_GROUP]
+    group = _VARYING.sub("*", name)
+    if not group.isprintable():
+        group = group.encode("unicode_escape").decode()
+    return group[:LONGEST_GROUP]
 
 
 def check_group(value: Any) -> str:
@@ -216,12 +222,13 @@ def check_group(value: Any) -> str:
 
     Raises:
         TypeError: neither str nor None.
-        ValueError: empty, or too long.
+        ValueError: empty, too long, or not printable.
     """
     if value is None:
         return ""
     if not isinstance(value, str):
         raise TypeError(f"group must be a str or None, not {value!r}")
-    if not 0 < len(value) <= LONGEST_GROUP:
-        raise ValueError(f"group must have 1 to {LONGEST_GROUP} characters, not {value[:300]!r}")
+    if not 0 < len(value) <= LONGEST_GROUP or not value.isprintable():
+        allowed = f"1 to {LONGEST_GROUP} printable characters"
+        raise ValueError(f"group must have {allowed}, not {value[:300]!r}")
     return value

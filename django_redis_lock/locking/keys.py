@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 __all__ = [
+    "FIGURES",
     "FLIGHTS",
     "INDEX",
     "SLOTS",
@@ -42,6 +43,12 @@ __all__ = [
 INDEX = b"django_redis_lock:locks"
 #: The same for computations that have been under way for a while: cache key -> end of its flight.
 FLIGHTS = b"django_redis_lock:flights"
+
+#: Hashes with the figures of locks and computations, by period; in one slot of a cluster.
+FIGURES = {
+    "hour": b"{django_redis_lock:metrics}:hour",
+    "day": b"{django_redis_lock:metrics}:day",
+}
 
 SLOTS = 16384
 

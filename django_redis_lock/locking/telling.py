@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from . import events
-from .events import Acquired, Lost, Released, Subject, TimedOut, group_of
+from .events import Acquired, Lost, Released, Subject, TimedOut
 from .hold import Hold
 from .keys import LockKeys
 
@@ -41,8 +41,7 @@ class Telling:
         name = self.called
         if name is None:
             name = self.keys.lock.decode(errors="backslashreplace")
-        group = self.group or group_of(name)
-        return Subject(name, group, self.label, self._server(), self.cache)
+        return Subject.of(name, self.group, self.label, self._server(), self.cache)
 
     def _tell_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
         if events.listeners:

@@ -21,6 +21,7 @@ DEFAULTS = {
     "ON_WAIT_TIMEOUT": "compute",
     "JITTER": 0.0,
     "ERROR_TTL": 0.0,
+    "METRICS": True,
     "BREAKER_FAILURES": 2,
     "BREAKER_PAUSE": 2.0,
 }

@@ -1,0 +1,150 @@
+"""Small charts as SVG, made on the server: no script, no inline style, nothing from elsewhere.
+
+They are drawn in ``currentColor``, so they follow the text around them in light and dark; style
+sheets may say more by the classes ``redis-lock-chart``, ``redis-lock-bar``, ``redis-lock-axis``,
+``redis-lock-label`` and ``redis-lock-line``. Screen readers get the title and the description,
+everybody else the numbers of each bar by pointing at it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from django.utils.html import escape
+from django.utils.safestring import SafeString, mark_safe
+
+from .figures import BOUNDS, Distribution
+
+__all__ = ["histogram_svg", "shown_seconds", "sparkline_svg"]
+
+#: Classes shown at least, so that one bar does not fill the chart.
+LEAST_CLASSES = 7
+#: The height of an axis's labels, and the least width of one, in SVG units.
+LABELS, LABEL_WIDTH = 16, 44
+
+
+def shown_seconds(seconds: float) -> str:
+    """A time in the unit people would use: ``250 µs``, ``2.5 ms``, ``30 s``, ``5 min``, ``2 h``."""
+    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size * 0.9995:
+            return f"{_short(seconds / size)} {unit}"
+    return f"{_short(seconds * 1e6)} µs"
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number >= 99.95 else f"{number:.3g}"
+
+
+def histogram_svg(
+    distribution: Distribution,
+    title: str,
+    description: str | None = None,
+    *,
+    width: int = 360,
+    height: int = 96,
+) -> SafeString:
+    """A bar for each class of ``distribution``, from the shortest to the longest that occur.
+
+    Args:
+        title: what the chart shows, such as "How long import was held".
+        description: what it says, for those who cannot see it; left out, in English.
+        width, height: in SVG units, the pixels of its natural size.
+    """
+    if description is None:
+        description = _describe(distribution)
+    first, last = _shown_classes(distribution.counts)
+    shown = distribution.counts[first : last + 1]
+    step, floor, most = width / len(shown), height - LABELS, max((*shown, 1))
+    bars, labels = [], []
+    apart = max(1, -(-LABEL_WIDTH // max(int(step), 1)))
+    for place, count in enumerate(shown):
+        size = count / most * (floor - 4)
+        tall = max(size, 1.5) if count else 0.0
+        left = place * step
+        bars.append(
+            f"<g><title>{escape(_class_name(first + place))}: {count}</title>"
+            f'<rect class="redis-lock-space" x="{left:.1f}" y="0" width="{step:.1f}" '
+            f'height="{floor}" fill="none" pointer-events="all"/>'
+            f'<rect class="redis-lock-bar" x="{left + 1:.1f}" y="{floor - tall:.1f}" '
+            f'width="{max(step - 2, 1):.1f}" height="{tall:.1f}" fill="currentColor"/></g>'
+        )
+        # A label stands at the end of its class.
+        if first + place < len(BOUNDS) and place % apart == apart - 1 and place + 1 < len(shown):
+            text = escape(shown_seconds(BOUNDS[first + place]))
+            labels.append(
+                f'<text class="redis-lock-label" x="{left + step:.1f}" y="{height - 3}" '
+                f'font-size="11" text-anchor="middle" fill="currentColor">{text}</text>'
+            )
+    axis = (
+        f'<line class="redis-lock-axis" x1="0" y1="{floor + 0.5}" x2="{width}" '
+        f'y2="{floor + 0.5}" stroke="currentColor" stroke-opacity="0.4"/>'
+    )
+    return _svg("histogram", title, description, width, height, [*bars, axis, *labels])
+
+
+def sparkline_svg(
+    numbers: Sequence[int],
+    title: str,
+    description: str | None = None,
+    *,
+    width: int = 120,
+    height: int = 24,
+) -> SafeString:
+    """A line through ``numbers``, the oldest on the left, such as acquisitions over time.
+
+    Args:
+        title, description, width, height: as for ``histogram_svg``.
+    """
+    if description is None and numbers:
+        description = f"From {numbers[0]} to {numbers[-1]}, {max(numbers)} at most."
+    most, step = max((*numbers, 1)), (width - 4) / max(len(numbers) - 1, 1)
+    points = " ".join(
+        f"{2 + place * step:.1f},{height - 2 - number / most * (height - 4):.1f}"
+        for place, number in enumerate(numbers)
+    )
+    line = (
+        f'<polyline class="redis-lock-line" points="{points}" fill="none" stroke="currentColor" '
+        'stroke-width="1.5" stroke-linejoin="round" stroke-linecap="round"/>'
+    )
+    return _svg("sparkline", title, description or "Nothing was counted.", width, height, [line])
+
+
+def _svg(
+    kind: str, title: str, description: str, width: int, height: int, parts: list[str]
+) -> SafeString:
+    drawn = "".join(parts)
+    digest = hashlib.blake2b(f"{kind}{title}{drawn}".encode(errors="replace"), digest_size=6)
+    id = f"redis-lock-{digest.hexdigest()}"
+    return mark_safe(
+        f'<svg class="redis-lock-chart redis-lock-{kind}" xmlns="http://www.w3.org/2000/svg" '
+        f'role="img" aria-labelledby="{id}-title {id}-desc" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}">'
+        f'<title id="{id}-title">{escape(title)}</title>'
+        f'<desc id="{id}-desc">{escape(description)}</desc>{drawn}</svg>'
+    )
+
+
+def _describe(distribution: Distribution) -> str:
+    half, most = distribution.quantile(0.5), distribution.quantile(0.95)
+    if half is None or most is None:
+        return "Nothing was counted."
+    times = f"{distribution.count} times" if distribution.count > 1 else "Once"
+    return f"{times}; half within {shown_seconds(half)}, 95 % within {shown_seconds(most)}."
+
+
+def _class_name(place: int) -> str:
+    if place == 0:
+        return f"≤ {shown_seconds(BOUNDS[0])}"
+    if place == len(BOUNDS):
+        return f"> {shown_seconds(BOUNDS[-1])}"
+    return f"{shown_seconds(BOUNDS[place - 1])} – {shown_seconds(BOUNDS[place])}"
+
+
+def _shown_classes(counts: Sequence[int]) -> tuple[int, int]:
+    """The first and last class to show: those that occur, and some around them."""
+    used = [place for place, count in enumerate(counts) if count] or [len(counts) // 2]
+    first, last = used[0], used[-1]
+    while last - first + 1 < LEAST_CLASSES:
+        first, last = max(first - 1, 0), min(last + 1, len(counts) - 1)
+    return first, last

@@ -1,0 +1,181 @@
+"""Counting what happens to the locks and values of this process.
+
+What is counted is handed to the keeper every few seconds (``writing``). In between it costs one
+short critical section for each event, and memory for a limited number of groups.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..locking import events
+from ..locking.events import Subject
+from ..locking.server import Server
+from .figures import (
+    COMPUTED,
+    COMPUTING,
+    CONTENDED,
+    FAILED,
+    HOLDS,
+    LOST,
+    OTHER,
+    REFRESH_FAILED,
+    REFUSED,
+    SHARED,
+    STALE,
+    TIMED_OUT,
+    WAITS,
+    add,
+    new,
+    observe,
+)
+
+__all__ = ["Collector", "Figures", "Owner"]
+
+#: How many groups are told apart between two writings; the others are counted together.
+MOST_GROUPS = 100
+
+
+class Owner(NamedTuple):
+    """Whose figures they are."""
+
+    server: Server
+    site: str
+    group: str
+
+
+#: What was counted for whom.
+Figures = dict[Owner, list[int]]
+
+
+class Collector:
+    """A listener that counts. May be called in any thread, and in signal handlers.
+
+    Args:
+        wanted: whether to count what happens to a subject.
+        begun: called when there is something to write to a server, again and again while there is,
+            with the ``mutex`` held.
+    """
+
+    def __init__(
+        self, wanted: Callable[[Subject], bool], begun: Callable[[Server], object]
+    ) -> None:
+        self._wanted = wanted
+        self._begun = begun
+        self._after_fork_in_child()
+        os.register_at_fork(after_in_child=self._after_fork_in_child)
+
+    def _after_fork_in_child(self) -> None:
+        # A signal handler may count while it interrupts the counting.
+        self.mutex = threading.RLock()
+        #: None for who is not wanted.
+        self._figures: dict[tuple[Server, str, str], list[int] | None] = {}
+
+    def clear(self) -> None:
+        """Forget what was counted."""
+        with self.mutex:
+            self._figures.clear()
+
+    def __call__(self, event: Any) -> None:
+        count = _COUNTS.get(type(event))
+        if count is None:
+            return
+        subject: Subject = event.subject
+        if subject.server is None:
+            return
+        owner = (subject.server, subject.site, subject.group)
+        with self.mutex:
+            try:
+                figures = self._figures[owner]
+            except KeyError:
+                figures = self._begin(owner, subject)
+            if figures is not None:
+                count(figures, event)
+
+    def _begin(self, owner: tuple[Server, str, str], subject: Subject) -> list[int] | None:
+        """Where to count for ``owner``, None if it is not wanted."""
+        figures = None
+        if self._wanted(subject):
+            if len(self._figures) >= MOST_GROUPS:
+                owner = (*owner[:2], OTHER)
+            figures = self._figures.get(owner) or new()
+            self._begun(owner[0])
+        if len(self._figures) < 2 * MOST_GROUPS:
+            self._figures[owner] = figures
+        return figures
+
+    def take(self, server: Server) -> Figures:
+        """What was counted for ``server`` since this was last asked."""
+        with self.mutex:
+            taken = {o: f for o, f in self._figures.items() if o[0] is server}
+            for owner in taken:
+                del self._figures[owner]
+        return {Owner(*owner): figures for owner, figures in taken.items() if figures is not None}
+
+    def put_back(self, taken: Figures) -> None:
+        """Count what could not be written together with what comes."""
+        with self.mutex:
+            for owner, figures in taken.items():
+                full = len(self._figures) >= MOST_GROUPS
+                place = (
+                    owner._replace(group=OTHER) if full and owner not in self._figures else owner
+                )
+                counted = self._figures.get(place)
+                if counted is None:
+                    self._figures[place] = figures
+                else:
+                    add(counted, figures)
+
+    def servers(self) -> set[Server]:
+        """Those for which something was counted."""
+        with self.mutex:
+            return {owner[0] for owner, figures in self._figures.items() if figures is not None}
+
+
+def _acquired(figures: list[int], event: events.Acquired) -> None:
+    if event.contended:
+        figures[CONTENDED] += 1
+    observe(figures, WAITS, event.waited)
+
+
+def _timed_out(figures: list[int], event: events.TimedOut) -> None:
+    figures[TIMED_OUT if event.blocking else REFUSED] += 1
+
+
+def _released(figures: list[int], event: events.Released) -> None:
+    observe(figures, HOLDS, event.held)
+
+
+def _lost(figures: list[int], event: events.Lost) -> None:
+    figures[LOST] += 1
+    observe(figures, HOLDS, event.held)
+
+
+def _computed(figures: list[int], event: events.Computed) -> None:
+    if event.error is None:
+        figures[COMPUTED] += event.values
+    else:
+        figures[FAILED] += 1
+    observe(figures, COMPUTING, event.seconds)
+
+
+def _shared(figures: list[int], event: events.Shared) -> None:
+    figures[STALE if event.stale else SHARED] += event.values
+
+
+def _refresh_failed(figures: list[int], event: events.RefreshFailed) -> None:
+    figures[REFRESH_FAILED] += 1
+
+
+_COUNTS: dict[type, Callable[[list[int], Any], None]] = {
+    events.Acquired: _acquired,
+    events.TimedOut: _timed_out,
+    events.Released: _released,
+    events.Lost: _lost,
+    events.Computed: _computed,
+    events.Shared: _shared,
+    events.RefreshFailed: _refresh_failed,
+}

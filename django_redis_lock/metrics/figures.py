@@ -1,0 +1,202 @@
+"""Figures of one group of locks or values: as they are counted, as Redis keeps them, and as they
+are read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+__all__ = ["BOUNDS", "OTHER", "PERIODS", "Distribution", "Period", "Summary", "add", "new", "pack"]
+
+#: The group of what finds no room among the others.
+OTHER = "other"
+
+#: Upper bounds of the classes of waits, holds and computations, in seconds; the last class has
+#: none. What is kept in Redis depends on them: change them, and the last day's figures are wrong.
+BOUNDS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
+)
+_CLASSES = len(BOUNDS) + 1
+
+# Where what stands in the list of one group's figures.
+CONTENDED, TIMED_OUT, REFUSED, LOST, COMPUTED, FAILED, SHARED, STALE, REFRESH_FAILED = range(9)
+# A distribution is the sum in microseconds, then the classes.
+WAITS, HOLDS, COMPUTING = (9 + n * (1 + _CLASSES) for n in range(3))
+_LENGTH = 9 + 3 * (1 + _CLASSES)
+
+
+class Period(NamedTuple):
+    """A time for which there are figures: ``kept`` buckets of ``width`` seconds each. The present
+    bucket has only begun, so there is one more than fill the period."""
+
+    width: int
+    kept: int
+
+
+PERIODS = {"hour": Period(300, 13), "day": Period(3600, 25)}
+
+
+def new() -> list[int]:
+    """Figures of nothing."""
+    return [0] * _LENGTH
+
+
+def observe(figures: list[int], distribution: int, seconds: float) -> None:
+    """Count one more wait, hold or computation of so many seconds."""
+    figures[distribution] += int(seconds * 1e6)
+    figures[distribution + 1 + bisect_left(BOUNDS, seconds)] += 1
+
+
+def add(figures: list[int], more: Iterable[int]) -> None:
+    """Add ``more`` figures to ``figures``."""
+    for place, number in enumerate(more):
+        if number and place < _LENGTH:
+            figures[place] += number
+
+
+def pack(figures: list[int]) -> bytes:
+    """As Redis keeps them."""
+    return b" ".join(b"%d" % number for number in figures)
+
+
+def unpack(kept: bytes) -> list[int]:
+    """What ``pack`` made."""
+    return [int(number) for number in kept.split()]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """How long something took, many times.
+
+    Attributes:
+        counts: how often, in each class; the classes end at ``BOUNDS``, the last has no end.
+        seconds: all of it together.
+    """
+
+    counts: tuple[int, ...]
+    seconds: float
+
+    @classmethod
+    def at(cls, figures: list[int], place: int) -> Distribution:
+        classes = figures[place + 1 : place + 1 + _CLASSES]
+        return cls(tuple(classes), figures[place] / 1e6)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def average(self) -> float | None:
+        """Seconds; None if it never happened."""
+        return self.seconds / self.count if self.count else None
+
+    def quantile(self, share: float) -> float | None:
+        """Seconds which ``share`` (0 to 1) of all took at most, None if it never happened. As exact
+        as the classes; what took longer than the last bound counts as that bound."""
+        if not self.count:
+            return None
+        wanted, lower, before = share * self.count, 0.0, 0
+        for count, upper, reached in zip(
+            self.counts, (*BOUNDS, BOUNDS[-1]), accumulate(self.counts), strict=True
+        ):
+            if count and reached >= wanted:
+                return lower + (upper - lower) * max(0.0, wanted - before) / count
+            lower, before = upper, reached
+        return BOUNDS[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How the locks and values of one group behaved.
+
+    Attributes:
+        group: its name; None for all groups together.
+        period: "hour" or "day": the last 60 to 65 minutes, or 24 to 25 hours.
+        contended: acquisitions of a lock that was not free at once.
+        timeouts: waits that ended without the lock.
+        refused: tries that found the lock taken and did not want to wait.
+        lost: locks that ended before their holders released them.
+        waits: how long the acquisitions waited.
+        holds: how long locks were held.
+        computed: values computed by ``get_or_set`` and its kin.
+        failed: computations that raised.
+        saved: computations that callers were saved, because another's result was theirs too.
+        stale: how many of these got the old value at once.
+        refreshes_failed: stale values that could not be computed anew.
+        computations: how long the computations took.
+        acquisitions_over_time: from the oldest bucket to the present one.
+    """
+
+    group: str | None
+    period: str
+    contended: int
+    timeouts: int
+    refused: int
+    lost: int
+    waits: Distribution
+    holds: Distribution
+    computed: int
+    failed: int
+    saved: int
+    stale: int
+    refreshes_failed: int
+    computations: Distribution
+    acquisitions_over_time: tuple[int, ...]
+
+    @classmethod
+    def of(cls, group: str | None, period: str, buckets: list[list[int]]) -> Summary:
+        """Of the figures in ``buckets``, the oldest first."""
+        total = new()
+        for figures in buckets:
+            add(total, figures)
+        over_time = tuple(sum(b[WAITS + 1 : WAITS + 1 + _CLASSES]) for b in buckets)
+        return cls(
+            group=group,
+            period=period,
+            contended=total[CONTENDED],
+            timeouts=total[TIMED_OUT],
+            refused=total[REFUSED],
+            lost=total[LOST],
+            waits=Distribution.at(total, WAITS),
+            holds=Distribution.at(total, HOLDS),
+            computed=total[COMPUTED],
+            failed=total[FAILED],
+            saved=total[SHARED] + total[STALE],
+            stale=total[STALE],
+            refreshes_failed=total[REFRESH_FAILED],
+            computations=Distribution.at(total, COMPUTING),
+            acquisitions_over_time=over_time,
+        )
+
+    @property
+    def acquisitions(self) -> int:
+        return self.waits.count
+
+    @property
+    def attempts(self) -> int:
+        """How often a lock was asked for."""
+        return self.acquisitions + self.timeouts + self.refused
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share, 0 to 1, of attempts that got the lock; None if there were none."""
+        return self.acquisitions / self.attempts if self.attempts else None
+
+    @property
+    def average_wait(self) -> float | None:
+        """Seconds; None if there were no acquisitions."""
+        return self.waits.average
+
+    @property
+    def p95_wait(self) -> float | None:
+        """Seconds within which 95 % of the acquisitions had the lock; None if there were none."""
+        return self.waits.quantile(0.95)
+
+    @property
+    def events(self) -> int:
+        """How much happened in all."""
+        return self.attempts + self.computations.count + self.saved

@@ -1,0 +1,143 @@
+"""Writing what a process has counted to Redis, where all processes' figures add up.
+
+The keeper does it, every few seconds and only if something was counted; what is left when the
+process ends is written then, as far as Redis answers at once. A write that fails is tried again
+together with what was counted meanwhile. (If only its answer was lost, these figures count twice.)
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from redis.exceptions import RedisError, ResponseError
+
+from ..locking.calls import receive, send
+from ..locking.events import Subject
+from ..locking.figure_scripts import ADD_FIGURES
+from ..locking.hold import printable
+from ..locking.keeper import Job, keeper
+from ..locking.keys import FIGURES
+from ..locking.scripts import Call
+from ..locking.server import Server
+from .collecting import Collector, Figures
+from .figures import OTHER, PERIODS, pack
+
+__all__ = ["Metrics"]
+
+logger = logging.getLogger("django_redis_lock.metrics")
+
+#: Seconds between two writings.
+INTERVAL = 5.0
+#: Seconds until the next try after Redis could not be reached, and after it refused.
+AWAY, REFUSED = 15.0, 300.0
+#: How many groups a bucket may have; the others are kept together.
+MOST_GROUPS = 200
+#: Seconds the end of a process may wait for each server.
+PATIENCE = 0.5
+
+
+class Writing(Job):
+    """Writes to one server what was counted for it, as long as there is anything."""
+
+    def __init__(self, metrics: Metrics, server: Server, due: float) -> None:
+        super().__init__(server, due)
+        self._metrics = metrics
+        self._sent: Figures = {}
+
+    def call(self, now: float) -> Call | None:
+        self._sent = self._metrics.take(self)
+        if not self._sent:
+            keeper().discard(self)
+            return None
+        return writing(self._sent)
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        self._sent = {}
+        self.due = sent_at + INTERVAL
+
+    def failed(self, error: Exception, now: float) -> None:
+        self._metrics.collector.put_back(self._sent)
+        self._sent = {}
+        refused = isinstance(error, ResponseError)
+        self.due = now + (REFUSED if refused else AWAY)
+        level = logging.WARNING if refused else logging.INFO
+        logger.log(level, "Could not write figures, they are kept: %s", error)
+
+
+class Metrics:
+    """The figures of this process: a collector, and what writes them.
+
+    Args:
+        wanted: whether to count what happens to a subject.
+    """
+
+    def __init__(self, wanted: Callable[[Subject], bool] = lambda subject: True) -> None:
+        self._jobs: dict[Server, Writing] = {}
+        self.collector = Collector(wanted, self._begun)
+        os.register_at_fork(after_in_child=self._jobs.clear)
+        atexit.register(self.flush)
+
+    def _begun(self, server: Server) -> None:
+        job = self._jobs.get(server)
+        if job is None:
+            job = self._jobs[server] = Writing(self, server, time.monotonic() + INTERVAL)
+        keeper().add(job)
+
+    def take(self, job: Writing) -> Figures:
+        """What there is to write; if nothing, the job is over."""
+        with self.collector.mutex:  # As ``_begun`` is called.
+            figures = self.collector.take(job.server)
+            if not figures and self._jobs.get(job.server) is job:
+                del self._jobs[job.server]
+            return figures
+
+    def forget(self) -> None:
+        """Forget what was counted."""
+        with self.collector.mutex:
+            for job in self._jobs.values():
+                keeper().discard(job)
+            self._jobs.clear()
+            self.collector.clear()
+
+    def flush(self) -> None:
+        """Write what was counted, now and in this thread. Raises nothing; what cannot be written is
+        kept."""
+        for server in self.collector.servers():
+            figures = self.collector.take(server)
+            try:
+                if figures:
+                    _write(server, writing(figures))
+            except (RedisError, OSError) as error:
+                self.collector.put_back(figures)
+                logger.info("Could not write figures: %s", error)
+
+
+def writing(figures: Figures) -> Call:
+    """Adds ``figures``, all of one server."""
+    sizes = [number for period in PERIODS.values() for number in period]
+    added = [part for owner, counted in figures.items() for part in (_name(owner), pack(counted))]
+    keys = tuple(FIGURES[period] for period in PERIODS)
+    return Call(ADD_FIGURES, keys, (MOST_GROUPS, OTHER, *sizes, *added))
+
+
+def name_of(site: str, group: str) -> bytes:
+    """Whose figures they are, as the fields of the hashes have it."""
+    return b"%b\n%b" % (printable(site.encode(), 250).encode(), group.encode())
+
+
+def _name(owner: Any) -> bytes:
+    return name_of(owner.site, owner.group)
+
+
+def _write(server: Server, call: Call) -> None:
+    connection = server.connect(timeout=PATIENCE)
+    try:
+        send(connection, call)
+        receive(connection, call)
+    finally:
+        connection.disconnect()

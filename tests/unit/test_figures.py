@@ -1,0 +1,175 @@
+"""Figures as they are counted, kept and read; and the charts made of them. No Redis runs here."""
+
+from __future__ import annotations
+
+import random
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+
+from django_redis_lock.locking.events import group_of
+from django_redis_lock.metrics import BOUNDS, Distribution, figures, histogram_svg, sparkline_svg
+from django_redis_lock.metrics.charts import shown_seconds
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def distribution(*seconds: float) -> Distribution:
+    counted = figures.new()
+    for each in seconds:
+        figures.observe(counted, figures.HOLDS, each)
+    return Distribution.at(counted, figures.HOLDS)
+
+
+# -- figures -----------------------------------------------------------------------------------
+
+
+def test_what_redis_keeps_is_what_was_counted() -> None:
+    counted = figures.new()
+    for place in range(len(counted)):
+        counted[place] = place * 1000
+    assert figures.unpack(figures.pack(counted)) == counted
+
+
+def test_figures_of_a_version_with_more_of_them_can_be_read() -> None:
+    counted = figures.new()
+    figures.add(counted, [1] * (len(counted) + 5))
+    assert counted == [1] * len(counted)
+
+
+def test_a_class_ends_at_its_bound() -> None:
+    counts = distribution(0.0, 0.0001, 0.00011, 1800.0, 1800.1, 1e6).counts
+    assert counts[0] == 2
+    assert counts[1] == 1
+    assert counts[-2:] == (1, 2)
+    assert sum(counts) == 6
+
+
+def test_nothing_counted() -> None:
+    empty = distribution()
+    assert (empty.count, empty.average, empty.quantile(0.95)) == (0, None, None)
+
+
+def test_the_average_is_exact() -> None:
+    assert distribution(0.1, 0.2, 0.6).average == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.95, 1.0])
+def test_a_quantile_lies_in_the_class_of_the_true_one(share: float) -> None:
+    random.seed(share)
+    seconds = sorted(random.lognormvariate(-3, 2) for _ in range(1000))
+    true = seconds[max(0, round(share * 1000) - 1)]
+    found = distribution(*seconds).quantile(share)
+    assert found is not None
+    upper = next(bound for bound in BOUNDS if bound >= true)
+    lower = max((bound for bound in BOUNDS if bound < true), default=0.0)
+    assert lower <= found <= upper
+
+
+def test_what_took_longer_than_all_classes_counts_as_the_last_bound() -> None:
+    assert distribution(1e6).quantile(0.95) == BOUNDS[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("import", "import"),
+        ("invoice-17", "invoice-*"),
+        ("1b4e28ba-2fa1-11d2-883f-0016d3cca427", "*"),
+        ("page.9f86d081884c7d659a2feaa0c55ad015.en", "page.*.en"),
+        ("facade", "facade"),
+        ("a\nb", "a\\nb"),
+        ("\udc80", "\\udc80"),
+        ("x" * 300, "x" * 200),
+        ("", ""),
+    ],
+)
+def test_the_group_of_a_name(name: str, group: str) -> None:
+    assert group_of(name) == group
+
+
+# -- charts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0, "0 µs"),
+        (0.00025, "250 µs"),
+        (0.001, "1 ms"),
+        (0.0025, "2.5 ms"),
+        (0.9999, "1 s"),
+        (30.0, "30 s"),
+        (60.0, "1 min"),
+        (1800.0, "30 min"),
+        (7200.0, "2 h"),
+    ],
+)
+def test_times_are_shown_in_the_unit_people_use(seconds: float, shown: str) -> None:
+    assert shown_seconds(seconds) == shown
+
+
+CHARTS = [
+    histogram_svg(distribution(), "Nothing"),
+    histogram_svg(distribution(0.002), "Once"),
+    histogram_svg(distribution(*(0.001 * n for n in range(1, 200)), 1e6), "Held"),
+    histogram_svg(distribution(*BOUNDS), "All"),
+    sparkline_svg((), "Nothing"),
+    sparkline_svg((5,), "One"),
+    sparkline_svg((0, 3, 9, 1), "Some"),
+]
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_chart_is_accessible_and_does_without_style_and_script(chart: str) -> None:
+    svg = ET.fromstring(chart)
+    assert svg.get("role") == "img"
+    named = (svg.get("aria-labelledby") or "").split()
+    texts = {element.get("id"): element.text for element in svg.iter() if element.get("id")}
+    assert len(named) == 2
+    assert all(texts[name] for name in named)
+    for element in svg.iter():
+        assert not set(element.attrib) & {"style", "onclick", "onload"}
+        assert element.tag.removeprefix(SVG) not in {"style", "script", "foreignObject", "image"}
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_all_of_a_chart_is_inside_it(chart: str) -> None:
+    svg = ET.fromstring(chart)
+    width, height = float(svg.get("width") or 0), float(svg.get("height") or 0)
+    for element in svg.iter(f"{SVG}rect"):
+        x, y, w, h = (float(element.get(a) or 0) for a in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + w <= width + 0.1
+        assert 0 <= y <= y + h <= height + 0.1
+    for element in svg.iter(f"{SVG}polyline"):
+        for point in (element.get("points") or "").split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= width
+            assert 0 <= y <= height
+
+
+def test_a_bar_says_what_it_stands_for() -> None:
+    svg = ET.fromstring(histogram_svg(distribution(0.002, 0.002, 0.02), "Held"))
+    said = [title.text for group in svg.iter(f"{SVG}g") for title in group.iter(f"{SVG}title")]
+    assert "1 ms – 2.5 ms: 2" in said
+    assert "10 ms – 25 ms: 1" in said
+    heights = [float(r.get("height") or 0) for r in svg.iter(f"{SVG}rect") if is_bar(r)]
+    assert sorted(heights)[-2:] == [max(heights) / 2, max(heights)]
+
+
+def is_bar(element: Any) -> bool:
+    return element.get("class") == "redis-lock-bar"
+
+
+def test_two_charts_of_one_page_have_different_ids() -> None:
+    ids = [ET.fromstring(chart).get("aria-labelledby") for chart in CHARTS]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("evil", ["</title><script>alert(1)</script>", '"><b>', "a & b", "\udc80"])
+def test_a_title_cannot_inject_anything(evil: str) -> None:
+    for chart in (histogram_svg(distribution(1), evil, evil), sparkline_svg((1, 2), evil, evil)):
+        svg = ET.fromstring(chart.encode(errors="replace").decode())
+        assert not list(svg.iter(f"{SVG}script"))
+        assert svg[0].text == evil.encode(errors="replace").decode()
