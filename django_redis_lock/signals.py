@@ -1,25 +1,101 @@
-"""Django signals. Receivers are called with ``send_robust``: Django logs what they raise."""
+"""Django signals: what happens to locks and computations, told to the project's receivers.
+
+They are sent with ``send_robust`` (what a receiver raises is logged by Django and goes no further),
+and only if somebody receives them. Where receivers run:
+
+* in the thread that acquired, released or computed, and before the call returns;
+* for what happens in an event loop, in a task of its own, so that no receiver holds the loop up:
+  coroutine functions in the loop, others in Django's thread for synchronous code;
+* for ``lock_lost``, which the keeper finds out, in a background thread, one after the other.
+
+Each has the arguments ``sender`` (the class of the cache backend, or ``Lock`` for a lock that was
+made without one), ``name``, ``group`` (under which it is counted), ``label`` and ``cache`` (the
+backend or None), and those that are said beside it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 from typing import Any
 
+from django.db import connections
 from django.dispatch import Signal
 
+from .flights.background import Background
 from .locking import events
+from .locking.aio_waiting import in_background
+from .locking.events import Subject
+from .locking.lock import Lock
 
-__all__ = ["value_refresh_failed"]
+__all__ = [
+    "lock_acquired",
+    "lock_lost",
+    "lock_released",
+    "lock_timed_out",
+    "value_computed",
+    "value_refresh_failed",
+]
 
-#: A stale value could not be computed anew, and the old one is served on.
-#: Arguments: cache (the backend), error (what the producer raised).
+logger = logging.getLogger("django_redis_lock.signals")
+
+#: Also: fence (int), waited (seconds), contended (bool: it was not free at once).
+lock_acquired = Signal()
+#: Also: fence, held (seconds).
+lock_released = Signal()
+#: A lock ended before its holder released it. Also: fence, held (seconds), reason (str).
+lock_lost = Signal()
+#: A lock was not to be had. Also: waited (seconds), blocking (bool: False for one try).
+lock_timed_out = Signal()
+#: A value was computed. Also: seconds, values (how many, by ``get_or_set_many``).
+value_computed = Signal()
+#: A stale value could not be computed anew, and the old one is served on. Also: error.
 value_refresh_failed = Signal()
+
+_SIGNALS: dict[type, Signal] = {
+    events.Acquired: lock_acquired,
+    events.Released: lock_released,
+    events.Lost: lock_lost,
+    events.TimedOut: lock_timed_out,
+    events.Computed: value_computed,
+    events.RefreshFailed: value_refresh_failed,
+}
+
+#: How many lost locks may wait for their receivers.
+ROOM = 10_000
+_behind = Background(threads=1, room=ROOM)
 
 
 def _send(event: Any) -> None:
-    if isinstance(event, events.RefreshFailed):
-        cache = event.subject.cache
-        value_refresh_failed.send_robust(sender=type(cache), cache=cache, error=event.error)
+    signal = _SIGNALS.get(type(event))
+    if signal is None or not signal.receivers:
+        return
+    news = event._asdict()
+    subject: Subject = news.pop("subject")
+    news.update(
+        sender=Lock if subject.cache is None else type(subject.cache),
+        name=subject.name,
+        group=subject.group,
+        label=subject.label,
+        cache=subject.cache,
+    )
+    if signal is value_computed and news.pop("error") is not None:
+        return  # Its caller hears of that.
+    if signal is lock_lost:
+        if not _behind.submit(lambda: signal.send_robust(**news), connections.close_all):
+            logger.error("Too many lost locks: no room to tell receivers of %s", subject.name)
+    elif asyncio._get_running_loop() is not None:
+        in_background(signal.asend_robust(**news))
+    else:
+        signal.send_robust(**news)
 
 
+def _after_fork_in_child() -> None:
+    global _behind
+    _behind = Background(threads=1, room=ROOM)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 # Whoever wants to receive a signal imports this module first.
 events.listen(_send)
