@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 
 from .locking.aio import AsyncLock
 from .locking.aio_clients import asyncio_client
-from .locking.arguments import check_name
+from .locking.arguments import check_name, longest_hold
 from .locking.calls import OUTAGE, run
 from .locking.inventory import Inventory, list_held
 from .locking.keys import FIGURES, INDEX, lock_keys
@@ -36,6 +36,7 @@ _SETTING: Any = object()
 #: A command that was not carried out, by an outage or by Redis's refusal.
 _FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
+_Handle = TypeVar("_Handle", Lock, AsyncLock)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -72,8 +73,7 @@ class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # dj
         options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
         options.update(thread_local=thread_local, **self._lifetime(timeout, options))
         lock = Lock(client or self._lock_client(), self._lock_name(key, version), **options)
-        lock.cache, lock.called = self, str(key)
-        return lock
+        return self._own(lock, key)
 
     def alock(
         self,
@@ -96,7 +96,13 @@ class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # dj
         options.update(self._lifetime(timeout, options))
         client = client or asyncio_client(self._lock_client())
         lock = AsyncLock(client, self._lock_name(key, version), **options)
+        return self._own(lock, key)
+
+    def _own(self, lock: _Handle, key: str) -> _Handle:
         lock.cache, lock.called = self, str(key)
+        if lock.warn_after is None:
+            longest = longest_hold(lock.renew, lock.timeout, lock.max_hold)
+            lock.warns_after = self.conf.warn_after(longest)
         return lock
 
     def _lifetime(self, timeout: float | None, options: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ The same names, prefixed ``LOCK_``, in a cache's ``OPTIONS`` override them for t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -83,6 +84,12 @@ class Conf:
             raise ImproperlyConfigured(f"{where} must be True or False, not {value!r}")
         return value
 
+    def _share(self, name: str, default: float) -> float:
+        try:
+            return check_share(*self._get(name, default))
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(str(error)) from None
+
     @property
     def TIMEOUT(self) -> float:
         """Seconds a lock lives on the server between two renewals."""
@@ -122,10 +129,7 @@ class Conf:
     @property
     def JITTER(self) -> float:
         """The largest share of a value's timeout, 0 to 1, by which it is shortened at random."""
-        try:
-            return check_share(*self._get("JITTER", 0.0))
-        except (TypeError, ValueError) as error:
-            raise ImproperlyConfigured(str(error)) from None
+        return self._share("JITTER", 0.0)
 
     @property
     def ERROR_TTL(self) -> float:
@@ -136,6 +140,26 @@ class Conf:
     def GRANT_TIMEOUT(self) -> float:
         """Seconds a waiter has to take up a lock that is passed to it; the same on all hosts."""
         return self._seconds("GRANT_TIMEOUT", 2.0)
+
+    @property
+    def WARN_SHARE(self) -> float:
+        """The share, 0 to 1, of the time a lock can be held at most after which a warning says that
+        it is held still; 0 for no warning."""
+        return self._share("WARN_SHARE", 0.8)
+
+    @property
+    def WARN_AFTER(self) -> float | None:
+        """The same in seconds, for locks that are renewed without end; None for no warning."""
+        where, value = self._get("WARN_AFTER", None)
+        try:
+            return check_seconds(where, value, none="no warning")
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(str(error)) from None
+
+    def warn_after(self, longest: float) -> float:
+        """Seconds after which to warn of a lock that can be held for ``longest`` at most."""
+        after = self.WARN_AFTER if math.isinf(longest) else self.WARN_SHARE * longest
+        return after or math.inf
 
     @property
     def METRICS(self) -> bool:

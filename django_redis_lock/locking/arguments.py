@@ -11,6 +11,7 @@ __all__ = [
     "check_share",
     "check_token",
     "check_wait",
+    "longest_hold",
     "milliseconds",
 ]
 
@@ -95,6 +96,11 @@ def check_token(value: Any) -> str | bytes:
 def check_wait(value: Any) -> float | None:
     """``value`` as ``blocking_timeout``: seconds, 0 for one try, None for a wait without end."""
     return check_seconds("blocking_timeout", value, zero=True, none="a wait without end")
+
+
+def longest_hold(renew: bool, timeout: float | None, max_hold: float | None) -> float:
+    """Seconds a lock with these options can be held; ``inf`` where there is no end."""
+    return (max_hold if renew else timeout) or math.inf
 
 
 def milliseconds(seconds: float | None) -> int:

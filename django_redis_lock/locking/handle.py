@@ -10,7 +10,14 @@ from typing import Any, NoReturn
 
 from ..exceptions import LockError, LockLost, LockNotOwnedError
 from . import events, grants
-from .arguments import check_name, check_seconds, check_token, check_wait, milliseconds
+from .arguments import (
+    check_name,
+    check_seconds,
+    check_token,
+    check_wait,
+    longest_hold,
+    milliseconds,
+)
 from .events import check_group
 from .grants import Granted, Request, new_token
 from .hold import Hold, printable
@@ -49,6 +56,8 @@ class Handle(Kept, Telling):
         group: under which it is counted in metrics, together with its like: for a lock named
             ``invoice-17``, say ``"invoice-{pk}"``. None: its name with ``*`` for each number, UUID
             and hash in it.
+        warn_after: seconds of holding after which the log is told of it, once; None: 80 % of
+            ``max_hold``, or of the lifetime of a lock that is not renewed.
         id: a token got elsewhere, to act for: ``release``, ``extend`` and the rest use it.
         grant_timeout: seconds a waiter has to take up a lock that is passed to it; the same on
             all hosts.
@@ -74,6 +83,7 @@ class Handle(Kept, Telling):
         on_lost: Callable[[], Any] | None = None,
         label: str | None = None,
         group: str | None = None,
+        warn_after: float | None = None,
         id: str | bytes | None = None,
         grant_timeout: float = 2.0,
     ) -> None:
@@ -100,6 +110,8 @@ class Handle(Kept, Telling):
             raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
         if self.max_hold is not None and self.min_hold > self.max_hold:
             raise ValueError("min_hold must not be longer than max_hold")
+        self.warn_after = check_seconds("warn_after", warn_after, none="80 % of its lifetime")
+        self.warns_after = warn_after or longest_hold(renew, self.timeout, self.max_hold) * 0.8
         self.keys = lock_keys(self._encode(self.name), is_cluster(redis))
         self.id = None if id is None else self._encode(check_token(id))
         self.local: Any = self._new_state()
@@ -194,6 +206,7 @@ class Handle(Kept, Telling):
             label=self.label,
             on_lost=self.on_lost,
             subject=self.subject if events.listeners else None,
+            warns_at=granted.began + self.warns_after,
             now=self._now,
         )
         if granted.settle is not None:

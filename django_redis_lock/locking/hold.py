@@ -23,6 +23,7 @@ from .owner import Owner, fingerprint, hostname
 __all__ = ["Hold", "in_a_thread", "printable"]
 
 logger = logging.getLogger("django_redis_lock.lost")
+held_logger = logging.getLogger("django_redis_lock.held")
 
 BROKEN = "on_lost failed: %r"
 
@@ -39,6 +40,7 @@ class Hold:
         renews_until: monotonic time after which it is renewed no more; -inf if never renewed.
         label, thread: what for and by whom it was taken, for the admin.
         subject: the lock, for those who want to hear of its loss.
+        warns_at: monotonic time at which the log is told that it is held long; inf for never.
         ended: released, lost or handed to somebody else; the keeper lets go of it.
     """
 
@@ -62,6 +64,7 @@ class Hold:
         "subject",
         "thread",
         "token",
+        "warns_at",
     )
 
     def __init__(
@@ -79,6 +82,7 @@ class Hold:
         label: str = "",
         on_lost: Callable[[], Any] | None = None,
         subject: Subject | None = None,
+        warns_at: float = math.inf,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.keys = keys
@@ -93,6 +97,7 @@ class Hold:
         self.thread = threading.current_thread().name
         self.on_lost = on_lost
         self.subject = subject
+        self.warns_at = warns_at
         self.now = now
         self.pid = os.getpid()
         self.ended = False
@@ -166,6 +171,18 @@ class Hold:
     def end(self) -> None:
         """The holder has given it up."""
         self.ended = True
+
+    def warn(self) -> None:
+        """Say that it is held long, once."""
+        self.warns_at = math.inf
+        held_logger.warning(
+            "The lock %s has been held for %.1f s by now (fence %d, thread %s%s)",
+            printable(self.keys.lock),
+            self.now() - self.began,
+            self.fence,
+            printable(self.thread.encode(errors="replace")),
+            self.label and f", {printable(self.label.encode(errors='replace'))}",
+        )
 
     def lose(self, reason: str) -> bool:
         """Tell the holder, once, that the lock is not its own any more. Returns whether that was

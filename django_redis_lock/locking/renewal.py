@@ -46,7 +46,7 @@ class Renewal(Job):
         """Set ``due``, given that the lifetime was last confirmed at ``last``. A lock that is not
         renewed is looked at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
-        due = min(hold.deadline, last + self._third)
+        due = min(hold.deadline, last + self._third, hold.warns_at)
         if not self.named or hold.settle is not None:
             due = min(due, hold.began + DESCRIBE_AFTER)
         self.due = due
@@ -66,6 +66,8 @@ class Renewal(Job):
                 else "its lifetime ran out before it was released"
             )
             return None
+        if now >= hold.warns_at:
+            hold.warn()
         fields = () if self.named else (*hold.owner().fields(), *self._terms())
         wanted = self._wanted(now)
         if wanted and self._renewing(now):

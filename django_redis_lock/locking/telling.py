@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import cached_property
 from typing import Any
 
 from . import events
 from .events import Acquired, Lost, Released, Subject, TimedOut
-from .hold import Hold
+from .hold import Hold, printable
 from .keys import LockKeys
 
 __all__ = ["Telling"]
+
+logger = logging.getLogger("django_redis_lock.lock")
 
 
 class Telling:
@@ -43,16 +46,28 @@ class Telling:
             name = self.keys.lock.decode(errors="backslashreplace")
         return Subject.of(name, self.group, self.label, self._server(), self.cache)
 
+    @property
+    def _printed(self) -> str:
+        return printable(self.keys.lock)
+
     def _tell_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            waited = self._now() - asked_at
+            logger.debug("Acquired %s after %.3f s, fence %d", self._printed, waited, hold.fence)
         if events.listeners:
             waited = self._now() - asked_at
             events.tell(Acquired(self.subject, waited, contended, hold.fence))
 
     def _tell_timed_out(self, asked_at: float, blocking: bool) -> None:
+        waited = self._now() - asked_at
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("Did not get %s within %.3f s", self._printed, waited)
         if events.listeners:
-            events.tell(TimedOut(self.subject, self._now() - asked_at, blocking))
+            events.tell(TimedOut(self.subject, waited, blocking))
 
     def _tell_released(self, hold: Hold | None) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("Released %s", self._printed)
         if events.listeners and hold is not None:
             events.tell(Released(self.subject, self._now() - hold.began, hold.fence))
 

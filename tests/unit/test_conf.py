@@ -22,6 +22,8 @@ DEFAULTS = {
     "JITTER": 0.0,
     "ERROR_TTL": 0.0,
     "METRICS": True,
+    "WARN_SHARE": 0.8,
+    "WARN_AFTER": None,
     "BREAKER_FAILURES": 2,
     "BREAKER_PAUSE": 2.0,
 }
