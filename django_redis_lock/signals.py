@@ -25,7 +25,7 @@ from django.dispatch import Signal
 
 from .flights.background import Background
 from .locking import events
-from .locking.aio_waiting import in_background
+from .locking.aio_line import in_background
 from .locking.events import Subject
 from .locking.lock import Lock
 

@@ -135,7 +135,7 @@ def _name(owner: Any) -> bytes:
 
 
 def _write(server: Server, call: Call) -> None:
-    connection = server.connect(timeout=PATIENCE)
+    connection = server.at(call.keys, PATIENCE).connect(timeout=PATIENCE)
     try:
         send(connection, call)
         receive(connection, call)

@@ -23,6 +23,7 @@ from django_redis_lock.metrics.reading import read
 from tests.integration.test_get_or_set import Asking, Broken, Producer, slow, waiting_in_memory
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
+from tests.redis_topologies import ClusterServers, SentinelServers
 
 __all__ = ["slow"]
 
@@ -339,3 +340,31 @@ def test_names_cannot_break_out(cache: RedisCache) -> None:
     summary()
     [found] = metrics.summaries()
     assert found.group == "a\\nb <script> \\x1b[*m"
+
+
+def test_on_a_cluster(cluster_servers: ClusterServers) -> None:
+    client = cluster_servers.client()
+    for name in ("one", "two", "three"):
+        with Lock(client, name, timeout=10):
+            pass
+    metrics.flush()
+    found = read(client, "", "hour")
+    assert sorted(found) == ["one", "three", "two"]
+
+
+def test_the_keeper_writes_to_a_cluster(
+    cluster_servers: ClusterServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "INTERVAL", 0.02)
+    client = cluster_servers.client()
+    with Lock(client, "one", timeout=10):
+        pass
+    until(lambda: read(client, "", "day"))
+
+
+def test_behind_sentinels(sentinel_servers: SentinelServers) -> None:
+    client = sentinel_servers.client()
+    with Lock(client, "one", timeout=10):
+        pass
+    metrics.flush()
+    assert list(read(client, "", "hour")) == ["one"]
