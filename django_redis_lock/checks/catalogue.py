@@ -30,6 +30,7 @@ CHECKS = {
     "W007": "a lock that is passed on may live longer than one that is taken",
     "W008": "a use of `locked()` never expires",
     "W009": "a use of `locked()` has a `min_hold` longer than its `timeout`",
+    "W010": "two uses of `locked()` give one name different settings",
 }
 
 

@@ -55,3 +55,40 @@ def check_lifetimes() -> Iterator[CheckMessage]:
                 "If the process is killed, the lock ends with its timeout, before min_hold is "
                 "over. If the work must not begin again earlier even then, raise timeout.",
             )
+
+
+#: What uses of one name must agree on.
+_OF_THE_LOCK = ("timeout", "min_hold", "max_hold")
+
+
+@check()
+def check_names() -> Iterator[CheckMessage]:
+    first: dict[str, Declaration] = {}
+    for lock in _declarations():
+        if lock.template is None:
+            continue  # Its names are made by a function.
+        other = first.setdefault(lock.template, lock)
+        for difference in _differences(other, lock):
+            yield found(
+                "W010",
+                f"locked() of {other.target} and of {lock.target} both name the lock "
+                f"{lock.template!r}, with different settings: {difference}.",
+                "If they must not run at the same time, give both the same settings; if they may, "
+                "give them different names.",
+            )
+
+
+def _differences(one: Declaration, other: Declaration) -> Iterator[str]:
+    if one.using != other.using:
+        yield f"using is {one.using!r} and {other.using!r}, so they do not exclude each other"
+    for name in _OF_THE_LOCK:
+        values = [lock.options.get(name, _LEFT_OUT) for lock in (one, other)]
+        if values[0] != values[1]:
+            yield f"{name} is {_shown(values[0])} and {_shown(values[1])}"
+
+
+_LEFT_OUT = object()
+
+
+def _shown(value: object) -> str:
+    return "left out" if value is _LEFT_OUT else repr(value)

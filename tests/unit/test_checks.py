@@ -221,6 +221,40 @@ def test_a_declared_lock_that_does_not(options: dict[str, Any]) -> None:
     assert decorated is not work
 
 
+def other_work() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"using": "third"}, "using is 'default' and 'third', so they do not exclude each other"),
+        ({"timeout": 60}, "timeout is left out and 60"),
+        ({"min_hold": 5}, "min_hold is left out and 5"),
+        ({"max_hold": 5}, "max_hold is left out and 5"),
+    ],
+)
+def test_a_name_that_is_used_twice_with_different_settings(
+    settings: Any, options: dict[str, Any], words: str
+) -> None:
+    settings.CACHES = {**settings.CACHES, "third": settings.CACHES["default"]}
+    first, second = locked("work")(other_work), locked("work", **options)(work)
+    message = only()
+    assert message.id == "django_redis_lock.W010"
+    here = "tests.unit.test_checks"
+    assert f"locked() of {here}.other_work and of {here}.work" in message.msg
+    assert "both name the lock 'work'" in message.msg
+    assert words in message.msg
+    assert first is not second
+
+
+def test_a_name_may_be_used_twice_with_the_same_settings_or_by_other_means() -> None:
+    first = locked("work", timeout=5, exit_code=3)(work)
+    second = locked("work", timeout=5, blocking=True, label="other")(other_work)
+    by_function = locked(key=lambda: "work")(work)
+    assert messages() == []
+    assert first is not second is not by_function
+
+
 def test_a_urlconf_that_is_broken_is_left_to_django(settings: Any) -> None:
     settings.ROOT_URLCONF = "there.is.none"
     assert messages() == []
