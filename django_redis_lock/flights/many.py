@@ -125,9 +125,8 @@ class Several:
 
     def _lead(self, keys: list[bytes], missing: bool = False) -> Steps:
         """The values of the keys this caller leads; ``missing`` as in ``Flights``."""
-        flights = [
-            FlightRenewal(self._server, key, self._token, self._flight_timeout) for key in keys
-        ]
+        alive = (self._token, self._flight_timeout)
+        flights = [FlightRenewal(self._server, key, *alive, self._terms.group) for key in keys]
         for flight in flights:
             keeper().add(flight)
         kept: dict[bytes, bytes | int] = {}

@@ -22,9 +22,13 @@ DESCRIBE_AFTER = 0.5
 
 
 class FlightRenewal(Job):
-    """Keeps the flight of the cache key ``key`` alive while its leader, this thread, computes."""
+    """Keeps the flight of the cache key ``key`` alive while its leader, this thread, computes.
+    ``group`` is what its figures are counted under; empty: what its name says."""
 
-    def __init__(self, server: Server, key: bytes, token: bytes, lifetime: float) -> None:
+    def __init__(
+        self, server: Server, key: bytes, token: bytes, lifetime: float, group: str = ""
+    ) -> None:
+        self._group = group
         self._lifetime = self.urgency = lifetime
         self._began = time.monotonic()
         self._keys = (flight_key(key), flight_leader(key), FLIGHTS)
@@ -42,7 +46,9 @@ class FlightRenewal(Job):
         """For how many milliseconds it has been computing, and who it is."""
         token, lifetime, _ = self._args
         leader = Owner(fingerprint(token), hostname(), os.getpid(), self._thread)
-        terms = ("lifetime", str(lifetime), "renews", "1")
+        terms: tuple[str, ...] = ("lifetime", str(lifetime), "renews", "1")
+        if self._group:
+            terms = (*terms, "group", self._group)
         return (f"{(now - self._began) * 1000:.0f}", *leader.fields()[:-2], *terms)
 
     def answered(self, value: Any, sent_at: float) -> None:

@@ -158,7 +158,8 @@ class Flights:
         Args:
             missing: there was no value when the flight began.
         """
-        renewal = FlightRenewal(self._server, key, token, self._flight_timeout)
+        alive = (token, self._flight_timeout)
+        renewal = FlightRenewal(self._server, key, *alive, producer.group)
         keeper().add(renewal)
         try:
             value, kept = yield from self._compute(key, producer)

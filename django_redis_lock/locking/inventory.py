@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .calls import run
+from .events import group_of
 from .inventory_scripts import DESCRIBE, DESCRIBE_FLIGHTS, LIST, LIST_FLIGHTS
 from .keys import FLIGHTS, INDEX, flight_key, flight_leader, lock_keys
 from .owner import Owner, as_bytes, fingerprint
@@ -54,6 +55,7 @@ class HeldLock:
         renewals: how often that has happened; None where it is not known.
         seen: seconds since its holder's keeper was last heard of; None where it never was.
         resting: nobody holds it any more; it stays taken until its ``min_hold`` is over.
+        group: under which it is counted in metrics.
     """
 
     key: bytes
@@ -69,6 +71,7 @@ class HeldLock:
     renewals: int | None = None
     seen: float | None = None
     resting: bool = False
+    group: str = ""
 
     @property
     def sign_every(self) -> float | None:
@@ -174,10 +177,10 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Held
     fence, waiters = of_a_lock or (b"", None)
     digits = as_bytes(fence).partition(b" ")[0]
     seen = _number(described, "seen")
-    name = key[len(prefix) :] if key.startswith(prefix) else key
+    name = (key[len(prefix) :] if key.startswith(prefix) else key).decode(errors="backslashreplace")
     return HeldLock(
         key=key,
-        name=name.decode(errors="backslashreplace"),
+        name=name,
         owner=owner,
         ttl=math.inf if int(pttl) < 0 else int(pttl) / 1000,
         held_for=None if owner.since is None else max(0.0, now_us / 1e6 - owner.since),
@@ -188,6 +191,7 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Held
         renews=described["renews"] == "1" if "renews" in described else None,
         renewals=None if seen is None else int(_number(described, "renewals") or 0),
         seen=None if seen is None else max(0.0, (now_us - seen) / 1e6),
+        group=described.get("group") or group_of(name),
         resting=resting,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from .arguments import milliseconds
 from .chronicle import Note
+from .events import group_of
 from .hold import Hold, printable
 from .keeper import Job, keeper
 from .scripts import RENEW, Call
@@ -79,7 +80,11 @@ class Renewal(Job):
         hold = self.hold
         lifetime = 0 if hold.lifetime is None else milliseconds(hold.lifetime)
         renews = hold.renews_until > -math.inf
-        return ("lifetime", str(lifetime), "renews", str(int(renews)))
+        terms = ("lifetime", str(lifetime), "renews", str(int(renews)))
+        subject = hold.subject
+        if subject is None or subject.group == group_of(subject.name):
+            return terms
+        return (*terms, "group", subject.group)
 
     def tell(self, what: str, note: str = "") -> None:
         """Have it noted what has happened to the lock, unless that was over in no time."""

@@ -13,6 +13,7 @@ from django.core.cache import caches
 from django_redis_lock import Lock, metrics
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.calls import run
+from django_redis_lock.locking.inventory import list_flights
 from django_redis_lock.locking.keeper import keeper
 from django_redis_lock.locking.keys import FIGURES
 from django_redis_lock.locking.server import server_of
@@ -368,3 +369,27 @@ def test_behind_sentinels(sentinel_servers: SentinelServers) -> None:
         pass
     metrics.flush()
     assert list(read(client, "", "hour")) == ["one"]
+
+
+# -- which figures belong to what is held --------------------------------------------------------
+
+
+def test_a_held_lock_says_under_what_it_is_counted(cache: RedisCache) -> None:
+    def groups() -> dict[str, str]:
+        listed = cache.held_locks().locks
+        return {lock.name: lock.group for lock in listed if lock.owner.host}
+
+    with cache.lock("invoice-17"), cache.lock("invoice-18", group="invoices"):
+        until(lambda: len(groups()) == 2)
+        assert groups() == {"invoice-17": "invoice-*", "invoice-18": "invoices"}
+
+
+def test_a_computation_under_way_says_so_too(
+    cache: RedisCache, client: redis.Redis, slow: Producer
+) -> None:
+    asking = Asking(cache.get_or_set, "report-2024", slow, group="report-{year}")
+    until(lambda: list_flights(client, b":1:").locks)
+    [computation] = list_flights(client, b":1:").locks
+    assert computation.group == "report-{year}"
+    slow.finish.set()
+    asking.found()
