@@ -10,6 +10,7 @@ from django.contrib import messages
 from django.contrib.admin import ModelAdmin
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from ..holdings import UNAVAILABLE, Holding, look_closely, name_of, release
 from ..locking.forced import Outcome
@@ -18,7 +19,7 @@ from ..locking.inventory import FLIGHT, HeldLock
 from ..models import HeldLock as Model
 from .refs import Choice
 from .rows import row
-from .words import duration, place, processes, shown
+from .words import duration, place, shown
 
 __all__ = ["outlook", "parse_choices", "release_chosen"]
 
@@ -60,8 +61,12 @@ def _effects(lock: HeldLock) -> list[str]:
     if lock.resting:
         return [_("Nobody is at work under it; the next may begin before its min_hold is over.")]
     if lock.waiters:
-        waiting = _("Of the %(processes)s that wait for it, the first has it at once.")
-        effects = [waiting % {"processes": processes(lock.waiters)}]
+        waiting = ngettext(
+            "The process that waits for it has it at once.",
+            "Of the %(number)d processes that wait for it, the first has it at once.",
+            lock.waiters,
+        )
+        effects = [waiting % {"number": lock.waiters}]
     else:
         effects = [_("Nobody waits for it, so it is free.")]
     effects.append(

@@ -57,6 +57,7 @@ def row(holding: Holding) -> dict[str, Any]:
         "seen_text": "" if lock.seen is None else duration(lock.seen),
         "silent_for": seconds_or_none(lock.seen) if lock.silent else None,
         "silent_for_text": duration(lock.seen or 0.0) if lock.silent else "",
+        "verdict": _verdict(lock),
         "sign": _sign(lock),
         "held": seconds_or_none(lock.held_for),
         "held_text": "-" if lock.held_for is None else duration(lock.held_for),
@@ -87,6 +88,28 @@ def _renewal(lock: HeldLock) -> str:
     return _("renewed") if lock.renews else _("not renewed")
 
 
+def _verdict(lock: HeldLock) -> str:
+    """What that means, in a sentence."""
+    if lock.resting:
+        return ""
+    if lock.silent is None:
+        return _(
+            "Nothing is known of it: it has had the lock for less than half a second, "
+            "or took it with another program."
+        )
+    if not lock.silent:
+        return _("Its process is alive. Whether its work gets on cannot be seen from here.")
+    if math.isinf(lock.ttl):
+        return _(
+            "Its process is stopped, cut off from Redis, or dead. The lock never expires, "
+            "so nobody gets it until it is released."
+        )
+    return _(
+        "Its process is stopped, cut off from Redis, or dead. Unless it comes back, "
+        "the lock ends by itself when no time is left."
+    )
+
+
 def _sign(lock: HeldLock) -> str:
     if lock.sign_every is None:
         return ""
@@ -106,7 +129,7 @@ def url_of(ref: Ref) -> str:
 
 _TEXTS = (
     *("id", "choice", "url", "name", "select", "label", "kind", "kind_label", "where", "place"),
-    *("state", "said", "seen_text", "silent_for_text", "sign", "held_text", "left_text"),
+    *("state", "said", "seen_text", "silent_for_text", "verdict", "sign", "held_text", "left_text"),
     *("renewal", "waiters", "renewals", "fence", "alias", "owner_id"),
 )
 _SECONDS = ("seen", "silent_for", "held", "left", "bar")

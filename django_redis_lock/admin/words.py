@@ -6,12 +6,12 @@ import json
 import math
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
 from ..locking.hold import printable
 from ..locking.owner import Owner
 
-__all__ = ["duration", "duration_patterns", "place", "processes", "shown"]
+__all__ = ["duration", "duration_patterns", "place", "seconds_or_none", "shown"]
 
 #: Two units at most; the page's script fills the same patterns in.
 UNDER_A_SECOND = gettext_lazy("under 1 s")
@@ -51,12 +51,6 @@ def place(owner: Owner) -> str:
         "process": owner.pid,
         "thread": shown(owner.thread),
     }
-
-
-def processes(number: int) -> str:
-    """So many processes."""
-    text = ngettext("%(number)d process", "%(number)d processes", number)
-    return text % {"number": number}
 
 
 def seconds_or_none(seconds: float | None) -> float | None:

@@ -153,6 +153,7 @@
   let timer = 0;
   let asking = null;
   let paused = false;
+  let failing = false;
   let over = false;
 
   function plan() {
@@ -178,11 +179,14 @@
       } else {
         const data = await answer.json();
         if (!paused) refill(data);
-        if (trouble.textContent) say(trouble, page.dataset.again);
-        else say(trouble, "");
-        if (trouble.textContent === page.dataset.again) setTimeout(() => say(trouble, ""), 3000);
+        if (failing) {
+          say(trouble, page.dataset.again);
+          setTimeout(() => failing || say(trouble, ""), 3000);
+        }
+        failing = false;
       }
     } catch {
+      failing = true;
       say(trouble, page.dataset.away);
     } finally {
       clearTimeout(patience);

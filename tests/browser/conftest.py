@@ -1,0 +1,121 @@
+"""A real Chromium, headless, that looks at a live server. Whatever goes wrong in it fails the test:
+a violation of the content security policy, an error in the console, a page that did not load.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.contrib.admin import site
+from django.contrib.auth.models import User
+from django.test import Client
+
+from django_redis_lock.models import HeldLock
+
+OPTIONS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+#: Milliseconds to wait for what is to be seen.
+PATIENCE = 15_000
+PAGE = "/admin/django_redis_lock/heldlock/"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "browser" in item.path.parts:
+            item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.django_db(transaction=True))
+
+
+def _find_chromium() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Chromium, started once."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="the package playwright is not installed"
+    )
+    path = _find_chromium()
+    if path is None:
+        pytest.skip("there is no Chromium on the PATH, nor one named by CHROMIUM")
+    with pytest.MonkeyPatch.context() as patch:
+        # Playwright runs an event loop in this thread, which is none of Django's business.
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+        with playwright.sync_playwright() as started:
+            browser = started.chromium.launch(executable_path=path, args=list(OPTIONS))
+            yield browser
+            browser.close()
+
+
+@pytest.fixture
+def refresh_every(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the seconds between two refreshes of a page that is opened from then on."""
+    (page,) = (page for page in site._registry.values() if page.model is HeldLock)
+    return partial(monkeypatch.setattr, page, "refresh_every")
+
+
+@pytest.fixture
+def impatient(refresh_every: Callable[[float], None]) -> None:
+    refresh_every(0.25)
+
+
+@pytest.fixture
+def strict(settings: Any) -> None:
+    """The strictest policy under which the page must work."""
+    settings.MIDDLEWARE = ["tests.browser.site.strict", *settings.MIDDLEWARE]
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def open_page(
+    chromium: Any, strict: None, impatient: None, live_server: Any, client: Any
+) -> Iterator[Open]:
+    """Opens a page as a logged-in user, in a browser of its own; options are Playwright's."""
+    contexts: list[Any] = []
+    troubles: list[str] = []
+
+    def open_page(
+        path: str = PAGE, user: User | None = None, trouble: bool = True, **options: Any
+    ) -> Any:
+        if user is None:
+            user, _ = User.objects.get_or_create(
+                username="operator", defaults={"is_staff": True, "is_superuser": True}
+            )
+        session = Client()
+        session.force_login(user)
+        context = chromium.new_context(base_url=live_server.url, **options)
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE)
+        name = django_settings.SESSION_COOKIE_NAME
+        cookie = {"name": name, "value": session.cookies[name].value, "url": live_server.url}
+        context.add_cookies([cookie])
+        page = context.new_page()
+        if trouble:
+            page.on("console", lambda said: said.type == "error" and troubles.append(said.text))
+            page.on("pageerror", lambda error: troubles.append(str(error)))
+            page.on("requestfailed", lambda request: troubles.append(_failure(request)))
+        page.goto(path)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    # A page that is left cancels what it was asking for.
+    troubles = [text for text in troubles if text and "ERR_ABORTED" not in text]
+    assert not troubles
+
+
+def _failure(request: Any) -> str:
+    return f"{request.url}: {request.failure}"

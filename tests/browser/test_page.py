@@ -1,0 +1,435 @@
+"""The page "Held locks" in Chromium: that it lives, and that one can work with it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.core.cache import caches
+
+from django_redis_lock import Lock, holdings
+from django_redis_lock.locking.inspection import inspect
+from django_redis_lock.locking.keys import lock_keys
+from tests.browser.conftest import PAGE, Open
+from tests.integration.test_admin import hold
+from tests.processes import until
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = playwright.expect
+
+
+def named(lock: Lock, client: redis.Redis) -> Lock:
+    """``lock``, as soon as it is said who holds it."""
+    until(lambda: client.exists(lock_keys(lock.keys.lock).owner))
+    return lock
+
+
+def row(page: Any, name: str) -> Any:
+    return page.locator("#result_list tbody tr").filter(has=page.get_by_role("link", name=name))
+
+
+@contextmanager
+def queued(name: str, thread: str = "the next one") -> Any:
+    """A thread that waits for the lock ``name``, and holds it then for as long as the block."""
+    lock = caches["default"].lock(name, thread_local=False)
+    waiter = threading.Thread(target=lambda: lock.acquire(blocking_timeout=60), name=thread)
+    waiter.start()
+    until(lambda: inspect(lock.redis, lock.keys.lock).waiters)
+    try:
+        yield lock
+    finally:
+        lock.reset()
+        waiter.join(60)
+
+
+# -- it lives ----------------------------------------------------------------------------------
+
+
+def test_times_run_on_between_two_refreshes(
+    open_page: Open, refresh_every: Any, client: redis.Redis
+) -> None:
+    refresh_every(3600)
+    named(hold("a", timeout=60), client)
+    page = open_page()
+    left, bar = page.locator("[data-down]").first, page.locator("progress").first
+    before, width = left.inner_text(), bar.evaluate("bar => bar.value")
+    assert re.fullmatch(r"5\d s", before)
+    expect(left).not_to_have_text(before)
+    assert int(left.inner_text().split()[0]) < int(before.split()[0])
+    assert bar.evaluate("bar => bar.value") < width
+
+
+def test_durations_are_said_as_by_the_server(
+    open_page: Open, refresh_every: Any, client: redis.Redis
+) -> None:
+    refresh_every(3600)
+    shown = {}
+    for seconds in (90, 7000, 100_000):
+        hold(str(seconds), timeout=seconds)
+        shown[str(seconds)] = {90: "1 min", 7000: "1 h 56 min", 100_000: "1 d 3 h"}[seconds]
+    page = open_page()
+    page.evaluate("() => new Promise(done => setTimeout(done, 1100))")  # One tick.
+    for name, words in shown.items():
+        expect(row(page, name).locator("[data-down]")).to_contain_text(words)
+
+
+def test_a_lock_released_elsewhere_vanishes_and_a_new_one_comes(
+    open_page: Open, client: redis.Redis
+) -> None:
+    first = named(hold("first"), client)
+    hold("second")
+    page = open_page()
+    expect(page.locator("#result_list tbody tr")).to_have_count(2)
+    first.release()
+    expect(row(page, "first")).to_have_count(0)
+    hold("third", label="of another <b>process</b>")
+    expect(row(page, "third")).to_have_count(1)
+    expect(row(page, "third")).to_contain_text("of another <b>process</b>")
+    expect(row(page, "second")).to_have_count(1)
+    expect(page.locator(".paginator")).to_contain_text("2 locks")
+
+
+def test_the_first_lock_and_the_last(open_page: Open) -> None:
+    page = open_page()
+    expect(page.get_by_text("No lock is held at the moment.")).to_be_visible()
+    expect(page.get_by_role("button", name="Release")).to_be_hidden()
+    lock = hold("a")
+    expect(row(page, "a")).to_be_visible()
+    expect(page.get_by_role("button", name="Release")).to_be_visible()
+    lock.release()
+    expect(page.get_by_text("No lock is held at the moment.")).to_be_visible()
+    expect(page.locator("#result_list")).to_be_hidden()
+
+
+def test_a_new_holder_is_shown(open_page: Open, client: redis.Redis) -> None:
+    lock = named(hold("a", label="the first"), client)
+    page = open_page()
+    expect(row(page, "a")).to_contain_text("the first")
+    lock.release()
+    hold("a", label="the second")
+    expect(row(page, "a")).to_contain_text("the second")
+    expect(row(page, "a")).to_have_count(1)
+
+
+def test_names_cannot_inject_anything_by_way_of_the_script(open_page: Open) -> None:
+    page = open_page()
+    evil = "<img src=x onerror=\"document.title='broken'\">"
+    hold(evil, label=evil)
+    expect(page.get_by_role("link", name=evil)).to_be_visible()
+    expect(page.locator("#result_list img")).to_have_count(0)
+
+
+def refreshed(page: Any) -> None:
+    """Wait for two refreshes: the first may have been under way before."""
+    for _ in range(2):
+        with page.expect_response(lambda response: "/state/" in response.url):
+            pass
+
+
+def test_scroll_focus_and_selection_survive_a_refresh(open_page: Open, client: redis.Redis) -> None:
+    locks = [hold(f"lock-{number:02}") for number in range(40)]
+    for lock in locks:
+        named(lock, client)
+    page = open_page(f"{PAGE}?o=lock", viewport={"width": 1280, "height": 500})
+    box = page.get_by_role("checkbox", name="Select lock-20", exact=True)
+    box.check()
+    box.focus()
+    box.scroll_into_view_if_needed()
+    page.evaluate("() => getSelection().selectAllChildren(document.activeElement.closest('tr'))")
+    scrolled = page.evaluate("() => scrollY")
+    assert scrolled > 0
+    for number in range(30, 40):
+        locks[number].release()
+    expect(page.locator("#result_list tbody tr")).to_have_count(30)
+    refreshed(page)
+    expect(box).to_be_checked()
+    expect(box).to_be_focused()
+    assert page.evaluate("() => scrollY") == scrolled
+    assert "lock-20" in page.evaluate("() => getSelection().toString()")
+
+
+def test_a_selected_lock_that_changed_hands_is_not_selected_any_more(
+    open_page: Open, client: redis.Redis
+) -> None:
+    lock = named(hold("a"), client)
+    page = open_page()
+    page.get_by_role("checkbox", name="Select a", exact=True).check()
+    lock.release()
+    hold("a", label="another")
+    expect(row(page, "a")).to_contain_text("another")
+    expect(page.get_by_role("checkbox", name="Select a", exact=True)).not_to_be_checked()
+
+
+def test_the_focus_stays_nearby_when_its_row_goes(open_page: Open, client: redis.Redis) -> None:
+    locks = [named(hold(name), client) for name in "abc"]
+    page = open_page(f"{PAGE}?o=lock")
+    page.get_by_role("link", name="b", exact=True).focus()
+    locks[1].release()
+    expect(row(page, "b")).to_have_count(0)
+    assert page.evaluate("() => document.activeElement.closest('tr').innerText").startswith("\tc")
+
+
+def test_it_can_be_paused(open_page: Open, client: redis.Redis) -> None:
+    lock = named(hold("a"), client)
+    page = open_page()
+    pause = page.get_by_role("button", name="Pause")
+    pause.click()
+    expect(pause).to_have_attribute("aria-pressed", "true")
+    page.wait_for_load_state("networkidle")
+    lock.release()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    held = row(page, "a").inner_text()
+    page.wait_for_timeout(1500)  # Several refreshes, and a tick.
+    assert asked == []
+    assert row(page, "a").inner_text() == held
+    pause.click()
+    expect(row(page, "a")).to_have_count(0)
+
+
+def test_nothing_is_said_to_screen_readers_while_all_is_well(
+    open_page: Open, client: redis.Redis
+) -> None:
+    lock = named(hold("a"), client)
+    page = open_page()
+    assert page.locator("[aria-live], [role=status], [role=alert], [role=log]").count() == 1
+    changes = """() => {
+      window.said = 0;
+      new MutationObserver(() => window.said++).observe(
+        document.querySelector('[role=status]'),
+        {childList: true, characterData: true, subtree: true});
+    }"""
+    page.evaluate(changes)
+    lock.release()
+    expect(row(page, "a")).to_have_count(0)
+    refreshed(page)
+    assert page.evaluate("() => window.said") == 0
+
+
+def test_a_site_that_is_away_for_a_while(open_page: Open, client: redis.Redis) -> None:
+    named(hold("a"), client)
+    page = open_page(trouble=False)
+    status = page.get_by_role("status")
+    page.route("**/state/**", lambda route: route.abort())
+    expect(status).to_contain_text("the site did not answer")
+    expect(row(page, "a")).to_be_visible()
+    page.unroute("**/state/**")
+    expect(status).to_contain_text("Refreshed again.")
+    expect(status).to_be_empty()
+
+
+def test_a_session_that_has_ended(open_page: Open, client: redis.Redis) -> None:
+    named(hold("a"), client)
+    page = open_page(trouble=False)
+    page.context.clear_cookies()
+    expect(page.get_by_role("status")).to_contain_text("you are not logged in")
+
+
+def test_redis_that_is_away(open_page: Open, client: redis.Redis, monkeypatch: Any) -> None:
+    page = open_page()
+    hold("a")
+    expect(row(page, "a")).to_be_visible()
+
+    def away(*args: Any) -> Any:
+        raise redis.ConnectionError("<b>away</b>")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(holdings, "list_held", away)
+        note = page.locator(".errornote")
+        expect(note).to_contain_text("“default” cannot be listed")
+        expect(note).to_contain_text("<b>away</b>")
+        expect(page.get_by_text("No lock is held")).to_be_hidden()
+    expect(row(page, "a")).to_be_visible()
+    expect(page.locator(".errornote")).to_have_count(0)
+
+
+# -- one can work with it ----------------------------------------------------------------------
+
+
+def test_an_operator_who_was_paged(open_page: Open, client: redis.Redis) -> None:
+    """Finds the holder, judges whether it is alive, releases it and sees the next one start."""
+    lock = named(hold("nightly-report", label="Nightly report", timeout=300), client)
+    hold("something-else")
+    owner = lock_keys(lock.keys.lock).owner
+    client.hset(owner, mapping={"host": "batch-3", "pid": 4711, "thread": "main"})
+    client.hincrby(owner, "seen", -200_000_000)
+    with queued("nightly-report"):
+        page = open_page()
+        expect(row(page, "nightly-report")).to_contain_text("batch-3, process 4711")
+        expect(row(page, "nightly-report")).to_contain_text("silent for 3 min")
+        page.get_by_role("link", name="nightly-report").click()
+        expect(page.get_by_text("stopped, cut off from Redis, or dead")).to_be_visible()
+        expect(page.locator(".waiting li")).to_contain_text("thread the next one")
+        page.get_by_role("button", name="Release").click()
+        expect(page.get_by_text("batch-3, process 4711")).to_be_visible()
+        expect(page.get_by_text("The process that waits for it has it at once.")).to_be_visible()
+        assert lock.owned()
+        page.get_by_role("button", name="Release").click()
+        expect(page.get_by_text("“nightly-report” is released.")).to_be_visible()
+        expect(page.locator(".facts")).to_contain_text("thread the next one")
+        expect(page.locator(".facts")).to_contain_text("alive")
+        expect(page.locator(".waiting li")).to_have_count(0)
+        expect(page.locator(".events")).to_contain_text("released by force")
+        expect(page.locator(".events")).to_contain_text("operator")
+        expect(row(page, "something-else")).to_have_count(0)
+    assert LogEntry.objects.count() == 1
+
+
+def test_a_selection_is_released(open_page: Open, client: redis.Redis) -> None:
+    locks = {name: named(hold(name), client) for name in "abc"}
+    page = open_page(f"{PAGE}?o=lock")
+    for name in "ac":
+        page.get_by_role("checkbox", name=f"Select {name}", exact=True).check()
+    page.get_by_role("button", name="Release the selected").click()
+    expect(page.locator(".to-release > li")).to_have_count(2)
+    page.get_by_role("button", name="Release").click()
+    expect(page.locator(".messagelist li")).to_have_count(2)
+    assert page.url.endswith(f"{PAGE}?o=lock")
+    assert [name for name, lock in locks.items() if lock.owned()] == ["b"]
+
+
+def test_all_can_be_selected(open_page: Open, client: redis.Redis) -> None:
+    for name in "abc":
+        named(hold(name), client)
+    page = open_page()
+    every = page.get_by_role("checkbox", name="Select all")
+    every.check()
+    assert page.locator(".action-select:checked").count() == 3
+    page.get_by_role("checkbox", name="Select b", exact=True).uncheck()
+    assert every.evaluate("box => box.indeterminate")
+
+
+def test_one_may_think_better_of_it(open_page: Open, client: redis.Redis) -> None:
+    lock = named(hold("a"), client)
+    page = open_page(f"{PAGE}?q=a")
+    page.get_by_role("checkbox", name="Select a", exact=True).check()
+    page.get_by_role("button", name="Release the selected").click()
+    page.get_by_role("link", name="No, take me back").click()
+    expect(page.get_by_label("Name")).to_have_value("a")
+    assert lock.owned()
+
+
+def test_two_operators(open_page: Open, client: redis.Redis) -> None:
+    """Both want to release the same lock. The second is told, and the next holder keeps it."""
+    named(hold("a"), client)
+    with queued("a") as lock:
+        one, two = open_page(), open_page()
+        for page in (one, two):
+            page.get_by_role("link", name="a", exact=True).click()
+            page.get_by_role("button", name="Release").click()
+        one.get_by_role("button", name="Release").click()
+        expect(one.get_by_text("“a” is released.")).to_be_visible()
+        until(lambda: lock.fence)
+        two.get_by_role("button", name="Release").click()
+        expect(two.get_by_text("has passed to another holder meanwhile")).to_be_visible()
+        assert lock.owned()
+
+
+def test_one_browser_sees_what_the_other_does(open_page: Open, client: redis.Redis) -> None:
+    named(hold("a"), client)
+    watching, acting = open_page(), open_page()
+    expect(row(watching, "a")).to_be_visible()
+    acting.get_by_role("link", name="a", exact=True).click()
+    acting.get_by_role("button", name="Release").click()
+    acting.get_by_role("button", name="Release").click()
+    expect(row(watching, "a")).to_have_count(0)
+    expect(acting.get_by_text("Nobody holds it.")).to_be_visible()
+
+
+def press_until(page: Any, reached: Callable[[], bool]) -> None:
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if reached():
+            return
+    raise AssertionError("the keyboard does not lead there")
+
+
+def test_keyboard_only(open_page: Open, client: redis.Redis) -> None:
+    lock = named(hold("a"), client)
+    named(hold("b"), client)
+    page = open_page(f"{PAGE}?o=lock")
+
+    def on(text: str) -> Callable[[], bool]:
+        script = "e => e.ariaLabel || e.innerText || e.value"
+        active = page.locator("*:focus")
+        return lambda: active.count() > 0 and active.evaluate(script).strip().startswith(text)
+
+    press_until(page, on("Pause"))
+    page.keyboard.press("Space")
+    expect(page.get_by_role("button", name="Pause")).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("Enter")
+    press_until(page, on("Select a"))
+    assert page.evaluate("() => document.activeElement.ariaLabel") == "Select all"
+    press_until(page, lambda: page.evaluate("() => document.activeElement.ariaLabel") == "Select a")
+    refreshed(page)
+    page.keyboard.press("Space")
+    press_until(page, on("Release the selected"))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("link", name="No, take me back")).to_be_visible()
+    press_until(page, on("Release"))
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("“a” is released.")).to_be_visible()
+    assert not lock.locked()
+
+
+# -- without JavaScript ------------------------------------------------------------------------
+
+
+def test_without_javascript(open_page: Open, client: redis.Redis) -> None:
+    lock = named(hold("nightly-report", label="Nightly report", timeout=600), client)
+    page = open_page(java_script_enabled=False)
+    expect(row(page, "nightly-report")).to_contain_text("9 min")
+    expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+    other = hold("later")
+    page.get_by_role("link", name="Reload").click()
+    expect(page.get_by_role("link", name="later")).to_be_visible()
+    other.release()
+    page.get_by_label("Name").fill("NIGHTLY")
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.locator("#result_list tbody tr")).to_have_count(1)
+    page.get_by_role("link", name="nightly-report").click()
+    expect(page.get_by_text("Its process is alive.")).to_be_visible()
+    page.get_by_role("button", name="Release").click()
+    page.get_by_role("button", name="Release").click()
+    expect(page.get_by_text("Nobody holds it.")).to_be_visible()
+    assert not lock.locked()
+
+
+# -- who may only look -------------------------------------------------------------------------
+
+
+def test_who_may_only_look(open_page: Open, client: redis.Redis) -> None:
+    user = User.objects.create_user("viewer", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_heldlock"))
+    lock = named(hold("a"), client)
+    page = open_page(user=user)
+    expect(row(page, "a")).to_be_visible()
+    assert page.get_by_role("checkbox").count() == 0
+    lock.release()
+    hold("b")
+    expect(row(page, "b")).to_be_visible()
+    assert page.get_by_role("checkbox").count() == 0
+    page.get_by_role("link", name="b", exact=True).click()
+    expect(page.get_by_text("Who holds it")).to_be_visible()
+    assert page.get_by_role("button", name="Release").count() == 0
+
+
+# -- scale -------------------------------------------------------------------------------------
+
+
+def test_five_hundred_locks(open_page: Open, client: redis.Redis) -> None:
+    locks = [hold(f"lock-{number:03}", timeout=300) for number in range(500)]
+    page = open_page(f"{PAGE}?o=lock")
+    assert page.locator("#result_list tbody tr").count() == 500
+    page.get_by_role("link", name="lock-250").scroll_into_view_if_needed()
+    for lock in locks[:100]:
+        lock.release()
+    expect(page.locator("#result_list tbody tr")).to_have_count(400)
+    expect(page.get_by_role("link", name="lock-250")).to_be_in_viewport()
