@@ -102,7 +102,8 @@ class Conflict:
         self, request: Any, status: int = 409, template: str = TEMPLATE, json: bool = False
     ) -> HttpResponse:
         """HTML or JSON, as the client accepts, with ``Retry-After``, never cached. The template is
-        given ``retry_after`` and is not told who the holder is.
+        given ``retry_after`` (seconds) and ``reload`` (whether the request may simply be repeated),
+        and is not told who the holder is.
 
         Args:
             request: Django's, or that of Django REST framework, which then chooses the format.
@@ -118,7 +119,8 @@ class Conflict:
         elif self._wants_json(request, json):
             response = JsonResponse(detail, status=status)
         else:
-            context = {"retry_after": self.retry_after}
+            again = request.method in ("GET", "HEAD")  # And not what was posted.
+            context = {"retry_after": self.retry_after, "reload": again}
             response = HttpResponse(render_to_string(template, context, request), status=status)
         response["Retry-After"] = str(self.retry_after)
         response["Cache-Control"] = "no-store"
@@ -192,7 +194,7 @@ def respond(template: str = TEMPLATE, *, status: int = 409) -> OnConflict:
     """Answer with another page.
 
     Args:
-        template: as the package's own, it is given ``retry_after``; who prefers JSON gets JSON.
+        template: given the same as the package's own; who prefers JSON gets JSON.
         status: of the answer.
     """
 

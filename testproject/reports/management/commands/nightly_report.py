@@ -9,7 +9,7 @@ from django_redis_lock import locked
 from testproject.reports.report import REPORT_KEY, REPORT_LIFETIME, sales_report
 
 
-@locked("nightly-report", label="Nightly sales report")
+@locked("nightly-report", label="Nightly sales report", on_lost="terminate")
 class Command(BaseCommand):
     help = "Computes the sales report afresh. Runs once at a time, on however many hosts."
 
