@@ -13,6 +13,8 @@ class RedisLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import checks, metrics  # noqa: F401, PLC0415 - importing checks registers them
+        from . import checks, exporters, metrics  # noqa: F401, PLC0415 - checks are registered
+        from .conf import Conf  # noqa: PLC0415
 
         metrics.start()
+        exporters.start(Conf().EXPORTERS)

@@ -21,6 +21,8 @@ __all__ = ["ON_WAIT_TIMEOUT", "Conf"]
 
 #: What a follower can do when it has waited long enough.
 ON_WAIT_TIMEOUT = ("compute", "raise", "default")
+#: The exporters there are.
+EXPORTERS = ("prometheus", "opentelemetry")
 
 
 _given: Mapping[str, Any] | None = None
@@ -165,6 +167,15 @@ class Conf:
     def METRICS(self) -> bool:
         """Whether what happens to locks and computations is counted, and written to Redis."""
         return self._switch("METRICS", True)
+
+    @property
+    def EXPORTERS(self) -> tuple[str, ...]:
+        """What is told of locks and computations beside Redis: "prometheus", "opentelemetry"."""
+        where, names = self._get("EXPORTERS", ())
+        if not isinstance(names, (list, tuple)) or not set(names) <= set(EXPORTERS):
+            allowed = ", ".join(map(repr, EXPORTERS))
+            raise ImproperlyConfigured(f"{where} must be a list of {allowed}, not {names!r}")
+        return tuple(names)
 
     @property
     def LOCK_PREFIX(self) -> str:

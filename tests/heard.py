@@ -19,7 +19,8 @@ class Heard(list[Any]):
         self.name = name
 
     def __call__(self, event: Any) -> None:
-        if event.subject.name == self.name:
+        subject = getattr(event, "subject", None)
+        if subject is not None and subject.name == self.name:
             self.append(event)
 
     @property

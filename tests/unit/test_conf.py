@@ -22,6 +22,7 @@ DEFAULTS = {
     "JITTER": 0.0,
     "ERROR_TTL": 0.0,
     "METRICS": True,
+    "EXPORTERS": (),
     "WARN_SHARE": 0.8,
     "WARN_AFTER": None,
     "BREAKER_FAILURES": 2,

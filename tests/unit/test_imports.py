@@ -76,7 +76,7 @@ LAYERS = (
     ("reading", "computing*", "python_redis_lock", "cache", "clients"),
     ("aliases",),
     ("contention", "metrics*", "checks*", "models", "naming", "holdings"),
-    ("current", "lost", "tasks", "transactions", "lock_options"),
+    ("exporters*", "current", "lost", "tasks", "transactions", "lock_options"),
     ("sections",),
     ("targets",),
     ("decorators", "caching", "admin*"),

@@ -1,0 +1,132 @@
+"""Metrics for Prometheus, by way of ``prometheus_client``.
+
+They are ordinary counters and histograms of that package, so they come out wherever a project
+exposes its registry, also in multiprocess mode (``PROMETHEUS_MULTIPROC_DIR``). The label ``group``
+has a limited number of values. See ``docs/monitoring.md`` for the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+
+from ..locking import events
+from ..metrics.figures import BOUNDS
+from .labels import Labels
+
+__all__ = ["Prometheus", "start"]
+
+_PREFIX = "django_redis_lock_"
+
+
+class Prometheus:
+    """A listener that counts in ``registry``."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.registry = registry
+        self._label = Labels()
+        self._collectors: list[Any] = []
+        group = ("group",)
+        self.acquired = self._counter(
+            "acquired", "Locks acquired, by whether they were waited for", *group, "contended"
+        )
+        self.missed = self._counter(
+            "missed", "Locks not acquired: busy when asked once, or a wait timed out", *group, "why"
+        )
+        self.lost = self._counter("lost", "Locks that ended before they were released", *group)
+        self.waits = self._histogram("wait_seconds", "How long acquisitions waited")
+        self.holds = self._histogram("hold_seconds", "How long locks were held")
+        self.computed = self._counter("values_computed", "Values computed by get_or_set", *group)
+        self.failed = self._counter("computations_failed", "Computations that raised", *group)
+        self.computations = self._histogram("computation_seconds", "How long computations took")
+        self.saved = self._counter(
+            "computations_saved",
+            "Computations spared to callers that got another's result, or the stale value",
+            *group,
+            "stale",
+        )
+        self.refreshes_failed = self._counter(
+            "refreshes_failed", "Stale values that could not be computed anew", *group
+        )
+        self.outages = self._counter("outages", "Times a Redis server went away", "server")
+        self.outage_seconds = self._counter("outage_seconds", "How long it was away", "server")
+        self.stood_in = self._counter("stood_in", "Locks taken without Redis", *group, "how")
+        self._does: dict[type, Callable[[Any, str], None]] = {
+            events.Acquired: self._acquired,
+            events.TimedOut: self._timed_out,
+            events.Released: lambda event, group: self.holds.labels(group).observe(event.held),
+            events.Lost: self._lost,
+            events.Computed: self._computed,
+            events.Shared: self._shared,
+            events.RefreshFailed: lambda event, group: self.refreshes_failed.labels(group).inc(),
+            events.ServerDown: lambda event, group: self.outages.labels(event.server).inc(),
+            events.ServerUp: self._server_up,
+            events.StoodIn: lambda event, group: self.stood_in.labels(group, event.how).inc(),
+        }
+
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        counter = Counter(_PREFIX + name, help, labels, registry=self.registry)
+        self._collectors.append(counter)
+        return counter
+
+    def _histogram(self, name: str, help: str) -> Histogram:
+        histogram = Histogram(
+            _PREFIX + name, help, ("group",), registry=self.registry, buckets=BOUNDS
+        )
+        self._collectors.append(histogram)
+        return histogram
+
+    def __call__(self, event: Any) -> None:
+        does = self._does.get(type(event))
+        if does is not None:
+            subject = getattr(event, "subject", None)
+            does(event, "" if subject is None else self._label(subject.group))
+
+    def _acquired(self, event: events.Acquired, group: str) -> None:
+        self.acquired.labels(group, _truth(event.contended)).inc()
+        self.waits.labels(group).observe(event.waited)
+
+    def _timed_out(self, event: events.TimedOut, group: str) -> None:
+        self.missed.labels(group, "timeout" if event.blocking else "busy").inc()
+
+    def _lost(self, event: events.Lost, group: str) -> None:
+        self.lost.labels(group).inc()
+        self.holds.labels(group).observe(event.held)
+
+    def _computed(self, event: events.Computed, group: str) -> None:
+        if event.error is None:
+            self.computed.labels(group).inc(event.values)
+        else:
+            self.failed.labels(group).inc()
+        self.computations.labels(group).observe(event.seconds)
+
+    def _shared(self, event: events.Shared, group: str) -> None:
+        self.saved.labels(group, _truth(event.stale)).inc(event.values)
+
+    def _server_up(self, event: events.ServerUp, group: str) -> None:
+        self.outage_seconds.labels(event.server).inc(event.seconds)
+
+    def stop(self) -> None:
+        """Listen no more, and leave the registry."""
+        events.unlisten(self)
+        for collector in self._collectors:
+            self.registry.unregister(collector)
+
+
+def _truth(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def start(registry: CollectorRegistry = REGISTRY) -> Prometheus:
+    """Count in ``registry`` from now on. Called again (a module that is reloaded) it begins anew;
+    nothing is registered twice."""
+    for listener in events.listeners:
+        # By its name: after a reload its class is another.
+        same = type(listener).__qualname__ == Prometheus.__qualname__
+        if same and getattr(listener, "registry", None) is registry:
+            listener.stop()  # type: ignore[attr-defined]
+    exporter = Prometheus(registry)
+    events.listen(exporter)
+    return exporter

@@ -1,0 +1,5 @@
+"""The settings of the test project, with an exporter switched on."""
+
+from testproject.settings import *  # noqa: F403
+
+DJANGO_REDIS_LOCK = {"EXPORTERS": ["prometheus"]}
