@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from .aliases import lock_cache, lock_caches
 from .locking import forced
+from .locking.events import group_of
 from .locking.hold import printable
 from .locking.inspection import Inspection, inspect
 from .locking.inventory import (
@@ -56,6 +57,14 @@ class Holding:
     name: str
     lock: HeldLock
     foreign: bool = False
+
+    @property
+    def group(self) -> str:
+        """Under which it is counted in metrics."""
+        said = self.lock.group
+        # The list was made without regard to this cache, so a group made of its whole key is not
+        # one that was said.
+        return group_of(self.name) if said == group_of(self.lock.name) else said
 
 
 class Failure(NamedTuple):

@@ -28,7 +28,9 @@ from django.views.decorators.http import require_POST, require_safe
 from .. import models
 from ..aliases import lock_caches
 from ..holdings import UNAVAILABLE, look_closely, name_of
+from ..locking.events import group_of
 from ..locking.inventory import FLIGHT
+from .behaviour import Behaviour, behaviour_of
 from .listing import Listing
 from .refs import Ref
 from .releasing import outlook, parse_choices, release_chosen
@@ -129,6 +131,9 @@ class HeldLockAdmin(ModelAdmin):
             title=capfirst(self.opts.verbose_name_plural),
             listing=listing,
             data=listing.data(),
+            behaviour=Behaviour(
+                request.GET, listing.answering(), listing.held.found, listing.address
+            ),
             address=listing.address(p=listing.page),
             state_url=self._with(self._url("state"), listing.address(p=listing.page)),
             **(extra_context or {}),
@@ -147,13 +152,16 @@ class HeldLockAdmin(ModelAdmin):
         self._look(request)
         found = self._ref(ref)
         name = shown(name_of(*found))
+        data = self._lock_data(found)
         return self._page(
             request,
             "change_form",
             title=name,
             computation=found.kind == FLIGHT,
             alias=found.alias,
-            data=self._lock_data(found),
+            data=data,
+            group=data["group"],
+            periods=behaviour_of(found.alias, data["group"]),
             state_url=self._url("lock_state", ref),
         )
 
@@ -170,7 +178,14 @@ class HeldLockAdmin(ModelAdmin):
         return ref
 
     def _lock_data(self, ref: Ref) -> dict[str, Any]:
-        data: dict[str, Any] = {**EMPTY, "held_now": False, "free": "", "failures": []}
+        group = group_of(name_of(*ref))
+        data: dict[str, Any] = {
+            **EMPTY,
+            "group": group,
+            "held_now": False,
+            "free": "",
+            "failures": [],
+        }
         data.update(waiting=[], events=[], as_of=_("as of %(time)s") % {"time": clock()})
         try:
             holding, closely = look_closely(*ref)
@@ -183,6 +198,7 @@ class HeldLockAdmin(ModelAdmin):
             data["free"] = _("Nobody computes it.") if computing else _("Nobody holds it.")
         else:
             data.update(row(holding), held_now=True)
+            data["group"] = holding.group
         data["waiting"] = waiter_rows(closely.waiters)
         data["events"] = event_rows(closely.events)
         return data

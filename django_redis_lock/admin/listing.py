@@ -66,6 +66,7 @@ class Listing:
         wanted = query.get("o", DEFAULT)
         self.order = wanted if wanted.removeprefix("-") in BY_NAME else DEFAULT
         page = query.get("p", "1")
+        self.period = query.get("period", "")[:10]
         self.page = max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 7 else 1
 
     @staticmethod
@@ -99,6 +100,12 @@ class Listing:
     @property
     def filtered(self) -> bool:
         return bool(self.search or self.alias or self.kind)
+
+    def answering(self) -> list[str]:
+        """The caches asked for that could be asked."""
+        away = {failure.alias for failure in self.held.failures}
+        wanted = [self.alias] if self.alias else self.aliases
+        return [alias for alias in wanted if alias not in away]
 
     def data(self) -> dict[str, Any]:
         """All that changes while somebody looks at the page."""
@@ -135,7 +142,13 @@ class Listing:
         """This list, with ``changes``, as what follows the ``?``."""
         query = QueryDict(mutable=True)
         order = "" if self.order == DEFAULT else self.order
-        here = {"q": self.search, "kind": self.kind, "using": self.alias, "o": order}
+        here = {
+            "q": self.search,
+            "kind": self.kind,
+            "using": self.alias,
+            "o": order,
+            "period": self.period,
+        }
         for name, value in {**here, **changes}.items():
             if value and not (name == "p" and value == 1):
                 query[name] = str(value)

@@ -1,0 +1,181 @@
+"""How locks behave, on the admin page: the figures of each group of names."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.http import HttpResponse
+from django.test import Client
+
+from django_redis_lock import Lock, locked, metrics
+from django_redis_lock.admin import behaviour
+from tests.integration.test_admin import OURS, PAGE, hold
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.django_db
+
+COLUMNS = (
+    *("name", "held", "acquisitions", "success", "wait", "holds", "timeouts", "refused"),
+    *("lost", "computed", "saved", "cache"),
+)
+
+
+def figures(response: HttpResponse) -> dict[str, dict[str, str]]:
+    """The rows of the table, by their names."""
+    assert response.status_code == 200
+    section = response.content.decode().partition('id="behaviour"')[2]
+    body = section.partition("<tbody")[2].partition("</tbody>")[0]
+    found = {}
+    for row in body.split("<tr")[1:]:
+        cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S)
+        cells = [re.sub(r"<(title|desc|text).*?</\1>", "", cell, flags=re.S) for cell in cells]
+        texts = [" ".join(unescape(re.sub(r"<[^>]*>", " ", cell)).split()) for cell in cells]
+        found[texts[0]] = dict(zip(COLUMNS, texts, strict=True))
+    return found
+
+
+def test_nothing_was_counted(admin_client: Client) -> None:
+    response = admin_client.get(PAGE)
+    assert {row["acquisitions"] for row in figures(response).values()} <= {"0"}
+    none = admin_client.get(PAGE, {"q": "no such name"})
+    assert "Nothing was counted." in none.content.decode()
+
+
+@pytest.mark.parametrize("period", ["hour", "day"])
+def test_a_lock(admin_client: Client, period: str) -> None:
+    for number in range(3):
+        with caches["default"].lock(f"invoice-{number}"):
+            assert not caches["default"].lock(f"invoice-{number}").acquire(blocking=False)
+    hold("invoice-7")
+    metrics.flush()
+    response = admin_client.get(PAGE, {"period": period})
+    row = figures(response)["invoice-*"]
+    assert (row["held"], row["acquisitions"], row["refused"]) == ("1", "4", "3")
+    assert (row["success"], row["timeouts"], row["lost"]) == ("57.1 %", "0", "0")
+    assert re.fullmatch(r"[\d.]+ (µs|ms|s) 95 %: [\d.]+ (µs|ms|s)", row["wait"])
+    assert row["cache"] == "default"
+    content = response.content.decode()
+    assert "How long invoice-* was held" in content
+    assert content.count("redis-lock-histogram") == 1
+    assert content.count("redis-lock-sparkline") == 1
+
+
+def test_computations(admin_client: Client) -> None:
+    for _ in range(3):
+        caches["default"].get_or_set("report", lambda: 1, 60)
+    metrics.flush()
+    row = figures(admin_client.get(PAGE))["report"]
+    assert (row["acquisitions"], row["success"], row["computed"]) == ("0", "-", "1")
+
+
+def test_what_was_declared_is_listed_even_when_it_was_never_used(admin_client: Client) -> None:
+    @locked("never-used-{pk}")
+    def use(pk: int) -> None: ...
+
+    assert figures(admin_client.get(PAGE))["never-used-{pk}"]["acquisitions"] == "0"
+    use(3)
+    metrics.flush()
+    assert figures(admin_client.get(PAGE))["never-used-{pk}"]["acquisitions"] == "1"
+
+
+def test_search_and_filter(admin_client: Client, redis_server: RedisServer, settings: Any) -> None:
+    settings.CACHES = {
+        "default": {"BACKEND": OURS, "LOCATION": redis_server.url},
+        "same": {"BACKEND": OURS, "LOCATION": redis_server.url},
+        "site": {"BACKEND": OURS, "LOCATION": redis_server.url, "KEY_PREFIX": "site"},
+    }
+    for alias, name in (("default", "one"), ("same", "two"), ("site", "three")):
+        hold(name, alias).release()
+    metrics.flush()
+
+    def found(**query: str) -> list[tuple[str, str]]:
+        rows = figures(admin_client.get(PAGE, query)).values()
+        return sorted((row["name"], row["cache"]) for row in rows if "{" not in row["name"])
+
+    declared = {name for name, _ in found(q="reports.")}
+    everything = [pair for pair in found() if pair[0] not in declared]
+    assert {("one", "default"), ("two", "default"), ("three", "site")} <= set(everything)
+    assert found(q="TW") == [("two", "default")]
+    assert ("three", "site") in found(using="site")
+    assert ("one", "default") not in found(using="site")
+
+
+def test_the_busiest_are_shown(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(behaviour, "MOST", 1)
+    for _ in range(2):
+        hold("busy").release()
+    hold("idle").release()
+    metrics.flush()
+    response = admin_client.get(PAGE)
+    assert set(figures(response)) == {"busy"}
+    assert "less busy" in response.content.decode()
+
+
+def test_names_cannot_inject_anything(admin_client: Client) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    lock = hold(evil)
+    metrics.flush()
+    assert "<img" not in admin_client.get(PAGE).content.decode()
+    (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    lock.release()
+    assert "<img" not in admin_client.get(row["url"]).content.decode()
+
+
+def test_the_page_of_a_lock(admin_client: Client) -> None:
+    for _ in range(3):
+        hold("invoice-3").release()
+    hold("invoice-3")
+    metrics.flush()
+    (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    content = admin_client.get(row["url"]).content.decode()
+    text = " ".join(re.sub(r"<[^>]*>", " ", content).split())
+    assert "Counted together as invoice-*." in text
+    assert "Last hour Acquisitions 4" in text
+    assert "Last day Acquisitions 4" in text
+
+
+def test_a_cache_that_is_away_is_not_asked_twice(
+    admin_client: Client,
+    own_server: RedisServer,
+    redis_server: RedisServer,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings.CACHES = {
+        "away": {"BACKEND": OURS, "LOCATION": own_server.url},
+        "default": {"BACKEND": OURS, "LOCATION": redis_server.url},
+    }
+    hold("one").release()
+    metrics.flush()
+    own_server.stop()
+    asked: list[str] = []
+    ask = behaviour.summaries
+    monkeypatch.setattr(
+        behaviour, "summaries", lambda alias, period: asked.append(alias) or ask(alias, period)
+    )
+    assert "one" in figures(admin_client.get(PAGE))
+    assert asked == ["default"]
+
+
+def test_figures_that_cannot_be_read(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*args: Any) -> Any:
+        raise redis.ConnectionError("away")
+
+    hold("a")
+    monkeypatch.setattr(behaviour, "summaries", away)
+    monkeypatch.setattr(behaviour, "summary", away)
+    assert "a" in {row["name"] for row in admin_client.get(f"{PAGE}state/").json()["rows"]}
+    assert admin_client.get(PAGE).status_code == 200
+    (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    assert admin_client.get(row["url"]).status_code == 200
+
+
+def test_a_lock_outside_the_caches(admin_client: Client, client: redis.Redis) -> None:
+    assert Lock(client, "bare", 30).acquire(blocking=False)
+    metrics.flush()
+    assert admin_client.get(PAGE).status_code == 200
