@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .current import current_lock
-from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwnedError
+from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwnedError, TooFewServers
 from .locking.aio import AsyncLock
+from .locking.aio_redlock import AsyncRedlock
 from .locking.lock import Lock
+from .locking.redlock import Redlock
 
 if TYPE_CHECKING:
     from .caching import cached
@@ -15,11 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncLock",
+    "AsyncRedlock",
     "Lock",
     "LockError",
     "LockLost",
     "LockNotAcquired",
     "LockNotOwnedError",
+    "Redlock",
+    "TooFewServers",
     "cached",
     "current_lock",
     "locked",

@@ -6,6 +6,7 @@ redis-py's own, so ``except redis.exceptions.LockError`` keeps catching what it 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from redis import exceptions as redis_exceptions
@@ -13,7 +14,14 @@ from redis import exceptions as redis_exceptions
 if TYPE_CHECKING:
     from .locking.owner import Owner
 
-__all__ = ["ComputationFailed", "LockError", "LockLost", "LockNotAcquired", "LockNotOwnedError"]
+__all__ = [
+    "ComputationFailed",
+    "LockError",
+    "LockLost",
+    "LockNotAcquired",
+    "LockNotOwnedError",
+    "TooFewServers",
+]
 
 
 def _text(name: str | bytes | None) -> str:
@@ -81,6 +89,32 @@ class LockNotAcquired(LockError):
     def __reduce__(self) -> tuple[Any, ...]:
         facts = (self.message, self.lock_name, self.holder, self.retry_after, self.held_for)
         return (type(self), facts)
+
+
+class TooFewServers(LockError, redis_exceptions.ConnectionError):
+    """Of the servers of a lock less than a majority can be reached. It may be free, or taken.
+
+    Attributes:
+        reached, servers (int): how many have answered, out of how many.
+        errors (tuple[Exception, ...]): what those that did not answer failed with.
+    """
+
+    def __init__(
+        self,
+        reached: int,
+        servers: int,
+        errors: Iterable[Exception] = (),
+        lock_name: str | bytes | None = None,
+    ) -> None:
+        self.errors = tuple(errors)
+        causes = "; ".join(dict.fromkeys(map(str, self.errors)))
+        text = f"Only {reached} of {servers} servers could be reached, which is no majority"
+        super().__init__(f"{text}: {causes}" if causes else text, lock_name)
+        self.reached = reached
+        self.servers = servers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.reached, self.servers, self.errors, self.lock_name))
 
 
 class ComputationFailed(Exception):

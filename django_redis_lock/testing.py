@@ -21,10 +21,12 @@ from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 from .locking.aio import AsyncLock
+from .locking.aio_redlock import AsyncRedlock
 from .locking.calls import Answer
 from .locking.grants import Granted, Request
 from .locking.hold import Hold
 from .locking.lock import Lock
+from .locking.redlock import Redlock
 from .locking.scripts import Call
 from .memory import Clock, MemoryServer, VirtualClock
 
@@ -130,7 +132,12 @@ def override(server: MemoryServer | None = None) -> Iterator[MemoryServer]:
     """
     memory = server or MemoryServer(VirtualClock())
     with ExitStack() as stack:
-        for lock, changes in ((Lock, ThreadsInMemory), (AsyncLock, TasksInMemory)):
+        for lock, changes in (
+            (Lock, ThreadsInMemory),
+            (Redlock, ThreadsInMemory),
+            (AsyncLock, TasksInMemory),
+            (AsyncRedlock, TasksInMemory),
+        ):
             stack.enter_context(mock.patch.object(lock, "_memory", memory, create=True))
             for source in (InMemory, changes):
                 for name, method in vars(source).items():

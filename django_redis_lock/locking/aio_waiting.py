@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import Any
 
@@ -66,12 +67,12 @@ class TaskPlace(Place[TaskLine]):
         return self.line.asked(self._request, reply, sent_at)
 
     async def _wait_through_outages(self) -> Granted | None:
-        line, pause = self.line, FIRST_PAUSE
+        line, pause, away_since = self.line, FIRST_PAUSE, math.inf
         while True:
             try:
                 if not line.registered and (granted := await self._ask()):
                     return granted
-                pause = FIRST_PAUSE
+                pause, away_since = FIRST_PAUSE, math.inf
                 return await self._pop(await cancellable(line.connected(self._client)))
             except NoPermissionError:
                 logger.info("No right to block; polling for %s", printable(line.request.keys.lock))
@@ -81,7 +82,9 @@ class TaskPlace(Place[TaskLine]):
                 await line.disconnect()
                 line.server.heard(error)
                 self._unheard = self._unheard or may_have_run(error)
-                if not is_outage(error) or self._request.left() <= 0:
+                away_since = min(away_since, time.monotonic())
+                waits_on = time.monotonic() < away_since + self._request.endures
+                if not is_outage(error) or self._request.left() <= 0 or not waits_on:
                     note_sent(error, self._unheard)
                     raise
                 # The lock may be free by then, and the server may not know of us any more.

@@ -125,6 +125,7 @@ class Request(NamedTuple):
         sleep: seconds between two tries where Redis does not let us block.
         margin: seconds before the deadline at which the last try is sent, so that its answer is
             there in time.
+        endures: seconds for which a waiter keeps trying to reach a server that has gone away.
     """
 
     keys: LockKeys
@@ -135,6 +136,7 @@ class Request(NamedTuple):
     sleep: float = 0.1
     deadline: float | None = None
     margin: float = 0.0
+    endures: float = math.inf
 
     @property
     def chosen(self) -> bool:

@@ -21,7 +21,6 @@ from .arguments import (
 from .events import check_group
 from .grants import Granted, Request, new_token
 from .hold import Hold, printable
-from .keeper import keeper
 from .kept import Kept
 from .keys import lock_keys
 from .owner import Held
@@ -193,7 +192,7 @@ class Handle(Kept, Telling):
 
     def _won(self, granted: Granted) -> Hold:
         """Note an acquisition in this thread's state."""
-        hold = Hold(
+        hold = self._hold_class(
             self.keys,
             granted.token,
             granted.fence,
@@ -253,8 +252,8 @@ class Handle(Kept, Telling):
             raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
         hold: Hold | None = self.local.hold
         if hold is not None:
-            hold.held_until(at + seconds if replace else max(hold.deadline, at) + seconds, at)
-            keeper().reschedule(self.local.renewal, at)
+            until = at + seconds if replace else max(hold.deadline, at) + seconds
+            self._prolonged(hold, until, at)
 
     def _not_owned(self, verb: str) -> NoReturn:
         raise LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", self._shown)

@@ -21,6 +21,7 @@ class Kept:
     redis: Any
     timeout: float | None
     local: Any
+    _hold_class = Hold
 
     def _server(self) -> Server | None:
         """Where the lock is kept."""
@@ -40,6 +41,11 @@ class Kept:
         if self.local.hold is not None:
             self.local.hold.end()
             keeper().discard(self.local.renewal)
+
+    def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
+        """The holder has had the lifetime changed by what was sent at ``asked_at``."""
+        hold.held_until(deadline, asked_at)
+        keeper().reschedule(self.local.renewal, asked_at)
 
     def _forget(self, released: bool) -> None:
         """The server has answered: the token is of no use any more."""

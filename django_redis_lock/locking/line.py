@@ -235,6 +235,8 @@ class Watch(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + LOOK_EVERY / 4
+        if any(place._request.endures < math.inf for place in tuple(self._line.places)):
+            self._line.wake()  # Somebody has other things to do than wait for a frozen server.
 
 
 class Departure(Job):

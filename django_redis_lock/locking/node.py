@@ -123,8 +123,15 @@ class Server:
         Args:
             patience: seconds that connecting may take, if that is less than usual.
         """
-        while (rested := self._last()) is not None:
-            connection, unread, since = rested
+        rested = self.rested()
+        if rested is not None:
+            return rested
+        return self.connect(None if patience is None else min(patience, self.timeout))
+
+    def rested(self) -> RawConnection | None:
+        """A connection with nothing to be read on it that is at rest here, if there is one."""
+        while (last := self._last()) is not None:
+            connection, unread, since = last
             try:
                 if unread is not None:
                     unread.settle(True)
@@ -134,7 +141,7 @@ class Server:
             except (RedisError, OSError):
                 pass
             connection.disconnect()
-        return self.connect(None if patience is None else min(patience, self.timeout))
+        return None
 
     def _last(self) -> tuple[RawConnection, Unread | None, float] | None:
         try:

@@ -126,9 +126,12 @@ class Renewal(Job):
         self._schedule(sent_at)
 
     def failed(self, error: Exception, now: float) -> None:
-        hold = self.hold
         level = logging.WARNING if self._renewing(now) else logging.INFO
-        logger.log(level, "Could not renew the lock %s: %s", printable(hold.keys.lock), error)
+        logger.log(level, "Could not renew the lock %s: %s", printable(self.hold.keys.lock), error)
+        self._try_again(now)
+
+    def _try_again(self, now: float) -> None:
+        hold = self.hold
         pause = min(max(self._third / 4, 0.02), 1.0)
         # Look once more just before the deadline, to tell the holder in time.
         last_call = hold.deadline - self._margin

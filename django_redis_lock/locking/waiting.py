@@ -144,12 +144,12 @@ class ThreadPlace(Place[ThreadLine]):
         return self.line.asked(self._request, reply, sent_at)
 
     def _wait_through_outages(self) -> Granted | None:
-        line, pause = self.line, FIRST_PAUSE
+        line, pause, away_since = self.line, FIRST_PAUSE, math.inf
         while True:
             try:
                 if not line.registered and (granted := self._ask()):
                     return granted
-                pause = FIRST_PAUSE
+                pause, away_since = FIRST_PAUSE, math.inf
                 return self._pop(line.connected())
             except NoPermissionError:
                 logger.info("No right to block; polling for %s", printable(line.request.keys.lock))
@@ -159,7 +159,9 @@ class ThreadPlace(Place[ThreadLine]):
                 line.disconnect()
                 line.server.heard(error)
                 self._unheard = self._unheard or may_have_run(error)
-                if not is_outage(error) or self._request.left() <= 0:
+                away_since = min(away_since, time.monotonic())
+                waits_on = time.monotonic() < away_since + self._request.endures
+                if not is_outage(error) or self._request.left() <= 0 or not waits_on:
                     note_sent(error, self._unheard)
                     raise
                 # The lock may be free by then, and the server may not know of us any more.

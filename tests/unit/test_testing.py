@@ -10,7 +10,14 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock import AsyncLock, Lock, LockLost, LockNotOwnedError
+from django_redis_lock import (
+    AsyncLock,
+    Lock,
+    LockLost,
+    LockNotOwnedError,
+    Redlock,
+    TooFewServers,
+)
 from django_redis_lock.testing import MemoryLock, MemoryServer, VirtualClock, override
 
 #: Nothing listens there: whoever asks Redis fails, and at once.
@@ -141,3 +148,15 @@ def test_override_takes_a_server_of_ones_own() -> None:
     mine = server()
     with override(mine) as memory:
         assert memory is mine
+
+
+def test_override_takes_locks_on_several_servers() -> None:
+    nowhere = [redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) for port in (1, 2, 3)]
+    with override() as memory:
+        with Redlock(nowhere, "report", timeout=5) as lock:
+            assert memory.held() == ["report"]
+            assert lock.owned()
+            assert not Redlock(nowhere, "report", timeout=5).acquire(blocking=False)
+        assert memory.held() == []
+    with pytest.raises(TooFewServers):
+        Redlock(nowhere, "report", timeout=5).acquire()

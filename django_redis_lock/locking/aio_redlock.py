@@ -1,0 +1,83 @@
+"""One lock over several independent servers, for asyncio: ``redlock`` with ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .aio import AsyncLock
+from .aio_calls import run
+from .aio_connections import cancellable
+from .aio_waiting import TaskPlace
+from .calls import Answer
+from .campaign import Ask, Queue, Step
+from .grants import Granted, Request
+from .quorum import Quorum
+from .scripts import Call
+from .server import server_of
+
+__all__ = ["AsyncRedlock"]
+
+
+class AsyncRedlock(AsyncLock, Quorum):
+    """``Redlock`` for asyncio, over clients of redis.asyncio."""
+
+    async def _acquire(self, request: Request, wait: float | None) -> Granted | None:
+        steps = self._elect(request, wait)
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    came = await self._do(step)
+                except BaseException as trouble:
+                    step = steps.throw(trouble)
+                else:
+                    step = steps.send(came)
+        except StopIteration as end:
+            granted: Granted | None = end.value
+            return granted
+
+    async def _do(self, step: Step) -> Any:
+        if isinstance(step, Ask):
+            return await cancellable(_ask(self.redis, step.calls, step.patience))
+        if isinstance(step, Queue):
+            return await TaskPlace(self.redis[step.place], step.request).wait()
+        return await asyncio.sleep(step.seconds)
+
+    async def _run(self, call: Call) -> Answer:
+        sent_at = time.monotonic()
+        calls = self._calls(call)
+        answers = await cancellable(_ask(self.redis, calls, self.server_timeout))
+        return Answer(self._merge(call, answers, sent_at), sent_twice=False)
+
+
+async def _ask(
+    clients: Sequence[Any], calls: Mapping[int, Call], patience: float
+) -> dict[int, Any]:
+    """As ``parallel.ask``."""
+    asking = {
+        place: asyncio.ensure_future(run(clients[place], call, patience=patience))
+        for place, call in calls.items()
+    }
+    try:
+        await asyncio.wait(asking.values(), timeout=patience)
+    finally:
+        for task in asking.values():
+            task.cancel()
+    await asyncio.wait(asking.values())
+    return {place: _outcome(task, clients[place], patience) for place, task in asking.items()}
+
+
+def _outcome(task: asyncio.Task[Answer], client: Any, patience: float) -> Any:
+    error: BaseException | None = RedisTimeoutError("Redis did not answer in time")
+    if not task.cancelled():
+        error = task.exception()
+        if error is None:
+            return task.result().value
+    if isinstance(error, RedisTimeoutError):
+        server_of(client).breaker.failed(error, patience, patience)
+    return error

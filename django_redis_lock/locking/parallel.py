@@ -1,0 +1,162 @@
+"""Asking several servers at once without a thread for each: everything is sent before anything is
+read. Only where a connection must be made, which would keep the others waiting, a thread does it.
+"""
+
+from __future__ import annotations
+
+import queue
+import select
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .calls import admitted, note_sent, pack, send
+from .scripts import Call
+from .server import Server
+
+__all__ = ["ask"]
+
+#: Seconds between two looks at whether a connection has been made, while answers are waited for.
+GLANCE = 0.005
+
+
+def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
+    """What ``calls`` return, by place; or the error there was instead.
+
+    Args:
+        servers: the servers, by place.
+        calls: what to ask which of them, in this order.
+        patience: seconds that all of it may take.
+    """
+    asking = _Asking(servers, calls, time.monotonic() + patience)
+    try:
+        for place in calls:
+            asking.send(place)
+        asking.finish()
+    finally:
+        # A connection with a reply still to come is of no use.
+        for link in asking.links.values():
+            link.disconnect()
+    for place, answer in asking.answers.items():
+        if isinstance(answer, RedisTimeoutError):
+            servers[place].breaker.failed(answer, patience, patience)
+        elif not isinstance(answer, Exception) and servers[place].breaker.failing:
+            servers[place].breaker.answered()
+    return asking.answers
+
+
+class _Asking:
+    def __init__(
+        self, servers: Sequence[Server], calls: Mapping[int, Call], deadline: float
+    ) -> None:
+        self._servers = servers
+        self._calls = calls
+        self._deadline = deadline
+        self._connected: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
+        self._connecting: set[int] = set()
+        self.links: dict[int, Any] = {}
+        self.answers: dict[int, Any] = {}
+
+    def send(self, place: int) -> None:
+        """Send to a server on a connection that is there; else have one made."""
+        server = self._servers[place]
+        if server.breaker.failing:
+            try:
+                admitted(server.breaker, None)
+            except RedisError as error:
+                self.answers[place] = error
+                return
+        while (link := server.rested()) is not None:
+            try:
+                send(link, self._calls[place])
+            except (RedisError, OSError):
+                link.disconnect()  # It had broken at rest; perhaps the next has not.
+            else:
+                self.links[place] = link
+                return
+        self._connecting.add(place)
+        name = "django_redis_lock connect"
+        threading.Thread(target=self._connect, args=(place,), name=name, daemon=True).start()
+
+    def _connect(self, place: int) -> None:
+        server = self._servers[place]
+        try:
+            # Also if it comes too late: the next call can use it then.
+            server.rest(server.connect())
+        except BaseException as error:
+            self._connected.put((place, error))
+        else:
+            self._connected.put((place, None))
+
+    def finish(self) -> None:
+        """Read what comes, and send on the connections that are made, until the time is up."""
+        while self.links or self._connecting:
+            left = max(0.0, self._deadline - time.monotonic())
+            self._use_new(left)
+            ready = [place for place, link in self.links.items() if self._can_read(link)]
+            for place in ready or self._select(left):
+                self._read(place)
+            if not left:
+                break
+        for place in (*self.links, *self._connecting):
+            self._failed(place, RedisTimeoutError("Redis did not answer in time"))
+            if place in self._connecting:
+                note_sent(self.answers[place], False)
+
+    def _use_new(self, left: float) -> None:
+        """Send on a connection that was made; wait for one only if there is nothing to read."""
+        if not self._connecting:
+            return
+        try:
+            place, error = self._connected.get(timeout=left if not self.links else 0.0)
+        except queue.Empty:
+            return
+        self._connecting.discard(place)
+        link = None if error is not None else self._servers[place].rested()
+        if link is None:
+            trouble = error if isinstance(error, Exception) else RedisError("no connection")
+            note_sent(trouble, False)
+            self.answers[place] = trouble
+            return
+        self.links[place] = link
+        try:
+            send(link, self._calls[place])
+        except (RedisError, OSError) as broken:
+            self._failed(place, broken)
+
+    def _can_read(self, link: Any) -> bool:
+        try:
+            return bool(link.can_read(0))
+        except (RedisError, OSError):
+            return True  # Reading will say what is wrong.
+
+    def _select(self, left: float) -> list[int]:
+        """Those links on which something comes within ``left`` seconds, or sooner if there are
+        connections to look at."""
+        places = {link._sock: place for place, link in self.links.items()}
+        pause = min(left, GLANCE) if self._connecting else left if places else 0.0
+        return [places[sock] for sock in select.select([*places], [], [], pause)[0]]
+
+    def _read(self, place: int) -> None:
+        link = self.links[place]
+        try:
+            self.answers[place] = link.read_response()
+        except NoScriptError:
+            link.send_packed_command([pack(self._calls[place], known=False)])
+            return
+        except ResponseError as error:
+            self.answers[place] = error
+        except (RedisError, OSError) as error:
+            self._failed(place, error)
+            return
+        self._servers[place].rest(self.links.pop(place))
+
+    def _failed(self, place: int, error: Exception) -> None:
+        self.answers[place] = error
+        link = self.links.pop(place, None)
+        if link is not None:
+            link.disconnect()

@@ -1,0 +1,365 @@
+"""A lock on five servers while some of them are killed, frozen, restarted or forgetful."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
+from django_redis_lock.locking.keeper import keeper
+from django_redis_lock.locking.renewal import Abandoned
+from django_redis_lock.locking.server import server_of
+from tests.integration.test_lock import places
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.redis_server import RedisServer
+
+FIVE = 5
+LIMIT = 0.25
+
+
+class Five:
+    """Five servers, and clients of all of them."""
+
+    def __init__(self) -> None:
+        self.servers = [RedisServer() for _ in range(FIVE)]
+        for server in self.servers:
+            server.start()
+        self.clients = [s.client(retry=Retry(NoBackoff(), 0)) for s in self.servers]
+
+    def lock(self, **options: Any) -> Redlock:
+        return Redlock(self.clients, "faulty", **{"timeout": 30, **options})
+
+    def order(self) -> list[int]:
+        """The places in the order in which everybody waits for them."""
+        return self.lock()._order()
+
+    def holders(self) -> list[bytes | None]:
+        """What each server that answers says."""
+        return [client.get("faulty") for client in self.clients]
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+@pytest.fixture
+def five() -> Iterator[Five]:
+    found = Five()
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def seconds(work: Any) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+class TestMinority:
+    @pytest.mark.parametrize("how", ["kill", "pause"])
+    def test_it_costs_no_more_than_the_limit(self, five: Five, how: str) -> None:
+        lock = five.lock()
+        with lock:
+            pass
+        for place in five.order()[:2]:
+            getattr(five.servers[place], how)()
+        assert seconds(lock.acquire) < LIMIT + 1
+        lock.ensure_held()
+        assert lock.owned()
+        lock.release()
+        # By now it is known, and costs nothing.
+        assert seconds(lambda: [lock.acquire() and lock.release() for _ in range(20)]) < 20 * LIMIT
+        assert lock.acquire(blocking=False)
+        assert not five.lock().acquire(blocking=False)
+
+    @pytest.mark.parametrize(("how", "which"), [("kill", 0), ("kill", 1), ("pause", 0)])
+    def test_waiters_are_woken_all_the_same(self, five: Five, how: str, which: int) -> None:
+        """Also if it is the server they wait at that is gone."""
+        holder = five.lock()
+        assert holder.acquire()
+        waiter = Background(lambda: five.lock().acquire(blocking_timeout=PATIENCE))
+        until(lambda: places("faulty"))
+        getattr(five.servers[five.order()[which]], how)()
+        assert not waiter.done
+        holder.release()
+        assert waiter.result() is True
+
+    def test_a_server_that_comes_back_empty_is_asked_again(self, five: Five) -> None:
+        """So all can be restarted under a lock, one after the other."""
+        told = threading.Event()
+        lock = five.lock(timeout=1, renew=True, on_lost=told.set)
+        lock.acquire()
+        for server, client in zip(five.servers, five.clients, strict=True):
+            server.restart()
+            until(lambda client=client: client.get("faulty") == lock.local.token)
+        assert not told.is_set()
+        lock.ensure_held()
+        assert not five.lock().acquire(blocking=False)
+        lock.release()
+        assert five.holders() == [None] * FIVE
+
+    def test_who_asks_meanwhile_does_not_get_it(self, five: Five) -> None:
+        lock = five.lock()
+        lock.acquire()
+        for place in five.order()[:2]:
+            five.servers[place].restart()
+        waiter = Background(lambda: five.lock().acquire(blocking_timeout=PATIENCE))
+        until(lambda: places("faulty"))
+        assert not five.lock().acquire(blocking=False)
+        assert not waiter.done
+        lock.ensure_held()
+        lock.release()
+        assert waiter.result() is True
+
+
+class TestMajority:
+    @pytest.mark.parametrize("how", ["kill", "pause"])
+    def test_too_few_is_not_taken(self, five: Five, how: str) -> None:
+        lock = five.lock()
+        lock.acquire()
+        for server in five.servers[1:4]:
+            getattr(server, how)()
+        for call in (
+            five.lock().acquire,
+            lambda: five.lock().acquire(blocking=False),
+            lambda: five.lock().acquire(blocking_timeout=PATIENCE),
+            lock.locked,
+            lock.owned,
+            lambda: lock.extend(5),
+        ):
+            with pytest.raises(TooFewServers, match="Only 2 of 5 servers") as caught:
+                call()
+            assert isinstance(caught.value, redis.ConnectionError)
+            assert caught.value.lock_name == "faulty"
+            assert (caught.value.reached, caught.value.servers) == (2, 5)
+            assert len(caught.value.errors) == 3
+        lock.ensure_held()
+
+    def test_a_waiter_waits_until_its_deadline(self, five: Five) -> None:
+        holder = five.lock()
+        holder.acquire()
+        waiter = Background(lambda: five.lock().acquire(blocking_timeout=2))
+        until(lambda: places("faulty"))
+        for server in five.servers[:3]:
+            server.kill()
+        with pytest.raises(TooFewServers):
+            waiter.result()
+        assert not places("faulty")
+
+    def test_a_waiter_lives_through_it(self, five: Five) -> None:
+        holder = five.lock()
+        holder.acquire()
+        waiter = Background(lambda: five.lock().acquire(blocking_timeout=PATIENCE))
+        until(lambda: places("faulty"))
+        for server in five.servers[:3]:
+            server.kill()
+        until(lambda: not places("faulty"))
+        for server in five.servers[:3]:
+            server.start()
+        assert waiter.result() is True
+
+    @pytest.mark.parametrize("how", ["kill", "pause"])
+    def test_the_holder_is_told_in_time(self, five: Five, how: str) -> None:
+        told = threading.Event()
+        lock = five.lock(timeout=1.5, renew=True, on_lost=told.set)
+        lock.acquire()
+        for server in five.servers[:3]:
+            getattr(server, how)()
+        assert told.wait(PATIENCE)
+        with pytest.raises(LockLost):
+            lock.ensure_held()
+
+    def test_the_holder_is_told_when_they_have_forgotten(self, five: Five) -> None:
+        told = threading.Event()
+        lock = five.lock(timeout=6, renew=False, on_lost=told.set)
+        began = time.monotonic()
+        lock.acquire()
+        for client in five.clients[:3]:
+            client.flushall()
+        assert told.wait(PATIENCE)
+        assert time.monotonic() - began < 5.5
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+
+    def test_a_failed_release_can_be_done_again(self, five: Five) -> None:
+        lock = five.lock()
+        lock.acquire()
+        for server in five.servers[:3]:
+            server.pause()
+        with pytest.raises(TooFewServers):
+            lock.release()
+        assert lock.local.token
+        for server in five.servers[:3]:
+            server.resume()
+        until(lambda: five.lock().acquire(blocking=False))
+
+
+class TestFences:
+    def test_they_increase_whoever_votes(self, five: Five) -> None:
+        """Also when the server with the fastest clock votes for one and not for the next."""
+        fast = five.clients[0]
+        fast.set("{faulty}:fence", int(time.time() * 1e6) + 3_600_000_000)
+        with five.lock() as lock:
+            first = lock.fence
+        five.servers[0].kill()
+        with five.lock() as lock:
+            second = lock.fence
+        assert first is not None
+        assert second is not None
+        assert second > first > (time.time() + 3000) * 1e6
+
+    def test_they_are_stored_by_a_majority(self, five: Five) -> None:
+        for _ in range(3):
+            with five.lock() as lock:
+                kept = [int(c.get("{faulty}:fence").split()[0]) for c in five.clients]
+                assert sum(fence >= lock.fence for fence in kept) > FIVE // 2
+
+
+class TestContenders:
+    def test_none_of_them_starves(self, five: Five) -> None:
+        """No livelock: eight processes that come at once, over and over."""
+        urls = [server.url for server in five.servers]
+        with processes(contend, urls, count=8) as crew:
+            crew.go()
+            intervals = [interval for result in crew.results() for interval in result]
+        assert len(intervals) == 8 * 6
+        intervals.sort()
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(intervals))
+
+    def test_nor_while_servers_come_and_go(self, five: Five) -> None:
+        urls = [server.url for server in five.servers]
+        with processes(contend, urls, count=4) as crew:
+            crew.go()
+            for place in five.order():
+                five.servers[place].restart()
+            intervals = [interval for result in crew.results() for interval in result]
+        assert len(intervals) == 4 * 6
+
+    def test_idle_waiters_cost_next_to_nothing(self, five: Five) -> None:
+        holder = five.lock()
+        holder.acquire()
+
+        def wait() -> bool:
+            with five.lock(blocking_timeout=PATIENCE):
+                return True
+
+        waiters = [Background(wait) for _ in range(8)]
+        until(lambda: places("faulty") == 8)
+        until(lambda: any(c.info("clients")["blocked_clients"] for c in five.clients))
+        until(lambda: all(c.exists("{faulty}:owner") for c in five.clients))
+        until(lambda: all(c.exists("{faulty}:events") for c in five.clients))
+        before = calls(five)
+        time.sleep(2.2)
+        assert calls(five) - before <= 2
+        holder.release()
+        assert all(waiter.result() for waiter in waiters)
+
+
+def calls(five: Five) -> int:
+    """How many commands for locks the servers have been given."""
+    stats = [client.info("commandstats") for client in five.clients]
+    names = ("cmdstat_eval", "cmdstat_evalsha", "cmdstat_blpop")
+    return sum(found.get(name, {"calls": 0})["calls"] for found in stats for name in names)
+
+
+def contend(link: Link, urls: list[str]) -> list[tuple[float, float]]:
+    clients = [redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0)) for url in urls]
+    lock = Redlock(clients, "faulty", timeout=30, blocking_timeout=PATIENCE)
+    intervals = []
+    for _ in range(6):
+        with lock:
+            began = time.monotonic()
+            time.sleep(0.002)
+            intervals.append((began, time.monotonic()))
+    return intervals
+
+
+def test_what_was_broken_off_leaves_nothing_behind(five: Five) -> None:
+    """A task that is cancelled while it asks, or while it waits."""
+
+    async def main() -> None:
+        clients = [redis.asyncio.Redis(port=server.port) for server in five.servers]
+        for pause in (0.0, 0.002, 0.2):
+            holder = AsyncRedlock(clients, "faulty", timeout=30)
+            if pause > 0.1:
+                assert await holder.acquire()
+            other = AsyncRedlock(clients, "faulty", timeout=30, thread_local=False)
+            waiting = asyncio.create_task(other.acquire())
+            await asyncio.sleep(pause)
+            waiting.cancel()
+            try:
+                assert await waiting
+                await other.release()
+            except asyncio.CancelledError:
+                pass
+            if pause > 0.1:
+                await holder.release()
+            deadline = time.monotonic() + PATIENCE
+            last = AsyncRedlock(clients, "faulty", timeout=30)
+            assert await last.acquire(blocking_timeout=PATIENCE)
+            await last.release()
+            assert time.monotonic() < deadline
+        for client in clients:
+            await client.aclose()
+
+    asyncio.run(main())
+    until(lambda: not any(isinstance(job, Abandoned) for job in tuple(keeper()._jobs)))
+    assert five.holders() == [None] * FIVE
+
+
+def test_connections_are_used_again(five: Five) -> None:
+    lock = five.lock()
+    for _ in range(20):
+        with lock:
+            pass
+    for client in five.clients:
+        assert len(server_of(client)._resting) == 1
+
+
+def test_threads_at_once(five: Five) -> None:
+    inside: list[int] = []
+
+    def work() -> bool:
+        for _ in range(5):
+            with five.lock(blocking_timeout=PATIENCE):
+                inside.append(1)
+                assert len(inside) == 1
+                inside.pop()
+        return True
+
+    assert in_threads(8, work) == [True] * 8
+
+
+@pytest.mark.parametrize(
+    ("servers", "error"),
+    [
+        (lambda five: five.clients[:2], ValueError),
+        (lambda five: [*five.clients[:2], five.clients[0]], ValueError),
+        (lambda five: five.clients[0], TypeError),
+        (lambda five: "redis://localhost", TypeError),
+        (lambda five: [1, 2, 3], TypeError),
+    ],
+)
+def test_servers_that_are_none(five: Five, servers: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"server|client"):
+        Redlock(servers(five), "faulty", timeout=5)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, "1", True])
+def test_limits_that_make_no_sense(five: Five, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="server_timeout must be"):
+        five.lock(server_timeout=value)

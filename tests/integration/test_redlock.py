@@ -1,0 +1,102 @@
+"""``Redlock`` and ``AsyncRedlock`` on five servers: the contract, and what only several servers can
+do. What happens when some of them fail is in ``tests/faults/test_redlock_faults.py``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from django_redis_lock import AsyncRedlock, Redlock
+from tests.integration.test_async_lock import ForThreads, Tasks
+from tests.integration.test_lock import places
+from tests.lock_contract import Backend, LockContract
+from tests.redis_server import RedisServer
+
+FIVE = 5
+
+
+@pytest.fixture(scope="module")
+def five() -> Iterator[list[RedisServer]]:
+    servers = [RedisServer() for _ in range(FIVE)]
+    try:
+        for server in servers:
+            server.start()
+        yield servers
+    finally:
+        for server in servers:
+            server.close()
+
+
+@pytest.fixture
+def clients(five: list[RedisServer]) -> Iterator[list[redis.Redis]]:
+    found = [server.client() for server in five]
+    for client in found:
+        client.flushall()
+    yield found
+    for client in found:
+        client.close()
+
+
+class OnFive(Backend):
+    def __init__(self, clients: list[redis.Redis]) -> None:
+        self.clients = clients
+
+    def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
+        return Redlock(self.clients, name, **options)
+
+    def value(self, name: str) -> bytes | None:
+        ((value, count),) = Counter(client.get(name) for client in self.clients).most_common(1)
+        return value if count > FIVE // 2 else None
+
+    def expire_now(self, name: str) -> None:
+        assert sum(client.pexpire(name, 0) for client in self.clients) > FIVE // 2
+
+    def delete_key(self, name: str) -> None:
+        assert sum(client.delete(name) for client in self.clients) > FIVE // 2
+
+    def forget_everything(self) -> None:
+        for client in self.clients:
+            client.flushdb()
+
+    def waiting(self, name: str) -> int:
+        return places(name)
+
+
+class RedlockContract(LockContract):
+    """What a lock is, but for what the clocks of several servers don't allow."""
+
+    def test_a_lifetime_of_less_than_a_millisecond(self, make: Any) -> None:
+        with pytest.raises(ValueError, match="timeout must be at least"):
+            make(timeout=0.0004)
+
+
+class TestRedlock(RedlockContract):
+    @pytest.fixture
+    def backend(self, clients: list[redis.Redis]) -> Backend:
+        return OnFive(clients)
+
+
+class InTasks(OnFive):
+    def __init__(self, clients: list[redis.Redis], async_clients: Any, tasks: Tasks) -> None:
+        super().__init__(clients)
+        self._async_clients = async_clients
+        self._tasks = tasks
+
+    def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
+        return ForThreads(self._tasks, AsyncRedlock(self._async_clients, name, **options))
+
+
+class TestAsyncRedlock(RedlockContract):
+    @pytest.fixture
+    def backend(self, clients: list[redis.Redis], five: list[RedisServer]) -> Iterator[Backend]:
+        tasks = Tasks()
+        async_clients = [redis.asyncio.Redis.from_url(server.url) for server in five]
+        yield InTasks(clients, async_clients, tasks)
+        for client in async_clients:
+            tasks.do(client.connection_pool.disconnect)
+        tasks.close()
