@@ -31,6 +31,15 @@ CHECKS = {
     "W008": "a use of `locked()` never expires",
     "W009": "a use of `locked()` has a `min_hold` longer than its `timeout`",
     "W010": "two uses of `locked()` give one name different settings",
+    "E101": "the server is older than the oldest that is supported",
+    "E102": "the cache leads to a replica, which takes no locks",
+    "E103": "the server belongs to a cluster, and the `CLIENT_CLASS` does not know it",
+    "E104": "the user may not do in Redis what locks need",
+    "W101": "the server can evict locks when it is short of memory",
+    "W102": "the server refuses writes, or will",
+    "W103": "the user may not block in Redis, so that waiting becomes polling",
+    "W104": "a Redis that does not answer is waited for longer than locks live",
+    "I101": "Redis could not be asked",
 }
 
 

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ["CHANGED_HANDS", "HELD", "LOST", "NOT_FOUND", "TAKEN", "TROUBLE", "UNAVAILABLE", "USAGE"]
+__all__ = [
+    "CHANGED_HANDS",
+    "HELD",
+    "LOST",
+    "NOT_FOUND",
+    "TAKEN",
+    "TROUBLE",
+    "UNAVAILABLE",
+    "USAGE",
+    "WARNED",
+]
 
+#: ``locks doctor``: there are warnings (with errors it is TROUBLE).
+WARNED = 1
 #: ``locks --exit-code``: a lock is held; or one with a silent holder, or without an end, is.
 HELD, TROUBLE = 1, 3
 #: ``locks release``: the lock had passed to another holder, who keeps it.

@@ -270,11 +270,11 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
 
 
 def test_every_number_is_used_and_tested() -> None:
-    folder = Path(checks.__file__).parent
+    folder = Path(declared.__file__).parent
     code = "".join(path.read_text() for path in folder.rglob("*.py"))
     tests = "".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
     for number in checks.CHECKS:
-        assert re.search(rf"[(\s]\"{number}\",", code), f"{number} is never given"
+        assert re.search(rf"[(\s=]\"{number}\"[,)]", code), f"{number} is never given"
         assert f'"{number}"' in tests or f"_lock.{number}" in tests, f"{number} has no test"
 
 

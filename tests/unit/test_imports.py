@@ -82,7 +82,7 @@ LAYERS = (
     ("conf", "signals", "terms", "declared", "awaitables"),
     ("reading", "computing*", "python_redis_lock", "cache", "clients"),
     ("aliases",),
-    ("contention", "metrics*", "checks*", "models", "naming", "holdings"),
+    ("contention", "metrics*", "checks*", "doctor*", "models", "naming", "holdings"),
     ("exporters*", "current", "lost", "tasks", "transactions", "lock_options"),
     ("sections",),
     ("targets",),

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from ...aliases import lock_cache
 from ..arguments import count, seconds, seconds_or_none
+from ..diagnosis import diagnose
 from ..exit_codes import UNAVAILABLE, USAGE
 from ..listing import KINDS, list_locks
 from ..releasing import release_lock, reset_locks
@@ -25,6 +26,7 @@ ACTIONS: dict[str, Callable[[BaseCommand, dict[str, Any]], int]] = {
     "show": show_lock,
     "release": release_lock,
     "reset": reset_locks,
+    "doctor": diagnose,
 }
 #: What needs a NAME (or a PATTERN); the others take none.
 NAMED = ("show", "release", "reset")
@@ -48,7 +50,9 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.usage = "%(prog)s [list | show NAME | release NAME | reset PATTERN] [options]"
+        parser.usage = (
+            "%(prog)s [list | show NAME | release NAME | reset PATTERN | doctor] [options]"
+        )
         parser.add_argument(
             "action", nargs="?", choices=ACTIONS, default="list", help="default: list"
         )
@@ -61,7 +65,7 @@ class Command(BaseCommand):
         )
         add = parser.add_argument
         add("--using", metavar="ALIAS", help="only this cache; default: all that can lock")
-        add("--json", action="store_true", help="for programs (list, show)")
+        add("--json", action="store_true", help="for programs (list, show, doctor)")
         add(
             "--exit-code",
             action="store_true",

@@ -1,0 +1,59 @@
+"""Is everything as locks need it? Each probe looks at one thing, and says how bad it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from redis.exceptions import RedisError
+
+from ..locking.calls import run
+from ..locking.scripts import CLOCK, Call
+from .findings import Finding, Level, NodeProbe, Probe
+from .locks import held, stuck, timeouts, trial
+from .patient import Patient
+from .rights import access
+from .servers import NODE_PROBES, SETTINGS_PROBES
+
+__all__ = ["ALL", "SETTINGS", "Finding", "Level", "examine"]
+
+#: Probes of the servers, and of the cache as a whole.
+Probes = tuple[Sequence[NodeProbe], Sequence[Probe]]
+ALL: Probes = (NODE_PROBES, (access, trial, timeouts, stuck, held))
+#: Only what the settings of the cache and of its server say.
+SETTINGS: Probes = (SETTINGS_PROBES, (access, timeouts))
+
+
+def examine(alias: str, probes: Probes = ALL) -> Iterator[Finding]:
+    """What there is to say of the cache ``alias``; the servers first.
+
+    Raises:
+        redis.exceptions.RedisError, OSError: a server cannot be reached.
+        ImproperlyConfigured: the cache cannot lock.
+    """
+    of_nodes, of_all = probes
+    patient = Patient(alias)
+    run(patient.client, Call(CLOCK, (), ()))  # The one question that every rule allows.
+    for probe in of_nodes:
+        yield from _everywhere(patient, probe)
+    for look in of_all:
+        try:
+            yield from look(patient)
+        except (RedisError, OSError) as error:
+            yield Finding(look.__name__, Level.ERROR, f"it could not be looked at: {error}")
+
+
+def _everywhere(patient: Patient, probe: NodeProbe) -> Iterator[Finding]:
+    """What several servers have in common is said once."""
+    found: dict[Finding, list[str]] = {}
+    for node in patient.nodes:
+        try:
+            answers = list(probe(patient, node))
+        except (RedisError, OSError) as error:
+            text = f"it could not be looked at: {error}"
+            answers = [Finding(probe.__name__.replace("_", " "), Level.ERROR, text)]
+        for finding in answers:
+            found.setdefault(finding, []).append(node.address)
+    for finding, nodes in found.items():
+        all_of_them = len(nodes) == len(patient.nodes)
+        yield finding if all_of_them else replace(finding, node=", ".join(nodes))

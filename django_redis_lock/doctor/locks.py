@@ -1,0 +1,198 @@
+"""The locks themselves: a trial of one, and what is strange about those that are held."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from redis.connection import AbstractConnection as Connection
+from redis.exceptions import NoPermissionError, RedisError
+
+from ..holdings import holdings
+from ..locking.calls import run_all
+from ..locking.hold import printable
+from ..locking.keys import events_key, lock_keys
+from ..locking.lock import Lock
+from ..locking.scripts import Call, script
+from .findings import Finding, Level
+from .patient import Patient
+
+__all__ = ["held", "stuck", "timeouts", "trial"]
+
+#: Seconds a lock may take to pass from one to the other, at most.
+PATIENCE = 5.0
+#: Locks looked into, at most.
+MOST = 500
+
+#: Whether a lock has been passed on to somebody who does not take it.
+#:
+#: KEYS  lock keys
+#: returns {1 if a grant of it lies untaken else 0, PTTL of the lock, PTTL of the grants}
+GRANT_OF = script("""
+local holder = redis.call('GET', KEYS[1])
+local first = redis.call('LINDEX', KEYS[2], 0)
+local lying = holder and first and string.sub(first, 1, #holder + 1) == holder .. ':'
+return {lying and 1 or 0, redis.call('PTTL', KEYS[1]), redis.call('PTTL', KEYS[2])}
+""")
+
+
+def trial(patient: Patient) -> Iterator[Finding]:
+    """Take a lock, let somebody wait for it, pass it on, release it."""
+    name = f"doctor-{secrets.token_hex(4)}"
+    first = patient.cache.lock(name, label="locks doctor")
+    second = patient.cache.lock(name, label="locks doctor", blocking_timeout=PATIENCE)
+    passed_at: list[float] = []
+    failures: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            if second.acquire():
+                passed_at.append(time.perf_counter())
+                second.release()
+        except (RedisError, OSError) as error:
+            failures.append(error)
+
+    waiter = threading.Thread(target=wait, name="doctor", daemon=True)
+    try:
+        first.acquire(blocking_timeout=PATIENCE)
+        waiter.start()
+        _until_it_waits(first, waiter)
+        released = time.perf_counter()
+        first.release()
+        waiter.join(2 * PATIENCE)
+    except (RedisError, OSError) as error:
+        failures.append(error)
+    finally:
+        _forget(patient, first)
+    if failures:
+        yield Finding("trial", Level.ERROR, f"a lock could not be had: {failures[0]}")
+    elif not passed_at:
+        yield Finding("trial", Level.ERROR, "a lock that was released did not reach who waited")
+    else:
+        took = (passed_at[0] - released) * 1000
+        text = f"a lock was taken, passed on in {took:.1f} ms and released"
+        yield Finding("trial", Level.OK, text)
+
+
+def _until_it_waits(lock: Lock, waiter: threading.Thread) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while waiter.is_alive() and time.monotonic() < deadline:
+        if int(lock.redis.zcount(lock.keys.waiters, "-inf", "+inf")):
+            return
+        time.sleep(0.002)
+
+
+def _forget(patient: Patient, lock: Lock) -> None:
+    """The trial's traces would stay for a day."""
+    for key in (*lock.keys[:5], events_key(lock.keys.lock)):
+        try:
+            patient.client.delete(key)
+        except (RedisError, OSError):
+            pass
+
+
+def held(patient: Patient) -> Iterator[Finding]:
+    result = holdings([patient.alias], kinds=("lock",))
+    if result.failures:
+        text = f"the held locks cannot be listed: {result.failures[0].error}"
+        yield Finding("held locks", Level.WARNING, text)
+        return
+    locks = result.found
+    silent = [h.name for h in locks if h.lock.silent]
+    endless = [h.name for h in locks if math.isinf(h.lock.ttl)]
+    if silent:
+        yield Finding(
+            "held locks",
+            Level.WARNING,
+            f"{_some(silent)}: the holder has not been heard of",
+            "It is stopped, cut off or dead. manage.py locks show NAME says who it is.",
+        )
+    if endless:
+        yield Finding(
+            "held locks",
+            Level.WARNING,
+            f"{_some(endless)}: without an end; if its holder dies, it is held for ever",
+            "Take locks with a lifetime, which is renewed: leave timeout=None out.",
+        )
+    if not silent and not endless:
+        number = len(locks)
+        text = f"{number}, all well" if number else "none"
+        yield Finding("held locks", Level.OK, text)
+
+
+def stuck(patient: Patient) -> Iterator[Finding]:
+    """Grants that nobody takes, and that do not run out: neither may be, whatever has happened."""
+    if patient.is_cluster:
+        return
+    index = lock_keys(b"").held_index
+    try:
+        keys = [_bytes(key) for key in patient.client.zrange(index, 0, MOST - 1)]
+    except NoPermissionError:
+        return  # Nothing that locks need; what lists them says it.
+    calls = [Call(GRANT_OF, lock_keys(key)[:5], ()) for key in keys]
+    answers = run_all(patient.client, calls) if calls else []
+    longest = 2000 * patient.conf.GRANT_TIMEOUT
+    lying = [
+        printable(key)
+        for key, (untaken, lock_left, list_left) in zip(keys, answers, strict=True)
+        if (untaken and not 0 <= int(lock_left) <= longest) or int(list_left) == -1
+    ]
+    if lying:
+        yield Finding(
+            "grants",
+            Level.WARNING,
+            f"{_some(lying)}: passed on, and not taken for too long",
+            "GRANT_TIMEOUT must be the same on all hosts. manage.py locks reset ends such a lock.",
+        )
+    else:
+        yield Finding("grants", Level.OK, "none is stuck")
+
+
+def timeouts(patient: Patient) -> Iterator[Finding]:
+    """How long a Redis that does not answer is waited for."""
+    lifetime, given = patient.conf.TIMEOUT, _socket_timeout(patient)
+    if given is None:
+        yield Finding(
+            "timeouts",
+            Level.NOTE,
+            f"locks live {lifetime:g} s; cache calls wait without end for a Redis that does not "
+            "answer",
+            'Give the cache\'s OPTIONS a "SOCKET_TIMEOUT" of a few seconds. Waiting for a lock is '
+            "not cut short by it.",
+        )
+    elif given >= lifetime:
+        yield Finding(
+            "timeouts",
+            Level.WARNING,
+            f"SOCKET_TIMEOUT, {given:g} s, is not shorter than locks live, {lifetime:g} s: when "
+            "Redis does not answer, a lock is lost before anybody knows",
+            "Make SOCKET_TIMEOUT a third of TIMEOUT at most.",
+            number="W104",
+        )
+    else:
+        text = f"locks live {lifetime:g} s, Redis is waited for {given:g} s"
+        yield Finding("timeouts", Level.OK, text)
+
+
+def _socket_timeout(patient: Patient) -> float | None:
+    pool: Any = getattr(patient.client, "connection_pool", None)
+    given = patient.options.get("SOCKET_TIMEOUT")
+    if pool is not None:
+        # What holds where nobody says anything differs between versions of redis-py.
+        default = inspect.signature(Connection.__init__).parameters.get("socket_timeout")
+        given = pool.connection_kwargs.get("socket_timeout", default and default.default)
+    return float(given) if isinstance(given, (int, float)) else None
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _bytes(key: Any) -> bytes:
+    return key if isinstance(key, bytes) else str(key).encode()

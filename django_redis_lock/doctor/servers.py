@@ -1,0 +1,242 @@
+"""Each server: what it is, what it may forget, how far away it is."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ..locking.calls import run
+from ..locking.scripts import CLOCK, Call
+from .findings import Finding, Level, NodeProbe
+from .patient import Node, Patient
+
+__all__ = ["NODE_PROBES", "SETTINGS_PROBES"]
+
+#: The oldest Redis that is supported.
+OLDEST = (6, 2)
+#: Questions asked to know the round trip.
+ASKED = 21
+#: Seconds: a round trip longer than this is felt by everybody who takes a lock.
+SLOW = 0.05
+#: Seconds by which clocks may differ before it is worth a word.
+CLOCKS_APART = 1.0
+
+
+def server(patient: Patient, node: Node) -> Iterator[Finding]:
+    info = node.info
+    if info is None:
+        yield Finding(
+            "server",
+            Level.NOTE,
+            f'unknown: the user "{patient.user}" may not run INFO',
+            "Allow +info to be told of versions, eviction, persistence and replication.",
+        )
+        return
+    name, version = _name_and_version(node)
+    mode = node.get("redis_mode") or node.get("server_mode") or "standalone"
+    role = {"master": "primary", "slave": "replica"}.get(node.get("role"), node.get("role"))
+    text = f"{name} {version}, {mode}, {role}"
+    # Valkey says for old clients which Redis it is like.
+    if _numbers(str(info.get("redis_version", version))) < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
+        hint = f"Locks need Redis {wanted} or later, or Valkey."
+        yield Finding("server", Level.ERROR, text, hint, number="E101")
+    elif node.get("role") == "slave":
+        yield Finding(
+            "server",
+            Level.ERROR,
+            f"{text}: it takes no locks",
+            "Let the first address of LOCATION be the primary's, or use SentinelClient.",
+            number="E102",
+        )
+    elif node.get("cluster_enabled") and not patient.is_cluster:
+        yield Finding(
+            "server",
+            Level.ERROR,
+            f"{text}: a node of a cluster has only a part of the locks",
+            'Set CLIENT_CLASS to "django_redis_lock.clients.ClusterClient".',
+            number="E103",
+        )
+    else:
+        yield Finding("server", Level.OK, text)
+
+
+def _name_and_version(node: Node) -> tuple[str, str]:
+    for name, field in (("Valkey", "valkey_version"), ("Dragonfly", "dragonfly_version")):
+        if node.get(field):
+            return name, str(node.get(field))
+    return "Redis", str(node.get("redis_version", "of an unknown version"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def memory(patient: Patient, node: Node) -> Iterator[Finding]:
+    """A lock is a key with an end, and evicting takes such keys first of all, or any key."""
+    policy = node.get("maxmemory_policy")
+    if policy is None:
+        return
+    limit, evicted = int(node.get("maxmemory", 0)), int(node.get("evicted_keys", 0))
+    if policy == "noeviction":
+        yield Finding("eviction", Level.OK, "noeviction: locks stay until they end")
+    elif not limit:
+        text = f"{policy}, but no maxmemory is set: nothing is evicted"
+        yield Finding("eviction", Level.OK, text)
+    else:
+        so_far = f"; {evicted} keys have been, so far" if evicted else ""
+        yield Finding(
+            "eviction",
+            Level.WARNING,
+            f"{policy}: short of memory (maxmemory is {_bytes(limit)}), locks can be evicted like "
+            f"any other key{so_far}",
+            "Keep locks on a server with maxmemory-policy noeviction: another cache alias is "
+            "enough, named by locked(using=...).",
+            number="W101",
+        )
+
+
+def persistence(patient: Patient, node: Node) -> Iterator[Finding]:
+    if node.info is None:
+        return
+    if node.get("loading"):
+        text = "it is still loading its data, and answers nothing else"
+        yield Finding("persistence", Level.ERROR, text, "Wait, and ask again.")
+        return
+    if node.get("rdb_last_bgsave_status", "ok") != "ok":
+        yield Finding(
+            "persistence",
+            Level.WARNING,
+            "the last snapshot could not be written; Redis may refuse all writes for that, and so "
+            "all locks",
+            "Look into Redis's log; most often the disk is full.",
+            number="W102",
+        )
+        return
+    if node.get("aof_enabled"):
+        how = node.setting("appendfsync")
+        lost = "nothing" if how == "always" else "the last second" if how else "a moment"
+        text = f"append-only file: a crash of the server loses {lost}"
+        yield Finding("persistence", Level.OK, text)
+        return
+    snapshots = node.setting("save")
+    kept = "the state of the last snapshot" if snapshots else "nothing"
+    yield Finding(
+        "persistence",
+        Level.NOTE,
+        f"a restart keeps {kept}: locks that are held then are free, and their holders are told at "
+        "their next renewal",
+        "If that must not happen, set appendonly yes.",
+    )
+
+
+def replication(patient: Patient, node: Node) -> Iterator[Finding]:
+    replicas = int(node.get("connected_slaves", 0))
+    if node.info is None or node.get("role") != "master":
+        return
+    wanted = node.setting("min-replicas-to-write")
+    if wanted and wanted != "0" and int(node.get("min_slaves_good_slaves", replicas)) < int(wanted):
+        yield Finding(
+            "replication",
+            Level.ERROR,
+            f"it refuses writes: fewer than {wanted} replicas are well (min-replicas-to-write)",
+            "Bring the replicas back.",
+            number="W102",
+        )
+    elif not replicas:
+        yield Finding("replication", Level.OK, "none")
+    else:
+        known = [node.get(f"slave{number}") for number in range(replicas)]
+        lags = [int(one["lag"]) for one in known if isinstance(one, dict) and "lag" in one]
+        late = f", the last heard of {max(lags)} s ago" if lags else ""
+        yield Finding(
+            "replication",
+            Level.NOTE,
+            f"{replicas} {'replica' if replicas == 1 else 'replicas'}{late}: a failover can lose "
+            "the locks of the last moments",
+            "Where two holders at once would cost money, use the fence; see docs/how_it_works.md.",
+        )
+
+
+def connections(patient: Patient, node: Node) -> Iterator[Finding]:
+    used, most = node.get("connected_clients"), node.get("maxclients")
+    if used is None or not most:
+        return
+    level = Level.WARNING if int(used) > 0.8 * int(most) else Level.OK
+    hint = "Raise maxclients, or let fewer processes run." if level else ""
+    yield Finding("connections", level, f"{used} of {most}", hint)
+
+
+def cluster(patient: Patient, node: Node) -> Iterator[Finding]:
+    if not node.get("cluster_enabled"):
+        return
+    try:
+        state: dict[str, Any] = node.client.execute_command("CLUSTER INFO")
+    except Exception as error:
+        yield Finding("cluster", Level.NOTE, f"its state is unknown: {error}")
+        return
+    assigned, well = int(state.get("cluster_slots_assigned", 0)), state.get("cluster_state") == "ok"
+    text = f"{assigned} of 16384 slots are served, by {state.get('cluster_size', '?')} primaries"
+    if well and assigned == 16384:
+        yield Finding("cluster", Level.OK, text)
+    else:
+        yield Finding(
+            "cluster",
+            Level.ERROR,
+            f"{text}; its state is {state.get('cluster_state', 'unknown')}",
+            "Locks in other slots cannot be had. Look at redis-cli --cluster check.",
+        )
+
+
+def round_trip(patient: Patient, node: Node) -> Iterator[Finding]:
+    """And the clocks: both are asked by the same questions."""
+    trips, apart = [], []
+    for _ in range(ASKED):
+        began, wall = time.perf_counter(), time.time()
+        server_us = run(node.client, Call(CLOCK, (), ())).value
+        trip = time.perf_counter() - began
+        trips.append(trip)
+        apart.append((trip, int(server_us) / 1e6 - wall - trip / 2))
+    middle, worst = statistics.median(trips), max(trips[1:])
+    text = f"{_milliseconds(middle)}, at most {_milliseconds(worst)} of {ASKED - 1}"
+    if middle > SLOW:
+        hint = "Every lock costs two round trips. Run Redis nearer to what uses it."
+        yield Finding("round trip", Level.WARNING, text, hint)
+    else:
+        yield Finding("round trip", Level.OK, text)
+    difference = min(apart)[1]  # The shortest trip says it best.
+    direction = "ahead" if difference > 0 else "behind"
+    text = f"the server's is {_seconds(abs(difference))} {direction}"
+    if abs(difference) > CLOCKS_APART:
+        yield Finding(
+            "clocks",
+            Level.NOTE,
+            text,
+            "Locks go by the server's clock alone; but let NTP set both, for the logs' sake.",
+        )
+    else:
+        yield Finding("clocks", Level.OK, text)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.2f} ms"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+def _bytes(number: int) -> str:
+    size = float(number)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GB"
+
+
+#: What ``check --deploy`` asks for as well: what is wrong with how the server is set up.
+SETTINGS_PROBES: tuple[NodeProbe, ...] = (server, memory, persistence, replication)
+NODE_PROBES: tuple[NodeProbe, ...] = (*SETTINGS_PROBES, connections, cluster, round_trip)
