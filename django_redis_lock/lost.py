@@ -16,7 +16,7 @@ from django.core.management import CommandError
 
 from .locking.interrupts import unwinding
 
-__all__ = ["GRACE", "Ending", "LockLostExit", "told_to_end"]
+__all__ = ["GRACE", "Ending", "LockLostExit", "interrupt_main_thread", "told_to_end"]
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Ending:
             if self._over.is_set():
                 return
             self.lost = True
-            _interrupt_main_thread()
+            interrupt_main_thread()
         if not self._over.wait(self.grace):
             logger.critical(
                 "The command that lost its lock %s has not ended in %g s: its process ends now",
@@ -121,7 +121,9 @@ class Ending:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
-def _interrupt_main_thread() -> None:
+def interrupt_main_thread() -> None:
+    """By SIGTERM, straight to that thread: another could take a signal to the process, and what the
+    main thread waits for would not be interrupted."""
     ident = threading.main_thread().ident
     if ident is not None and hasattr(signal, "pthread_kill"):
         signal.pthread_kill(ident, signal.SIGTERM)

@@ -16,7 +16,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from ..holdings import holdings
 from ..locking.calls import run_all
 from ..locking.hold import printable
-from ..locking.keys import events_key, lock_keys
+from ..locking.keys import INDEX, events_key, lock_keys
 from ..locking.lock import Lock
 from ..locking.scripts import Call, script
 from .findings import Finding, Level
@@ -129,9 +129,8 @@ def stuck(patient: Patient) -> Iterator[Finding]:
     """Grants that nobody takes, and that do not run out: neither may be, whatever has happened."""
     if patient.is_cluster:
         return
-    index = lock_keys(b"").held_index
     try:
-        keys = [_bytes(key) for key in patient.client.zrange(index, 0, MOST - 1)]
+        keys = [_bytes(key) for key in patient.client.zrange(INDEX, 0, MOST - 1)]
     except NoPermissionError:
         return  # Nothing that locks need; what lists them says it.
     calls = [Call(GRANT_OF, lock_keys(key)[:5], ()) for key in keys]

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from ..locking.calls import run
-from ..locking.keys import companion, flight_stream, lock_keys
+from ..locking.keys import FIGURES, INDEX, companion, flight_stream, lock_keys
 from ..locking.scripts import Call, script
 from .findings import Finding, Level
 from .patient import Patient
 
-__all__ = ["CLEARING", "LISTING", "LOCKING", "VALUES", "access"]
+__all__ = ["CLEARING", "COUNTING", "LISTING", "LOCKING", "VALUES", "access"]
 
 #: The commands that locks are made of.
 LOCKING = (
@@ -27,8 +27,12 @@ LOCKING = (
 VALUES = ("xadd", "xread", "mget", "multi", "exec")
 #: What the admin and the command ``locks`` need beyond these.
 LISTING = ("zcard", "zrange", "zrangebyscore", "zrevrangebyscore")
+#: What the figures need (the setting METRICS).
+COUNTING = ("hget", "hkeys", "hdel", "hincrby", "expire")
 #: What ``cache.clear()`` needs beyond these, to empty the database but for the locks.
 CLEARING = ("flushdb", "dump", "restore")
+
+HINT = "See docs/commands.md, Rights."
 
 #: The commands of scripts, each as it is tried: ``@1`` and so on are keys of a lock made up for it.
 TRIED = (
@@ -55,6 +59,15 @@ TRIED = (
     ("TIME",),
     ("DEL", "@1"),
     ("DEL", "@2", "@3", "@4", "@5", "@6"),
+)
+#: The same for the figures, on the key of theirs.
+TRIED_IN_FIGURES = (
+    ("HSET", "@1", "trial", "1"),
+    ("HGET", "@1", "trial"),
+    ("HKEYS", "@1"),
+    ("HINCRBY", "@1", "trial", "1"),
+    ("EXPIRE", "@1", "90000"),
+    ("HDEL", "@1", "trial"),
 )
 
 #: Try commands, and say which are refused.
@@ -93,7 +106,7 @@ def access(patient: Patient) -> Iterator[Finding]:
     missing = [_text(name) for name in answers[::2]]
     reason = _text(answers[1]) if missing else ""
     waits = [name for name in ("blpop", "xread") if not _may_wait(patient, name, key)]
-    index = _index_error(patient)
+    index, figures = _index_error(patient), _figures_error(patient)
     if missing:
         yield _refused(patient, f"not allowed: {', '.join(missing)} ({reason})", missing)
     elif index:
@@ -106,6 +119,8 @@ def access(patient: Patient) -> Iterator[Finding]:
             f"ACL SETUSER {patient.user} {' '.join(f'+{name}' for name in waits)}",
             number="W103",
         )
+    elif figures:
+        yield Finding("rights", Level.NOTE, f"the figures of locks cannot be kept: {figures}", HINT)
     else:
         text = f'the user "{patient.user}" may do all that locks and get_or_set need'
         yield Finding("rights", Level.OK, text)
@@ -113,7 +128,7 @@ def access(patient: Patient) -> Iterator[Finding]:
 
 def _refused(patient: Patient, text: str, missing: Sequence[str] = ()) -> Finding:
     allowed = " ".join(f"+{name}" for name in missing)
-    hint = f"ACL SETUSER {patient.user} {allowed}" if missing else "See docs/commands.md, Rights."
+    hint = f"ACL SETUSER {patient.user} {allowed}" if missing else HINT
     return Finding("rights", Level.ERROR, text, hint, number="E104")
 
 
@@ -135,13 +150,23 @@ def _index_error(patient: Patient) -> str:
     """Why the list of held locks cannot be kept; empty if it can, or if there is none."""
     if patient.is_cluster:
         return ""
-    key = lock_keys(b"").held_index
     commands = (("ZADD", "@1", "1", "doctor"), ("ZREM", "@1", "doctor"))
+    return _error_at(patient, INDEX, commands)
+
+
+def _figures_error(patient: Patient) -> str:
+    """Why the figures cannot be kept; empty if they can, or if nobody wants them."""
+    if not patient.conf.METRICS:
+        return ""
+    return _error_at(patient, FIGURES["day"], TRIED_IN_FIGURES)
+
+
+def _error_at(patient: Patient, key: bytes, commands: Sequence[Sequence[str]]) -> str:
     try:
         answers = run(patient.client, Call(TRY, (key,), (json.dumps(commands),))).value
     except ResponseError as error:
         return str(error)
-    return _text(answers[1]) if answers else ""
+    return f"{_text(answers[0])} is not allowed ({_text(answers[1])})" if answers else ""
 
 
 def _word() -> str:

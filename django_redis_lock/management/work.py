@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from django.core.management import (
 )
 from django.core.management.base import BaseCommand
 
+from ..lost import interrupt_main_thread
 from .exit_codes import LOST, NOT_FOUND, USAGE
 
 __all__ = ["ManagementCommand", "Work"]
@@ -89,17 +89,8 @@ class ManagementCommand:
         return 0
 
     def terminate(self) -> None:
-        # Straight to the thread that runs it: a signal to the process could be taken by another,
-        # and would not interrupt what this one waits for.
-        main = threading.main_thread().ident
-        if not self._in_main_thread or main is None:
-            return
-        if hasattr(signal, "pthread_kill"):
-            signal.pthread_kill(main, signal.SIGTERM)
-        else:  # Windows.
-            import _thread  # noqa: PLC0415
-
-            _thread.interrupt_main(signal.SIGTERM)
+        if self._in_main_thread:
+            interrupt_main_thread()
 
     def kill(self) -> None:
         if self._from_command_line:

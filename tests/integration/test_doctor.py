@@ -14,7 +14,7 @@ import redis
 from django.core.cache import cache, caches
 from django.core.checks import run_checks
 
-from django_redis_lock import Lock, checks
+from django_redis_lock import Lock, checks, metrics
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.doctor import Finding, Level, rights, servers
 from django_redis_lock.doctor.patient import Node, Patient
@@ -245,6 +245,7 @@ def allow(server: RedisServer, *rights: str) -> str:
 
 
 def refused(server: RedisServer) -> set[str]:
+    metrics.flush()
     with server.client() as admin:
         entries = {entry["object"] for entry in admin.acl_log()}
     return entries - {"client", "client|setinfo"}  # redis-py introduces itself, and does not mind.
@@ -256,6 +257,7 @@ def test_the_documented_rights_are_those_of_the_code() -> None:
     for heading, wanted in (
         ("get_or_set", rights.VALUES),
         ("the admin", rights.LISTING),
+        ("the figures", rights.COUNTING),
         ("clear", (*("zrange",), *rights.CLEARING)),
     ):
         assert documented(heading) == [f"+{name}" for name in wanted]
@@ -266,14 +268,16 @@ def test_every_command_of_a_script_is_in_the_list_of_rights() -> None:
     source = "".join(path.read_text() for path in folder.glob("*scripts.py"))
     used = {name.lower() for name in re.findall(r"call\('(\w+)'", source)}
     known = {*rights.LOCKING, *rights.VALUES, *rights.LISTING, *rights.CLEARING}
+    known |= {*rights.COUNTING}
     assert used <= known
-    tried = {command[0].lower() for command in rights.TRIED}
+    tried = {command[0].lower() for command in (*rights.TRIED, *rights.TRIED_IN_FIGURES)}
     assert tried == used - set(rights.CLEARING)
 
 
 def test_the_documented_rule_is_enough_for_locks(
-    own_server: RedisServer, at: Callable[..., None]
+    own_server: RedisServer, at: Callable[..., None], settings: Any
 ) -> None:
+    settings.DJANGO_REDIS_LOCK = {"METRICS": False}
     at(allow(own_server, *documented("locks")))
     lock = caches["default"].lock("import", timeout=3, renew=True)
     with lock:
@@ -303,7 +307,11 @@ def compute(link: Link, location: str) -> None:
 def test_the_documented_rules_are_enough_for_everything_else(
     own_server: RedisServer, at: Callable[..., None], doctor: Doctor, capfd: Any, settings: Any
 ) -> None:
-    more = [right for heading in ("get_or_set", "the admin") for right in documented(heading)]
+    more = [
+        right
+        for heading in ("get_or_set", "the admin", "the figures")
+        for right in documented(heading)
+    ]
     at(allow(own_server, *documented("locks"), *more))
     default = caches["default"]
     with processes(compute, settings.CACHES["default"]["LOCATION"]) as (leader,):
@@ -344,9 +352,15 @@ def test_the_documented_rules_are_enough_for_everything_else(
     [
         (["-zadd"], "error", "E104", "not allowed: zadd"),
         (["-xadd", "-hset"], "error", "E104", "not allowed: hset, xadd"),
+        (["-hincrby"], "note", None, "figures of locks cannot be kept: hincrby is not allowed"),
         (["-evalsha", "-eval"], None, None, ""),
         (["-blpop"], "warning", "W103", "may not run blpop: who waits has to poll"),
-        (["resetkeys", "~:1:*", "~{:1:*"], "error", "E104", "list of held locks cannot be kept"),
+        (
+            ["resetkeys", "~:1:*", "~{:1:*", "~{dj*"],
+            "error",
+            "E104",
+            "list of held locks cannot be kept",
+        ),
         (["resetkeys", "~:2:*"], "error", "E104", "no locks are possible"),
     ],
 )
@@ -359,7 +373,7 @@ def test_rights_that_are_missing(
     number: str | None,
     words: str,
 ) -> None:
-    most = [right for h in ("get_or_set", "the admin") for right in documented(h)]
+    most = [right for h in ("get_or_set", "the admin", "the figures") for right in documented(h)]
     at(allow(own_server, *documented("locks"), *most, *without))
     code, found = doctor()
     if level is None:  # Not even the first question is answered.
@@ -367,8 +381,8 @@ def test_rights_that_are_missing(
         return
     assert found["rights"]["level"] == level
     assert words in found["rights"]["text"]
-    assert found["rights"]["check"] == f"django_redis_lock.{number}"
-    assert number in deploy_numbers()
+    assert found["rights"]["check"] == (f"django_redis_lock.{number}" if number else None)
+    assert number is None or number in deploy_numbers()
 
 
 def test_a_bare_lock_is_of_no_cache(client: redis.Redis, doctor: Doctor) -> None:

@@ -149,7 +149,7 @@ class Command(BaseCommand):
         try:
             if lock.acquire(blocking=False):
                 return True
-            conflict = Conflict.over(lock, name)
+            conflict = Conflict.over(lock, name, options["using"])
             if wait:
                 self._say(f"{conflict}. Waiting {_for(wait)} …", options)
                 left = None if wait == math.inf else max(0.0, began + wait - time.monotonic())
@@ -157,7 +157,7 @@ class Command(BaseCommand):
                     waited = time.monotonic() - began
                     self._say(f"{name} is ours after {waited:.1f} s.", options)
                     return True
-                conflict = Conflict.over(lock, name)
+                conflict = Conflict.over(lock, name, options["using"])
         except KeyboardInterrupt:
             raise CommandError(
                 "interrupted while waiting", returncode=128 + signal.SIGINT
@@ -169,8 +169,8 @@ class Command(BaseCommand):
             ) from error
         code = options["skip_exit_code"]
         if code:
-            raise CommandError(f"{conflict}. Nothing was run.", returncode=code)
-        self._say(f"{conflict}. Nothing was run.", options)
+            raise CommandError(f"nothing was run: {conflict.line()}", returncode=code)
+        self._say(f"Nothing was run: {conflict.line()}", options)
         return False
 
     def _run(self, lock: Lock, work: Work, loss: Loss, options: dict[str, Any]) -> int:
