@@ -104,7 +104,7 @@ class SentinelServers(Group):
                 f"sentinel monitor {main}": f"127.0.0.1 {first} 2",
                 f"sentinel down-after-milliseconds {main}": int(down_after * 1000),
                 # After a failed attempt they wait for twice as long before the next one.
-                f"sentinel failover-timeout {main}": 2000,
+                f"sentinel failover-timeout {main}": 1000,
                 f"sentinel parallel-syncs {main}": 2,
             }
             # They would find each other, too, but after some seconds.

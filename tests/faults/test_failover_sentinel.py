@@ -1,0 +1,170 @@
+"""The primary of a lock fails, and the sentinels put another in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+
+from django_redis_lock import AsyncLock, Lock, LockNotOwnedError
+from tests.integration.test_lock import places
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, until
+from tests.redis_server import RedisServer
+from tests.redis_topologies import SentinelServers, sentinels
+
+
+@pytest.fixture
+def servers() -> Iterator[SentinelServers]:
+    """New ones: they start in a tenth of a second, and take ten to recover."""
+    with sentinels(down_after=0.5) as servers:
+        yield servers
+
+
+@pytest.fixture
+def sentinel_client(servers: SentinelServers) -> Iterator[redis.Redis]:
+    with servers.client() as client:
+        yield client
+
+
+def kill(servers: SentinelServers) -> None:
+    servers.primary.kill()
+
+
+def freeze(servers: SentinelServers) -> None:
+    servers.primary.pause()
+
+
+def by_hand(servers: SentinelServers) -> None:
+    servers.fail_over()
+
+
+Failure = Callable[[SentinelServers], None]
+failures = pytest.mark.parametrize("fail", [kill, freeze, by_hand])
+
+
+class Holder:
+    """A renewed lock, and whether it was told of its loss."""
+
+    def __init__(self, client: redis.Redis, **options: Any) -> None:
+        self.told = threading.Event()
+        options = {"timeout": 30, "renew": True} | options
+        self.lock = Lock(client, "failing", on_lost=self.told.set, **options)
+        assert self.lock.acquire()
+
+
+def replicated(servers: SentinelServers) -> bool:
+    """Whether every replica has the lock."""
+    clients = [replica.client() for replica in servers.replicas]
+    try:
+        return all(client.get("failing") for client in clients)
+    finally:
+        for client in clients:
+            client.close()
+
+
+def waiting(client: redis.Redis) -> Background:
+    """Another, which waits for the lock and gives it back."""
+
+    def wait() -> int | None:
+        with Lock(client, "failing", timeout=30, blocking_timeout=PATIENCE) as lock:
+            return lock.fence
+
+    waiter = Background(wait)
+    until(lambda: client.zcard("{failing}:waiters"))
+    return waiter
+
+
+@failures
+def test_holder_and_waiter_go_on(
+    servers: SentinelServers, sentinel_client: redis.Redis, fail: Failure
+) -> None:
+    holder = Holder(sentinel_client)
+    waiter = waiting(sentinel_client)
+    until(lambda: replicated(servers))
+    before = servers.primary
+    fail(servers)
+    until(lambda: servers.primary is not before)
+    # It is renewed on the new primary, and the waiter waits there.
+    with servers.primary.client() as new:
+        until(lambda: new.zcard("{failing}:waiters"))
+        until(lambda: new.info("clients")["blocked_clients"])
+    assert not waiter.done
+    assert not holder.lock.lost
+    holder.lock.release()
+    fence = waiter.result()
+    assert fence is not None
+    assert not holder.told.is_set()
+
+
+def test_who_lost_the_lock_is_told_and_the_waiter_has_it(
+    servers: SentinelServers, sentinel_client: redis.Redis
+) -> None:
+    """The replicas are too slow to hear of the acquisition."""
+    primary, replicas = servers.primary, servers.replicas
+    for replica in replicas:
+        replica.pause()
+    holder = Holder(sentinel_client, timeout=1.5)
+    fence = holder.lock.fence
+    waiter = waiting(sentinel_client)
+    primary.kill()
+    for replica in replicas:
+        replica.resume()
+    later = waiter.result()
+    assert holder.told.wait(PATIENCE)
+    assert holder.lock.lost
+    assert fence is not None
+    assert later > fence
+
+
+@failures
+def test_locks_can_be_had_again(
+    servers: SentinelServers, sentinel_client: redis.Redis, fail: Failure
+) -> None:
+    lock = Lock(sentinel_client, "failing", timeout=30)
+    assert lock.acquire()
+    lock.release()
+    before = servers.primary
+    fail(servers)
+    until(lambda: servers.primary is not before)
+    until(lambda: acquired_at(servers.primary, lock))
+
+
+def acquired_at(primary: RedisServer, lock: Lock) -> bool:
+    """Whether it could be had, and there: after a failover by hand the old primary goes on."""
+    try:
+        if not lock.acquire(blocking=False):
+            return False
+        with primary.client() as client:
+            there = client.get("failing") == lock.local.token
+        lock.release()
+    except (redis.ConnectionError, LockNotOwnedError):
+        return False
+    return there
+
+
+@failures
+def test_tasks_go_on(servers: SentinelServers, fail: Failure) -> None:
+    async def main() -> None:
+        manager = AsyncSentinel(servers.addresses)
+        client = manager.master_for(servers.name)
+        holder = AsyncLock(client, "failing", timeout=30, renew=True)
+        assert await holder.acquire()
+        other = AsyncLock(client, "failing", timeout=30, blocking_timeout=PATIENCE)
+        waiter = asyncio.create_task(other.acquire())
+        await asyncio.to_thread(until, lambda: places("failing") and replicated(servers))
+        before = servers.primary
+        await asyncio.to_thread(fail, servers)
+        await asyncio.to_thread(until, lambda: servers.primary is not before)
+        with servers.primary.client() as new:
+            await asyncio.to_thread(until, lambda: new.info("clients")["blocked_clients"])
+        await holder.release()
+        assert await waiter
+        await other.release()
+
+    asyncio.run(main())
