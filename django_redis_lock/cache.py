@@ -19,13 +19,12 @@ from redis.exceptions import ResponseError
 from .locking.aio import AsyncLock
 from .locking.aio_clients import asyncio_client
 from .locking.arguments import check_name, longest_hold
-from .locking.calls import OUTAGE, run
+from .locking.calls import OUTAGE
 from .locking.inventory import Inventory, list_held
-from .locking.keys import FIGURES, INDEX, lock_keys
 from .locking.lock import Lock
-from .locking.scripts import CLEAR, Call
+from .locking.whole import empty
 from .python_redis_lock import PythonRedisLock
-from .writes import FlightEnding
+from .writes import flight_ending
 
 __all__ = ["RedisCache"]
 
@@ -129,7 +128,7 @@ class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # dj
         if isinstance(client, ShardClient) or not isinstance(client, DefaultClient):
             raise ImproperlyConfigured(
                 f"{type(client).__name__} cannot lock: it has no single primary server. "
-                "Use django-redis's DefaultClient or SentinelClient"
+                "Use django-redis's DefaultClient or SentinelClient, or our ClusterClient"
             )
         return client.get_client(write=True)
 
@@ -257,10 +256,7 @@ class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # dj
             return self.client.clear()
         redis = self._lock_client()
         try:
-            members = redis.zrange(INDEX, 0, -1)
-            keys = [lock_keys(m if isinstance(m, bytes) else m.encode()) for m in members]
-            companions = [key for lock in keys for key in lock[1:5]]
-            run(redis, Call(CLEAR, (INDEX,), (*companions, *FIGURES.values())))
+            empty(redis)
         except _FAILED as error:
             raise ConnectionInterrupted(connection=redis) from error
 
@@ -268,7 +264,7 @@ class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # dj
         """The argument that makes a method of django-redis's client write by way of ours."""
         if isinstance(self.client, ShardClient):
             return {} if client is None else {"client": client}
-        return {"client": FlightEnding(client or self.client.get_client(write=True))}
+        return {"client": flight_ending(client or self.client.get_client(write=True))}
 
     def _encoded_key(self, key: str, version: int | None) -> bytes:
         nkey = self.client.make_key(key, version=version)

@@ -12,11 +12,14 @@ from typing import Any
 
 from redis.exceptions import DataError, NoScriptError
 
+from .locking.calls import run_all
 from .locking.flight_scripts import DELETE, WRITE
-from .locking.keys import INDEX, flight_key, lock_keys
+from .locking.keys import flight_key, lock_keys
 from .locking.scripts import Call
+from .locking.server import is_cluster
+from .locking.whole import indexed_locks
 
-__all__ = ["FlightEnding"]
+__all__ = ["FlightEnding", "flight_ending"]
 
 
 class FlightEnding:
@@ -64,7 +67,7 @@ return number
         flights = self._client.scan_iter(match=flight_key(self._key(match)), count=count)
         for flight in flights:
             self._client.delete(flight)
-        held = {key for lock in self._client.zrange(INDEX, 0, -1) for key in lock_keys(lock)}
+        held = {key for lock in indexed_locks(self._client) for key in lock_keys(lock)}
         for key in self._client.scan_iter(match=match, count=count):
             if key not in held:
                 yield key
@@ -86,3 +89,38 @@ return number
             return execute("EVALSHA", call.script.sha, *words)
         except NoScriptError:
             return execute("EVAL", call.script.source, *words)
+
+
+class ClusterFlightEnding(FlightEnding):
+    """The same for a cluster's client: what concerns several keys goes to each one's node."""
+
+    def delete(self, *names: str) -> Any:
+        calls = [Call(DELETE, (key, flight_key(key)), ()) for key in map(self._key, names)]
+        return sum(map(int, run_all(self._client, calls))) if calls else 0
+
+    def pipeline(self, *args: Any, **kwargs: Any) -> Batch:
+        return Batch(self._client)
+
+
+class Batch(ClusterFlightEnding):
+    """Writes that go out together, in one trip for each node."""
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        self._calls: list[Call] = []
+
+    def delete(self, *names: str) -> Any:
+        for key in map(self._key, names):
+            self._run(Call(DELETE, (key, flight_key(key)), ()))
+
+    def _run(self, call: Call) -> Any:
+        self._calls.append(call)
+
+    def execute(self) -> list[Any]:
+        calls, self._calls = self._calls, []
+        return run_all(self._client, calls) if calls else []
+
+
+def flight_ending(client: Any) -> FlightEnding:
+    """``client`` in a form whose writes end flights."""
+    return (ClusterFlightEnding if is_cluster(client) else FlightEnding)(client)

@@ -77,6 +77,7 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._creator = os.getpid()
         self.port = port
+        self._chosen_by_others = bool(port)
         # Not TMPDIR where that is deep: the path of a socket must be shorter than 104 bytes.
         deep = len(tempfile.gettempdir()) > 60
         self._folder = Path(tempfile.mkdtemp(prefix="redis-", dir="/tmp" if deep else None))
@@ -135,11 +136,12 @@ class RedisServer:
             self.port = fixed or secrets.choice(PORTS)
             self._launch()
             if self._answers(deadline):
+                self._chosen_by_others = False  # From now on it is worth waiting for.
                 return
             self._process = None
             log = self._log.read_text() if self._log.exists() else ""
             # Another process may have this port; there is no way to reserve one beforehand.
-            if "in use" not in log or time.monotonic() > deadline:
+            if self._chosen_by_others or "in use" not in log or time.monotonic() > deadline:
                 raise RuntimeError(f"redis-server did not start at port {self.port}:\n{log}")
 
     def stop(self) -> None:

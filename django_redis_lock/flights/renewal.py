@@ -31,7 +31,7 @@ class FlightRenewal(Job):
         self._group = group
         self._lifetime = self.urgency = lifetime
         self._began = time.monotonic()
-        self._keys = (flight_key(key), flight_leader(key), FLIGHTS)
+        self._keys = (flight_key(key), flight_leader(key), server.index_of(FLIGHTS, key))
         self._args = (token, milliseconds(lifetime), key)
         self._thread = threading.current_thread().name
         self._named = False

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import redis
@@ -28,12 +27,14 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .breaker import Breaker
 from .connections import RawConnection, may_have_run, note_sent
+from .packing import ASKING, pack
 from .routes import Route
-from .scripts import Call, Script
+from .scripts import Call
 from .server import Server, server_of
 from .topology import Topology
 
 __all__ = [
+    "ASKING",
     "OUTAGE",
     "Answer",
     "admitted",
@@ -43,6 +44,8 @@ __all__ = [
     "pack",
     "receive",
     "run",
+    "run_all",
+    "run_at",
     "send",
 ]
 
@@ -62,8 +65,6 @@ _OUTAGE_REPLIES = ("UNBLOCKED", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOW
 
 #: How a call can end that is then looked into.
 REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
-#: Announces to a cluster's node a call for a slot that is on its way there.
-ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 #: redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
 FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) else ("EVALSHA",)
@@ -88,26 +89,6 @@ class Answer(NamedTuple):
 
     value: Any
     sent_twice: bool
-
-
-def pack(call: Call, *, known: bool = True) -> bytes:
-    """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
-    the server, by its source, which teaches it. Nothing is converted but what a ``Call`` holds, so
-    this takes a fraction of the time of redis-py's packing."""
-    parts = [_head(call.script, call.keys, len(call.args), known)]
-    for arg in call.args:
-        data = arg if isinstance(arg, bytes) else str(arg).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(parts)
-
-
-@lru_cache(maxsize=1024)
-def _head(script: Script, keys: tuple[bytes, ...], args: int, known: bool) -> bytes:
-    """What does not change from call to call."""
-    verb, body = (b"EVALSHA", script.sha) if known else (b"EVAL", script.source)
-    words = (verb, body.encode(), b"%d" % len(keys), *keys)
-    packed = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-    return b"*%d\r\n%b" % (len(words) + args, packed)
 
 
 def send(connection: RawConnection, call: Call) -> None:
@@ -189,6 +170,18 @@ def _run(server: Server, call: Call, patience: float | None, asking: bool = Fals
     if server.breaker.failing:
         server.breaker.answered()
     return answer
+
+
+def run_at(server: Server, node: Server, call: Call) -> Any:
+    """What ``call`` returns at ``node``, one of those of ``server``, wherever its keys are."""
+    try:
+        return _run(node, call, None)
+    except REPORTED as error:
+        server.heard(error)
+        node.close()
+        if not may_have_run(error) or isinstance(error, ResponseError):
+            raise
+        return _run(node, call, None)
 
 
 def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:

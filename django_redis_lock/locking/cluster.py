@@ -17,7 +17,7 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError,
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from .connections import Address, without_address
-from .keys import slot_of
+from .keys import SLOTS, index_key, slot_of
 from .node import Server
 from .topology import Topology, ask
 
@@ -77,14 +77,22 @@ class Cluster(Topology):
         slot = slot_of(keys[0])
         return [key for key in keys if slot_of(key) == slot]
 
-    def primaries(self) -> list[Server]:
-        """All servers that have slots.
+    def index_of(self, index: bytes, key: bytes) -> bytes:
+        return index_key(index, slot_of(key))
+
+    def primaries(self) -> dict[Server, list[int]]:
+        """All servers that have slots, and which.
 
         Raises:
-            redis.exceptions.ConnectionError: nobody says which.
+            redis.exceptions.ConnectionError: nobody says.
         """
         self.at(())
-        return list(dict.fromkeys([*self._slots.owner, *self._moved.values()]))
+        found: dict[Server, list[int]] = {}
+        for slot in range(SLOTS):
+            owner = self._moved.get(slot) or self._slots.owner_of(slot)
+            if owner is not None:
+                found.setdefault(owner, []).append(slot)
+        return found
 
     def refuses(self, error: BaseException) -> bool:
         return isinstance(error, REFUSALS)

@@ -16,6 +16,7 @@ from .inventory import FLIGHT, LOCK, PATIENCE
 from .keys import flight_key, flight_stream, lock_keys
 from .owner import Held, as_bytes, fingerprint
 from .scripts import HELD, RESET, Call
+from .server import is_cluster
 
 __all__ = ["Outcome", "release"]
 
@@ -63,7 +64,7 @@ def release(
     """
     if kind == FLIGHT:
         return _end_flight(client, key, owner_id)
-    keys = lock_keys(key)
+    keys = lock_keys(key, is_cluster(client))
     reply = run(client, Call(HELD, keys, ()), patience=PATIENCE).value
     if reply is None:
         return Outcome.FREE

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .calls import run
+from .calls import run, run_all
 from .events import group_of
 from .inventory_scripts import DESCRIBE, DESCRIBE_FLIGHTS, LIST, LIST_FLIGHTS
 from .keys import FLIGHTS, INDEX, flight_key, flight_leader, lock_keys
 from .owner import Owner, as_bytes, fingerprint
 from .scripts import Call, Script
+from .server import is_cluster
+from .whole import indexes
 
 __all__ = ["FLIGHT", "LOCK", "HeldLock", "Inventory", "list_flights", "list_held", "look_at"]
 
@@ -140,22 +142,33 @@ def look_at(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> H
 def _list(client: Any, kind: str, prefix: bytes, limit: int, search: str) -> Inventory:
     script, index = (LIST, INDEX) if kind == LOCK else (LIST_FLIGHTS, FLIGHTS)
     wanted = (prefix, max(limit, MOST_DESCRIBED), MOST_ENTRIES, _lower(search))
-    seen, whole, found = run(client, Call(script, (index,), wanted), patience=PATIENCE).value
-    keys = [as_bytes(key) for key in found]
+    asking = [Call(script, (place,), wanted) for place in indexes(client, index)]
+    listed = _answers(client, asking)
+    keys = [as_bytes(key) for _, _, found in listed for key in found]
     held = _describe(client, kind, keys, prefix)
     locks = held[:limit]
-    total = int(seen) - len(keys) + len(held)
-    return Inventory(locks, total, complete=bool(whole) and total == len(locks))
+    total = sum(int(seen) for seen, _, _ in listed) - len(keys) + len(held)
+    whole = all(whole for _, whole, _ in listed)
+    return Inventory(locks, total, complete=whole and total == len(locks))
+
+
+def _answers(client: Any, calls: Sequence[Call]) -> list[Any]:
+    if len(calls) == 1:
+        return [run(client, calls[0], patience=PATIENCE).value]
+    return run_all(client, calls) if calls else []
 
 
 def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> tuple[HeldLock, ...]:
     """Those at ``keys`` that are held still, the longest held first."""
     if not keys:
         return ()
-    script, named = _named(kind, keys)
-    now_us, *described = run(client, Call(script, named, ()), patience=PATIENCE).value
+    # On a cluster each is elsewhere.
+    groups = [[key] for key in keys] if is_cluster(client) else [keys]
+    asking = [Call(*_named(kind, group), ()) for group in groups]
     locks = [
-        _held(kind, keys[int(reply[0]) - 1], prefix, int(now_us), reply) for reply in described
+        _held(kind, group[int(reply[0]) - 1], prefix, int(now_us), reply)
+        for group, (now_us, *described) in zip(groups, _answers(client, asking), strict=True)
+        for reply in described
     ]
     return tuple(sorted(locks, key=_longest_first))
 

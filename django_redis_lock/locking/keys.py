@@ -34,6 +34,7 @@ __all__ = [
     "index_key",
     "lock_keys",
     "slot_of",
+    "slot_tag",
     "wake_key",
 ]
 
@@ -94,10 +95,15 @@ def _numbers() -> list[bytes]:
     return [found[slot] for slot in range(SLOTS)]
 
 
+def slot_tag(slot: int) -> bytes:
+    """A hash tag in ``slot``."""
+    return _numbers()[slot]
+
+
 def index_key(index: bytes, slot: int) -> bytes:
     """On a cluster: what INDEX, or FLIGHTS, is for the keys of one slot. It is kept beside them,
     and so by the same scripts."""
-    return index + b":{" + _numbers()[slot] + b"}"
+    return index + b":{" + slot_tag(slot) + b"}"
 
 
 @lru_cache(maxsize=1024)

@@ -75,6 +75,11 @@ class Server:
         """As many of ``keys`` as one command can take, the first among them."""
         return keys
 
+    def index_of(self, index: bytes, key: bytes) -> bytes:
+        """The sorted set in which ``key`` is to be noted: INDEX, FLIGHTS, or what there is for
+        them where ``key`` is kept."""
+        return index
+
     def nodes(self) -> Sequence[Server]:
         """All servers there are here, as far as it is known."""
         return (self,)

@@ -6,9 +6,6 @@ import threading
 import weakref
 from typing import Any
 
-from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
-from redis.cluster import RedisCluster
-
 from .breaker import Outage
 from .cluster import Cluster
 from .connections import RawConnection, common_settings, own_settings
@@ -72,8 +69,8 @@ def outages() -> list[Outage]:
 
 
 def is_cluster(client: Any) -> bool:
-    """Whether ``client`` is one of redis-py's for Redis Cluster."""
-    return isinstance(client, (RedisCluster, AsyncRedisCluster))
+    """Whether ``client`` is one for Redis Cluster: redis-py's two, or the cache's."""
+    return hasattr(client, "nodes_manager")
 
 
 def reset_after_fork() -> None:

@@ -1,0 +1,179 @@
+"""django-redis on Redis Cluster, which django-redis itself does not know.
+
+``"CLIENT_CLASS": "django_redis_lock.clients.ClusterClient"``
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django_redis.client import DefaultClient
+from django_redis.exceptions import ConnectionInterrupted
+from django_redis.pool import ConnectionFactory
+from redis.cluster import ClusterNode, RedisCluster
+from redis.connection import ConnectionPool, SSLConnection, parse_url
+from redis.exceptions import ClusterError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+__all__ = ["ClusterClient"]
+
+
+class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships no types
+    """django-redis's client over redis-py's ``RedisCluster``. All of the cache's methods work;
+    what concerns several keys goes to each node that has some of them.
+
+    ``LOCATION`` names one node or several, as many as are sure to be there when a process starts;
+    the others are found. ``USERNAME``, ``PASSWORD``, ``SOCKET_TIMEOUT`` and
+    ``SOCKET_CONNECT_TIMEOUT`` hold for all nodes, and ``REDIS_CLIENT_KWARGS`` go to
+    ``RedisCluster``.
+    """
+
+    def __init__(self, server: Any, params: dict[str, Any], backend: Any) -> None:
+        super().__init__(server, params, backend)
+        self._clients = [None]
+        self.connection_factory = ClusterFactory(self._options)
+
+    def get_next_client_index(self, write: bool = True, tried: list[int] | None = None) -> int:
+        return 0
+
+    def connect(self, index: int = 0) -> LazyCluster:
+        return self.connection_factory.connect(self._server)
+
+    def get_many(
+        self, keys: Collection[str], version: int | None = None, client: Any = None
+    ) -> dict[str, Any]:
+        client = client or self.get_client(write=False)
+        by_nkey = {self.make_key(key, version=version): key for key in keys}
+        if not by_nkey:
+            return {}
+        try:
+            values = client.mget_nonatomic(list(by_nkey))
+        except (RedisError, OSError) as error:
+            raise ConnectionInterrupted(connection=client) from error
+        found = zip(by_nkey.values(), values, strict=True)
+        return {key: self.decode(value) for key, value in found if value is not None}
+
+    def keys(self, search: str, version: int | None = None, client: Any = None) -> list[Any]:
+        try:
+            return list(self.iter_keys(search, client=client, version=version))
+        except (RedisError, OSError) as error:
+            raise ConnectionInterrupted(connection=client) from error
+
+
+class ClusterFactory(ConnectionFactory):  # type: ignore[misc]
+    """The one client of this process for each cluster and its options."""
+
+    def connect(self, urls: list[str]) -> LazyCluster:
+        nodes, settings = _understood(urls)
+        for name in ("USERNAME", "PASSWORD", "SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT"):
+            if self.options.get(name):
+                settings[name.lower()] = self.options[name]
+        settings.update(self.pool_cls_kwargs)
+        settings.update(self.redis_client_cls_kwargs)
+        place = repr((nodes, sorted(settings.items(), key=str)))
+        with _mutex:
+            found = _clusters.get(place)
+            if found is None:
+                found = _clusters[place] = LazyCluster(nodes, settings)
+            return found
+
+    def disconnect(self, connection: LazyCluster) -> None:
+        connection.disconnect()
+
+
+def _understood(urls: list[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+    """Host and port of each node, and what the first URL says besides."""
+    nodes, settings = [], {}
+    for url in reversed(urls):
+        settings = dict(parse_url(url.strip()))  # type: ignore[no-untyped-call]
+        if "path" in settings:
+            raise ImproperlyConfigured(f"A cluster cannot be reached by a socket: {url}")
+        if settings.pop("db", 0):
+            raise ImproperlyConfigured(f"A cluster has the database 0 and no other: {url}")
+        nodes.append((settings.pop("host", "localhost"), int(settings.pop("port", 6379))))
+    if settings.pop("connection_class", None) is SSLConnection:
+        settings["ssl"] = True
+    return nodes[::-1], settings
+
+
+class LazyCluster:
+    """A ``RedisCluster`` that connects when it is first used: while the cluster is away, that is
+    an outage like any other, and IGNORE_EXCEPTIONS decides whether it shows.
+
+    Attributes:
+        nodes_manager: where the cluster is, for the locks, which have connections of their own.
+    """
+
+    def __init__(self, nodes: list[tuple[str, int]], settings: dict[str, Any]) -> None:
+        self._nodes = nodes
+        self._settings = settings
+        self._cluster: RedisCluster | None = None
+        self._connecting = threading.Lock()
+        names = ("encoding", "encoding_errors")
+        given = {name: settings[name] for name in names if name in settings}
+        self._encoder = ConnectionPool(**given).get_encoder()
+        self.nodes_manager = SimpleNamespace(
+            startup_nodes={
+                f"{host}:{port}": SimpleNamespace(host=host, port=port) for host, port in nodes
+            },
+            connection_kwargs=settings,
+            address_remap=settings.get("address_remap"),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "connection_pool":
+            raise AttributeError(name)  # There is none, and no need to connect to see that.
+        return getattr(self._connected(), name)
+
+    def get_encoder(self) -> Any:
+        return self._encoder
+
+    def disconnect(self) -> None:
+        if self._cluster is not None:
+            self._cluster.disconnect_connection_pools()  # type: ignore[no-untyped-call]
+
+    def _connected(self) -> RedisCluster:
+        if self._cluster is None:
+            with self._connecting:
+                if self._cluster is None:
+                    nodes = [ClusterNode(*node) for node in self._nodes]  # type: ignore[no-untyped-call]
+                    with _outages_as_of_one_server():
+                        self._cluster = _Cluster(startup_nodes=nodes, **self._settings)
+        return self._cluster
+
+
+class _Cluster(RedisCluster):
+    def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        with _outages_as_of_one_server():
+            return super().execute_command(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _outages_as_of_one_server() -> Iterator[None]:
+    """django-redis knows an outage by redis-py's ``ConnectionError``; its cluster has others."""
+    try:
+        yield
+    except (RedisClusterException, ClusterError) as error:
+        if isinstance(error, ResponseError):
+            raise
+        raise RedisConnectionError(str(error)) from error
+
+
+#: A client connects to all nodes, so the threads of a process share it, as they share pools.
+_clusters: dict[str, LazyCluster] = {}
+_mutex = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    global _mutex
+    _mutex = threading.Lock()
+    _clusters.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,32 @@
+"""How a call is written down for Redis."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .scripts import Call, Script
+
+__all__ = ["ASKING", "pack"]
+
+#: Announces to a cluster's node a call for a slot that is on its way there.
+ASKING = b"*1\r\n$6\r\nASKING\r\n"
+
+
+def pack(call: Call, *, known: bool = True) -> bytes:
+    """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
+    the server, by its source, which teaches it. Nothing is converted but what a ``Call`` holds, so
+    this takes a fraction of the time of redis-py's packing."""
+    parts = [_head(call.script, call.keys, len(call.args), known)]
+    for arg in call.args:
+        data = arg if isinstance(arg, bytes) else str(arg).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def _head(script: Script, keys: tuple[bytes, ...], args: int, known: bool) -> bytes:
+    """What does not change from call to call."""
+    verb, body = (b"EVALSHA", script.sha) if known else (b"EVAL", script.source)
+    words = (verb, body.encode(), b"%d" % len(keys), *keys)
+    packed = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    return b"*%d\r\n%b" % (len(words) + args, packed)
