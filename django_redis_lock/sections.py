@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from asgiref.sync import AsyncToSync, sync_to_async
@@ -78,18 +79,29 @@ class Section(_Section):
 
     lock: Lock
 
-    def enter(self) -> bool:
-        """Take the lock; whether it could be had."""
+    def enter(self, waiting: Callable[[Conflict], None] | None = None) -> bool:
+        """Take the lock; whether it could be had.
+
+        Args:
+            waiting: told who is in the way when the wait begins.
+        """
         again = transactions.take_up(self._key)
-        if isinstance(again, Lock) and not again.lost:
+        if isinstance(again, Lock) and _is_held_here(again) and not again.lost:
             self.lock, self._taken_up = again, True
         else:
             self._refuse_to_wait_for_itself()
             self.lock = self.options.lock(self.name, self.use, self._told())
-            if not self.lock.acquire():
+            if not self._acquire(waiting):
                 return False
         self._enter(self.lock)
         return True
+
+    def _acquire(self, waiting: Callable[[Conflict], None] | None) -> bool:
+        if waiting is not None and self.options.blocking:
+            if self.lock.acquire(blocking=False):
+                return True
+            waiting(self.conflict())
+        return self.lock.acquire()
 
     def leave(self) -> None:
         """Give the lock back, or have it given back when the transaction ends. What goes wrong with
@@ -119,7 +131,7 @@ class AsyncSection(_Section):
         again = None
         if _has_parent():
             again = await sync_to_async(transactions.take_up)(self._key)
-        if isinstance(again, Lock) and not again.lost:
+        if isinstance(again, Lock) and _is_held_here(again) and not again.lost:
             self.lock, self._taken_up = again, True
         else:
             self._refuse_to_wait_for_itself()

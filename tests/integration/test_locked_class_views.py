@@ -172,10 +172,16 @@ class ByMethodDecorator(Free):
     pass
 
 
+@method_decorator(locked("export-{pk}"), name="get")
+class GetByMethodDecorator(Free):
+    pass
+
+
 @pytest.mark.parametrize(
     "view",
     [
         export,
+        GetByMethodDecorator.as_view(),
         Export.as_view(),
         ByItsMethod.as_view(),
         ByMethodDecorator.as_view(),

@@ -350,6 +350,30 @@ def test_a_command_with_a_way_of_its_own_keeps_it(redis_server: RedisServer) -> 
         assert worker.result() == "0 [15]"
 
 
+@locked("nightly", blocking=True)
+class Patient(Ran):
+    pass
+
+
+def test_a_command_that_waits_says_for_whom(redis_server: RedisServer, client: redis.Redis) -> None:
+    lock = caches["default"].lock("nightly", label="the other run")
+    assert lock.acquire(blocking=False)
+    until(lambda: client.exists(OWNER))
+    with processes(run_in_a_process, Patient) as (worker,):
+        worker.go()
+        until(lambda: client.info("clients")["blocked_clients"])
+        lock.release()
+        assert worker.hear() == "running"
+        worker.say("finish")
+        code, out, errors, _ = worker.result()
+    assert (code, out) == (0, "done\n")
+    (line,) = errors.splitlines()
+    assert line.startswith("nightly is held by ")
+    assert "(the other run)" in line
+    assert line.endswith(". More: manage.py locks show nightly. Waiting …")
+    assert run(Patient) == (0, "done\n", "", 1)
+
+
 @pytest.mark.parametrize("options", [{"status_code": 503}, {"default": None}])
 def test_what_means_nothing_for_a_command_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="means nothing for a command"):

@@ -22,6 +22,7 @@ from django_redis_lock import (
     LockNotAcquired,
     current_lock,
     locked,
+    testing,
 )
 from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
 from tests.processes import PATIENCE, Link, in_threads, processes, until
@@ -256,6 +257,14 @@ def test_methods(name: str, call: Callable[[], Any]) -> None:
     assert call()
     with caches["default"].lock(name), pytest.raises(LockNotAcquired):
         call()
+
+
+def test_a_function_that_only_sounds_like_that_of_a_view() -> None:
+    @locked("{order}")
+    def dispatch(order: str) -> str:
+        return order
+
+    assert dispatch("a") == dispatch(order="a") == "a"
 
 
 # -- default -----------------------------------------------------------------------------------
@@ -525,6 +534,21 @@ def test_a_task_whose_lock_is_lost(client: redis.Redis, asynchronous: bool) -> N
         return names
 
     assert asyncio.run(main()) == [KEY]
+
+
+def test_in_memory() -> None:
+    with testing.override() as server:
+        with locked("export"):
+            assert server.held() == [KEY]
+            with pytest.raises(LockNotAcquired):
+                asyncio.run(export())
+        assert asyncio.run(export()) == 1
+        with locked("export") as lock:
+            server.lose(KEY)
+            assert current_lock().lost
+            with pytest.raises(LockLost):
+                lock.ensure_held()
+        assert not server.held()
 
 
 def test_terminate_is_for_commands() -> None:

@@ -205,7 +205,7 @@ def test_an_inner_block_is_not_the_end() -> None:
         with transaction.atomic("shop", savepoint=False):
             deposit()
         assert held()
-        transaction.savepoint_commit(transaction.savepoint("shop"), "shop")
+        connections["shop"].savepoint_commit(connections["shop"].savepoint())
         assert held()
     assert not held()
     assert balance() == 2

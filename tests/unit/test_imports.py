@@ -87,6 +87,7 @@ LAYERS = (
     ("contention", "metrics*", "checks*", "doctor*", "models", "naming", "holdings"),
     ("exporters*", "current", "lost", "tasks", "transactions", "lock_options"),
     ("sections",),
+    ("guards",),
     ("targets",),
     ("decorators", "caching", "admin*"),
     ("", "apps", "management*", "migrations*", "templatetags*"),
