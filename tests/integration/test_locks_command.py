@@ -19,7 +19,7 @@ import redis
 from django.core.cache import cache, caches
 from django.core.management import CommandError, call_command
 
-from django_redis_lock import Lock
+from django_redis_lock import Lock, metrics
 from django_redis_lock.locking.owner import hostname
 from django_redis_lock.management.commands.locks import Command
 from tests.processes import PATIENCE, until
@@ -324,6 +324,43 @@ def test_a_reset_is_a_dry_run_first(run: Run, client: redis.Redis) -> None:
     assert run("reset", "*") == (0, "No lock is held.\n", "")
 
 
+# -- stats -------------------------------------------------------------------------------------
+
+
+def test_figures(run: Run, client: redis.Redis) -> None:
+    assert run("stats") == (0, "Nothing happened in the last hour.\n", "")
+    for _ in range(2):
+        with cache.lock("invoice-7"):
+            assert not cache.lock("invoice-7").acquire(blocking=False)
+    cache.get_or_set("report-1", lambda: 1, 60)
+    metrics.flush()
+    code, out, _ = run("stats")
+    assert code == 0
+    locks, values = (part.splitlines() for part in out.split("\n\n")[:2])
+    assert locks[0].split()[:5] == ["LOCKS", "ACQUIRED", "WAITED", "AVG", "P95"]
+    assert locks[1].split()[:3] == ["invoice-*", "2", "-"]
+    assert locks[1].split()[6:] == ["2", "-", "-", "█"]
+    assert values[0].split()[:2] == ["VALUES", "COMPUTED"]
+    assert values[1].split()[:2] == ["report-*", "1"]
+    assert out.endswith("\nIn the last hour, in all processes.\n")
+    document = json.loads(run("stats", "--json", "--period", "day")[1])
+    assert document["period"] == "day"
+    figures = {summary["group"]: summary for summary in document["caches"]["default"]}
+    assert figures["invoice-*"]["acquisitions"] == 2
+    assert figures["invoice-*"]["refused"] == 2
+    assert figures["report-*"]["computed"] == 1
+    assert figures["report-*"]["computations"]["count"] == 1
+
+
+def test_figures_of_a_cache_that_cannot_be_asked(run: Run, settings: Any) -> None:
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {**settings.CACHES, "away": away}
+    code, out, err = run("stats")
+    assert (code, out) == (69, "Nothing happened in the last hour.\n")
+    assert "The cache away could not be asked" in err
+    assert set(json.loads(run("stats", "--json")[1])["failures"]) == {"away"}
+
+
 # -- the command line --------------------------------------------------------------------------
 
 
@@ -338,6 +375,8 @@ def test_a_reset_is_a_dry_run_first(run: Run, client: redis.Redis) -> None:
         (["release", "x", "--older-than", "3"], "--older-than goes with list, reset"),
         (["--using", "plain"], "the cache 'plain' cannot lock"),
         (["--using", "nope"], "CACHES has no 'nope'"),
+        (["stats", "--watch"], "--watch goes with list, not with stats"),
+        (["list", "--period", "day"], "--period goes with stats, not with list"),
         (["--watch", "0"], "a number of seconds greater than 0"),
         (["--limit", "0"], "a whole number greater than 0"),
     ],

@@ -12,9 +12,11 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from redis.exceptions import RedisError
 
 from ...aliases import lock_cache
+from ...metrics import PERIODS
 from ..arguments import count, seconds, seconds_or_none
 from ..diagnosis import diagnose
 from ..exit_codes import UNAVAILABLE, USAGE
+from ..figures import show_figures
 from ..listing import KINDS, list_locks
 from ..releasing import release_lock, reset_locks
 from ..showing import show_lock
@@ -26,6 +28,7 @@ ACTIONS: dict[str, Callable[[BaseCommand, dict[str, Any]], int]] = {
     "show": show_lock,
     "release": release_lock,
     "reset": reset_locks,
+    "stats": show_figures,
     "doctor": diagnose,
 }
 #: What needs a NAME (or a PATTERN); the others take none.
@@ -33,7 +36,8 @@ NAMED = ("show", "release", "reset")
 #: The options that only some actions take.
 TAKEN_BY = {
     "json": ("list", "show", "stats", "doctor"),
-    "watch": ("list", "stats"),
+    "watch": ("list",),
+    "period": ("stats",),
     "search": ("list",),
     "limit": ("list",),
     "older_than": ("list", "reset"),
@@ -51,7 +55,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.usage = (
-            "%(prog)s [list | show NAME | release NAME | reset PATTERN | doctor] [options]"
+            "%(prog)s [list | show NAME | release NAME | reset PATTERN | stats | doctor] [options]"
         )
         parser.add_argument(
             "action", nargs="?", choices=ACTIONS, default="list", help="default: list"
@@ -65,7 +69,7 @@ class Command(BaseCommand):
         )
         add = parser.add_argument
         add("--using", metavar="ALIAS", help="only this cache; default: all that can lock")
-        add("--json", action="store_true", help="for programs (list, show, doctor)")
+        add("--json", action="store_true", help="for programs (list, show, stats, doctor)")
         add(
             "--exit-code",
             action="store_true",
@@ -94,6 +98,7 @@ class Command(BaseCommand):
             default="lock",
             help="locks, values that get_or_set computes, or both; default: lock",
         )
+        add("--period", choices=PERIODS, default="hour", help="the last hour or day (stats)")
         add("--yes", action="store_true", help="do it without asking (release, reset)")
         add(
             "--foreign",
