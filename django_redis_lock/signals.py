@@ -84,7 +84,7 @@ def _send(event: Any) -> None:
         return  # Its caller hears of that.
     if signal is lock_lost:
         if not _behind.submit(lambda: signal.send_robust(**news), connections.close_all):
-            logger.error("Too many lost locks: no room to tell receivers of %s", subject.name)
+            logger.error("Too many lost locks: no room to tell receivers of %s", subject.group)
     elif asyncio._get_running_loop() is not None:
         in_background(signal.asend_robust(**news))
     else:

@@ -34,17 +34,22 @@ class OpenTelemetry:
         self._tracer = trace.get_tracer(_NAME, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
         self._label = Labels()
+        self.instruments: dict[str, Any] = {}
 
         def histogram(name: str, description: str) -> Any:
-            return meter.create_histogram(
+            self.instruments[name] = meter.create_histogram(
                 f"{_NAME}.{name}",
                 unit="s",
                 description=description,
                 explicit_bucket_boundaries_advisory=BOUNDS,
             )
+            return self.instruments[name]
 
         def counter(name: str, description: str) -> Any:
-            return meter.create_counter(f"{_NAME}.{name}", unit="1", description=description)
+            self.instruments[name] = meter.create_counter(
+                f"{_NAME}.{name}", unit="1", description=description
+            )
+            return self.instruments[name]
 
         self._waits = histogram("wait", "How long acquisitions waited")
         self._holds = histogram("hold", "How long locks were held")

@@ -329,8 +329,9 @@ def test_an_exporter_that_fails_touches_nothing(
     else:
         exporter = opentelemetry.start()
         monkeypatch.setattr(exporter._tracer, "start_span", broken)
-        for instrument in [i for i in vars(exporter).values() if hasattr(i, "record")]:
-            monkeypatch.setattr(instrument, "record", broken)
+        for instrument in exporter.instruments.values():
+            verb = "record" if hasattr(instrument, "record") else "add"
+            monkeypatch.setattr(instrument, verb, broken, raising=False)
     try:
         live_a_little(cache, client)
     finally:
