@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .cache import RedisCache
 from .computing import OnWaitTimeout
-from .locking.events import LONGEST_GROUP, check_group
+from .locking.events import as_group, check_group
 from .naming import namer
 from .terms import SETTING
 
@@ -135,7 +135,7 @@ class Cached:
             raise ValueError(f"{dotted} has arguments: give a key that names them, as in {{pk}}")
         name_of = namer(self.key, function, dotted)
         template = self.key if isinstance(self.key, str) else dotted
-        self.options["group"] = self.group or template[:LONGEST_GROUP]
+        self.options["group"] = self.group or as_group(template)
         return (self._tasks if iscoroutinefunction(function) else self._threads)(function, name_of)
 
     def _threads(self, function: Callable[..., Any], name_of: Callable[..., str]) -> Any:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from .locking.events import as_group
+
 __all__ = ["Declaration", "declarations", "declare"]
 
 
@@ -32,6 +34,11 @@ class Declaration:
     def name(self) -> str:
         """What stands for all its locks together: one of a limited number of names."""
         return self.target if self.template is None else self.template
+
+    @property
+    def group(self) -> str:
+        """Under which its locks are counted in metrics."""
+        return self.options.get("group") or as_group(self.name)
 
 
 #: Each declaration lives as long as the function that keeps to it, so a module that is imported

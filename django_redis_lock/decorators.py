@@ -66,6 +66,9 @@ def locked(target: Any = None, /, **options: Any) -> Any:
         exit_code: of a command that finds the lock taken; 0: it is skipped.
         lost_exit_code: of a command that was ended because it lost its lock.
         label: what the lock is for, as shown in the admin; left out, the dotted name.
+        group: under which it is counted in metrics; left out, the template or the dotted name.
+        warn_after: seconds after which the log says that it is held still; left out, 80 % of
+            ``max_hold``.
 
     Raises:
         TypeError, ValueError: at import: an option makes no sense, contradicts another or the kind

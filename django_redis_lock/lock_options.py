@@ -10,6 +10,7 @@ from .aliases import lock_cache
 from .contention import OnConflict
 from .locking.aio import AsyncLock
 from .locking.arguments import check_seconds
+from .locking.events import as_group, check_group
 from .locking.lock import Lock
 from .terms import SETTING
 
@@ -46,6 +47,8 @@ class LockOptions(TypedDict, total=False):
     exit_code: int
     lost_exit_code: int
     label: str | None
+    group: str | None
+    warn_after: float | None
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Options:
     exit_code: int = 1
     lost_exit_code: int = 76  # As run_locked's.
     label: str | None = None
+    group: str | None = None
+    warn_after: float | None = None
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Options:
@@ -89,6 +94,7 @@ class Options:
             raise TypeError(f"using must be the alias of a cache, not {self.using!r}")
         if self.label is not None and not isinstance(self.label, str):
             raise TypeError(f"label must be a str or None, not {self.label!r}")
+        check_group(self.group)
         self._check_times()
         if self.release not in ("transaction", "now"):
             raise ValueError(f'release must be "transaction" or "now", not {self.release!r}')
@@ -112,6 +118,7 @@ class Options:
         check_seconds("blocking_timeout", self.blocking_timeout, zero=True, none=endless)
         check_seconds("min_hold", self.min_hold, zero=True)
         check_seconds("max_hold", self.max_hold, none="no end to its renewal")
+        check_seconds("warn_after", self.warn_after, none="80 % of its lifetime")
         if self.blocking_timeout is not None and not self.blocking:
             raise ValueError("blocking_timeout needs blocking=True")
         if self.max_hold is not None and self.timeout is None:
@@ -156,7 +163,8 @@ class Options:
             "max_hold": self.max_hold,
             "on_lost": on_lost,
             "label": self.label or use.label,
-            "group": use.group,
+            "group": self.group or (use.group and as_group(use.group)),
+            "warn_after": self.warn_after,
             # Each entry has a handle of its own, which threads of its call may ask, too.
             "thread_local": False,
         }

@@ -34,6 +34,7 @@ __all__ = [
     "StoodIn",
     "Subject",
     "TimedOut",
+    "as_group",
     "check_group",
     "group_of",
     "listen",
@@ -211,10 +212,14 @@ _VARYING = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}|[
 def group_of(name: str) -> str:
     """The group of a name for which none was given: the name, with ``*`` for each number, UUID and
     hash in it, so that ``invoice-17`` and ``invoice-18`` are counted together."""
-    group = _VARYING.sub("*", name)
-    if not group.isprintable():
-        group = group.encode("unicode_escape").decode()
-    return group[:LONGEST_GROUP]
+    return as_group(_VARYING.sub("*", name))
+
+
+def as_group(text: str) -> str:
+    """``text`` as a group: printable, and not too long."""
+    if not text.isprintable():
+        text = text.encode("unicode_escape").decode()
+    return text[:LONGEST_GROUP]
 
 
 def check_group(value: Any) -> str:

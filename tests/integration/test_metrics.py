@@ -10,8 +10,9 @@ import pytest
 import redis
 from django.core.cache import caches
 
-from django_redis_lock import Lock, metrics
+from django_redis_lock import Lock, locked, metrics
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.declared import declarations
 from django_redis_lock.locking.calls import run
 from django_redis_lock.locking.inventory import list_flights
 from django_redis_lock.locking.keeper import keeper
@@ -393,3 +394,34 @@ def test_a_computation_under_way_says_so_too(
     assert computation.group == "report-{year}"
     slow.finish.set()
     asking.found()
+
+
+def test_functions_under_a_lock_are_counted_by_their_templates(cache: RedisCache) -> None:
+    @locked("invoice-{pk}", warn_after=20)
+    def invoice(pk: int) -> float:
+        [hold] = [job.hold for job in keeper()._jobs if hasattr(job, "hold")]
+        return float(hold.warns_at - hold.began)
+
+    @locked("export-{pk}", group="exports")
+    def export(pk: int) -> None: ...
+
+    @locked("long-{pk}" + "x" * 300 + "\n")
+    def long(pk: int) -> None: ...
+
+    assert invoice(1) == pytest.approx(20)
+    invoice(2)
+    export(1)
+    long(1)
+    assert summary("invoice-{pk}").acquisitions == 2
+    assert summary("exports").acquisitions == 1
+    assert summary(("long-{pk}" + "x" * 300)[:200]).acquisitions == 1
+    groups = {d.group for d in declarations() if d.target.startswith(__name__)}
+    assert {"invoice-{pk}", "exports"} <= groups
+
+
+@pytest.mark.parametrize(
+    "options", [{"group": ""}, {"group": 5}, {"warn_after": 0}, {"warn_after": "5"}]
+)
+def test_options_of_locked_that_make_no_sense(options: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"(group|warn_after) must"):
+        locked("name", **options)
