@@ -17,7 +17,7 @@ from django_redis_lock.locking.calls import run
 from django_redis_lock.locking.inventory import list_flights
 from django_redis_lock.locking.keeper import keeper
 from django_redis_lock.locking.keys import FIGURES
-from django_redis_lock.locking.server import server_of
+from django_redis_lock.locking.server import outages, server_of
 from django_redis_lock.metrics import collecting, figures, writing
 from django_redis_lock.metrics.collecting import Owner
 from django_redis_lock.metrics.figures import Summary
@@ -247,6 +247,7 @@ def test_the_end_of_a_process_does_not_wait_for_a_dead_redis(own_server: RedisSe
     own_server.pause()
     metrics.flush()
     own_server.resume()
+    assert not outages(), "the end of a process is no time to speak of one"
     assert metrics._metrics.collector.servers() == {server_of(client)}
 
 

@@ -94,7 +94,7 @@ def test_a_lost_lock(cache: RedisCache, told: Told) -> None:
     until(lambda: "lock_lost" in told.names)
     lost = dict(told)["lock_lost"]
     assert lost["fence"] == lock.fence
-    assert lost["held"] >= 0.05
+    assert lost["held"] > 0
     assert "lifetime" in lost["reason"]
     assert told.threads[-1].name == "django_redis_lock"
 
