@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
@@ -32,6 +34,38 @@ def check_caches() -> Iterator[CheckMessage]:
         except ImproperlyConfigured as error:
             hint = "Give that cache this BACKEND, or name another one: locked(using=...)."
             yield found("E005", f"locked() of {lock.target}: {error}.", hint)
+
+
+@check()
+def check_answers() -> Iterator[CheckMessage]:
+    for lock in _declarations():
+        answer = lock.options.get("on_conflict")
+        if answer is None:
+            continue
+        if not _takes_an_argument(answer):
+            yield found(
+                "E006",
+                f"locked() of {lock.target}: on_conflict takes no argument.",
+                "It is called with the conflict, and with the arguments of the call: "
+                "def answer(conflict, *args, **kwargs).",
+            )
+        unused = [name for name in ("status_code", "exit_code") if name in lock.options]
+        if unused:
+            yield found(
+                "W011",
+                f"locked() of {lock.target}: beside on_conflict, {unused[0]} means nothing.",
+                "Leave it out, or let on_conflict return that answer.",
+            )
+
+
+def _takes_an_argument(answer: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(answer).bind_partial(object())
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # Something built in, which does not tell its arguments.
+    return True
 
 
 @check()

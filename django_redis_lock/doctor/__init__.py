@@ -54,6 +54,7 @@ def _everywhere(patient: Patient, probe: NodeProbe) -> Iterator[Finding]:
             answers = [Finding(probe.__name__.replace("_", " "), Level.ERROR, text)]
         for finding in answers:
             found.setdefault(finding, []).append(node.address)
-    for finding, nodes in found.items():
+    topics = list(dict.fromkeys(finding.topic for finding in found))
+    for finding, nodes in sorted(found.items(), key=lambda item: topics.index(item[0].topic)):
         all_of_them = len(nodes) == len(patient.nodes)
         yield finding if all_of_them else replace(finding, node=", ".join(nodes))

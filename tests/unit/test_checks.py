@@ -13,6 +13,7 @@ import pytest
 from django.core.checks import registry, run_checks
 
 from django_redis_lock import checks, declared, locked
+from django_redis_lock.contention import redirect_to, skip
 
 TEXT = (Path(__file__).parents[2] / "docs" / "checks.md").read_text()
 
@@ -196,8 +197,14 @@ def work() -> None: ...
     [
         ({"using": "nope"}, "E005", "CACHES has no 'nope'; caches that can lock: 'default'"),
         ({"using": "plain"}, "E005", "the cache 'plain' cannot lock"),
+        ({"on_conflict": lambda: None}, "E006", "on_conflict takes no argument"),
         ({"timeout": None}, "W008", "never expires"),
         ({"timeout": 5, "min_hold": 60}, "W009", "min_hold, 60 seconds, is longer than timeout, 5"),
+        (
+            {"on_conflict": redirect_to("x"), "status_code": 423},
+            "W011",
+            "status_code means nothing",
+        ),
     ],
 )
 def test_a_declared_lock_that_contradicts_itself(
@@ -213,7 +220,7 @@ def test_a_declared_lock_that_contradicts_itself(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"min_hold": 600}, {"timeout": 60, "min_hold": 60}],
+    [{}, {"min_hold": 600}, {"timeout": 60, "min_hold": 60}, {"on_conflict": skip}],
 )
 def test_a_declared_lock_that_does_not(options: dict[str, Any]) -> None:
     decorated: Callable[[], None] = locked("work", **options)(work)

@@ -1,0 +1,65 @@
+"""``manage.py locks`` and its doctor on a cluster, and behind sentinels."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+
+from django_redis_lock.management.commands.locks import Command
+from tests.processes import until
+from tests.redis_topologies import ClusterServers, SentinelServers
+
+
+@pytest.fixture(params=["cluster", "sentinel"])
+def topology(request: pytest.FixtureRequest, settings: Any) -> str:
+    backend = "django_redis_lock.cache.RedisCache"
+    if request.param == "cluster":
+        cluster: ClusterServers = request.getfixturevalue("cluster_servers")
+        options: dict[str, Any] = {"CLIENT_CLASS": "django_redis_lock.clients.ClusterClient"}
+        location = [server.url for server in cluster.servers]
+    else:
+        servers: SentinelServers = request.getfixturevalue("sentinel_servers")
+        options = {
+            "CLIENT_CLASS": "django_redis.client.SentinelClient",
+            "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+            "SENTINELS": [("127.0.0.1", sentinel.port) for sentinel in servers.sentinels],
+        }
+        location = [f"redis://{servers.name}/0"]
+    options["SOCKET_TIMEOUT"] = 5
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}}
+    return request.param
+
+
+def run(capfd: Any, *words: str) -> tuple[int, str]:
+    code: Any = 0
+    try:
+        Command().run_from_argv(["manage.py", "locks", *words])
+    except SystemExit as end:
+        code = end.code
+    return code, capfd.readouterr().out
+
+
+def test_a_lock_is_listed_shown_and_released(topology: str, capfd: Any) -> None:
+    with cache.lock("import") as lock, cache.lock("export"):
+        until(lambda: len(json.loads(run(capfd, "--json")[1])["locks"]) == 2)
+        _, out = run(capfd, "show", "import")
+        assert "at the key :1:lock:import" in out
+        code, out = run(capfd, "release", "import", "--yes")
+        assert (code, out.splitlines()[-1]) == (0, "import is released.")
+        lock.raise_on_release_error = False
+
+
+def test_the_doctor(topology: str, capfd: Any) -> None:
+    code, out = run(capfd, "doctor", "--json")
+    found = json.loads(out)["caches"]["default"]["findings"]
+    assert code == 0, found
+    by_topic = {finding["topic"]: finding for finding in found}
+    assert by_topic["trial"]["level"] == "ok"
+    assert by_topic["rights"]["level"] == "ok"
+    words = {"cluster": "cluster, primary", "sentinel": "standalone, primary"}
+    assert words[topology] in by_topic["server"]["text"]
+    if topology == "cluster":
+        assert by_topic["cluster"]["text"].startswith("16384 of 16384 slots are served, by 3")
