@@ -122,6 +122,7 @@ def behaviour_row(one: Summary) -> dict[str, Any]:
         "computed": str(one.computed),
         "saved": str(one.saved),
         "failed": str(one.failed),
+        "acquired": one.acquisitions > 0,
         "counted": one.events > 0,
         "computing": _chart(
             one.computations, _("How long %(name)s took to compute") % {"name": name}
