@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test model lint bench clean
+.PHONY: help demo demo-check test model lint messages bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ lint: $(INSTALLED) ## Check style and types.
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
+
+messages: $(INSTALLED) ## Bring the catalogues up to date, and compile them; needs GNU gettext.
+	cd django_redis_lock && ../$(RUN) -m django makemessages --all --no-location --no-wrap --no-obsolete
+	cd django_redis_lock && ../$(RUN) -m django compilemessages
 
 bench: $(INSTALLED_BENCH) ## Measure against other locks.
 	$(RUN) -m benchmarks $(ARGS)

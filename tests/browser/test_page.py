@@ -433,3 +433,25 @@ def test_five_hundred_locks(open_page: Open, client: redis.Redis) -> None:
         lock.release()
     expect(page.locator("#result_list tbody tr")).to_have_count(400)
     expect(page.get_by_role("link", name="lock-250")).to_be_in_viewport()
+
+
+# -- in other languages ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("language", "left", "none"),
+    [
+        ("de", r"1 d 3 h", "Zurzeit wird keine Sperre gehalten."),
+        ("zh-hans", r"1 天 3 小时", "当前没有被持有的锁。"),
+    ],
+)
+def test_the_script_speaks_the_pages_language(
+    open_page: Open, client: redis.Redis, settings: Any, language: str, left: str, none: str
+) -> None:
+    settings.LANGUAGE_CODE = language
+    page = open_page()
+    expect(page.get_by_text(none)).to_be_visible()
+    lock = hold("a", timeout=100_000)
+    expect(row(page, "a")).to_contain_text(left)
+    lock.release()
+    expect(page.get_by_text(none)).to_be_visible()

@@ -543,3 +543,23 @@ def test_dumpdata_is_not_troubled(everything: bool) -> None:
 def test_nobody_finds_rows() -> None:
     assert list(HeldLock.objects.all()) == []
     assert HeldLock.objects.count() == 0
+
+
+# -- in other languages ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("language", "title", "count"),
+    [("de", "Gehaltene Sperren", "1 Sperre"), ("zh-hans", "被持有的锁", "1 个锁")],
+)
+def test_other_languages(
+    admin_client: Client, settings: Any, language: str, title: str, count: str
+) -> None:
+    settings.LANGUAGE_CODE = language
+    lock = hold("a", timeout=70)
+    text = text_of(response := admin_client.get(PAGE))
+    assert title in response.content.decode()
+    assert count in text
+    # Numbers for the script are no numbers for people.
+    assert re.search(r'data-at="\d+\.\d+"', response.content.decode())
+    lock.release()

@@ -62,6 +62,8 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> No
         if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
     }
     assert "django_redis_lock/py.typed" in wanted
+    for language in ("de", "zh_Hans"):
+        assert f"django_redis_lock/locale/{language}/LC_MESSAGES/django.mo" in wanted
     assert "django_redis_lock/migrations/0001_initial.py" in wanted
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert packed == wanted
