@@ -55,7 +55,7 @@ class InMemory:
         if hold is not None:
             hold.end()
 
-    def _leave_to_keeper(self, release: Call) -> None:
+    def _leave_to_keeper(self) -> None:
         """Nothing is under way that could be interrupted."""
 
     def _abandon(self, request: Request, error: BaseException) -> None:

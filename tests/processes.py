@@ -185,7 +185,7 @@ def until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
+        time.sleep(0.001)
 
 
 def waiting_in(module: str) -> int:

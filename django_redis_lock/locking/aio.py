@@ -94,7 +94,7 @@ class AsyncLock(Handle):
         except Exception:
             raise
         except BaseException:
-            self._leave_to_keeper(call)
+            self._leave_to_keeper()
             raise
         released = bool(answer.value or answer.sent_twice or again)
         self._forget(released)

@@ -20,10 +20,10 @@ from .calls import (
     admitted,
     by_node,
     is_pool_exhausted,
-    pack,
 )
 from .connections import may_have_run
 from .node import Server
+from .packing import pack, pack_all
 from .routes import Route
 from .scripts import Call
 from .server import server_of
@@ -151,12 +151,7 @@ async def _run_all(node: Server, pool: Any, calls: Sequence[Call]) -> list[Any]:
 async def _exchange_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
     connection = await taken_from(pool)
     try:
-        # The first of each script by its source, so that none can be unknown.
-        known: set[str] = set()
-        for call in calls:
-            packed = pack(call, known=call.script.sha in known)
-            known.add(call.script.sha)
-            await connection.send_packed_command([packed])
+        await connection.send_packed_command([pack_all(calls)])
         return [await connection.read_response() for _ in calls]
     except BaseException:
         await connection.disconnect(nowait=True)

@@ -27,7 +27,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .breaker import Breaker
 from .connections import RawConnection, may_have_run, note_sent
-from .packing import ASKING, pack
+from .node import Unread
+from .packing import ASKING, pack, pack_all
 from .routes import Route
 from .scripts import Call
 from .server import Server, server_of
@@ -41,7 +42,6 @@ __all__ = [
     "is_outage",
     "may_have_run",
     "note_sent",
-    "pack",
     "receive",
     "run",
     "run_all",
@@ -144,15 +144,14 @@ def _run_again(
 def _run(server: Server, call: Call, patience: float | None, asking: bool = False) -> Any:
     if server.breaker.failing:
         patience = admitted(server.breaker, patience)
-    connection = _borrowed(server, patience)
+    connection, unread = _borrowed(server, patience)
     try:
         if asking:
             # By its source: what is sent again would have to be announced again.
             connection.send_packed_command([ASKING, pack(call, known=False)])
         else:
             send(connection, call)
-        if patience is not None and not connection.can_read(patience):
-            raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
+        _await_answer(connection, unread, patience)
         if asking:
             connection.read_response()
         answer = receive(connection, call)
@@ -170,6 +169,15 @@ def _run(server: Server, call: Call, patience: float | None, asking: bool = Fals
     if server.breaker.failing:
         server.breaker.answered()
     return answer
+
+
+def _await_answer(connection: RawConnection, unread: Unread | None, patience: float | None) -> None:
+    """Until what was sent last is answered, at most ``patience`` seconds after ``unread`` is."""
+    if patience is not None and not connection.can_read(patience):
+        raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
+    if unread is not None:
+        unread.settle(True)
+        _await_answer(connection, None, patience)
 
 
 def run_at(server: Server, node: Server, call: Call) -> Any:
@@ -227,15 +235,10 @@ def by_node(server: Server, calls: Sequence[Call]) -> dict[Server, list[int]]:
 
 def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
     patience = admitted(server.breaker, None) if server.breaker.failing else None
-    connection = _borrowed(server, patience)
+    connection, unread = _borrowed(server, patience)
     try:
-        # The first of each script by its source, so that none can be unknown.
-        known: set[str] = set()
-        for call in calls:
-            connection.send_packed_command([pack(call, known=call.script.sha in known)])
-            known.add(call.script.sha)
-        if patience is not None and not connection.can_read(patience):
-            raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
+        connection.send_packed_command([pack_all(calls)])
+        _await_answer(connection, unread, patience)
         answers = [connection.read_response() for _ in calls]
     except BaseException as error:
         connection.disconnect()
@@ -257,10 +260,10 @@ def admitted(breaker: Breaker, patience: float | None) -> float | None:
         raise
 
 
-def _borrowed(server: Server, patience: float | None = None) -> RawConnection:
+def _borrowed(server: Server, patience: float | None) -> tuple[RawConnection, Unread | None]:
     """A connection to ``server``; an error says that nothing was sent."""
     try:
-        return server.borrow(patience)
+        return server.borrow_unread(patience)
     except Exception as error:
         note_sent(error, False)
         raise

@@ -126,6 +126,7 @@ class Request(NamedTuple):
         margin: seconds before the deadline at which the last try is sent, so that its answer is
             there in time.
         endures: seconds for which a waiter keeps trying to reach a server that has gone away.
+        came: tokens of the grants that came for it; a list all its copies share.
     """
 
     keys: LockKeys
@@ -137,6 +138,7 @@ class Request(NamedTuple):
     deadline: float | None = None
     margin: float = 0.0
     endures: float = math.inf
+    came: Any = ()
 
     @property
     def chosen(self) -> bool:

@@ -175,10 +175,9 @@ class Handle(Kept, Telling):
         chosen = token if token is not None else self.id
         mine = new_token() if chosen is None else self._encode(check_token(chosen))
         attempt = b"" if chosen is None else secrets.token_hex(8).encode()
-        request = Request(
-            self.keys, mine, attempt, self.timeout, self.grant_timeout, max(pause or 0.0, 0.001)
-        )
-        return request, wait
+        pause = max(pause or 0.0, 0.001)
+        whose = (self.keys, mine, attempt)
+        return Request(*whose, self.timeout, self.grant_timeout, pause, came=[]), wait
 
     def _refuse_to_wait_for_itself(self) -> None:
         hold: Hold | None = self.local.hold

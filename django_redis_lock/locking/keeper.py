@@ -26,7 +26,8 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from . import server as servers
-from .calls import OUTAGE, pack
+from .calls import OUTAGE
+from .packing import pack
 from .scripts import Call
 from .server import RawConnection, Server
 
@@ -80,7 +81,10 @@ class Keeper:
     """See the module's words. All methods may be called from any thread and signal handler."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition(threading.RLock())
+        # Entered itself and not by way of the condition, whose own entering is no single step: an
+        # exception from a signal handler in between would leave the mutex locked for good.
+        self._mutex = threading.RLock()
+        self._condition = threading.Condition(self._mutex)
         self._jobs: set[Job] = set()
         self._due: list[tuple[float, int, Job]] = []
         self._sequence = itertools.count()
@@ -90,7 +94,7 @@ class Keeper:
 
     def add(self, job: Job) -> None:
         """Do ``job`` from now on."""
-        with self._condition:
+        with self._mutex:
             self._jobs.add(job)
             self._enqueue(job)
             if self._thread is None:
@@ -102,12 +106,12 @@ class Keeper:
         """Stop doing ``job``; nothing happens if it is not being done."""
         self._jobs.discard(job)
         if not self._jobs and self._wakes_at > time.monotonic() + LINGER:
-            with self._condition:
+            with self._mutex:
                 self._condition.notify()  # Let it see that it need not wait for that any more.
 
     def reschedule(self, job: Job, due: float) -> None:
         """Do ``job`` at ``due`` and not when it was planned."""
-        with self._condition:
+        with self._mutex:
             if job in self._jobs:
                 job.due = due
                 self._enqueue(job)
@@ -124,13 +128,16 @@ class Keeper:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="django_redis_lock keeper", daemon=True)
+        self._thread = thread
+        self._wakes_at = -math.inf
         try:
             thread.start()
-        except RuntimeError as error:  # The interpreter is going down.
+        except BaseException as error:
+            self._thread = None  # If it runs nevertheless, it ends at once.
+            if not isinstance(error, RuntimeError):
+                raise
+            # The interpreter is going down.
             logger.warning("The keeper could not start, locks will not be renewed: %s", error)
-        else:
-            self._thread = thread
-            self._wakes_at = -math.inf
 
     def _run(self) -> None:
         while batch := self._next_batch():
@@ -139,16 +146,16 @@ class Keeper:
             except BaseException:
                 logger.exception(UNEXPECTED)
                 time.sleep(0.1)
-            with self._condition:
+            with self._mutex:
                 for job in batch:
                     if job in self._jobs:
                         self._enqueue(job)
 
     def _next_batch(self) -> list[Job]:
         """The jobs that are due, as soon as there are any; none when it is time to end."""
-        with self._condition:
+        with self._mutex:
             idle_until = time.monotonic() + LINGER
-            while True:
+            while self._thread is threading.current_thread():
                 now = time.monotonic()
                 batch = self._pop_due(now)
                 if batch:
@@ -163,6 +170,7 @@ class Keeper:
                     self._close_links()
                     return []
                 self._condition.wait(min(self._wakes_at - now, 3600.0))
+        return []
 
     def _pop_due(self, now: float) -> list[Job]:
         batch: dict[Job, None] = {}

@@ -30,6 +30,12 @@ class Kept:
     def _won(self, granted: Granted) -> Hold:
         raise NotImplementedError
 
+    def _owned_token(self, verb: str) -> bytes:
+        raise NotImplementedError
+
+    def _release(self, token: bytes) -> Call:
+        raise NotImplementedError
+
     def _keep(self, granted: Granted) -> Hold:
         """The lock is ours: note it, and have it renewed and described."""
         hold = self._won(granted)
@@ -40,7 +46,11 @@ class Kept:
     def _stop_keeping(self) -> None:
         if self.local.hold is not None:
             self.local.hold.end()
-            keeper().discard(self.local.renewal)
+            self._discard(self.local.renewal)
+
+    def _discard(self, renewal: Any) -> None:
+        """Renew no more."""
+        keeper().discard(renewal)
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
         """The holder has had the lifetime changed by what was sent at ``asked_at``."""
@@ -54,13 +64,36 @@ class Kept:
             renewal.tell("released")
 
     def _abandon(self, request: Request, error: BaseException) -> None:
-        """The request may have been carried out without our hearing of it."""
-        if may_have_run(error):
-            own = request.give_back(request.token)
-            keeper().add(Abandoned(server_of(self.redis), own, request.lifetime))
+        """The request may have been carried out without our hearing of it, or without our having
+        told our caller."""
+        unheard = (request.token,) if may_have_run(error) else ()
+        for token in (*unheard, *request.came):
+            release = request.give_back(token)
+            keeper().add(Abandoned(server_of(self.redis), release, request.lifetime))
 
-    def _leave_to_keeper(self, release: Call) -> None:
+    def _state(self) -> tuple[Any, Any, Any]:
+        """What this thread or task knows through this handle."""
+        return self.local.token, self.local.hold, self.local.renewal
+
+    def _undo(self, before: tuple[Any, Any, Any]) -> None:
+        """An acquisition that its caller will never hear of was none."""
+        local = self.local
+        if local.hold is not before[1]:
+            local.hold.end()
+        if local.renewal is not before[2]:
+            self._discard(local.renewal)
+        local.token, local.hold, local.renewal = before
+
+    def _leave_to_keeper(self) -> None:
         """Whoever is told to stop (cancelled, interrupted) while it releases, releases all the
         same: perhaps nothing was sent yet."""
-        keeper().add(Abandoned(server_of(self.redis), release, self.timeout))
+        hold: Hold | None = self.local.hold
+        if self.local.token is None or (hold is not None and hold.elsewhere):
+            return
+        release = self._release(self._owned_token("release"))
+        self._stop_keeping()
+        self._hand_over(release)
         self.local.token = self.local.renewal = None
+
+    def _hand_over(self, release: Call) -> None:
+        keeper().add(Abandoned(server_of(self.redis), release, self.timeout))

@@ -15,10 +15,11 @@ from collections import deque
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from .grants import FRESH, LOOK_EVERY, Clock, Granted, Request, parse_grant, waiter_id
-from .keeper import Job, keeper
+from .keeper import keeper
 from .renewal import Abandoned
 from .scripts import Call
 from .server import Server
+from .watch import Departure, Watch
 
 __all__ = ["Came", "Line", "Place", "join"]
 
@@ -83,8 +84,10 @@ class Line(ABC):
     # -- coming and going --------------------------------------------------------------------
 
     def leave(self, place: Place[Any]) -> None:
+        """``place`` is given up. Done again, it completes what an interrupt had cut short."""
         with _mutex:
-            self.places.remove(place)
+            if place in self.places:
+                self.places.remove(place)
             # Who leaves without an answer may have put us on the register.
             self._listed, self._asking = self._listed or self._asking, False
             if self.places:
@@ -94,21 +97,40 @@ class Line(ABC):
             self.dissolve()
         self.end()
 
+    def abandon(self, place: Place[Any]) -> None:
+        """As ``leave``, for whoever leaves in the middle of anything: what was to take the line
+        off the register may not have been sent."""
+        self._listed = self._listed or self.registered
+        self.leave(place)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody comes to wait here any more."""
+        return _lines.get(self.key) is not self
+
+    def listed_again(self) -> None:
+        """The keeper has put the line on the register, perhaps after it had been taken off."""
+        with _mutex:
+            self._listed = True
+            if not self.places:
+                self.dissolve()
+
     def dissolve(self) -> None:
         """Nobody waits here any more."""
         with _mutex:
-            if _lines.get(self.key) is self:
+            if not self.closed:
                 del _lines[self.key]
         if self._watch is not None:
             keeper().discard(self._watch)
         if self._listed:
             keeper().add(Departure(self))
+            self._listed = False
 
     def _close_if_last(self) -> bool:
         """Close the line if one member is left in it; says whether it did. What is sent then must
         take its id off the register."""
         with _mutex:
-            if len(self.places) > 1 or _lines.get(self.key) is not self:
+            if len(self.places) > 1 or self.closed:
                 return False
             del _lines[self.key]
             self._listed = False
@@ -128,22 +150,22 @@ class Line(ABC):
     def asked(self, request: Request, reply: Any, sent_at: float) -> Granted | None:
         """The answer to ACQUIRE: the lock, or a place on the register and when to look again."""
         taken, number, server_us = reply
-        self._asking = False
         if taken:
+            self._asking = False
             return request.acquired(number, sent_at)
         self.registered = self._listed = True
+        self._asking = False
         if self._watch is None:
             self._watch = Watch(self)
-            keeper().add(self._watch)
-        self.heard(int(number), Clock(int(server_us), sent_at))
+        self._watch.due = self.heard(int(number), Clock(int(server_us), sent_at))
+        keeper().add(self._watch)
         return None
 
-    def heard(self, pttl: int, clock: Clock) -> None:
-        """The server has said how long the present holder's lifetime still is."""
+    def heard(self, pttl: int, clock: Clock) -> float:
+        """The server has said how long the present holder's lifetime still is. Returns when to
+        look again, in monotonic seconds."""
         self.clock = clock
-        pause = min(LOOK_EVERY, pttl / 1000) if pttl >= 0 else LOOK_EVERY
-        if self._watch is not None:
-            keeper().reschedule(self._watch, time.monotonic() + pause)
+        return time.monotonic() + (min(LOOK_EVERY, pttl / 1000) if pttl >= 0 else LOOK_EVERY)
 
     def misplaced(self) -> bool:
         """Whether the lock has gone to another server than the one where we wait for it."""
@@ -203,58 +225,6 @@ class Place(Generic[AnyLine]):
         """Whatever Redis may yet carry out for ``token`` is nobody's."""
         release = self._request.give_back(token)
         keeper().add(Abandoned(self.line.server, release, self._request.lifetime))
-
-
-class Watch(Job):
-    """Keeps a line registered, and makes the grant for a holder that has vanished."""
-
-    def __init__(self, line: Line) -> None:
-        super().__init__(line.server, time.monotonic() + LOOK_EVERY)
-        self._line = line
-        self._lying = 0
-
-    def call(self, now: float) -> Call | None:
-        if self._line.loop is not None and self._line.loop.is_closed():
-            self._line.dissolve()  # Its tasks will never know.
-            self._line.wake()
-            return None
-        return self._line.request.watch(self._line.waiter)
-
-    def answered(self, value: Any, sent_at: float) -> None:
-        pttl, server_us, lying = map(int, value)
-        self.due = time.monotonic() + LOOK_EVERY
-        self._line.heard(pttl, Clock(server_us, sent_at))
-        # A grant lies there although we wait: Redis does not know our blocking pop, its
-        # connection has died without a word. Not at the first sight, it may just be on its way.
-        self._lying = self._lying + 1 if lying else 0
-        if lying:
-            self.due = min(self.due, time.monotonic() + 0.2)
-        if self._lying > 1 or self._line.misplaced():
-            self._lying = 0
-            self._line.wake()
-
-    def failed(self, error: Exception, now: float) -> None:
-        self.due = now + LOOK_EVERY / 4
-        if any(place._request.endures < math.inf for place in tuple(self._line.places)):
-            self._line.wake()  # Somebody has other things to do than wait for a frozen server.
-
-
-class Departure(Job):
-    """Takes a line off the register that ended without doing so: its last member was interrupted,
-    or had the lock otherwise than by a grant."""
-
-    def __init__(self, line: Line) -> None:
-        super().__init__(line.server, time.monotonic())
-        self._call = line.request.take(b"", line.waiter)
-
-    def call(self, now: float) -> Call:
-        return self._call
-
-    def answered(self, value: Any, sent_at: float) -> None:
-        keeper().discard(self)
-
-    def failed(self, error: Exception, now: float) -> None:
-        keeper().discard(self)  # Nobody will look at the id any more when it has run out.
 
 
 _lines: dict[tuple[Server, bytes, Any], Line] = {}

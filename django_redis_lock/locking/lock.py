@@ -59,17 +59,20 @@ class Lock(Handle):
             redis.exceptions.RedisError: Redis could not be asked; the lock is not held.
         """
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
-        asked_at = self._now()
+        asked_at, before = self._now(), self._state()
         try:
             granted = self._acquire(request, wait)
+            if granted is None:
+                self._tell_timed_out(asked_at, wait != 0)
+                return False
+            self._tell_acquired(self._keep(granted), asked_at, granted.contended)
+            return True
         except BaseException as error:
+            # A signal handler's exception may come at any point: before the question is sent as
+            # well as after the lock has been noted.
             self._abandon(request, error)
+            self._undo(before)
             raise
-        if granted is None:
-            self._tell_timed_out(asked_at, wait != 0)
-            return False
-        self._tell_acquired(self._keep(granted), asked_at, granted.contended)
-        return True
 
     def _acquire(self, request: Request, wait: float | None) -> Granted | None:
         began = time.monotonic()
@@ -95,18 +98,18 @@ class Lock(Handle):
             redis.exceptions.RedisError: Redis could not be asked. The handle still knows its
                 token, so ``release`` can be called again.
         """
-        token = self._owned_token("release")
-        call, again, hold = self._release(token), self._released_before(), self.local.hold
-        self._stop_keeping()
         try:
+            call = self._release(self._owned_token("release"))
+            again, hold = self._released_before(), self.local.hold
+            self._stop_keeping()
             answer = self._run(call)
+            released = bool(answer.value or answer.sent_twice or again)
+            self._forget(released)
         except Exception:
             raise
         except BaseException:
-            self._leave_to_keeper(call)
+            self._leave_to_keeper()
             raise
-        released = bool(answer.value or answer.sent_twice or again)
-        self._forget(released)
         # After a lost reply "not yours" means that an earlier sending has done it.
         if not released:
             self._tell_gone(hold)
@@ -173,8 +176,14 @@ class Lock(Handle):
         return run(self.redis, call)
 
     def __enter__(self) -> Self:
-        if self.acquire():
-            return self
+        before = self._state()
+        try:
+            if self.acquire():
+                return self
+        except BaseException:
+            if self._state() != before:
+                self._leave_to_keeper()  # Interrupted between two lines, and it will not be left.
+            raise
         raise LockError("Unable to acquire lock within the time specified", self._shown)
 
     def __exit__(
@@ -183,11 +192,14 @@ class Lock(Handle):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        hold = self.local.hold
-        if hold is not None and hold.elsewhere:
-            return  # A forked child leaves its parent's block; the lock is the parent's.
         try:
+            hold = self.local.hold
+            if hold is not None and hold.elsewhere:
+                return  # A forked child leaves its parent's block; the lock is the parent's.
             self.release()
         except Exception as error:
             if not self._hide_release_error(error, exc_value is not None):
                 raise
+        except BaseException:
+            self._leave_to_keeper()
+            raise

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError, ResponseError
 from .breaker import Breaker
 from .connections import RawConnection, for_threads, own_settings
 
-__all__ = ["Server"]
+__all__ = ["Server", "Unread"]
 
 
 class Unread(Protocol):
@@ -42,6 +42,8 @@ class Server:
         shortest = min(settings.get("socket_connect_timeout") or self.timeout, self.timeout)
         self.breaker = Breaker(_shown(settings), shortest)
         self._resting: list[tuple[RawConnection, Unread | None, float]] = []
+        #: Whether the server knows the script that takes grants up; see ``thread_line.Extension``.
+        self.knows_grants = False
 
     @classmethod
     def identity(cls, pool: Any) -> tuple[Any, ...]:
@@ -133,16 +135,35 @@ class Server:
             return rested
         return self.connect(None if patience is None else min(patience, self.timeout))
 
+    def borrow_unread(self, patience: float | None = None) -> tuple[RawConnection, Unread | None]:
+        """As ``borrow``, but an answer may still be on its way: settle it after the next sending,
+        before the next reading, and nobody has to wait for it."""
+        rested = self._rested_unread()
+        if rested is not None:
+            return rested
+        return self.connect(None if patience is None else min(patience, self.timeout)), None
+
     def rested(self) -> RawConnection | None:
         """A connection with nothing to be read on it that is at rest here, if there is one."""
+        rested = self._rested_unread()
+        if rested is None:
+            return None
+        connection, unread = rested
+        if unread is not None:
+            unread.settle(True)
+        return connection
+
+    def _rested_unread(self) -> tuple[RawConnection, Unread | None] | None:
         while (last := self._last()) is not None:
             connection, unread, since = last
+            if time.monotonic() - since < self.FRESH:
+                return connection, unread
             try:
                 if unread is not None:
                     unread.settle(True)
                 # What can be read then is the end of a connection that the server has closed.
-                if time.monotonic() - since < self.FRESH or not connection.can_read(0):
-                    return connection
+                if not connection.can_read(0):
+                    return connection, None
             except (RedisError, OSError):
                 pass
             connection.disconnect()

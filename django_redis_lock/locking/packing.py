@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from .scripts import Call, Script
 
-__all__ = ["ASKING", "pack"]
+__all__ = ["ASKING", "pack", "pack_all"]
 
 #: Announces to a cluster's node a call for a slot that is on its way there.
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
@@ -20,6 +21,17 @@ def pack(call: Call, *, known: bool = True) -> bytes:
     for arg in call.args:
         data = arg if isinstance(arg, bytes) else str(arg).encode()
         parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+def pack_all(calls: Sequence[Call]) -> bytes:
+    """All ``calls`` for one sending; the first of each script by its source, so that none can be
+    unknown when the next is on its way."""
+    known: set[str] = set()
+    parts = []
+    for call in calls:
+        parts.append(pack(call, known=call.script.sha in known))
+        known.add(call.script.sha)
     return b"".join(parts)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .calls import admitted, note_sent, pack, send
+from .calls import admitted, note_sent, send
+from .packing import pack
 from .scripts import Call
 from .server import Server
 

@@ -177,20 +177,20 @@ class Quorum(Handle):
         self.local.renewal = VotedRenewals(self.servers, hold)
         return hold
 
-    def _stop_keeping(self) -> None:
-        if self.local.hold is not None:
-            self.local.hold.end()
-            self.local.renewal.discard()
-
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
         self.local.renewal.reschedule(asked_at)
 
     def _abandon(self, request: Request, error: BaseException) -> None:
-        """``_elect`` has left nothing behind."""
+        """``_elect`` has left nothing behind, unless it was interrupted somewhere."""
+        if not isinstance(error, Exception):
+            self._leave(range(len(self.redis)), request.give_back(request.token))
 
-    def _leave_to_keeper(self, release: Call) -> None:
+    def _discard(self, renewal: Any) -> None:
+        if renewal is not None:
+            renewal.discard()
+
+    def _hand_over(self, release: Call) -> None:
         self._leave(range(len(self.redis)), release)
-        self.local.token = self.local.renewal = None
 
 
 def _elected(request: Request, ballot: Ballot, fence: int, contended: bool) -> Elected:

@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
-import threading
 import time
 from typing import Any
 
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import NoPermissionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .calls import is_outage, may_have_run, note_sent, receive, run, send
 from .grants import LAST_TRY, Granted, Request
 from .hold import printable
+from .keeper import keeper
 from .keys import wake_key
-from .line import Line, Place, join
-from .scripts import Call
+from .line import Came, Place, join
+from .pop import Farewell, Pop
 from .server import RawConnection, server_of
+from .thread_line import Extension, ThreadLine, ThreadTurn
 
-__all__ = ["ThreadLine", "ThreadPlace"]
+__all__ = ["ThreadPlace"]
 
 logger = logging.getLogger("django_redis_lock.waiting")
 
@@ -36,104 +36,59 @@ logger = logging.getLogger("django_redis_lock.waiting")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 
-class Extension:
-    """A connection with the answer to TAKE_GRANT still to come, for which nobody has waited."""
-
-    def __init__(self, connection: RawConnection, call: Call, request: Request) -> None:
-        self._connection = connection
-        self._call = call
-        self._until = request.until(time.monotonic())
-        self._mutex = threading.Lock()
-        self._open = True
-        self._answer: float | None = None
-        send(connection, call)
-
-    def settle(self, wait: bool) -> float | None:
-        """See ``Granted.settle``."""
-        with self._mutex:
-            if self._open and (wait or self._has_come()):
-                self._open = False
-                try:
-                    taken = receive(self._connection, self._call)
-                except (RedisError, OSError):
-                    self._connection.disconnect()  # Unknown; the keeper's renewal will tell.
-                else:
-                    self._answer = self._until if taken else -math.inf
-            return self._answer
-
-    def _has_come(self) -> bool:
-        try:
-            return self._connection.can_read(0)
-        except (RedisError, OSError):
-            return True  # Reading will say what is wrong.
-
-
-class ThreadLine(Line):
-    """A line of threads, with the connection its first one waits on."""
-
-    connection: RawConnection | None = None
-    extension: Extension | None = None
-
-    def end(self) -> None:
-        connection, self.connection = self.connection, None
-        if connection is not None and self.node is not None:
-            self.node.rest(connection, self.extension)
-
-    def connected(self) -> RawConnection:
-        """The connection for blocking pops, with nothing left to read on it."""
-        if self.connection is None:
-            self.node = self.server.at(self.request.keys)
-            self.connection = self.node.borrow()
-        if self.extension is not None:
-            self.extension.settle(True)
-            self.extension = None
-        return self.connection
-
-    def disconnect(self) -> None:
-        connection, self.connection, self.extension = self.connection, None, None
-        if connection is not None:
-            connection.disconnect()
-
-    def wake(self) -> None:
-        sock: socket.socket | None = getattr(self.connection, "_sock", None)
-        if sock is not None:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # It had broken.
-
-
 class ThreadPlace(Place[ThreadLine]):
     """One thread's place in a line."""
 
-    turn: threading.Event | None
-    new_turn = threading.Event
+    turn: ThreadTurn | None
+    new_turn = ThreadTurn
 
     def __init__(self, client: Any, request: Request) -> None:
         self._client = client
         self._request = request
+        self._pop: Pop | None = None
         #: Whether there was no answer to something that Redis may have carried out.
         self._unheard = False
-        join(self, ThreadLine(server_of(client), request))
+        self.line = ThreadLine(server_of(client), request)
 
     def wait(self) -> Granted | None:
-        """Wait until the lock is ours, or until the request's deadline.
+        """Wait until the lock is ours, or until the request's deadline. Whoever is interrupted
+        before he has noted the outcome must give back what came: see ``Request.came``.
 
         Raises:
             redis.exceptions.RedisError: the deadline came while the server could not be reached.
         """
         try:
-            turn = self.turn
-            while turn is not None and not turn.wait(self._request.left()):
-                if self._request.deadline is not None:
-                    return None
-            # Who finds Redis away at the first question is told so; who waits already, waits on.
-            if not self.line.registered and (granted := self._ask()):
-                return granted if turn is None else granted._replace(contended=True)
-            granted = self._wait_through_outages()
-            return granted and granted._replace(contended=True)
-        finally:
+            join(self, self.line)
+            granted = self._wait()
             self.line.leave(self)
+            return granted
+        except BaseException:
+            self._leave_anywhere()
+            raise
+
+    def _leave_anywhere(self) -> None:
+        """Leave no trace, wherever the wait has stopped. Nothing is asked of Redis here: the keeper
+        does that, in its own thread, which no signal interrupts."""
+        pop = self._pop
+        if pop is not None and (token := pop.token) is not None:
+            self._abandon(token)
+        elif pop is not None and not pop.complete and pop.connection is self.line.connection:
+            keeper().add(Farewell(self.line.server, pop, self._request))
+            self.line.connection = None
+        # What is half sent or half read there is of no use.
+        self.line.disconnect()
+        self.line.abandon(self)
+
+    def _wait(self) -> Granted | None:
+        turn = self.turn
+        while turn is not None and not turn.wait(self._request.left()):
+            if self._request.deadline is not None:
+                return None
+        # Who finds Redis away at the first question is told so; who waits already, waits on.
+        if not self.line.registered and (granted := self._ask()):
+            return granted if turn is None else granted._replace(contended=True)
+        granted = self._wait_through_outages()
+        return granted and granted._replace(contended=True)
 
     def _ask(self) -> Granted | None:
         """Take the lock if it is free, else get on the register."""
@@ -150,10 +105,11 @@ class ThreadPlace(Place[ThreadLine]):
                 if not line.registered and (granted := self._ask()):
                     return granted
                 pause, away_since = FIRST_PAUSE, math.inf
-                return self._pop(line.connected())
+                return self._wait_in_redis(line.connected())
             except NoPermissionError:
                 logger.info("No right to block; polling for %s", printable(line.request.keys.lock))
                 line.disconnect()
+                self._pop = None
                 return self._poll()
             except Exception as error:
                 line.disconnect()
@@ -169,25 +125,17 @@ class ThreadPlace(Place[ThreadLine]):
                 logger.info("Waiting for %s: %s", printable(line.request.keys.lock), error)
                 time.sleep(min(pause, self._request.left()))
                 pause = min(pause * 2, LONGEST_PAUSE)
-            except BaseException:
-                line.disconnect()
-                raise
 
-    def _pop(self, connection: RawConnection) -> Granted | None:
-        request = self._request
-        wake = wake_key(request.keys.lock, request.token)
+    def _wait_in_redis(self, connection: RawConnection) -> Granted | None:
+        request, keys = self._request, self._request.keys
         while True:
-            connection.send_command("BLPOP", request.keys.grants, wake, 0)
-            try:
-                while not connection.can_read(left := request.left()):
-                    if left <= 0:
-                        return self._last_try(connection, wake)
-            except Exception:
-                raise
-            except BaseException:
-                self._give_up(connection, wake)
-                raise
-            granted = self._popped(connection, connection.read_response())
+            # Known before it can bring anything, so that nothing is lost; see ``_leave_anywhere``.
+            pop = self._pop = Pop(connection, keys.grants, wake_key(keys.lock, request.token))
+            pop.send()
+            while not pop.answered(left := request.left()):
+                if left <= 0:
+                    return self._last_try(pop)
+            granted = self._popped(pop)
             if granted is None and not self.line.registered:
                 granted = self._ask()
             if granted is not None:
@@ -201,52 +149,42 @@ class ThreadPlace(Place[ThreadLine]):
                 return granted
         return None
 
-    def _popped(self, connection: RawConnection, reply: Any) -> Granted | None:
+    def _popped(self, pop: Pop) -> Granted | None:
         """What the pop brought: the lock, or nothing (the farewell, or a grant that is over)."""
-        came = self.line.came(self._request, reply)
+        came = self.line.came(self._request, pop.reply)
         if came is None:
             return None
+        self._request.came.append(came.token)
         try:
-            extension = Extension(connection, came.call, self._request)
-            if came.believed is not None:
-                self.line.extension = extension
-                return came.believed._replace(settle=extension.settle)
-            until = extension.settle(True)
-            if until is None:
-                raise RedisTimeoutError("the connection broke while a grant was taken")
-        except BaseException:
+            return self._take(pop.connection, came)
+        except Exception:
             # Redis may carry it out all the same; then the lock would be nobody's.
             self._abandon(came.token)
             raise
-        return self.line.confirmed(self._request, came, until)
 
-    def _last_try(self, connection: RawConnection, wake: bytes) -> Granted | None:
+    def _take(self, connection: RawConnection, came: Came) -> Granted | None:
+        until = self._request.until(time.monotonic())
+        if came.believed is not None:
+            node = self.line.node or self.line.server
+            extension = Extension(connection, came.call, node, until)
+            self.line.extension = extension
+            return came.believed._replace(settle=extension.settle)
+        send(connection, came.call)
+        taken = receive(connection, came.call)
+        return self.line.confirmed(self._request, came, until if taken else -math.inf)
+
+    def _last_try(self, pop: Pop) -> Granted | None:
         sent_at = time.monotonic()
+        leave = self._request.leave(self.line.farewell(), pop.wake, try_again=True)
         try:
-            taken, number, _ = self._leave(wake, try_again=True)
+            taken, number, _ = run(self._client, leave, patience=LAST_TRY).value
         except RedisTimeoutError:
             # It may still be carried out; what it gets then is nobody's.
             self._abandon(self._request.token)
             self.line.disconnect()
             return None
         won = self._request.acquired(number, sent_at) if taken else None
-        if not connection.can_read(LAST_TRY):
+        if not pop.answered(LAST_TRY):
             self.line.disconnect()  # Dead without a word; a grant lost on it runs out by itself.
             return won
-        reply = connection.read_response()
-        return self._popped(connection, reply) if won is None else self._keep_one(won, reply)
-
-    def _leave(self, wake: bytes, *, try_again: bool) -> Any:
-        call = self._request.leave(self.line.farewell(), wake, try_again=try_again)
-        return run(self._client, call, patience=LAST_TRY).value
-
-    def _give_up(self, connection: RawConnection, wake: bytes) -> None:
-        """The wait ends with an exception (KeyboardInterrupt, say): pass on what came."""
-        try:
-            self._leave(wake, try_again=False)
-            if (grant := self.line.grant_in(connection.read_response())) is not None:
-                run(self._client, self._request.give_back(grant[0]))
-        except (RedisError, OSError) as error:
-            # At worst the grant runs out by itself.
-            name = printable(self._request.keys.lock)
-            logger.info("Left the wait for %s without Redis: %s", name, error)
+        return self._popped(pop) if won is None else self._keep_one(won, pop.reply)

@@ -13,6 +13,8 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.locking.calls import FOR_COMMAND
+from django_redis_lock.locking.keeper import keeper
+from django_redis_lock.locking.watch import Departure
 from tests.integration.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
@@ -120,6 +122,8 @@ class TestManyThreads:
         assert results == [False] * self.COUNT
         assert not places(NAME)
         until(lambda: not waiting_connections(client))
+        # The last to leave has its line taken off the register by the keeper.
+        until(lambda: not any(isinstance(job, Departure) for job in tuple(keeper()._jobs)))
         assert not client.zcard(f"{{{NAME}}}:waiters")
         holder.release()
         assert not lock.locked()

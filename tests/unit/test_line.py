@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from django_redis_lock.locking.grants import FRESH, Clock, Granted, Request, new_token
+from django_redis_lock.locking.keeper import Job, Keeper
 from django_redis_lock.locking.keys import lock_keys
-from django_redis_lock.locking.line import Line
+from django_redis_lock.locking.line import Line, Place
+from django_redis_lock.locking.thread_line import ThreadTurn
+from django_redis_lock.locking.watch import Departure, Watch
 
 KEYS = lock_keys(b"report")
 #: What the server's clock shows at the beginning of each test, in microseconds.
@@ -23,6 +26,14 @@ class FakeLine(Line):
 
     def wake(self) -> None:
         pass
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """What the keeper is given to do."""
+    given: list[Job] = []
+    monkeypatch.setattr(Keeper, "add", lambda self, job: given.append(job))
+    return given
 
 
 def request(grant_timeout: float = 2.0, attempt: bytes = b"", **options: Any) -> Request:
@@ -82,6 +93,42 @@ class TestAge:
         granted = believed(request(lifetime=0.05), ago=0)
         assert granted is not None
         assert granted.deadline <= time.monotonic() + 0.05
+
+
+class TestRegister:
+    def test_what_the_keeper_put_there_at_the_last_moment_is_taken_off(
+        self, jobs: list[Job]
+    ) -> None:
+        """WATCH was under way while the last member left."""
+        line = line_for(request())
+        place = Place()
+        line.places.append(place)
+        line.registered = True
+        watch = Watch(line)
+        assert watch.call(time.monotonic()) is not None
+        line.leave(place)  # Its farewell has taken the line off the register.
+        assert not jobs
+        watch.answered([1000, NOW, 0], time.monotonic())
+        assert [type(job) for job in jobs] == [Departure]
+
+    def test_who_is_interrupted_leaves_it_to_the_keeper(self, jobs: list[Job]) -> None:
+        line = line_for(request())
+        place = Place()
+        line.places.append(place)
+        line.registered = True
+        for _ in range(2):
+            line.abandon(place)
+        assert not line.places
+        assert Departure in [type(job) for job in jobs]
+
+    def test_a_turn_is_passed_on_even_if_it_was_cut_short(self, jobs: list[Job]) -> None:
+        line = line_for(request())
+        first, second = Place(), Place()
+        second.turn = ThreadTurn()
+        line.places.append(second)  # The first has got as far as this.
+        line.abandon(first)
+        assert second.turn.wait(0)
+        assert not jobs
 
 
 class TestAnswers:

@@ -1,0 +1,157 @@
+"""A task is cancelled at each of the points at which it waits, in an acquire or a release: at once,
+and at the very moment what it waits for has come.
+
+Nobody is kept from the lock for as long as its lifetime, or a grant's, lasts: a minute here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from django_redis_lock import AsyncLock, Lock
+from django_redis_lock.locking.keeper import keeper
+from django_redis_lock.locking.watch import Departure
+from tests.integration.test_lock import places
+from tests.processes import PATIENCE
+from tests.redis_server import RedisServer
+
+NAME = "cancelled"
+
+
+class Cancelled:
+    """Awaits ``work``, and cancels the task that does so at the wait number ``at``."""
+
+    def __init__(self, work: Awaitable[Any], at: int, late: bool) -> None:
+        self._work = work
+        self._at = at
+        self._late = late
+        self.waits = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self._work.__await__()
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            waiting = steps.send(None)
+            while True:
+                self.waits += 1
+                if self.waits == self._at:
+                    if self._late and waiting is not None:
+                        waiting.add_done_callback(lambda _: task.cancel())
+                    else:
+                        task.get_loop().call_soon(task.cancel)
+                try:
+                    came = yield waiting
+                except BaseException as error:
+                    waiting = steps.throw(error)
+                else:
+                    waiting = steps.send(came)
+        except StopIteration as end:
+            return end.value
+
+
+async def each_wait(
+    attempt: Callable[[Callable[[Awaitable[Any]], Cancelled]], Awaitable[None]], late: bool
+) -> int:
+    """``attempt``, cancelled at each of its waits in turn; returns how many there are."""
+    at = 0
+    while True:
+        at += 1
+        made: list[Cancelled] = []
+
+        def cancelled(work: Awaitable[Any], at: int = at, made: Any = made) -> Cancelled:
+            made.append(Cancelled(work, at, late))
+            return made[-1]
+
+        task = asyncio.create_task(attempt(cancelled))  # type: ignore[arg-type]
+        await asyncio.wait({task}, timeout=PATIENCE)
+        assert task.done(), f"it hangs after wait {at}"
+        if not task.cancelled():
+            task.result()
+        if made[-1].waits < at:
+            return at
+
+
+async def expect_free(server: redis.asyncio.Redis, client: redis.Redis) -> None:
+    while any(isinstance(job, Departure) for job in tuple(keeper()._jobs)) or places(NAME):
+        await asyncio.sleep(0.001)
+    lock = AsyncLock(server, NAME, timeout=60, grant_timeout=60)
+    assert await lock.acquire(blocking_timeout=PATIENCE / 3)
+    await lock.release()
+    while client.exists(NAME, f"{{{NAME}}}:waiters"):
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("late", [False, True])
+class TestAtEachWait:
+    def test_of_a_free_lock(
+        self, client: redis.Redis, redis_server: RedisServer, late: bool
+    ) -> None:
+        async def main() -> None:
+            async with redis.asyncio.Redis.from_url(redis_server.url) as server:
+                lock = AsyncLock(server, NAME, timeout=60, grant_timeout=60, renew=True)
+
+                async def attempt(cancelled: Any) -> None:
+                    async def work() -> None:
+                        async with lock:
+                            pass
+
+                    try:
+                        await cancelled(work())
+                    finally:
+                        await asyncio.shield(expect_free(server, client))
+
+                assert await each_wait(attempt, late) > 2
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("wait", [None, 0.02])
+    def test_of_a_wait(
+        self, client: redis.Redis, redis_server: RedisServer, late: bool, wait: float | None
+    ) -> None:
+        """A lock that is passed on, or one that is not while it is waited for."""
+
+        async def main() -> None:
+            async with redis.asyncio.Redis.from_url(redis_server.url) as server:
+                lock = AsyncLock(server, NAME, timeout=60, grant_timeout=60, renew=True)
+                holder = Lock(client, NAME, timeout=60, grant_timeout=60)
+
+                async def attempt(cancelled: Any) -> None:
+                    holder.acquire()
+
+                    async def work() -> None:
+                        if await lock.acquire(blocking_timeout=wait):
+                            await lock.release()
+
+                    async def release_soon() -> None:
+                        while not (blocked(client) or trying.done()):
+                            await asyncio.sleep(0.001)
+                        if wait is None or trying.done():
+                            holder.release()
+
+                    async def tried() -> None:
+                        await cancelled(work())
+
+                    trying = asyncio.create_task(tried())
+                    releasing = asyncio.create_task(release_soon())
+                    await asyncio.wait({trying})
+                    await releasing
+                    if holder.owned():
+                        holder.release()
+                    await expect_free(server, client)
+                    if not trying.cancelled():
+                        trying.result()
+
+                assert await each_wait(attempt, late) > 2
+
+        asyncio.run(main())
+
+
+def blocked(client: redis.Redis) -> Any:
+    return client.info("clients")["blocked_clients"]

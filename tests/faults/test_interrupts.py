@@ -1,0 +1,247 @@
+"""An exception from a signal handler (Ctrl-C, a time limit) at each point at which one can come:
+before each line, and after each call of a function in C, of an acquire or a release.
+
+Whatever the point: nobody is kept from the lock for as long as its lifetime, or a grant's, lasts.
+Both are a minute here.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import Lock
+from django_redis_lock.locking.keeper import keeper
+from django_redis_lock.locking.pop import Farewell
+from django_redis_lock.locking.server import server_of
+from django_redis_lock.locking.watch import Departure
+from tests.integration.test_lock import places
+from tests.lock_contract import Background
+from tests.processes import until
+
+NAME = "interrupted"
+#: The code that is interrupted: ours, and what it calls.
+MODULES = ("django_redis_lock.", "redis.", "threading")
+#: Seconds within which the lock must be free; far more than it takes, far less than a minute.
+SOON = 10.0
+
+
+class Interrupt(BaseException):
+    """From a signal handler."""
+
+
+class Points:
+    """Counts the points at which this thread can be interrupted, and interrupts it at one.
+
+    Args:
+        at: the number of the point.
+        begin: the function (as ``module.name``) with which counting begins; left out, at once.
+        function, meanwhile: what is called before that function does anything.
+    """
+
+    def __init__(
+        self,
+        at: int | None = None,
+        begin: str = "",
+        function: str = "",
+        meanwhile: Callable[[], Any] | None = None,
+    ) -> None:
+        self.passed = 0
+        self.where = ""
+        self._at = at
+        self._seen: set[tuple[Any, ...]] = set()
+        self._blocks: list[tuple[FrameType, int]] = []
+        self._begin = begin
+        self._function = function
+        self._meanwhile = meanwhile
+
+    def _traced(self, frame: FrameType, event: str, arg: Any) -> Any:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith(MODULES):
+            return None
+        if event == "call":
+            function = f"{module.rpartition('.')[2]}.{frame.f_code.co_name}"
+            if function == self._begin:
+                self._begin = ""
+            if function == self._function and self._meanwhile is not None:
+                meanwhile, self._meanwhile = self._meanwhile, None
+                sys.setprofile(None)
+                meanwhile()
+                sys.setprofile(self._profiled)
+        elif event == "line" and not self._at_a_block(frame):
+            self._pass(frame, event)
+        return self._traced
+
+    def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_return" and str(frame.f_globals.get("__name__", "")).startswith(MODULES):
+            self._pass(frame, event)
+
+    def _at_a_block(self, frame: FrameType) -> bool:
+        """Whether no signal handler can run here: nothing is done at a ``try``, nothing more at the
+        return of a constant, and the line of a ``with`` comes up again at the end of its block,
+        which is left in the same step."""
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        if not line.startswith("with "):
+            return line.startswith(("try:", "return True"))
+        entered = (frame, frame.f_lineno)
+        if entered in self._blocks:
+            self._blocks.remove(entered)
+            return True
+        self._blocks.append(entered)
+        return False
+
+    def _pass(self, frame: FrameType, event: str) -> None:
+        if self._begin:
+            return
+        place = (event, *_stack(frame))
+        # Python passes over what is raised in a destructor.
+        if place in self._seen or any(code.co_name == "__del__" for code, _ in place[1:]):
+            return
+        self._seen.add(place)
+        self.passed += 1
+        if self.passed == self._at:
+            self.where = f"{event} {frame.f_code.co_filename}:{frame.f_lineno}"
+            sys.setprofile(None)
+            sys.settrace(None)
+            raise Interrupt
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        tracing, profiling = sys.gettrace(), sys.getprofile()
+        try:
+            sys.settrace(self._traced)
+            sys.setprofile(self._profiled)
+            yield
+        finally:
+            sys.setprofile(profiling)
+            sys.settrace(tracing)
+
+
+def _stack(frame: FrameType | None) -> Iterator[tuple[Any, int]]:
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(MODULES):
+        yield frame.f_code, frame.f_lineno
+        frame = frame.f_back
+
+
+def each_point(attempt: Callable[[Points], None], **options: Any) -> None:
+    """``attempt`` with an interrupt at each of its points in turn."""
+    attempt(Points(**options))  # So that connections are there, and nothing is done only once.
+    at = 0
+    while True:
+        at += 1
+        points = Points(at, **options)
+        attempt(points)
+        if not points.where:
+            break
+    assert at > 25
+
+
+def prepare(client: redis.Redis) -> None:
+    """Have connections at rest: making one is no matter of locks."""
+    server = server_of(client)
+    for connection in [server.borrow() for _ in range(3)]:
+        server.rest(connection)
+
+
+def expect_free(client: redis.Redis, points: Points) -> None:
+    # As long as somebody is registered, a grant may be made for him.
+    jobs = (Departure, Farewell)
+    while any(isinstance(job, jobs) for job in tuple(keeper()._jobs)):
+        time.sleep(0.0005)
+    assert not client.exists(f"{{{NAME}}}:waiters"), points.where
+    lock = Lock(client, NAME, timeout=60, grant_timeout=60)
+    assert lock.acquire(blocking_timeout=SOON), points.where
+    lock.release()
+    assert not places(NAME), points.where
+    assert not client.exists(NAME), points.where
+
+
+@pytest.mark.parametrize("wait", [0, None])
+def test_a_free_lock(client: redis.Redis, wait: float | None) -> None:
+    lock = Lock(client, NAME, timeout=60, blocking_timeout=wait, renew=True)
+
+    def attempt(points: Points) -> None:
+        prepare(client)
+        try:
+            with points.watched(), lock:
+                assert lock.fence
+        except Interrupt:
+            assert lock.local.token is None, points.where
+        expect_free(client, points)
+
+    each_point(attempt)
+
+
+def test_a_lock_that_is_passed_on(client: redis.Redis) -> None:
+    holder = Lock(client, NAME, timeout=60, grant_timeout=60, thread_local=False)
+    lock = Lock(client, NAME, timeout=60, grant_timeout=60, renew=True)
+
+    def attempt(points: Points) -> None:
+        prepare(client)
+        holder.acquire()
+        try:
+            with points.watched(), lock:
+                assert lock.fence
+        except Interrupt:
+            assert lock.local.token is None, points.where
+        if holder.owned():
+            holder.release()
+        expect_free(client, points)
+
+    each_point(attempt, function="pop.answered", meanwhile=holder.release)
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_a_wait_that_ends(client: redis.Redis, freed: bool) -> None:
+    """At its deadline, when the last try finds the lock free, or does not."""
+    lock = Lock(client, NAME, timeout=60, grant_timeout=60, blocking_timeout=0.001)
+
+    def attempt(points: Points) -> None:
+        prepare(client)
+        client.set(NAME, "another's")
+        try:
+            with points.watched():
+                acquired = lock.acquire()
+            assert acquired is freed, points.where
+            if acquired:
+                lock.release()
+        except Interrupt:
+            assert lock.local.token is None, points.where
+        if client.get(NAME) == b"another's":
+            client.delete(NAME)
+        expect_free(client, points)
+
+    free = (lambda: client.delete(NAME)) if freed else None
+    each_point(attempt, begin="pop.__init__", function="waiting._last_try", meanwhile=free)
+
+
+def test_a_thread_behind_another(client: redis.Redis) -> None:
+    """Who waits in memory passes its turn on, and takes none with it."""
+    lock = Lock(client, NAME, timeout=60, grant_timeout=60)
+
+    def attempt(points: Points) -> None:
+        prepare(client)
+        client.set(NAME, "another's")
+        first = Background(lambda: lock.acquire() and lock.release() is None)
+        until(lambda: places(NAME) == 1 and client.info("clients")["blocked_clients"])
+        second = Background(lambda: lock.acquire() and lock.release() is None)
+        until(lambda: places(NAME) == 2)
+        try:
+            with points.watched():
+                assert not lock.acquire(blocking_timeout=0.001)
+        except Interrupt:
+            assert lock.local.token is None, points.where
+        assert Lock(client, NAME).reset()
+        assert first.result()
+        assert second.result()
+        expect_free(client, points)
+
+    each_point(attempt, begin="line.join")
