@@ -10,6 +10,7 @@ After a fork the child starts with an empty keeper: what its parent holds is the
 
 from __future__ import annotations
 
+import atexit
 import heapq
 import itertools
 import logging
@@ -49,6 +50,8 @@ class Job:
 
     #: The time scale, in seconds, on which this job must be done.
     urgency = math.inf
+    #: Whether somebody is kept waiting if the process ends before this is done.
+    owed = False
 
     def __init__(self, server: Server, due: float) -> None:
         self.server = server
@@ -117,6 +120,13 @@ class Keeper:
                 self._enqueue(job)
                 if due < self._wakes_at:
                     self._condition.notify()
+
+    def finish(self) -> None:
+        """The process ends, and this thread with it: wait for what is owed to others, a second at
+        most. So Ctrl-C in a command that waits for a lock leaves no trace of it."""
+        deadline = time.monotonic() + PATIENCE
+        while any(job.owed for job in tuple(self._jobs)) and time.monotonic() < deadline:
+            time.sleep(0.002)
 
     def _enqueue(self, job: Job) -> None:
         heapq.heappush(self._due, (job.due, next(self._sequence), job))
@@ -275,3 +285,10 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _finish() -> None:
+    _keeper.finish()  # Not that of a parent process.
+
+
+atexit.register(_finish)

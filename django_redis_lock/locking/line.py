@@ -103,6 +103,11 @@ class Line(ABC):
         self._listed = self._listed or self.registered
         self.leave(place)
 
+    def led_by(self, place: Place[Any]) -> bool:
+        """Whether ``place`` is the one that waits in Redis, if the line does."""
+        with _mutex:
+            return bool(self.places) and self.places[0] is place
+
     @property
     def closed(self) -> bool:
         """Whether nobody comes to wait here any more."""

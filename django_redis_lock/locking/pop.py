@@ -107,6 +107,8 @@ class Farewell(Job):
     """Ends a pop nobody waits for any more, whose wait was interrupted, and passes on what it
     brought. It alone uses the pop's connection now."""
 
+    owed = True
+
     def __init__(self, server: Server, pop: Pop, request: Request) -> None:
         super().__init__(server, time.monotonic())
         self._pop = pop

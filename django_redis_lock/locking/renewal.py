@@ -157,6 +157,10 @@ class Abandoned(Job):
         self._gives_up_at = math.inf if lifetime is None else now + lifetime
         self._answers = 0
 
+    @property
+    def owed(self) -> bool:  # type: ignore[override]
+        return self._answers == 0
+
     def call(self, now: float) -> Call | None:
         if self._answers < 2 and now < self._gives_up_at:
             return self._call

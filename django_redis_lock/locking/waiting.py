@@ -75,8 +75,8 @@ class ThreadPlace(Place[ThreadLine]):
         elif pop is not None and not pop.complete and pop.connection is self.line.connection:
             keeper().add(Farewell(self.line.server, pop, self._request))
             self.line.connection = None
-        # What is half sent or half read there is of no use.
-        self.line.disconnect()
+        if self.line.led_by(self):
+            self.line.disconnect()  # What is half sent or half read there is of no use.
         self.line.abandon(self)
 
     def _wait(self) -> Granted | None:

@@ -54,6 +54,8 @@ class Departure(Job):
     """Takes a line off the register that ended without doing so: its last member was interrupted,
     or had the lock otherwise than by a grant."""
 
+    owed = True
+
     def __init__(self, line: Line) -> None:
         super().__init__(line.server, time.monotonic())
         self._call = line.request.take(b"", line.waiter)

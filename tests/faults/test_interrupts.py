@@ -24,6 +24,7 @@ from django_redis_lock.locking.pop import Farewell
 from django_redis_lock.locking.server import server_of
 from django_redis_lock.locking.watch import Departure
 from tests.integration.test_lock import places
+from tests.integration.test_lock_waiting import blocked
 from tests.lock_contract import Background
 from tests.processes import until
 
@@ -231,7 +232,8 @@ def test_a_thread_behind_another(client: redis.Redis) -> None:
         prepare(client)
         client.set(NAME, "another's")
         first = Background(lambda: lock.acquire() and lock.release() is None)
-        until(lambda: places(NAME) == 1 and client.info("clients")["blocked_clients"])
+        until(lambda: places(NAME) == 1 and blocked(client))
+        connections = blocked(client)
         second = Background(lambda: lock.acquire() and lock.release() is None)
         until(lambda: places(NAME) == 2)
         try:
@@ -239,6 +241,7 @@ def test_a_thread_behind_another(client: redis.Redis) -> None:
                 assert not lock.acquire(blocking_timeout=0.001)
         except Interrupt:
             assert lock.local.token is None, points.where
+        assert blocked(client) == connections, points.where
         assert Lock(client, NAME).reset()
         assert first.result()
         assert second.result()
