@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,15 +22,8 @@ from django_redis_lock import current_lock, locked
 from django_redis_lock.contention import raise_error, redirect_to, respond, skip
 from django_redis_lock.declared import declarations
 from django_redis_lock.exceptions import LockNotAcquired
+from tests.held import hold
 from tests.processes import Link, processes
-
-
-@contextmanager
-def hold(name: str) -> Iterator[None]:
-    lock = caches["default"].lock(name)
-    assert lock.acquire(blocking=False)
-    yield
-    lock.release()
 
 
 def request(method: str = "get", accept: str = "", **attributes: Any) -> HttpRequest:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import StringIO
 from typing import Any
 
@@ -16,22 +14,14 @@ from django.core.cache import caches
 from django.core.management import CommandError, call_command
 from django.core.management.base import BaseCommand
 
-from django_redis_lock import Lock, LockNotAcquired, current_lock, locked, lost
+from django_redis_lock import LockNotAcquired, current_lock, locked, lost
 from django_redis_lock.contention import Conflict
 from django_redis_lock.locking.owner import hostname
+from tests.held import hold
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
 
 OWNER = b"{:1:lock:nightly}:owner"
-
-
-@contextmanager
-def hold(name: str, **options: Any) -> Iterator[Lock]:
-    """Somebody else has the lock."""
-    lock = caches["default"].lock(name, **options)
-    assert lock.acquire(blocking=False)
-    yield lock
-    lock.release()
 
 
 class Ran(BaseCommand):

@@ -28,6 +28,7 @@ from django_redis_lock.contention import Conflict, raise_error, redirect_to, res
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 
 KEY = ":1:lock:export"
+HERE = __name__
 
 
 def held(name: str = "export") -> bool:
@@ -265,6 +266,28 @@ def test_a_function_that_only_sounds_like_that_of_a_view() -> None:
         return order
 
     assert dispatch("a") == dispatch(order="a") == "a"
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "group"),
+    [
+        ("work-{pk}", {}, "work-{pk}"),
+        ("work-{pk}", {"group": "works"}, "works"),
+        ("work\n{pk}", {}, "work\\n{pk}"),
+        ("work-{pk}-" + "x" * 300, {}, "work-{pk}-" + "x" * 190),
+        (
+            lambda pk: f"work-{pk}",
+            {},
+            f"{__name__}.test_under_which_name_it_is_counted.<locals>.work",
+        ),
+    ],
+)
+def test_under_which_name_it_is_counted(template: Any, options: dict[str, Any], group: str) -> None:
+    @locked(key=template, **options)
+    def work(pk: int) -> str:
+        return current_lock().group
+
+    assert work(7) == group
 
 
 # -- default -----------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -21,15 +19,8 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_redis_lock import current_lock, locked
+from tests.held import hold
 from tests.processes import Link, processes
-
-
-@contextmanager
-def hold(name: str) -> Iterator[None]:
-    lock = caches["default"].lock(name)
-    assert lock.acquire(blocking=False)
-    yield
-    lock.release()
 
 
 def call(view: Any, method: str = "post", accept: str = "", token: str = "", **kwargs: Any) -> Any:

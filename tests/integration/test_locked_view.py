@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,19 +14,11 @@ from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_redis_lock import Lock, locked
+from django_redis_lock import locked
 from django_redis_lock.contention import Conflict
+from tests.held import hold
 from tests.processes import Link, processes
 from tests.redis_server import RedisServer
-
-
-@contextmanager
-def hold(name: str, **options: Any) -> Iterator[Lock]:
-    """Somebody else has the lock."""
-    lock = caches["default"].lock(name, **options)
-    assert lock.acquire(blocking=False)
-    yield lock
-    lock.release()
 
 
 def request(accept: str = "", **attributes: Any) -> HttpRequest:

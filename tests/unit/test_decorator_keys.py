@@ -272,6 +272,8 @@ def test_a_call_the_function_does_not_take_is_refused_as_usual() -> None:
         ({"release": "commit"}, 'release must be "transaction" or "now"'),
         ({"using": None}, "using must be the alias of a cache"),
         ({"label": 5}, "label must be a str"),
+        ({"group": 5}, "group must be a str or None"),
+        ({"group": "a\nb"}, "group must have 1 to 200 printable characters"),
         ({"lost_exit_code": 256}, "lost_exit_code must be"),
         ({"status_code": 99}, "status_code must be"),
         ({"status_code": 600}, "status_code must be"),
