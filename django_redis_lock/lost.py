@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from django.core.management import CommandError
 
+from .locking.hold import printable
 from .locking.interrupts import unwinding
 
 __all__ = ["GRACE", "Ending", "LockLostExit", "interrupt_main_thread", "told_to_end"]
@@ -64,7 +65,7 @@ class Ending:
         if not self._over.wait(self.grace):
             logger.critical(
                 "The command that lost its lock %s has not ended in %g s: its process ends now",
-                self.name,
+                printable(self.name.encode(errors="replace")),
                 self.grace,
             )
             os._exit(self.exit_code)

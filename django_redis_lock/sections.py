@@ -19,6 +19,7 @@ from .lock_options import OnLost, Options, Use
 from .locking.aio import AsyncLock
 from .locking.aio_line import in_background
 from .locking.handle import Handle
+from .locking.hold import printable
 from .locking.lock import Lock
 
 __all__ = ["AsyncSection", "Section"]
@@ -206,7 +207,8 @@ def _release(lock: Lock, name: str) -> None:
 
 
 def _not_released(name: str, error: Exception) -> None:
+    shown = printable(name.encode(errors="replace"))
     if isinstance(error, LockError):
-        logger.warning("The lock %s had ended before its work was done: %s", name, error)
+        logger.warning("The lock %s had ended before its work was done: %s", shown, error)
     else:
-        logger.error("The work is done, its lock %s was not released: %s", name, error)
+        logger.error("The work is done, its lock %s was not released: %s", shown, error)

@@ -20,6 +20,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .locking.handle import Handle
+from .locking.hold import printable
 
 __all__ = ["open_transactions", "take_up", "wait_for"]
 
@@ -84,7 +85,8 @@ class Pending:
         try:
             self._release()
         except Exception:
-            logger.exception("The lock %s was not released", self.key[1])
+            name = printable(self.key[1].encode(errors="replace"))
+            logger.exception("The lock %s was not released", name)
 
     def take_up(self) -> None:
         """The lock is used again in the same transaction: nothing is released."""

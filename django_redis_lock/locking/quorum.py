@@ -82,8 +82,9 @@ class Quorum(Handle):
         encoded: bytes = self.redis[0].get_encoder().encode(value)
         return encoded
 
-    def _server(self) -> None:
-        """There is not the one."""
+    def _server(self) -> Server:
+        """Where its figures are kept: on the first of them."""
+        return server_of(self.redis[0])
 
     # -- taking it -----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 from django.core.cache import caches
 
-from django_redis_lock import Lock, LockNotOwnedError
+from django_redis_lock import Lock, LockNotOwnedError, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.hold import held_logger
 from tests.processes import until
@@ -81,6 +81,19 @@ def test_what_is_said_cannot_break_out_of_its_line(cache: RedisCache, warned: An
     assert "\n" not in said
     assert "a\\nFORGED" in said
     assert "b\\nFORGED" in said
+
+
+def test_what_a_function_under_a_lock_is_named_cannot_either(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    @locked("export-{name}")
+    def export(name: str) -> None:
+        client.delete(f":1:lock:export-{name}")
+
+    export("a\nFORGED")
+    [said] = [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.locked"]
+    assert said.startswith("The lock export-a\\nFORGED had ended")
+    assert "\n" not in said
 
 
 @pytest.mark.parametrize("value", [0, -1, "5", True])

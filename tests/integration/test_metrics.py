@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import redis
 from django.core.cache import caches
 
-from django_redis_lock import Lock, locked, metrics
+from django_redis_lock import Lock, Redlock, locked, metrics
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.declared import declarations
 from django_redis_lock.locking.calls import run
@@ -426,3 +427,14 @@ def test_functions_under_a_lock_are_counted_by_their_templates(cache: RedisCache
 def test_options_of_locked_that_make_no_sense(options: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=r"(group|warn_after) must"):
         locked("name", **options)
+
+
+def test_a_lock_on_several_servers_is_counted_on_the_first() -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RedisServer()).client() for _ in range(3)]
+        with Redlock(clients, "import", timeout=100, server_timeout=20):
+            pass
+        metrics.flush()
+        found = [list(read(client, "", "hour")) for client in clients]
+        metrics._metrics.forget()
+    assert found == [["import"], [], []]
