@@ -21,13 +21,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from . import server as servers
 from .calls import OUTAGE
+from .job import Job
 from .packing import pack
 from .scripts import Call
 from .server import RawConnection, Server
@@ -43,31 +43,6 @@ LINGER = 1.0
 #: server its renewal.
 PATIENCE, LEAST_PATIENCE = 1.0, 0.05
 UNEXPECTED = "The keeper met an unexpected error and goes on"
-
-
-class Job:
-    """Something to do at ``due`` (monotonic seconds) with one script on one server."""
-
-    #: The time scale, in seconds, on which this job must be done.
-    urgency = math.inf
-    #: Whether somebody is kept waiting if the process ends before this is done.
-    owed = False
-
-    def __init__(self, server: Server, due: float) -> None:
-        self.server = server
-        self.due = due
-
-    def call(self, now: float) -> Call | None:
-        """What to send now; None if there is nothing to ask and only ``due`` has changed."""
-        raise NotImplementedError
-
-    def answered(self, value: Any, sent_at: float) -> None:
-        """The server's reply to ``call``; must set ``due`` or let the keeper discard the job."""
-        raise NotImplementedError
-
-    def failed(self, error: Exception, now: float) -> None:
-        """There was no reply; must set ``due``."""
-        raise NotImplementedError
 
 
 @contextmanager

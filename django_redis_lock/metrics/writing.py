@@ -16,13 +16,13 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from ..locking.calls import pack as pack_call
 from ..locking.connections import own_settings
 from ..locking.events import Subject
 from ..locking.figure_scripts import ADD_FIGURES
 from ..locking.hold import printable
 from ..locking.keeper import Job, keeper
 from ..locking.keys import FIGURES
+from ..locking.packing import pack as pack_call
 from ..locking.scripts import Call
 from ..locking.server import Server
 from .collecting import Collector, Figures

@@ -53,6 +53,7 @@ LAYERS = (
         "locking.aio_clients",
     ),
     (
+        "locking.job",
         "locking.keeper",
         "locking.chronicle",
         "locking.renewal",
