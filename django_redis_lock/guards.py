@@ -97,7 +97,7 @@ class Guard:
                 raise TypeError(f"{self.dotted} is no management command: {ONLY_COMMANDS}")
             return self._run(Section(self.options, name, self.use), args, kwargs)
         if self.options.on_lost == "terminate":
-            ending = Ending(self.options.lost_exit_code, name)
+            ending = Ending(args[0], self.options.lost_exit_code, name)
             section = Section(self.options, name, self.use, on_lost=ending)
             return ending.run(lambda: self._run(section, args, kwargs))
         with told_to_end():
@@ -147,7 +147,9 @@ class Guard:
         if not await section.enter():
             return await self._aanswer(await section.conflict(), args, kwargs)
         try:
-            return await self.function(*args, **kwargs)
+            result = self.function(*args, **kwargs)
+            # A mixin's dispatch() may answer by itself.
+            return await result if inspect.isawaitable(result) else result
         finally:
             await section.leave()
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
-from django.core.management import CommandError
+from django.core.management import BaseCommand, CommandError
 
 from .locking.hold import printable
 from .locking.interrupts import unwinding
@@ -38,16 +38,19 @@ class Ending:
     ====  =======================================================================================
     0 s   The keeper learns that the lock is lost. ``LockLostExit`` is raised in the main thread,
           by way of SIGTERM, so that it interrupts what the command waits for.
-    10 s  The command has not ended: it hangs in a library, or has caught the exception. The
-          process ends at once, without cleaning up.
+    10 s  The command has not ended: it hangs in a library, or has caught the exception. If it was
+          called from a command line, the process ends at once, without cleaning up.
     ====  =======================================================================================
 
     Args:
+        command: which runs.
         exit_code: of the process, either way.
         name: the lock's, for the log.
     """
 
-    def __init__(self, exit_code: int, name: str) -> None:
+    def __init__(self, command: BaseCommand, exit_code: int, name: str) -> None:
+        # Otherwise the process is not its own: a server's, a test's.
+        self.alone = bool(getattr(command, "_called_from_command_line", False))
         self.exit_code = exit_code
         self.name = name
         self.grace = GRACE
@@ -63,12 +66,12 @@ class Ending:
             self.lost = True
             interrupt_main_thread()
         if not self._over.wait(self.grace):
-            logger.critical(
-                "The command that lost its lock %s has not ended in %g s: its process ends now",
-                printable(self.name.encode(errors="replace")),
-                self.grace,
-            )
-            os._exit(self.exit_code)
+            then = "its process ends now" if self.alone else "it goes on without the lock"
+            hangs = "The command that lost its lock %s has not ended in %g s: %s"
+            name = printable(self.name.encode(errors="replace"))
+            logger.critical(hangs, name, self.grace, then)
+            if self.alone:
+                os._exit(self.exit_code)
 
     def run(self, work: Callable[[], T]) -> T:
         """Do ``work``, and end it when the lock is lost.
@@ -118,6 +121,7 @@ class Ending:
                 with self._mutex:
                     self._over.set()
             finally:
+                self._over.set()  # Also if the exception came right here.
                 # What is still on its way meets our handler first, and nothing happens.
                 signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 

@@ -20,6 +20,7 @@ Namer = Callable[[tuple[Any, ...], dict[str, Any]], str]
 
 #: What an escaped character is made of, so none of these can part two values.
 _ESCAPES = frozenset("%0123456789ABCDEF")
+_formatter = string.Formatter()
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 
 
@@ -31,18 +32,24 @@ class Field(NamedTuple):
     spec: str
 
     def text(self, values: dict[str, Any]) -> str:
-        formatter = string.Formatter()
-        value, _ = formatter.get_field(self.name, (), values)
+        value = values[self.name] if self.name in values else self._found(values)
+        if not (self.conversion or self.spec) and type(value) in (str, int):
+            return str(value)
         if isinstance(value, (set, frozenset)):
             raise ValueError(f"{{{self.name}}} is a set, and its order differs between processes")
-        value = formatter.convert_field(value, self.conversion)
-        text = str(formatter.format_field(value, formatter.vformat(self.spec, (), values)))
+        value = _formatter.convert_field(value, self.conversion)
+        text = str(_formatter.format_field(value, _formatter.vformat(self.spec, (), values)))
         if _ADDRESS.search(text):
             raise ValueError(
                 f"{{{self.name}}} gives {text!r}, which is another text in each process: name an "
                 "attribute of it, such as its pk"
             )
         return text
+
+    def _found(self, values: dict[str, Any]) -> Any:
+        """What attributes and items lead to."""
+        value, _ = _formatter.get_field(self.name, (), values)
+        return value
 
 
 class Template:

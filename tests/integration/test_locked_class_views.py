@@ -196,6 +196,22 @@ def test_asynchronous_views(view: Any, accept: str) -> None:
     asyncio.run(main())
 
 
+def test_an_asynchronous_view_whose_mixin_answers_by_itself() -> None:
+    """As ``LoginRequiredMixin`` does."""
+
+    class Strict:
+        def dispatch(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+            return HttpResponse("who are you?")
+
+    @locked("export-{pk}")
+    class Guarded(Strict, Free):
+        pass
+
+    view = Guarded()
+    view.setup(request(), pk=7)
+    assert asyncio.run(view.dispatch(request(), pk=7)).content == b"who are you?"
+
+
 def test_a_user_that_only_the_database_knows() -> None:
     """``request.user`` is fetched when it is first asked for, which Django allows no coroutine."""
 

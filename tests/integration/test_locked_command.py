@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -278,6 +279,47 @@ def test_a_command_that_hangs_then_is_ended_all_the_same(
         client.set(":1:lock:nightly", "another's")
         assert worker.hear() == "no"
         assert worker.exit_code() == 3
+
+
+def hang_in_a_server(link: Link) -> str:
+    """A process that is not the command's own: it must not be ended for it."""
+    lost.GRACE = 0.1
+    logged = threading.Event()
+
+    class Note(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno == logging.CRITICAL:
+                link.say(record.getMessage())
+                logged.set()
+
+    logging.getLogger("django_redis_lock.lost").addHandler(Note())
+
+    @locked("nightly", timeout=0.5, on_lost="terminate")
+    class Hanging(Ran):
+        def handle(self, *args: Any, **options: Any) -> str | None:
+            link.say("running")
+            try:
+                threading.Event().wait()
+            except SystemExit:
+                logged.wait(PATIENCE)
+            return None
+
+    try:
+        call_command(Hanging(stdout=StringIO()))
+    except CommandError as error:
+        return f"{error.returncode}"
+    return "no error"
+
+
+def test_a_process_that_only_calls_such_a_command_goes_on(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(hang_in_a_server) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        client.set(":1:lock:nightly", "another's")
+        assert worker.hear().endswith("it goes on without the lock")
+        assert worker.result() == "76"
 
 
 def test_to_be_ended_it_must_run_in_the_main_thread() -> None:
