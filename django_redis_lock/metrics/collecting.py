@@ -78,14 +78,15 @@ class Collector:
         #: Acquisitions and releases still to be counted, and how many of them are enough.
         self._waiting: deque[Any] = deque()
         self._enough = 1
-        #: None for who is not wanted.
-        self._figures: dict[tuple[Server, str, str], list[int] | None] = {}
+        self._figures: dict[tuple[Server, str, str], list[int]] = {}
+        self._unwanted: set[tuple[Server, str, str]] = set()
 
     def clear(self) -> None:
         """Forget what was counted."""
         with self.mutex:
             self._waiting.clear()
             self._figures.clear()
+            self._unwanted.clear()
             self._enough = 1
 
     def __call__(self, event: Any) -> None:
@@ -108,55 +109,46 @@ class Collector:
         if subject.server is None:
             return
         owner = (subject.server, subject.site, subject.group)
-        try:
-            figures = self._figures[owner]
-        except KeyError:
-            figures = self._begin(owner, subject)
-        if figures is not None:
-            _COUNTS[type(event)](figures, event)
+        figures = self._figures.get(owner)
+        if figures is None:
+            if owner in self._unwanted or not self._is_wanted(owner, subject):
+                return
+            figures = self._begin(owner)
+        _COUNTS[type(event)](figures, event)
 
-    def _begin(self, owner: tuple[Server, str, str], subject: Subject) -> list[int] | None:
-        """Where to count for ``owner``, None if it is not wanted."""
-        figures = None
-        if self._wanted(subject):
-            if len(self._figures) >= MOST_GROUPS:
-                owner = (*owner[:2], OTHER)
-            figures = self._figures.get(owner) or new()
-            self._begun(owner[0])
-        if len(self._figures) < 2 * MOST_GROUPS:
-            self._figures[owner] = figures
-        return figures
+    def _is_wanted(self, owner: tuple[Server, str, str], subject: Subject) -> bool:
+        wanted = self._wanted(subject)
+        if not wanted and len(self._unwanted) < MOST_GROUPS:
+            self._unwanted.add(owner)
+        return wanted
+
+    def _begin(self, owner: tuple[Server, str, str]) -> list[int]:
+        """Where to count for ``owner``: where there is room."""
+        self._begun(owner[0])
+        if len(self._figures) >= MOST_GROUPS:
+            owner = (*owner[:2], OTHER)
+        return self._figures.setdefault(owner, new())
 
     def take(self, server: Server) -> Figures:
         """What was counted for ``server`` since this was last asked."""
         with self.mutex:
             self._count_waiting()
             self._enough = 1  # What comes next may be for a server nobody writes to yet.
-            taken = {o: f for o, f in self._figures.items() if o[0] is server}
-            for owner in taken:
-                del self._figures[owner]
-        return {Owner(*owner): figures for owner, figures in taken.items() if figures is not None}
+            mine = [owner for owner in self._figures if owner[0] is server]
+            return {Owner(*owner): self._figures.pop(owner) for owner in mine}
 
     def put_back(self, taken: Figures) -> None:
         """Count what could not be written together with what comes."""
         with self.mutex:
             self._enough = 1
             for owner, figures in taken.items():
-                full = len(self._figures) >= MOST_GROUPS
-                place = (
-                    owner._replace(group=OTHER) if full and owner not in self._figures else owner
-                )
-                counted = self._figures.get(place)
-                if counted is None:
-                    self._figures[place] = figures
-                else:
-                    add(counted, figures)
+                add(self._figures.get(owner) or self._begin(owner), figures)
 
     def servers(self) -> set[Server]:
         """Those for which something was counted."""
         with self.mutex:
             self._count_waiting()
-            return {owner[0] for owner, figures in self._figures.items() if figures is not None}
+            return {owner[0] for owner in self._figures}
 
 
 def _acquired(figures: list[int], event: events.Acquired) -> None:

@@ -81,7 +81,7 @@ class Metrics:
         self._jobs: dict[Server, Writing] = {}
         self.collector = Collector(wanted, self._begun)
         os.register_at_fork(after_in_child=self._jobs.clear)
-        atexit.register(self.flush)
+        atexit.register(self.flush, last=True)
 
     def _begun(self, server: Server) -> None:
         job = self._jobs.get(server)
@@ -105,17 +105,18 @@ class Metrics:
             self._jobs.clear()
             self.collector.clear()
 
-    def flush(self) -> None:
+    def flush(self, *, last: bool = False) -> None:
         """Write what was counted, now and in this thread. Raises nothing; what cannot be written is
-        kept."""
+        kept, unless it is the ``last`` time."""
         for server in self.collector.servers():
             figures = self.collector.take(server)
             try:
                 if figures:
                     _write(server, writing(figures))
             except (RedisError, OSError) as error:
-                self.collector.put_back(figures)
                 logger.info("Could not write figures: %s", error)
+                if not last:
+                    self.collector.put_back(figures)
 
 
 def writing(figures: Figures) -> Call:

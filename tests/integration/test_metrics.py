@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -438,3 +441,39 @@ def test_a_lock_on_several_servers_is_counted_on_the_first() -> None:
         found = [list(read(client, "", "hour")) for client in clients]
         metrics._metrics.forget()
     assert found == [["import"], [], []]
+
+
+def test_what_is_not_wanted_takes_no_room_from_what_is(
+    cache: RedisCache, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "MOST_GROUPS", 2)
+    default = settings.CACHES["default"]
+    options = {**default["OPTIONS"], "LOCK_METRICS": False}
+    settings.CACHES = {"default": default, "quiet": {**default, "OPTIONS": options}}
+    for name in "abcd":
+        with caches["quiet"].lock(name):
+            pass
+    for name in "ef":
+        with caches["default"].lock(name):
+            pass
+    metrics.flush()
+    assert sorted(str(s.group) for s in metrics.summaries()) == ["e", "f"]
+
+
+ENDS_WITHOUT_REDIS = """
+import django
+django.setup()
+from django.core.cache import cache
+from tests.redis_server import RedisServer
+with RedisServer() as server:
+    from django_redis_lock import Lock
+    with Lock(server.client(), "bare", timeout=10):
+        pass
+"""
+
+
+def test_a_process_that_ends_without_redis_ends_quietly() -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", ENDS_WITHOUT_REDIS]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")
