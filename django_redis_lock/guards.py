@@ -37,7 +37,7 @@ class Guard:
     """
 
     def __init__(self, options: Options, function: Callable[..., Any], dotted: str) -> None:
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        if any(map(_is_generator, (function, type(function).__call__))):
             raise TypeError(
                 f"locked() cannot decorate {function!r}: calling it only makes a generator, which "
                 "would run when the lock has been released. Take the lock inside: "
@@ -165,6 +165,10 @@ class Guard:
 
 def _is_async(function: Any) -> bool:
     return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
+
+
+def _is_generator(function: Any) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _is_dispatch(function: Any) -> bool:

@@ -322,7 +322,14 @@ def generator() -> Iterator[int]:
     yield 1
 
 
-@pytest.mark.parametrize("target", [async_generator, generator, functools.partial(generator)])
+class CallableGenerator:
+    def __call__(self) -> Iterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    "target", [async_generator, generator, functools.partial(generator), CallableGenerator()]
+)
 def test_what_runs_after_the_lock_is_released_is_refused(target: Any) -> None:
     """Calling these only makes something that runs later, when the lock is long gone."""
     with pytest.raises(TypeError, match=r"calling it only makes a generator"):
