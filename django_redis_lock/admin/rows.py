@@ -27,7 +27,6 @@ __all__ = ["EMPTY", "clock", "event_rows", "moment", "ref_of", "row", "url_of", 
 LONGEST_KEY = 2000
 
 EVENTS = {
-    "acquired": gettext_lazy("acquired"),
     "released": gettext_lazy("released"),
     "lost": gettext_lazy("lost"),
     "reset": gettext_lazy("released by force"),
@@ -158,6 +157,7 @@ def event_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
             "place": place(Owner(shown(event.id), event.host, event.pid, event.thread)),
             "label": shown(event.label),
             "note": shown(event.note),
+            "held_text": "" if event.held is None else duration(event.held),
         }
         for event in events
     ]

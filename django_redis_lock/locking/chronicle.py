@@ -1,16 +1,15 @@
 """What has happened last to a lock, noted for people who look at it later.
 
-Only locks held longer than half a second are noted, and by the keeper: it costs neither acquiring
-nor releasing anything. Each lock keeps its last MOST events, for an hour, or for a day after one
-that is worth looking for. What happens to a holder that dies is noted by nobody: the next event is
-then somebody else's acquisition.
+Only the ends of locks held longer than half a second are noted, and by the keeper: it costs
+neither acquiring nor releasing anything, and a held lock no memory. Each lock keeps its last MOST
+events, for an hour, or for a day after one that is worth looking for. The end of a holder that dies
+is noted by nobody.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from .hold import printable
 from .inventory_scripts import NOTE
 from .keeper import Job, keeper
 from .keys import LockKeys, events_key
-from .owner import Owner, as_bytes
+from .owner import Owner
 from .scripts import Call
 from .server import Server
 
@@ -42,10 +41,11 @@ class Event:
 
     Attributes:
         at: Unix time in seconds, by the server's clock.
-        what: "acquired", "released", "lost" or "reset".
+        what: "released", "lost" or "reset".
         id: the fingerprint of the holder's token.
         host, pid, thread, label: the holder; empty and 0 where it is not known.
         note: why it was lost, or who has reset it.
+        held: seconds for which it had been held; None where that is not known.
     """
 
     at: float
@@ -56,14 +56,11 @@ class Event:
     thread: str = ""
     label: str = ""
     note: str = ""
+    held: float | None = None
 
 
 class Note(Job):
-    """Writes an event down, once: it is not worth a second try.
-
-    Args:
-        at_us: the server's time in microseconds at which it happened; None for now.
-    """
+    """Writes an event down, once: it is not worth a second try."""
 
     def __init__(
         self,
@@ -73,11 +70,11 @@ class Note(Job):
         what: str,
         owner: Owner,
         note: str = "",
-        at_us: int | None = None,
+        held: float | None = None,
     ) -> None:
         super().__init__(server, due)
         self._lock = keys.lock
-        self._call = note_call(keys.lock, what, owner, note, at_us)
+        self._call = note_call(keys.lock, what, owner, note, held)
 
     def call(self, now: float) -> Call:
         return self._call
@@ -91,21 +88,22 @@ class Note(Job):
 
 
 def note_call(
-    key: bytes, what: str, owner: Owner, note: str = "", at_us: int | None = None
+    key: bytes, what: str, owner: Owner, note: str = "", held: float | None = None
 ) -> Call:
     """Notes that ``what`` happened to the lock at ``key``."""
     holder = {"host": owner.host, "thread": owner.thread, "label": owner.label, "note": note}
     texts = {name: text[:LONGEST] for name, text in holder.items() if text}
-    event = json.dumps({"what": what, "id": owner.id, "pid": owner.pid, **texts})
+    event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
+    if held is not None:
+        event["held"] = round(held, 3)
     keep = DAY if what in NEWS else HOUR
-    return Call(NOTE, (events_key(key),), (event, MOST, keep, "" if at_us is None else at_us))
+    return Call(NOTE, (events_key(key),), (json.dumps(event), MOST, keep))
 
 
-def read_events(kept: Sequence[Any]) -> tuple[Event, ...]:
+def read_events(kept: bytes) -> tuple[Event, ...]:
     """The events that ``note_call`` has written, the latest first; anything else is passed over."""
-    found = [_read(as_bytes(value)) for value in kept[1::2]]
-    events = [event for event in found if event is not None]
-    return tuple(sorted(events, key=lambda event: event.at, reverse=True))
+    found = (_read(line) for line in kept.splitlines())
+    return tuple(event for event in found if event is not None)
 
 
 def _read(kept: bytes) -> Event | None:
@@ -113,6 +111,7 @@ def _read(kept: bytes) -> Event | None:
     try:
         said = json.loads(event)
         texts = {n: str(said.get(n, "")) for n in ("what", "id", "host", "thread", "label", "note")}
-        return Event(at=int(at) / 1e6, pid=int(said.get("pid", 0)), **texts)
+        held = None if said.get("held") is None else float(said["held"])
+        return Event(at=int(at) / 1e6, pid=int(said.get("pid", 0)), held=held, **texts)
     except (ValueError, TypeError, AttributeError, OverflowError):
         return None

@@ -77,7 +77,7 @@ def release(
         free = run(client, Call(HELD, keys, ()), patience=PATIENCE).value is None
         return Outcome.FREE if free else Outcome.CHANGED_HANDS
     try:
-        run(client, note_call(key, "reset", held.owner, by), patience=PATIENCE)
+        run(client, note_call(key, "reset", held.owner, by, held.held_for), patience=PATIENCE)
     except (RedisError, OSError):
         pass  # It is released all the same.
     return Outcome.RELEASED

@@ -68,7 +68,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> I
     return Inspection(
         held,
         tuple(sorted(waiters, key=lambda waiter: waiter.since or 0.0)),
-        read_events(kept),
+        read_events(as_bytes(kept)),
     )
 
 

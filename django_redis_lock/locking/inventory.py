@@ -201,7 +201,7 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Held
         waiters=None if waiters is None else int(waiters),
         kind=kind,
         lifetime=_lifetime(described),
-        renews=described["renews"] == "1" if "renews" in described else None,
+        renews="renews" in described if "lifetime" in described else None,
         renewals=None if seen is None else int(_number(described, "renewals") or 0),
         seen=None if seen is None else max(0.0, (now_us - seen) / 1e6),
         group=described.get("group") or group_of(name),

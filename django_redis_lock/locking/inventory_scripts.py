@@ -120,31 +120,27 @@ local at = math.floor(now() / 1000)
 return {
   now(),
   redis.call('ZRANGEBYSCORE', KEYS[1], at, '+inf', 'LIMIT', 0, ARGV[1]),
-  redis.call('HGETALL', KEYS[2]),
+  redis.call('GET', KEYS[2]) or '',
 }
 """,
     _NOW,
 )
 
-#: Note what has happened to a lock, over what was noted so many events before. What is worth
-#: looking for keeps all of them longer than what is not. (A list would want commands that those who
-#: may lock need not have the right to.)
+#: Note what has happened to a lock. What is worth looking for keeps all of the notes longer than
+#: what is not. (A list would want commands that those who may lock need not have the right to.)
 #:
-#: KEYS  events: a hash of the number of events so far at `n`, and the last of them at 0, 1 ...
-#: ARGV  what has happened, how many events to keep, for how many milliseconds, the server's time in
-#:       microseconds at which it happened ('' for now)
+#: KEYS  events: a line for each, the latest first
+#: ARGV  what has happened, in one line; how many events to keep; for how many milliseconds
 #: returns 1
 #: atomic because two that note at the same time must not write over each other.
 NOTE = script(
     """
-local at = ARGV[4]
-if at == '' then at = string.format('%.0f', now()) end
-local n, kept = 0, redis.call('HGETALL', KEYS[1])
-for i = 1, #kept, 2 do
-  if kept[i] == 'n' then n = tonumber(kept[i + 1]) end
+local lines = {string.format('%.0f', now()) .. ' ' .. ARGV[1]}
+for line in string.gmatch(redis.call('GET', KEYS[1]) or '', '[^\\n]+') do
+  if #lines < tonumber(ARGV[2]) then lines[#lines + 1] = line end
 end
-redis.call('HSET', KEYS[1], 'n', n + 1, n % ARGV[2], at .. ' ' .. ARGV[1])
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+local left = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
+redis.call('SET', KEYS[1], table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
 return 1
 """,
     _NOW,

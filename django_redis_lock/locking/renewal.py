@@ -79,8 +79,9 @@ class Renewal(Job):
         """What people want to know of the lock beside who holds it."""
         hold = self.hold
         lifetime = 0 if hold.lifetime is None else milliseconds(hold.lifetime)
-        renews = hold.renews_until > -math.inf
-        terms = ("lifetime", str(lifetime), "renews", str(int(renews)))
+        terms: tuple[str, ...] = ("lifetime", str(lifetime))
+        if hold.renews_until > -math.inf:
+            terms = (*terms, "renews", "1")
         subject = hold.subject
         if subject is None or subject.group == group_of(subject.name):
             return terms
@@ -91,9 +92,8 @@ class Renewal(Job):
         if not self.named:
             return
         hold = self.hold
-        began = hold.fence if what == "acquired" else None
         now = time.monotonic()
-        keeper().add(Note(self.server, now, hold.keys, what, hold.owner(), note, began))
+        keeper().add(Note(self.server, now, hold.keys, what, hold.owner(), note, now - hold.began))
 
     def _lose(self, reason: str) -> None:
         keeper().discard(self)
@@ -118,9 +118,7 @@ class Renewal(Job):
         if left == -2:
             self._lose("it expired, was reset, or its key was deleted")
             return
-        if not self.named:
-            self.named = True
-            self.tell("acquired")
+        self.named = True
         self.hold.settle = None
         self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000, sent_at)
         self._schedule(sent_at)

@@ -26,7 +26,10 @@ from django_redis_lock.admin import listing
 from django_redis_lock.admin.rows import EMPTY
 from django_redis_lock.admin.words import duration
 from django_redis_lock.locking import inventory
+from django_redis_lock.locking.calls import run
+from django_redis_lock.locking.chronicle import note_call
 from django_redis_lock.locking.keys import events_key, lock_keys
+from django_redis_lock.locking.owner import Owner
 from django_redis_lock.models import HeldLock
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -305,14 +308,15 @@ def page_of(browser: Client, **query: str) -> str:
 def test_the_page_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
     lock = hold("report", label="the nightly report", timeout=3600)
     keys = lock_keys(lock.keys.lock)
-    until(lambda: client.exists(events_key(lock.keys.lock)))
+    until(lambda: client.exists(keys.owner))
+    run(client, note_call(lock.keys.lock, "lost", Owner("x"), "it expired", held=75.0))
     alive = (int(client.time()[0]) + 60) * 1000
     waiters = {"9 200.5 7 web-2 Second": alive, "3 100.0 8 web-1 First": alive}
     client.zadd(keys.waiters, waiters)
     text = text_of(response := admin_client.get(page_of(admin_client)))
     assert text.index("the nightly report") < text.index("web-1, process 8, thread First")
     assert text.index("thread First") < text.index("web-2, process 7, thread Second")
-    assert "acquired" in text
+    assert "lost not known (x) , held for 1 min 15 s it expired" in text
     assert "(one is due every 20 min 0 s)" in text
     assert lock.local.token not in response.content
 
@@ -333,11 +337,11 @@ def test_names_on_a_locks_own_page_cannot_inject_anything(
 ) -> None:
     evil = "<img src=x onerror=alert(1)>"
     lock = hold(evil, label=evil)
-    until(lambda: client.exists(events_key(lock.keys.lock)))
+    until(lambda: client.exists(lock_keys(lock.keys.lock).owner))
     owner = lock_keys(lock.keys.lock).owner
     client.hset(owner, mapping={"host": evil, "thread": evil + "\n\u202e"})
     event = {"what": evil, "id": evil, "pid": 1, "host": evil, "note": evil + "\ud800"}
-    client.hset(events_key(lock.keys.lock), "5", "5 " + json.dumps(event))
+    client.set(events_key(lock.keys.lock), "5 " + json.dumps(event))
     alive = (int(client.time()[0]) + 60) * 1000
     client.zadd(lock_keys(lock.keys.lock).waiters, {f"1 5.0 7 {evil} {evil}": alive})
     page = page_of(admin_client)

@@ -20,7 +20,9 @@ from django.core.cache import cache, caches
 from django.core.management import CommandError, call_command
 
 from django_redis_lock import Lock, metrics
-from django_redis_lock.locking.owner import hostname
+from django_redis_lock.locking import calls
+from django_redis_lock.locking.chronicle import note_call
+from django_redis_lock.locking.owner import Owner, hostname
 from django_redis_lock.management.commands.locks import Command
 from tests.processes import PATIENCE, until
 
@@ -198,6 +200,7 @@ def test_names_that_are_not_nice(client: redis.Redis, monkeypatch: pytest.Monkey
 
 def test_one_lock(run: Run, client: redis.Redis) -> None:
     with held(client, "nightly", label="report") as nightly, waiting(client, nightly):
+        calls.run(client, note_call(nightly.keys.lock, "lost", Owner("x"), "it expired"))
         code, out, _ = run("show", "nightly", "--exit-code")
         assert code == 1
         expected = (
@@ -208,14 +211,14 @@ def test_one_lock(run: Run, client: redis.Redis) -> None:
             r"\n  cache +default, at the key :1:lock:nightly"
             r"\n\nWaiting, in this order"
             rf"\n    1  {hostname()}, process {os.getpid()}, thread next, for \ds"
-            rf"\n\nLast events\n  .* acquired  {HERE} \(report\)\n"
+            rf"\n\nLast events\n  .* lost      \? \(x\): it expired\n"
         )
         assert re.fullmatch(expected, out), out
         document = json.loads(run("show", "--json", "nightly")[1])
         assert document["held"] is True
         assert document["lock"]["fence"] == nightly.fence
         assert [waiter["thread"] for waiter in document["waiters"]] == ["next"]
-        assert [event["what"] for event in document["events"]] == ["acquired"]
+        assert [event["what"] for event in document["events"]] == ["lost"]
 
 
 def test_a_free_lock(run: Run) -> None:
