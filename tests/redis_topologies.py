@@ -18,7 +18,7 @@ from redis.sentinel import Sentinel
 from tests.processes import until
 from tests.redis_server import PORTS, RedisServer
 
-__all__ = ["ClusterServers", "SentinelServers", "cluster", "sentinels", "slot_of"]
+__all__ = ["ClusterServers", "SentinelServers", "cluster", "cut_off", "sentinels", "slot_of"]
 
 #: What lets replicas get their first copy at once.
 PROMPT: dict[str, str | int] = {
@@ -44,6 +44,14 @@ def ask(server: RedisServer, *command: Any) -> Any:
             return client.execute_command(*command)
         except (redis.RedisError, OSError):
             return None
+
+
+def cut_off(primary: RedisServer, replicas: list[RedisServer]) -> None:
+    """Freeze ``replicas``, so that nothing ``primary`` does from now on comes to them."""
+    for replica in replicas:
+        replica.pause()
+    # What is on the way already would be read later.
+    until(lambda: ask(primary, "CLIENT", "KILL", "TYPE", "replica") == 0)
 
 
 class Group:

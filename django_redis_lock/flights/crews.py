@@ -20,7 +20,7 @@ from ..locking.calls import is_outage, is_pool_exhausted
 from ..locking.server import server_of
 from .background import background
 from .rule import Flights
-from .steps import Await, Compute, Depart, Follow, ProducerFailed, Run, Step, Steps
+from .steps import Await, Compute, Depart, Follow, Pause, ProducerFailed, Run, Step, Steps
 
 __all__ = ["TaskCrew", "ThreadCrew"]
 
@@ -72,6 +72,8 @@ class ThreadCrew:
                 raise ProducerFailed(error) from error
         if isinstance(step, Await):
             return step.event.wait(max(0.0, step.until - time.monotonic()))
+        if isinstance(step, Pause):
+            return time.sleep(step.seconds)
         if isinstance(step, Depart):
             return background().submit(partial(self.do, step.steps), self._afterwards)
         return self._follow(step)
@@ -142,6 +144,8 @@ class TaskCrew:
                 raise ProducerFailed(error) from error
         if isinstance(step, Await):
             return await _within(step.event.wait(), step.until)
+        if isinstance(step, Pause):
+            return await asyncio.sleep(step.seconds)
         if isinstance(step, Depart):
             in_background(self.do(step.steps))
             return True

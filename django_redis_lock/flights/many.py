@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -30,6 +31,7 @@ from .steps import (
     Run,
     Steps,
     ending,
+    outlasting,
     run_or_end,
     text,
 )
@@ -80,7 +82,8 @@ class Several:
         followed = False
         while keys:
             try:
-                replies = yield from run_or_end(keys, self._token, *map(self._taking, keys))
+                take = partial(run_or_end, keys, self._token, *map(self._taking, keys))
+                replies = yield from (outlasting(self._server, take) if followed else take())
             except (RedisError, OSError) as error:
                 raise CoordinationError from error
             led, failed, streams, look_again = [], None, {}, time.monotonic() + LOOK_EVERY

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -36,6 +37,7 @@ from .steps import (
     Run,
     Steps,
     ending,
+    outlasting,
     run_or_end,
     text,
 )
@@ -228,7 +230,9 @@ class Flights:
         """LEAD, FOUND as soon as Redis keeps a value at ``key``, or TOO_LATE."""
         while True:
             aboard.asked += 1
-            status, *news = yield from self._take(key, token, producer)
+            take = partial(self._take, key, token, producer)
+            following = aboard.computed
+            status, *news = yield from (outlasting(self._server, take) if following else take())
             if status == 1:
                 return LEAD
             if status == 2:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
+from ..locking.calls import is_outage
 from ..locking.events import Subject
 from ..locking.flight_scripts import END_FLIGHT
 from ..locking.keys import flight_key, flight_stream
@@ -24,12 +26,14 @@ __all__ = [
     "CoordinationError",
     "Depart",
     "Follow",
+    "Pause",
     "Producer",
     "ProducerFailed",
     "Run",
     "Step",
     "Steps",
     "ending",
+    "outlasting",
     "run_or_end",
     "text",
 ]
@@ -95,13 +99,19 @@ class Await(NamedTuple):
     until: float
 
 
+class Pause(NamedTuple):
+    """Do nothing for so many seconds."""
+
+    seconds: float
+
+
 class Depart(NamedTuple):
     """Do these steps in the background; sends whether there was room for them."""
 
     steps: Generator[Any, Any, Any]
 
 
-Step = Run | Compute | Follow | Await | Depart
+Step = Run | Compute | Follow | Await | Pause | Depart
 Steps = Generator[Step, Any, Any]
 
 
@@ -141,6 +151,19 @@ def run_or_end(keys: bytes | Sequence[bytes], token: bytes, *calls: Call) -> Ste
         except (RedisError, OSError):
             pass  # Then they end by themselves.
         raise
+
+
+def outlasting(server: Server, asking: Callable[[], Steps]) -> Steps:
+    """What ``asking`` returns. Where another server takes the place of one that has failed, it is
+    asked again until that has happened: who follows a computation wants its value, not an error."""
+    until = time.monotonic() + server.HEALS
+    while True:
+        try:
+            return (yield from asking())
+        except (RedisError, OSError) as error:
+            if not is_outage(error) or time.monotonic() >= until:
+                raise
+        yield Pause(0.1)
 
 
 def ending(key: bytes, token: bytes, message: str = "", pause: int = 0) -> Call:

@@ -34,6 +34,9 @@ class Server:
     #: costs a system call, which is too much between two calls in a row.
     FRESH = 1.0
 
+    #: Seconds within which another server takes the place of one that has failed.
+    HEALS = 0.0
+
     def __init__(self, pool: Any) -> None:
         # The pool itself is not kept: it must be able to go away before its server does.
         self.address = for_threads(pool)

@@ -40,6 +40,7 @@ class Topology(Server):
 
     #: Seconds after which to look again although nothing went wrong.
     STALE = math.inf
+    HEALS = 10.0
 
     def __init__(self, common: Address) -> None:
         super().__init__(common)

@@ -1,0 +1,204 @@
+"""The primary of a lock in a cluster fails, or gives its slot away, in the midst of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import AsyncLock, Lock
+from tests.integration.test_cluster_cache import cluster_cache
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, until
+from tests.redis_topologies import ClusterServers, cluster, cut_off, slot_of
+
+NAME = "failing"
+
+
+@pytest.fixture(scope="module")
+def _failing_servers() -> Iterator[ClusterServers]:
+    with cluster(node_timeout=1.0) as servers:
+        yield servers
+
+
+@pytest.fixture
+def servers(_failing_servers: ClusterServers) -> ClusterServers:
+    _failing_servers.settle()
+    _failing_servers.flush()
+    return _failing_servers
+
+
+@pytest.fixture
+def cluster_client(servers: ClusterServers) -> Iterator[redis.RedisCluster]:
+    with servers.client() as client:
+        yield client
+
+
+def kill(servers: ClusterServers) -> None:
+    servers.primary_of(NAME).kill()
+
+
+def freeze(servers: ClusterServers) -> None:
+    servers.primary_of(NAME).pause()
+
+
+def by_hand(servers: ClusterServers) -> None:
+    servers.fail_over(NAME)
+
+
+def move(servers: ClusterServers) -> None:
+    servers.move(slot_of(NAME))
+
+
+Failure = Callable[[ClusterServers], None]
+failures = pytest.mark.parametrize("fail", [kill, freeze, by_hand, move])
+
+
+def replicated(servers: ClusterServers) -> bool:
+    with servers.replica_of(NAME).client() as client:
+        client.execute_command("READONLY")
+        return bool(client.get(NAME))
+
+
+def registered(servers: ClusterServers) -> bool:
+    """Whether somebody waits at the lock's primary."""
+    with servers.primary_of(NAME).client() as client:
+        return bool(client.zcard("{failing}:waiters")) and blocked(servers)
+
+
+def blocked(servers: ClusterServers) -> bool:
+    with servers.primary_of(NAME).client() as client:
+        return bool(client.info("clients")["blocked_clients"])
+
+
+def waiting(servers: ClusterServers, client: redis.RedisCluster) -> Background:
+    """Another, which waits for the lock and gives it back."""
+
+    def wait() -> int | None:
+        with Lock(client, NAME, timeout=30, blocking_timeout=PATIENCE) as lock:
+            return lock.fence
+
+    waiter = Background(wait)
+    until(lambda: registered(servers))
+    return waiter
+
+
+@failures
+def test_holder_and_waiter_go_on(
+    servers: ClusterServers, cluster_client: redis.RedisCluster, fail: Failure
+) -> None:
+    told = threading.Event()
+    holder = Lock(cluster_client, NAME, timeout=30, renew=True, on_lost=told.set)
+    assert holder.acquire()
+    waiter = waiting(servers, cluster_client)
+    until(lambda: replicated(servers))
+    before = servers.primary_of(NAME)
+    fail(servers)
+    until(lambda: servers.primary_of(NAME) is not before)
+    until(lambda: registered(servers))
+    assert not waiter.done
+    assert not holder.lost
+    holder.release()
+    assert waiter.result() is not None
+    assert not told.is_set()
+
+
+def test_who_lost_the_lock_is_told_and_the_waiter_has_it(
+    servers: ClusterServers, cluster_client: redis.RedisCluster
+) -> None:
+    """The replica has not heard of the acquisition."""
+    primary, replica = servers.primary_of(NAME), servers.replica_of(NAME)
+    cut_off(primary, [replica])
+    told = threading.Event()
+    holder = Lock(cluster_client, NAME, timeout=9, renew=True, on_lost=told.set)
+    assert holder.acquire()
+    fence = holder.fence
+    waiter = waiting(servers, cluster_client)
+    primary.kill()
+    replica.resume()
+    later = waiter.result()
+    assert told.wait(PATIENCE)
+    assert holder.lost
+    assert fence is not None
+    assert later > fence
+
+
+@failures
+def test_locks_can_be_had_again(
+    servers: ClusterServers, cluster_client: redis.RedisCluster, fail: Failure
+) -> None:
+    lock = Lock(cluster_client, NAME, timeout=30)
+    with lock:
+        pass
+    before = servers.primary_of(NAME)
+    fail(servers)
+
+    def cycle() -> bool:
+        try:
+            assert lock.acquire(blocking=False)
+            lock.release()
+        except redis.ConnectionError:
+            return False
+        return True
+
+    until(cycle)
+    assert servers.primary_of(NAME) is not before
+
+
+@failures
+def test_tasks_go_on(servers: ClusterServers, fail: Failure) -> None:
+    async def main() -> None:
+        client = redis.asyncio.RedisCluster.from_url(servers.url)
+        holder = AsyncLock(client, NAME, timeout=30, renew=True)
+        assert await holder.acquire()
+        other = AsyncLock(client, NAME, timeout=30, blocking_timeout=PATIENCE)
+        waiter = asyncio.create_task(other.acquire())
+        await asyncio.to_thread(until, lambda: registered(servers) and replicated(servers))
+        before = servers.primary_of(NAME)
+        await asyncio.to_thread(fail, servers)
+        await asyncio.to_thread(until, lambda: servers.primary_of(NAME) is not before)
+        await asyncio.to_thread(until, lambda: registered(servers))
+        await holder.release()
+        assert await waiter
+        await other.release()
+
+    asyncio.run(main())
+
+
+@failures
+@pytest.mark.parametrize("leads", ["thread", "task"])
+def test_who_follows_a_computation_has_its_value(
+    servers: ClusterServers, fail: Failure, leads: str
+) -> None:
+    """A thread and the task of a loop follow each other by way of Redis."""
+    cache = cluster_cache(servers)
+    cache.key_prefix, cache.key_func = "", lambda key, *place: key
+    began, go_on, computed = threading.Event(), threading.Event(), []
+
+    def compute() -> str:
+        computed.append(1)
+        began.set()
+        assert go_on.wait(PATIENCE)
+        return "computed"
+
+    def get(by: str) -> Any:
+        if by == "thread":
+            return cache.get_or_set(NAME, compute, 60)
+        return asyncio.run(cache.aget_or_set(NAME, compute, 60))
+
+    leader = Background(get, leads)
+    assert began.wait(PATIENCE)
+    follower = Background(get, "task" if leads == "thread" else "thread")
+    until(lambda: blocked(servers))
+    before = servers.primary_of(NAME)
+    fail(servers)
+    until(lambda: servers.primary_of(NAME) is not before)
+    go_on.set()
+    assert leader.result() == "computed"
+    assert follower.result() == "computed"
+    # The flight may not have been replicated in time.
+    assert len(computed) <= 2
