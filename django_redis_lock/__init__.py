@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .current import current_lock
-from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwnedError, TooFewServers
+from .exceptions import (
+    LockError,
+    LockLost,
+    LockNotAcquired,
+    LockNotOwnedError,
+    TooFewReplicas,
+    TooFewServers,
+)
 from .locking.aio import AsyncLock
 from .locking.aio_redlock import AsyncRedlock
 from .locking.lock import Lock
@@ -24,6 +31,7 @@ __all__ = [
     "LockNotAcquired",
     "LockNotOwnedError",
     "Redlock",
+    "TooFewReplicas",
     "TooFewServers",
     "cached",
     "current_lock",

@@ -20,6 +20,7 @@ __all__ = [
     "LockLost",
     "LockNotAcquired",
     "LockNotOwnedError",
+    "TooFewReplicas",
     "TooFewServers",
 ]
 
@@ -115,6 +116,23 @@ class TooFewServers(LockError, redis_exceptions.ConnectionError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.reached, self.servers, self.errors, self.lock_name))
+
+
+class TooFewReplicas(LockError, redis_exceptions.ConnectionError):
+    """The lock was free, but too few replicas have confirmed that it is taken: it was given back.
+
+    Attributes:
+        confirmed, wanted (int): how many have, out of how many.
+    """
+
+    def __init__(self, confirmed: int, wanted: int, lock_name: str | bytes | None = None) -> None:
+        text = f"{confirmed} replicas have confirmed in time that the lock is taken, not {wanted}"
+        super().__init__(text, lock_name)
+        self.confirmed = confirmed
+        self.wanted = wanted
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.confirmed, self.wanted, self.lock_name))
 
 
 class ComputationFailed(Exception):

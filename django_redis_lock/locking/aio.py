@@ -22,6 +22,7 @@ from .grants import Granted, Request
 from .handle import Handle
 from .hold import Hold
 from .owner import Held, Owner
+from .replicas import aconfirm, patience_of
 from .scripts import Call
 from .state import TaskState, for_the_caller
 
@@ -59,6 +60,8 @@ class AsyncLock(Handle):
         asked_at = self._now()
         try:
             granted = await self._acquire(request, wait)
+            if granted is not None and self.replicas:
+                await self._confirm(request, wait, asked_at, granted)
         except BaseException as error:
             self._abandon(request, error)
             raise
@@ -76,6 +79,19 @@ class AsyncLock(Handle):
         if wait is not None:
             request = request._replace(deadline=began + wait)
         return await TaskPlace(self.redis, request).wait()
+
+    async def _confirm(
+        self, request: Request, wait: float | None, asked_at: float, granted: Granted
+    ) -> None:
+        """Wait for the replicas.
+
+        Raises:
+            TooFewReplicas: the lock does not count, and is to be given back.
+        """
+        patience = patience_of(request, None if wait is None else asked_at + wait)
+        question = (self.keys, granted.token, self.replicas, patience)
+        request.came.append(granted.token)
+        self._judge(await aconfirm(self.redis, *question))
 
     def _keep(self, granted: Granted) -> Hold:
         hold = super()._keep(granted)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 __all__ = [
+    "check_count",
     "check_name",
     "check_seconds",
     "check_share",
@@ -63,6 +64,20 @@ def check_share(what: str, value: Any) -> float:
     if not 0 <= value <= 1:
         raise ValueError(f"{what} must be a number from 0 to 1, not {value!r}")
     return float(value)
+
+
+def check_count(what: str, value: Any) -> int:
+    """``value`` as a number of something, which may be 0.
+
+    Raises:
+        TypeError: no whole number.
+        ValueError: negative.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be a whole number of 0 or more, not {value!r}")
+    if value < 0:
+        raise ValueError(f"{what} must be a whole number of 0 or more, not {value!r}")
+    return value
 
 
 def check_name(value: Any) -> str | bytes:

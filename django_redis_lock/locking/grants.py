@@ -127,6 +127,7 @@ class Request(NamedTuple):
             there in time.
         endures: seconds for which a waiter keeps trying to reach a server that has gone away.
         came: tokens of the grants that came for it; a list all its copies share.
+        replicas: how many replicas are to confirm the acquisition.
     """
 
     keys: LockKeys
@@ -139,11 +140,17 @@ class Request(NamedTuple):
     margin: float = 0.0
     endures: float = math.inf
     came: Any = ()
+    replicas: int = 0
 
     @property
     def chosen(self) -> bool:
         """Whether the caller chose the token, so that the lock must be held with just this one."""
         return bool(self.attempt)
+
+    @property
+    def believes_nothing(self) -> bool:
+        """Whether a grant is not the lock before its full lifetime is confirmed."""
+        return self.chosen or bool(self.replicas)
 
     def left(self) -> float:
         """Seconds until the last try is due; an hour where there is no end."""

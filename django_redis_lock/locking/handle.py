@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 from ..exceptions import LockError, LockLost, LockNotOwnedError
 from . import events, grants
 from .arguments import (
+    check_count,
     check_name,
     check_seconds,
     check_token,
@@ -20,7 +20,7 @@ from .arguments import (
 )
 from .events import check_group
 from .grants import Granted, Request, new_token
-from .hold import Hold, printable
+from .hold import Hold
 from .kept import Kept
 from .keys import lock_keys
 from .owner import Held
@@ -30,8 +30,6 @@ from .state import ThreadState
 from .telling import Telling
 
 __all__ = ["Handle"]
-
-logger = logging.getLogger("django_redis_lock.lock")
 
 
 class Handle(Kept, Telling):
@@ -58,6 +56,8 @@ class Handle(Kept, Telling):
         warn_after: seconds of holding after which the log is told of it, once; None: 80 % of
             ``max_hold``, or of the lifetime of a lock that is not renewed.
         id: a token got elsewhere, to act for: ``release``, ``extend`` and the rest use it.
+        replicas: how many replicas of the server must have confirmed an acquisition before it
+            counts, so that it outlives a failover to any of them.
         grant_timeout: seconds a waiter has to take up a lock that is passed to it; the same on
             all hosts.
 
@@ -84,6 +84,7 @@ class Handle(Kept, Telling):
         group: str | None = None,
         warn_after: float | None = None,
         id: str | bytes | None = None,
+        replicas: int = 0,
         grant_timeout: float = 2.0,
     ) -> None:
         self.redis = redis
@@ -104,6 +105,7 @@ class Handle(Kept, Telling):
             raise TypeError(f"label must be a str or None, not {label!r}")
         self.label = label or ""
         self.group = check_group(group)
+        self.replicas = check_count("replicas", replicas)
         self.grant_timeout = check_seconds("grant_timeout", grant_timeout) or 2.0
         if self.timeout is None and (renew or max_hold is not None):
             raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
@@ -177,7 +179,8 @@ class Handle(Kept, Telling):
         attempt = b"" if chosen is None else secrets.token_hex(8).encode()
         pause = max(pause or 0.0, 0.001)
         whose = (self.keys, mine, attempt)
-        return Request(*whose, self.timeout, self.grant_timeout, pause, came=[]), wait
+        how = (self.timeout, self.grant_timeout, pause)
+        return Request(*whose, *how, came=[], replicas=self.replicas), wait
 
     def _refuse_to_wait_for_itself(self) -> None:
         hold: Hold | None = self.local.hold
@@ -269,10 +272,3 @@ class Handle(Kept, Telling):
         if reply is None or token is None or (hold is not None and not hold.counts):
             return False
         return Held(reply).token == (token if isinstance(token, bytes) else self._encode(token))
-
-    def _hide_release_error(self, error: Exception, body_failed: bool) -> bool:
-        """Whether leaving the block swallows ``error``; the body's own exception comes first."""
-        if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
-            logger.warning("Leaving the block of %s: %s", printable(self.keys.lock), error)
-            return True
-        return False

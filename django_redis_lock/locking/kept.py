@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..exceptions import TooFewReplicas
 from .calls import may_have_run
 from .grants import Granted, Request
 from .hold import Hold
 from .keeper import keeper
 from .renewal import Abandoned, Renewal
+from .replicas import Confirmed
 from .scripts import Call
 from .server import Server, server_of
 
@@ -19,7 +21,9 @@ class Kept:
     """The part of ``Handle`` that deals with the keeper."""
 
     redis: Any
+    name: str | bytes
     timeout: float | None
+    replicas: int
     local: Any
     _hold_class = Hold
 
@@ -70,6 +74,13 @@ class Kept:
         for token in (*unheard, *request.came):
             release = request.give_back(token)
             keeper().add(Abandoned(server_of(self.redis), release, request.lifetime))
+
+    def _judge(self, found: Confirmed) -> None:
+        """Raises:
+        TooFewReplicas: so few have the lock that it does not count."""
+        confirmed = found.replicas if found.held else 0
+        if confirmed < self.replicas:
+            raise TooFewReplicas(confirmed, self.replicas, self.name)
 
     def _state(self) -> tuple[Any, Any, Any]:
         """What this thread or task knows through this handle."""

@@ -13,6 +13,7 @@ from .grants import Granted, Request
 from .handle import Handle
 from .hold import Hold, in_a_thread
 from .owner import Held, Owner
+from .replicas import confirm, patience_of
 from .scripts import Call
 from .waiting import ThreadPlace
 
@@ -62,6 +63,8 @@ class Lock(Handle):
         asked_at, before = self._now(), self._state()
         try:
             granted = self._acquire(request, wait)
+            if granted is not None and self.replicas:
+                self._confirm(request, wait, asked_at, granted)
             if granted is None:
                 self._tell_timed_out(asked_at, wait != 0)
                 return False
@@ -82,6 +85,18 @@ class Lock(Handle):
         if wait is not None:
             request = request._replace(deadline=began + wait)
         return ThreadPlace(self.redis, request).wait()
+
+    def _confirm(
+        self, request: Request, wait: float | None, asked_at: float, granted: Granted
+    ) -> None:
+        """Wait for the replicas.
+
+        Raises:
+            TooFewReplicas: the lock does not count, and is to be given back.
+        """
+        patience = patience_of(request, None if wait is None else asked_at + wait)
+        question = (self.keys, granted.token, self.replicas, patience)
+        self._judge(confirm(self.redis, *question))
 
     def _keep(self, granted: Granted) -> Hold:
         hold = super()._keep(granted)

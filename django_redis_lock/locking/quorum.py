@@ -70,6 +70,8 @@ class Quorum(Handle):
                 f"timeout must be at least {SHORTEST} seconds for a lock on several servers: "
                 f"their clocks may run apart by as much, not {timeout!r}"
             )
+        if self.replicas:
+            raise ValueError("replicas are for a lock on one server; this one has several")
         usual = "a quarter of a second"
         limit = check_seconds("server_timeout", server_timeout, none=usual)
         self.server_timeout = limit or min(PATIENCE, (self.timeout or math.inf) / 4)

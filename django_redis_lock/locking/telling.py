@@ -7,6 +7,7 @@ import time
 from functools import cached_property
 from typing import Any
 
+from ..exceptions import LockError
 from . import events
 from .events import Acquired, Lost, Released, Subject, TimedOut
 from .hold import Hold, printable
@@ -30,6 +31,7 @@ class Telling:
     keys: LockKeys
     label: str
     group: str
+    raise_on_release_error: bool
 
     def _now(self) -> float:
         """The clock of deadlines, in seconds."""
@@ -76,3 +78,10 @@ class Telling:
         if events.listeners and hold is not None and hold.given_up:
             held = self._now() - hold.began
             events.tell(Lost(self.subject, held, "it had ended before its release", hold.fence))
+
+    def _hide_release_error(self, error: Exception, body_failed: bool) -> bool:
+        """Whether leaving the block swallows ``error``; the body's own exception comes first."""
+        if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
+            logger.warning("Leaving the block of %s: %s", printable(self.keys.lock), error)
+            return True
+        return False

@@ -11,7 +11,7 @@ import pytest
 import redis
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 
-from django_redis_lock import AsyncLock, Lock, LockNotOwnedError
+from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, TooFewReplicas
 from tests.integration.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
@@ -167,3 +167,68 @@ def test_tasks_go_on(servers: SentinelServers, fail: Failure) -> None:
         await other.release()
 
     asyncio.run(main())
+
+
+class TestReplicas:
+    """Who wants the lock to be on a replica, too."""
+
+    def test_it_is_there_when_it_counts(
+        self, servers: SentinelServers, sentinel_client: redis.Redis
+    ) -> None:
+        for number in range(20):
+            with Lock(sentinel_client, "failing", timeout=30, replicas=2) as lock:
+                assert lock.fence is not None
+                assert replicated(servers), number
+
+    def test_a_waiter_waits_for_it_too(
+        self, servers: SentinelServers, sentinel_client: redis.Redis
+    ) -> None:
+        holder = Holder(sentinel_client)
+
+        def wait() -> bool:
+            with Lock(sentinel_client, "failing", timeout=30, replicas=2):
+                return replicated(servers)
+
+        waiter = Background(wait)
+        until(lambda: sentinel_client.zcard("{failing}:waiters"))
+        holder.lock.release()
+        assert waiter.result() is True
+
+    @pytest.mark.parametrize("wait", [0, 1.5])
+    def test_it_is_given_back_when_they_are_too_few(
+        self, servers: SentinelServers, sentinel_client: redis.Redis, wait: float
+    ) -> None:
+        cut_off(servers.primary, servers.replicas[:1])
+        lock = Lock(sentinel_client, "failing", timeout=30, blocking_timeout=wait, replicas=2)
+        with pytest.raises(TooFewReplicas, match="1 replicas have confirmed") as caught:
+            lock.acquire()
+        assert (caught.value.confirmed, caught.value.wanted) == (1, 2)
+        assert caught.value.lock_name == "failing"
+        assert lock.local.token is None
+        until(lambda: not lock.locked())
+        with Lock(sentinel_client, "failing", timeout=30, replicas=1):
+            pass
+
+    def test_tasks_may_want_it_as_well(self, servers: SentinelServers) -> None:
+        async def main() -> None:
+            client = AsyncSentinel(servers.addresses).master_for(servers.name)
+            async with AsyncLock(client, "failing", timeout=30, replicas=2):
+                assert await asyncio.to_thread(replicated, servers)
+            await asyncio.to_thread(cut_off, servers.primary, servers.replicas)
+            lock = AsyncLock(client, "failing", timeout=30, replicas=2)
+            with pytest.raises(TooFewReplicas):
+                await lock.acquire()
+            await asyncio.to_thread(until, lambda: not taken(servers))
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("wrong", [-1, True, 1.0, "1", None])
+    def test_wrong_numbers(self, wrong: Any) -> None:
+        with pytest.raises((TypeError, ValueError), match="whole number of 0 or more"):
+            Lock(redis.Redis(), "failing", replicas=wrong)
+
+
+def taken(servers: SentinelServers) -> bool:
+    """Whether the primary has the lock."""
+    with servers.primary.client() as client:
+        return bool(client.exists("failing"))

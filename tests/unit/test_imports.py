@@ -54,6 +54,7 @@ LAYERS = (
     ),
     (
         "locking.job",
+        "locking.replicas",
         "locking.keeper",
         "locking.chronicle",
         "locking.renewal",
