@@ -39,9 +39,10 @@ def _find_chromium() -> str | None:
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
-    """Chromium, started once."""
+    """Chromium, started once. It ends with these tests: beside Playwright's event loop in this
+    thread no other test could run one."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="the package playwright is not installed"
     )
