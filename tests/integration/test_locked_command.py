@@ -185,11 +185,11 @@ def test_a_killed_command_blocks_the_next_one_no_longer_than_its_lock_lives(
         assert worker.hear() == "running"
         worker.kill()
     assert run(Brief)[0] == 1
-    until(lambda: not client.exists(":1:lock:nightly"))
+    until(lambda: not client.exists(":1:lock:brief"))
     assert run(Brief)[0] == 0
 
 
-@locked("nightly", timeout=2)
+@locked("brief", timeout=2)
 class Brief(Ran):
     pass
 
@@ -201,8 +201,8 @@ def test_a_command_that_takes_longer_than_its_lock_lives_keeps_it(
         worker.go()
         assert worker.hear() == "running"
         for _ in range(3):
-            until(lambda: 0 < client.pttl(":1:lock:nightly") < 1600)
-            until(lambda: client.pttl(":1:lock:nightly") > 1600)
+            until(lambda: 0 < client.pttl(":1:lock:brief") < 1600)
+            until(lambda: client.pttl(":1:lock:brief") > 1600)
         assert run(Brief)[0] == 1
         worker.say("finish")
         assert worker.result()[0] == 0
@@ -211,7 +211,7 @@ def test_a_command_that_takes_longer_than_its_lock_lives_keeps_it(
 # -- a command whose lock is lost, or that is told to end ----------------------------------------
 
 
-@locked("nightly", timeout=0.5, on_lost="terminate")
+@locked("fragile", timeout=0.5, on_lost="terminate")
 class Fragile(Ran):
     def handle(self, *args: Any, **options: Any) -> str | None:
         try:
@@ -221,7 +221,7 @@ class Fragile(Ran):
                 self.link.say("cleaning up")
 
 
-@locked("nightly", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+@locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
 class Stubborn(Ran):
     def handle(self, *args: Any, **options: Any) -> str | None:
         try:
@@ -231,7 +231,7 @@ class Stubborn(Ran):
 
 
 class FragileHandle(Ran):
-    @locked("nightly", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+    @locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
     def handle(self, *args: Any, **options: Any) -> str | None:
         return super().handle(*args, **options)
 
@@ -243,21 +243,21 @@ def test_a_command_that_loses_its_lock_is_ended(
     with processes(run_in_a_process, kind) as (worker,):
         worker.go()
         assert worker.hear() == "running"
-        client.set(":1:lock:nightly", "another's")
+        client.set(":1:lock:fragile", "another's")
         if kind is Fragile:
             assert worker.hear() == "cleaning up"
         found, out, errors, runs = worker.result()
     assert (found, out, runs) == (code, "", 1)
     (line,) = errors.splitlines()
     assert line == (
-        "CommandError: the lock nightly was lost while this ran, and another may run beside it"
+        "CommandError: the lock fragile was lost while this ran, and another may run beside it"
     )
 
 
 def hang_in_a_process(link: Link) -> None:
     lost.GRACE = 0.2
 
-    @locked("nightly", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+    @locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
     class Hanging(Ran):
         def handle(self, *args: Any, **options: Any) -> str | None:
             link.say("running")
@@ -276,7 +276,7 @@ def test_a_command_that_hangs_then_is_ended_all_the_same(
     with processes(hang_in_a_process) as (worker,):
         worker.go()
         assert worker.hear() == "running"
-        client.set(":1:lock:nightly", "another's")
+        client.set(":1:lock:fragile", "another's")
         assert worker.hear() == "no"
         assert worker.exit_code() == 3
 
@@ -294,7 +294,7 @@ def hang_in_a_server(link: Link) -> str:
 
     logging.getLogger("django_redis_lock.lost").addHandler(Note())
 
-    @locked("nightly", timeout=0.5, on_lost="terminate")
+    @locked("fragile", timeout=0.5, on_lost="terminate")
     class Hanging(Ran):
         def handle(self, *args: Any, **options: Any) -> str | None:
             link.say("running")
@@ -317,7 +317,7 @@ def test_a_process_that_only_calls_such_a_command_goes_on(
     with processes(hang_in_a_server) as (worker,):
         worker.go()
         assert worker.hear() == "running"
-        client.set(":1:lock:nightly", "another's")
+        client.set(":1:lock:fragile", "another's")
         assert worker.hear().endswith("it goes on without the lock")
         assert worker.result() == "76"
 
@@ -326,7 +326,7 @@ def test_to_be_ended_it_must_run_in_the_main_thread() -> None:
     (error,) = in_threads(1, Fragile().handle)
     assert isinstance(error, RuntimeError)
     assert "ends a command in the main thread" in str(error)
-    assert not caches["default"].lock("nightly").locked()
+    assert not caches["default"].lock("fragile").locked()
 
 
 def test_the_way_signals_are_dealt_with_is_left_as_it_was() -> None:
@@ -341,15 +341,15 @@ def test_without_more_words_a_command_goes_on_and_says_so(
 ) -> None:
     told: list[str] = []
 
-    @locked("nightly", timeout=0.3, on_lost=lambda: told.append(str(current_lock().name)))
+    @locked("fragile", timeout=0.3, on_lost=lambda: told.append(str(current_lock().name)))
     class Careless(Ran):
         def handle(self, *args: Any, **options: Any) -> str | None:
-            client.set(":1:lock:nightly", "another's")
+            client.set(":1:lock:fragile", "another's")
             until(lambda: told)
             return super().handle(*args, **options)
 
     assert run(Careless)[:2] == (0, "done\n")
-    assert told == [":1:lock:nightly"]
+    assert told == [":1:lock:fragile"]
 
 
 @pytest.mark.parametrize("kind", [Nightly, Fragile, ByItsHandle])
@@ -363,7 +363,7 @@ def test_a_command_that_is_told_to_end_releases_its_lock(
         if kind is Fragile:
             assert worker.hear() == "cleaning up"
         assert worker.result()[0] == 143
-    assert not client.exists(":1:lock:nightly")
+    assert not client.keys(":1:lock:*")
 
 
 def heed_in_a_process(link: Link) -> str:
