@@ -1,9 +1,9 @@
-"""Ends a process group when the process that started this one is gone.
+"""Ends its process group when the process that started it is gone.
 
-Run by itself: ``python guard.py GRACE``, with a pipe as standard input that nobody else writes to.
-On its first line is the group, on its second any word that all is over; if the pipe ends without
-the second, the other process was killed, and its group is ended: asked first, and killed if it
-still runs after GRACE seconds.
+Run by itself: ``python guard.py GRACE``, as the leader of the group, deaf to the signals the group
+is sent, with a pipe as standard input that nobody else writes to. Any word on it, and all is over;
+if it ends without one, the other process was killed, and the group is ended: asked first, and after
+GRACE seconds killed, this process too.
 """
 
 import os
@@ -14,18 +14,11 @@ import time
 
 def main() -> None:
     grace = float(sys.argv[1])
-    group, over = sys.stdin.readline(), sys.stdin.readline()
-    if not group or over:
+    if sys.stdin.read(1):
         return
-    try:
-        os.killpg(int(group), signal.SIGTERM)
-        deadline = time.monotonic() + grace
-        while time.monotonic() < deadline:
-            time.sleep(0.02)
-            os.killpg(int(group), 0)
-        os.killpg(int(group), signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # macOS says the latter of those just ended.
-        pass
+    os.killpg(os.getpgrp(), signal.SIGTERM)
+    time.sleep(grace)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Any program, in a process group of its own: ``run_locked --shell``.
 
 A program that outlived the process that holds its lock would go on without it. So a small process
-stands by (``guard.py``): when this one is gone, however it ended, it ends the program.
+stands by (``guard.py``): when this one is gone, however it ended, it ends the program. It is there
+before the program is, so there is no moment in which the program would be left alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from django.core.management import CommandError
 
@@ -27,6 +28,9 @@ __all__ = ["Program"]
 
 #: What is passed on to the program, all of its group.
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+#: What the guard must not hear: those, and what stops a group.
+NOT_GUARDS = (*PASSED_ON, "SIGTSTP", "SIGTTIN", "SIGTTOU")
+GUARD = str(Path(__file__).with_name("guard.py"))
 
 
 class Program:
@@ -54,22 +58,24 @@ class Program:
         self._group = 0
         self._must_end = False
 
-    def run(self, environment: dict[str, str]) -> int:
+    def run(self, environment: dict[str, str], within: float) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
-        with self._signals(), Terminal() as terminal, _guard(self._grace) as guard:
+        with self._signals(), Terminal() as terminal, Guard(min(self._grace, within)) as guard:
             process = subprocess.Popen(
-                self._argv, env={**os.environ, **environment}, **_group_of_its_own()
+                self._argv, env={**os.environ, **environment}, **_in_group(guard.group)
             )
-            self._group = process.pid
-            guard.write(b"%d\n" % self._group)
-            guard.flush()
-            if self._must_end:  # A signal came while it was being started.
-                self.terminate()
-            terminal.lend(self._group)
-            code = self._wait(process, terminal)
-            if self._must_end:
-                self._wait_for_the_group()
+            self._group = guard.group
+            try:
+                if self._must_end:  # A signal came while it was being started.
+                    self.terminate()
+                terminal.lend(self._group)
+                code = self._wait(process, terminal)
+                guard.over()
+                if self._must_end:
+                    self._wait_for_the_group()
+            finally:
+                self._group = 0
         return code
 
     def terminate(self) -> None:
@@ -126,30 +132,54 @@ class Program:
             os.killpg(self._group, signal.SIGKILL)
 
 
-def _group_of_its_own() -> dict[str, Any]:
-    return {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
+def _in_group(group: int) -> dict[str, Any]:
+    """How a child is put into a process group; 0 for a new one, which it leads."""
+    if sys.version_info >= (3, 11):
+        return {"process_group": group}
+    return {"preexec_fn": lambda: os.setpgid(0, group)}
+
+
+class Guard:
+    """A process that leads the program's group before there is a program, and ends the group when
+    this process has gone without a word.
+
+    Attributes:
+        group: the process group's number. No other can get it while the guard is there.
+    """
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+
+    def __enter__(self) -> Guard:
+        with _blocked():  # For good in the guard: what is meant for the group must not end it.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", GUARD, str(self._grace)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                **_in_group(0),
+            )
+        self.group = self._process.pid
+        return self
+
+    def over(self) -> None:
+        """The program has ended; what it has left behind is none of the guard's business."""
+        self._process.communicate(b"over")
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Without ``over``, the group is ended now."""
+        if self._process.returncode is None:
+            self._process.communicate()
 
 
 @contextmanager
-def _guard(grace: float) -> Iterator[IO[bytes]]:
-    """Tell it a group, and it ends that if this process ends, or fails, within this block."""
-    program = str(Path(__file__).with_name("guard.py"))
-    guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", program, str(grace)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert guard.stdin is not None
+def _blocked() -> Iterator[None]:
+    """What processes started here never hear; this thread hears it afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, s) for s in NOT_GUARDS])
     try:
-        yield guard.stdin
-        with suppress(OSError):
-            guard.stdin.write(b"over\n")
+        yield
     finally:
-        with suppress(OSError):
-            guard.stdin.close()
-        guard.wait()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Terminal:

@@ -37,8 +37,14 @@ class Work(Protocol):
 
     label: str
 
-    def run(self, environment: dict[str, str]) -> int:
-        """Do it, and return its exit code; or raise what it raises."""
+    def run(self, environment: dict[str, str], within: float) -> int:
+        """Do it, and return its exit code; or raise what it raises.
+
+        Args:
+            environment: what to add to its environment.
+            within: seconds in which it must have ended if this process is killed, before others
+                can have the lock.
+        """
 
     def terminate(self) -> None:
         """Ask it to end. Called from another thread."""
@@ -78,7 +84,7 @@ class ManagementCommand:
     def _from_command_line(self) -> bool:
         return bool(getattr(self._called_by, "_called_from_command_line", False))
 
-    def run(self, environment: dict[str, str]) -> int:
+    def run(self, environment: dict[str, str], within: float) -> int:
         with _environment(environment):
             if self._from_command_line:
                 with _argv([sys.argv[0], self._name, *self._args]) as argv:

@@ -319,6 +319,16 @@ def test_a_killed_run_takes_its_program_and_that_programs_children_along(
     until(lambda: not client.exists(KEY))
 
 
+def test_a_program_never_outlives_its_run_however_early_that_is_killed(
+    client: redis.Redis,
+) -> None:
+    script = "echo $$; kill -KILL $PPID; trap : TERM; while :; do sleep 0.1; done"
+    with run("--timeout", "2", "--grace", "0.3", "--shell", "--", script) as running:
+        pid = int(running.line())
+        until(lambda: gone(pid))
+    until(lambda: not client.exists(KEY))
+
+
 def test_a_program_whose_lock_is_lost_is_ended_with_its_children() -> None:
     script = "sh -c 'trap : TERM; while :; do sleep 0.1; done' & echo $!; wait"
     with run("--timeout", "0.5", "--grace", "0.3", "--shell", "--", script) as running:

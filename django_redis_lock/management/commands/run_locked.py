@@ -177,7 +177,8 @@ class Command(BaseCommand):
         environment = {"REDIS_LOCK_NAME": options["name"], "REDIS_LOCK_FENCE": str(lock.fence)}
         try:
             try:
-                code = work.run(environment)
+                # Renewed at each third, it has two thirds of its lifetime left, at least.
+                code = work.run(environment, (lock.timeout or math.inf) / 2)
             finally:
                 loss.over()
                 self._release(lock, options["name"])
