@@ -10,13 +10,14 @@ import runpy
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
 import redis
 from django.test import override_settings
 
-from django_redis_lock import metrics
+from django_redis_lock import declared, metrics
 from django_redis_lock.locking import keeper
 
 from .redis_server import GivenServer, RedisServer
@@ -83,6 +84,12 @@ def cluster_servers(_cluster_servers: ClusterServers) -> ClusterServers:
     """A cluster, empty, for tests that do it no harm beyond moving a slot."""
     _cluster_servers.flush()
     return _cluster_servers
+
+
+@pytest.fixture
+def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No ``locked()`` is known: those of other tests contradict each other, as checks would say."""
+    monkeypatch.setattr(declared, "_declared", weakref.WeakKeyDictionary())
 
 
 @pytest.fixture(autouse=True)

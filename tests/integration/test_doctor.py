@@ -24,6 +24,8 @@ from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers
 
+pytestmark = pytest.mark.usefixtures("nothing_is_declared")
+
 DOCS = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
 
 Doctor = Callable[..., tuple[int, dict[str, Any]]]

@@ -102,6 +102,7 @@ def test_a_management_command_runs_with_its_options_and_gives_the_lock_back(capf
     assert not lock().locked()
 
 
+@pytest.mark.usefixtures("nothing_is_declared")
 def test_called_from_code_it_passes_streams_and_errors_on() -> None:
     out = StringIO()
     call_command("run_locked", "job", "--", "check", "--tag", "redis_lock", stdout=out)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,7 @@ from django_redis_lock.contention import redirect_to, skip
 TEXT = (Path(__file__).parents[2] / "docs" / "checks.md").read_text()
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suite's other modules declare what is wrong as well."""
-    monkeypatch.setattr(declared, "_declared", weakref.WeakKeyDictionary())
+pytestmark = pytest.mark.usefixtures("nothing_is_declared")
 
 
 def messages(**kwargs: Any) -> list[Any]:
