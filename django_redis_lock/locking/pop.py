@@ -10,8 +10,9 @@ import socket
 import time
 from typing import Any
 
+from redis.connection import DefaultParser
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from .grants import LAST_TRY, Request, parse_grant
 from .keeper import Job, keeper
@@ -70,7 +71,8 @@ class Pop:
         words = self._words()
         if words and words[0].startswith(b"-"):
             said = words[0][1:].decode(errors="replace")
-            raise (NoPermissionError if said.startswith("NOPERM") else ResponseError)(said)
+            refusal: Exception = DefaultParser.parse_error(said)  # type: ignore[no-untyped-call]
+            raise refusal
         return words or None
 
     @property
