@@ -16,6 +16,7 @@ from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ResponseError
 
+from .expiring import Expiring
 from .locking.aio import AsyncLock
 from .locking.aio_clients import asyncio_client
 from .locking.arguments import check_name, longest_hold
@@ -45,7 +46,7 @@ def _guarded(method: _Method) -> _Method:
     return guarded
 
 
-class RedisCache(PythonRedisLock, DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
+class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
     """django-redis's cache; what differs is documented at each method."""
 
     # -- locks -------------------------------------------------------------------------------

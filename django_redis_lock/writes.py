@@ -8,12 +8,13 @@ gives one result in a pipeline.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 from redis.exceptions import DataError, NoScriptError
 
 from .locking.calls import run_all
-from .locking.flight_scripts import DELETE, WRITE
+from .locking.flight_scripts import DELETE, EXPIRE_AT, LET_GO, LETTING_GO, WRITE
 from .locking.keys import flight_key, lock_keys
 from .locking.scripts import Call
 from .locking.server import is_cluster
@@ -46,16 +47,34 @@ class FlightEnding:
         keys = tuple(map(self._key, names))
         return self._run(Call(DELETE, (*keys, *map(flight_key, keys)), ()))
 
-    def pexpire(self, name: str, time: int) -> Any:
-        return self._client.pexpire(name, time) if time > 0 else self.delete(name)
+    def expire(self, name: str, time: int | timedelta) -> Any:
+        seconds = time.total_seconds() if isinstance(time, timedelta) else time
+        return self._client.expire(name, time) if seconds > 0 else self.delete(name)
+
+    def pexpire(self, name: str, time: int | timedelta) -> Any:
+        length = time.total_seconds() if isinstance(time, timedelta) else time
+        return self._client.pexpire(name, time) if length > 0 else self.delete(name)
+
+    def expireat(self, name: str, when: int | datetime) -> Any:
+        at = when.timestamp() if isinstance(when, datetime) else when
+        return self._expire_at(name, "EXPIREAT", int(at))
+
+    def pexpireat(self, name: str, when: int | datetime) -> Any:
+        at = when.timestamp() * 1000 if isinstance(when, datetime) else when
+        return self._expire_at(name, "PEXPIREAT", int(at))
+
+    def _expire_at(self, name: str, command: str, at: int) -> Any:
+        key = self._key(name)
+        return self._run(Call(EXPIRE_AT, (key, flight_key(key)), (command, at)))
 
     def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
         """How django-redis counts, by a script that returns nothing where there is no number."""
         key = self._key(name)
         counting = f"""
+{LETTING_GO}
 local function count() {script} end
 local number = count()
-if number then redis.call('DEL', KEYS[2]) end
+if number then let_go(KEYS[2]) end
 return number
 """
         return self._client.eval(counting, 2, key, flight_key(key), *args)
@@ -66,7 +85,7 @@ return number
         # The flight of a pattern is the pattern of the flights.
         flights = self._client.scan_iter(match=flight_key(self._key(match)), count=count)
         for flight in flights:
-            self._client.delete(flight)
+            self._run(Call(LET_GO, (self._key(flight),), ()))
         held = {key for lock in indexed_locks(self._client) for key in lock_keys(lock)}
         for key in self._client.scan_iter(match=match, count=count):
             if key not in held:

@@ -11,6 +11,9 @@ from .scripts import _NOW, script
 __all__ = [
     "DELETE",
     "END_FLIGHT",
+    "EXPIRE_AT",
+    "LETTING_GO",
+    "LET_GO",
     "READ",
     "RENEW_FLIGHT",
     "STORE",
@@ -18,6 +21,21 @@ __all__ = [
     "TAKE_OVER",
     "WRITE",
 ]
+
+# let_go(flight): a write ends the computation, if one is under way, and its followers look again at
+# once. Their stream's name begins as the flight's does. A user who may write but not do this is
+# let be.
+LETTING_GO = """
+local function let_go(flight)
+  local token = redis.call('GET', flight)
+  if not token then return end
+  redis.call('DEL', flight)
+  if string.sub(token, 1, 1) == '!' then return end
+  local stream = string.sub(flight, 1, #flight - 6) .. 'done:' .. token
+  redis.pcall('XADD', stream, '*', 'outcome', 'ended')
+  redis.pcall('PEXPIRE', stream, '10000')
+end
+"""
 
 #: Start the computation of a missing or stale cache value, or learn who computes it.
 #:
@@ -149,25 +167,52 @@ return 1
 #: ARGV  value, lifetime ('' none), 'NX', 'XX' or ''
 #: returns 1, or 0 if NX or XX kept it from writing; then the flight goes on
 #: atomic because between the two a computation could begin that the write should have ended.
-WRITE = script("""
+WRITE = script(
+    """
 local set = {'SET', KEYS[1], ARGV[1]}
 if ARGV[2] ~= '' then set[4] = 'PX'; set[5] = ARGV[2] end
 if ARGV[3] ~= '' then set[#set + 1] = ARGV[3] end
 if not redis.call(unpack(set)) then return 0 end
-redis.call('DEL', KEYS[2])
+let_go(KEYS[2])
 return 1
-""")
+""",
+    LETTING_GO,
+)
 
 #: DEL, and end the flights of what it deletes.
 #:
 #: KEYS  the values' keys, then the flight of each
 #: returns the number of values deleted
 #: atomic for the same reason as WRITE.
-DELETE = script("""
+DELETE = script(
+    """
 local deleted, half = 0, #KEYS / 2
 for i = 1, half do
   deleted = deleted + redis.call('DEL', KEYS[i])
-  redis.call('DEL', KEYS[half + i])
+  let_go(KEYS[half + i])
 end
 return deleted
-""")
+""",
+    LETTING_GO,
+)
+
+#: Let a value expire at a time, which may have passed: then it is deleted, and its flight ends.
+#:
+#: KEYS  the value's key, its flight
+#: ARGV  'EXPIREAT' or 'PEXPIREAT', the time
+#: returns 1, or 0 if there is no such value
+#: atomic for the same reason as WRITE.
+EXPIRE_AT = script(
+    """
+local found = redis.call(ARGV[1], KEYS[1], ARGV[2])
+if found == 1 and redis.call('EXISTS', KEYS[1]) == 0 then let_go(KEYS[2]) end
+return found
+""",
+    LETTING_GO,
+)
+
+#: End a flight for a write of another kind.
+#:
+#: KEYS  the flight        ARGV  none        returns 1
+#: atomic because another flight may begin.
+LET_GO = script("let_go(KEYS[1]) return 1", LETTING_GO)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import redis
 from django_redis.cache import RedisCache as DjangoRedisCache
 
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.locking.keys import flight_key
+from django_redis_lock.locking.keys import flight_key, flight_stream
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
@@ -57,6 +58,13 @@ STALE_WRITES: dict[str, tuple[Write, Any]] = {
     "incr beyond": (lambda c: c.incr("report", 2**63), 2**63 + 5),
     "decr": (lambda c: c.decr("report"), 4),
     "touch for 0": (lambda c: c.touch("report", 0), None),
+    "expire at once": (lambda c: c.expire("report", 0), None),
+    "expire a day ago": (lambda c: c.expire("report", timedelta(days=-1)), None),
+    "pexpire at once": (lambda c: c.pexpire("report", -1), None),
+    "expire in the past": (lambda c: c.expire_at("report", datetime(2020, 1, 1)), None),
+    "pexpire in the past": (lambda c: c.pexpire_at("report", 1), None),
+    "expire": (lambda c: c.expire("report", timedelta(hours=1)), "older"),
+    "expire in the future": (lambda c: c.expire_at("report", datetime(2200, 1, 1)), "older"),
     "touch": (lambda c: c.touch("report", 100), "older"),
     "reading": (lambda c: c.get("report"), "older"),
 }
@@ -161,6 +169,32 @@ def test_what_writes_nothing_ends_no_flight(
     assert computation.finish() == "older"
     assert cache.get("report") == "older"
     assert client.pttl(KEY) == -1
+
+
+@pytest.mark.parametrize("write", ["set", "delete", "incr", "delete_pattern"])
+def test_a_write_tells_the_followers(
+    cache: RedisCache, client: redis.Redis, computation: Computation, write: str
+) -> None:
+    """So that those of other processes do not find out only when they look again."""
+    stream = flight_stream(KEY, client.get(flight_key(KEY)))
+    assert not client.exists(stream)
+    WRITES[write][0](cache)
+    assert client.xlen(stream) == 1
+    assert 0 < client.pttl(stream) <= 10_000
+
+
+def test_a_follower_of_another_process_has_the_write_while_the_computation_goes_on(
+    cache: RedisCache, redis_server: RedisServer, client: redis.Redis, computation: Computation
+) -> None:
+    with processes(follow_in_a_process, redis_server.url) as (follower,):
+        follower.go()
+        until(lambda: client.info("clients")["blocked_clients"])
+        cache.set("report", "newer")
+        assert follower.result() == "newer"
+
+
+def follow_in_a_process(link: Link, url: str) -> Any:
+    return RedisCache(url, {"KEY_PREFIX": "site"}).get_or_set("report", lambda: "anew", None)
 
 
 def test_a_failed_add_ends_no_flight(cache: RedisCache, client: redis.Redis) -> None:

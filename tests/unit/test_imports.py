@@ -87,7 +87,7 @@ LAYERS = (
         "testing",
     ),
     ("conf", "signals", "terms", "declared", "awaitables"),
-    ("reading", "computing*", "python_redis_lock", "cache", "clients"),
+    ("reading", "expiring", "computing*", "python_redis_lock", "cache", "clients"),
     ("aliases",),
     ("contention", "metrics*", "checks*", "doctor*", "models", "naming", "holdings"),
     ("exporters*", "current", "lost", "tasks", "transactions", "lock_options"),
