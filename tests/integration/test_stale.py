@@ -376,10 +376,11 @@ def test_a_write_during_a_refresh_wins(
         stale.set("report", written)
     else:
         stale.delete("report")
-    before = len(client.keys("*done*"))
+    (stream,) = client.keys("*done*")
+    assert client.xlen(stream) == 1  # The write has told the followers; the leader will, too.
     slow.finish.set()
     assert leader.found() == ("old" if background else "new")
-    until(lambda: len(client.keys("*done*")) > before)
+    until(lambda: client.xlen(stream) == 2)
     assert stale.get("report") == written
 
 
