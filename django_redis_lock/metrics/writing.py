@@ -16,6 +16,7 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
+from ..locking.calls import is_outage
 from ..locking.connections import own_settings
 from ..locking.events import Subject
 from ..locking.figure_scripts import ADD_FIGURES
@@ -64,7 +65,8 @@ class Writing(Job):
     def failed(self, error: Exception, now: float) -> None:
         self._metrics.collector.put_back(self._sent)
         self._sent = {}
-        refused = isinstance(error, ResponseError)
+        passes = is_outage(error) or self.server.refuses(error)  # A failover, a slot that moved.
+        refused = isinstance(error, ResponseError) and not passes
         self.due = now + (REFUSED if refused else AWAY)
         level = logging.WARNING if refused else logging.INFO
         logger.log(level, "Could not write figures, they are kept: %s", error)

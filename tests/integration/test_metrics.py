@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from django.core.cache import caches
+from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from django_redis_lock import Lock, Redlock, locked, metrics
 from django_redis_lock.cache import RedisCache
@@ -478,3 +479,20 @@ def test_a_process_that_ends_without_redis_ends_quietly() -> None:
     command = [sys.executable, "-c", ENDS_WITHOUT_REDIS]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "pause"),
+    [
+        (redis.ConnectionError("gone"), writing.AWAY),
+        (ReadOnlyError("You can't write against a read only replica."), writing.AWAY),
+        (NoPermissionError("NOPERM"), writing.REFUSED),
+        (redis.ResponseError("OOM command not allowed"), writing.REFUSED),
+    ],
+)
+def test_a_failover_is_tried_again_soon_and_a_refusal_late(
+    client: redis.Redis, error: Exception, pause: float
+) -> None:
+    job = writing.Writing(metrics._metrics, server_of(client), 0.0)
+    job.failed(error, 1000.0)
+    assert job.due == 1000.0 + pause
