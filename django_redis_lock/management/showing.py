@@ -7,6 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 from django.core.management.base import BaseCommand, CommandError
+from redis.exceptions import RedisError
 
 from ..aliases import lock_cache, lock_caches
 from ..holdings import Holding, holdings, look_closely
@@ -40,6 +41,7 @@ def find(options: dict[str, Any]) -> Found:
 
     Raises:
         CommandError: it is held in several caches, and nothing says which one is meant.
+        redis.exceptions.RedisError: a cache could not be asked, and no other has it.
     """
     name, using = options["name"], options["using"]
     kinds = KINDS[options["kind"]]
@@ -49,7 +51,7 @@ def find(options: dict[str, Any]) -> Found:
     aliases = list(lock_caches()) if using is None else [using]
     if LOCK in kinds:
         places |= dict.fromkeys((alias, _key(alias, name), LOCK) for alias in aliases)
-    looked = [Found(*place, *look_closely(*place)) for place in places]
+    looked, failure = _look(list(places))
     held = _different([found for found in looked if found.holding is not None])
     if len(held) > 1:
         caches = ", ".join(found.alias for found in held)
@@ -59,9 +61,23 @@ def find(options: dict[str, Any]) -> Found:
         )
     if held:
         return held[0]
+    if failure is not None:
+        raise failure  # It may be held there.
     if not looked:
         raise CommandError(f"no value {name} is being computed", returncode=USAGE)
     return looked[0]
+
+
+def _look(places: list[tuple[str, bytes, str]]) -> tuple[list[Found], Exception | None]:
+    """What is at these places, and why one of them could not be looked at."""
+    looked: list[Found] = []
+    failure: Exception | None = None
+    for place in places:
+        try:
+            looked.append(Found(*place, *look_closely(*place)))
+        except (RedisError, OSError) as error:
+            failure = error
+    return looked, failure
 
 
 def _different(held: list[Found]) -> list[Found]:

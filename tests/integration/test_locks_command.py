@@ -183,6 +183,29 @@ def test_a_cache_that_cannot_be_asked(run: Run, client: redis.Redis, settings: A
     assert "Traceback" not in err
 
 
+def test_a_cache_that_is_away_does_not_hide_what_another_has(
+    run: Run, client: redis.Redis, settings: Any
+) -> None:
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {**settings.CACHES, "away": away}
+    with held(client, "nightly"):
+        assert run("show", "nightly", "--exit-code")[0] == 1
+    code, _, err = run("show", "nightly", "--exit-code")
+    assert code == 69  # Nobody knows whether it is held.
+    assert "Redis could not be asked" in err
+
+
+def test_a_project_whose_caches_cannot_lock(run: Run, settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    for words in ([], ["show", "x"], ["reset", "*"], ["stats"]):
+        code, out, err = run(*words)
+        assert (code, out) == (2, "")
+        assert "none of the CACHES can lock" in err
+    code, out, _ = run("doctor")
+    assert code == 3
+    assert "W003: None of the CACHES can lock." in out
+
+
 def test_names_that_are_not_nice(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     nasty, long = "a\x1b[31m\nb", "報告/" + "x" * 200

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from redis.exceptions import RedisError
 
-from ...aliases import lock_cache
+from ...aliases import BACKEND, lock_cache, lock_caches
 from ...metrics import PERIODS
 from ..arguments import count, seconds, seconds_or_none
 from ..diagnosis import diagnose
@@ -118,6 +118,8 @@ class Command(BaseCommand):
         try:
             if options["using"] is not None:
                 lock_cache(options["using"])
+            elif action != "doctor" and not any(lock_caches()):
+                raise ImproperlyConfigured(f"none of the CACHES can lock: give one the {BACKEND=}")
             code = ACTIONS[action](self, options)
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=USAGE) from error
