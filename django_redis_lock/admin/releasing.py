@@ -108,8 +108,10 @@ def release_chosen(page: ModelAdmin[Any], request: HttpRequest, choice: Choice) 
     holder = _holder(holding, choice)
     note = _("Released. The holder was %(holder)s.") % {"holder": holder}
     page.log_change(request, Model(pk=str(choice.ref), name=name), note)
-    told = (printable(user.encode()), printable(key), holder)
-    logger.warning("%s has released the lock %s; the holder was %s", *told)
+    # The log is in one language, whatever the user's.
+    owner = choice.owner_id if holding is None else shown(str(holding.lock.owner))
+    told = (shown(user), printable(key), owner, choice.owner_id)
+    logger.warning("%s has released the lock %s; the holder was %s (%s)", *told)
     text = _("“%(name)s” is released. The holder was %(holder)s.")
     messages.success(request, text % {"name": name, "holder": holder})
 
