@@ -14,7 +14,7 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.flights import background as background_module
 from django_redis_lock.flights import crews
 from django_redis_lock.flights.background import Background
-from django_redis_lock.locking.keys import flight_key
+from django_redis_lock.locking.keys import flight_key, flight_stream
 from django_redis_lock.signals import value_refresh_failed
 from tests.integration.test_get_or_set import KEY, Asking, Broken, Producer, elsewhere, make
 from tests.processes import PATIENCE, Link, in_threads, processes, until
@@ -372,11 +372,11 @@ def test_a_write_during_a_refresh_wins(
 ) -> None:
     leader = Asking(stale.get_or_set, "report", slow, **TERMS, background=background)
     assert slow.begun.wait(PATIENCE)
+    stream = flight_stream(KEY, client.get(flight_key(KEY)))
     if written:
         stale.set("report", written)
     else:
         stale.delete("report")
-    (stream,) = client.keys("*done*")
     assert client.xlen(stream) == 1  # The write has told the followers; the leader will, too.
     slow.finish.set()
     assert leader.found() == ("old" if background else "new")
