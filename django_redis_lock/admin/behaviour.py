@@ -63,7 +63,7 @@ class Behaviour:
             logger.warning("The figures of the cache %s cannot be read: %s", alias, error)
             return
         known = {summary.group for summary in counted}
-        declared = {d.name for d in declarations() if _same_site(d.using, alias)} - known
+        declared = {d.group for d in declarations() if _same_site(d.using, alias)} - known
         nothing = [Summary.of(name, self.period, [new()]) for name in declared]
         for one in (*counted, *nothing):
             if self._search in (one.group or "").lower():
