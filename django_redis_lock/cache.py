@@ -17,8 +17,8 @@ from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ResponseError
 
 from .expiring import Expiring
+from .kinds import for_tasks, for_threads
 from .locking.aio import AsyncLock
-from .locking.aio_clients import asyncio_client
 from .locking.arguments import check_name, longest_hold
 from .locking.calls import OUTAGE
 from .locking.inventory import Inventory, list_held
@@ -68,12 +68,16 @@ class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[m
         Args:
             timeout: seconds; left out, the setting TIMEOUT, and renewed until it is released;
                 None: never expires, which a crash makes for ever.
+            using: three or more cache aliases: a ``Redlock`` over their servers.
+            on_redis_down: ``"raise"``, ``"local"`` or ``"run"`` (``docs/choosing_guarantees.md``);
+                left out, the setting.
+            critical: never do without Redis, whatever the setting says.
             options: see ``django_redis_lock.Lock``.
         """
         options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
         options.update(thread_local=thread_local, **self._lifetime(timeout, options))
-        lock = Lock(client or self._lock_client(), self._lock_name(key, version), **options)
-        return self._own(lock, key)
+        make = for_threads(self, client, options)
+        return self._own(make(self._lock_name(key, version), **options), key)
 
     def alock(
         self,
@@ -94,9 +98,8 @@ class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[m
             RuntimeError: no event loop is running.
         """
         options.update(self._lifetime(timeout, options))
-        client = client or asyncio_client(self._lock_client())
-        lock = AsyncLock(client, self._lock_name(key, version), **options)
-        return self._own(lock, key)
+        make = for_tasks(self, client, options)
+        return self._own(make(self._lock_name(key, version), **options), key)
 
     def _own(self, lock: _Handle, key: str) -> _Handle:
         lock.cache, lock.called = self, str(key)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from os import PathLike, fspath
 from typing import Any
 
 from django.conf import settings
@@ -16,6 +17,7 @@ from django.dispatch import receiver
 
 from .locking import breaker
 from .locking.arguments import check_seconds, check_share
+from .locking.degrading import check_on_redis_down
 
 __all__ = ["ON_WAIT_TIMEOUT", "Conf"]
 
@@ -184,6 +186,25 @@ class Conf:
         if not isinstance(prefix, str):
             raise ImproperlyConfigured(f"{where} must be a str, not {prefix!r}")
         return prefix
+
+    @property
+    def ON_REDIS_DOWN(self) -> str:
+        """What a lock does when Redis is down: "raise", "local" (a lock of this host stands in) or
+        "run" (go ahead without)."""
+        where, choice = self._get("ON_REDIS_DOWN", "raise")
+        try:
+            return check_on_redis_down(where, choice)
+        except ValueError as error:
+            raise ImproperlyConfigured(str(error)) from None
+
+    @property
+    def LOCAL_LOCK_FOLDER(self) -> str | None:
+        """Where a host's local locks are; None: a folder of this user's own among the system's
+        temporary ones."""
+        where, folder = self._get("LOCAL_LOCK_FOLDER", None)
+        if folder is not None and not isinstance(folder, (str, PathLike)):
+            raise ImproperlyConfigured(f"{where} must be a path or None, not {folder!r}")
+        return None if folder is None else fspath(folder)
 
     @property
     def BREAKER_FAILURES(self) -> int:

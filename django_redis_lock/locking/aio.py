@@ -43,7 +43,7 @@ class AsyncLock(Handle):
         state = TaskState(self.id)
         if self.thread_local:
             return state
-        return SimpleNamespace(token=self.id, hold=None, renewal=None)
+        return SimpleNamespace(token=self.id, hold=None, renewal=None, guard=None)
 
     @for_the_caller
     async def acquire(

@@ -29,6 +29,7 @@ class ThreadState(threading.local):
         self.token = token
         self.hold: Hold | None = None
         self.renewal: Any = None
+        self.guard: Any = None
 
 
 class TaskState:
@@ -40,7 +41,7 @@ class TaskState:
         self._of_no_task = self._new()
 
     def _new(self) -> SimpleNamespace:
-        return SimpleNamespace(token=self._initial, hold=None, renewal=None)
+        return SimpleNamespace(token=self._initial, hold=None, renewal=None, guard=None)
 
     def _mine(self) -> SimpleNamespace:
         task = _caller.get() or _running_task()
@@ -68,6 +69,14 @@ class TaskState:
     @hold.setter
     def hold(self, hold: Hold | None) -> None:
         self._mine().hold = hold
+
+    @property
+    def guard(self) -> Any:
+        return self._mine().guard
+
+    @guard.setter
+    def guard(self, guard: Any) -> None:
+        self._mine().guard = guard
 
     @property
     def renewal(self) -> Any:

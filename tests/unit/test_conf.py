@@ -25,6 +25,8 @@ DEFAULTS = {
     "EXPORTERS": (),
     "WARN_SHARE": 0.8,
     "WARN_AFTER": None,
+    "ON_REDIS_DOWN": "raise",
+    "LOCAL_LOCK_FOLDER": None,
     "BREAKER_FAILURES": 2,
     "BREAKER_PAUSE": 2.0,
 }

@@ -1,0 +1,224 @@
+"""Locks that can do without Redis, as ``degrading`` explains."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Literal
+
+from redis.exceptions import RedisError
+
+from .aio import AsyncLock
+from .aio_redlock import AsyncRedlock
+from .calls import is_outage
+from .degrading import Degrading
+from .local import LocalLock, pauses
+from .lock import Lock
+from .owner import Held, Owner
+from .redlock import Redlock
+from .state import for_the_caller
+
+__all__ = [
+    "AsyncDegradingLock",
+    "AsyncDegradingRedlock",
+    "DegradingLock",
+    "DegradingRedlock",
+]
+
+
+class _ForThreads(Degrading, Lock):
+    def acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """As ``Lock.acquire``. When Redis is down, as ``on_redis_down`` says."""
+        until = self._until(blocking, blocking_timeout)
+        self._drop_old_guard()
+        while True:
+            left = blocking_timeout
+            if 0 < until < math.inf:
+                left = max(0.0, until - time.monotonic())
+            try:
+                if not super().acquire(sleep, blocking, left, token):
+                    return False
+            except Exception as error:
+                if not self._goes_on_without(error):
+                    raise
+                return self._go_on_without(error, until)
+            if self.on_redis_down != "local":
+                return True
+            hold = self.local.hold
+            guard = self._guard()
+            try:
+                taken = self._taken(guard, hold.owner(), until)
+            except BaseException:
+                self._give_back()
+                raise
+            if taken:
+                if hold.counts:
+                    self.local.guard = guard
+                    return True
+                guard.release()  # What Redis gave ended while this host's was waited for.
+                continue
+            self._give_back()
+            return False
+
+    def _go_on_without(self, error: Exception, until: float) -> bool:
+        hold, guard = self._new_stand_in(), None
+        if self.on_redis_down == "local":
+            guard = self._guard()
+            if not self._taken(guard, hold.owner(), until):
+                return False
+        self._stand_in(hold, guard, error)
+        return True
+
+    def _taken(self, guard: LocalLock, owner: Owner, until: float) -> bool:
+        """Take this host's lock. Nobody signals its release, so it is tried again and again."""
+        if guard.try_acquire(owner):
+            return True
+        for pause in pauses(until):
+            time.sleep(pause)
+            if guard.try_acquire(owner):
+                return True
+        return False
+
+    def _give_back(self) -> None:
+        try:
+            super().release()
+        except (RedisError, OSError):
+            pass  # It ends by itself.
+
+    def release(self) -> None:
+        if self._leave_stand_in():
+            return
+        try:
+            super().release()
+        finally:
+            self._drop_guard()
+
+    def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
+        return self._holds_without(verb) or super()._change(verb, seconds, replace)
+
+    def owned(self) -> bool:
+        return self.degraded is not None or super().owned()
+
+    def held(self) -> Held | None:
+        """As ``Lock.held``; also who holds the lock of this host."""
+        try:
+            return (self._held_here() if self.degraded else super().held()) or self._held_here()
+        except Exception as error:
+            if self.on_redis_down != "local" or not is_outage(error):
+                raise
+            return self._held_here()
+
+
+class DegradingLock(_ForThreads):
+    """``Lock`` that can do without Redis."""
+
+
+class DegradingRedlock(_ForThreads, Redlock):
+    """``Redlock`` that can do without its servers."""
+
+
+class _ForTasks(Degrading, AsyncLock):
+    @for_the_caller
+    async def acquire(
+        self,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+        *,
+        sleep: float | None = None,
+    ) -> bool:
+        """As ``AsyncLock.acquire``. When Redis is down, as ``on_redis_down`` says."""
+        until = self._until(blocking, blocking_timeout)
+        self._drop_old_guard()
+        while True:
+            left = blocking_timeout
+            if 0 < until < math.inf:
+                left = max(0.0, until - time.monotonic())
+            try:
+                if not await super().acquire(blocking, left, token, sleep=sleep):
+                    return False
+            except Exception as error:
+                if not self._goes_on_without(error):
+                    raise
+                return await self._go_on_without(error, until)
+            if self.on_redis_down != "local":
+                return True
+            hold = self.local.hold
+            guard = self._guard()
+            try:
+                taken = await self._taken(guard, hold.owner(), until)
+            except BaseException:
+                await asyncio.shield(self._give_back())
+                raise
+            if taken:
+                if hold.counts:
+                    self.local.guard = guard
+                    return True
+                guard.release()
+                continue
+            await self._give_back()
+            return False
+
+    async def _go_on_without(self, error: Exception, until: float) -> bool:
+        hold, guard = self._new_stand_in(), None
+        if self.on_redis_down == "local":
+            guard = self._guard()
+            if not await self._taken(guard, hold.owner(), until):
+                return False
+        self._stand_in(hold, guard, error)
+        return True
+
+    async def _taken(self, guard: LocalLock, owner: Owner, until: float) -> bool:
+        if guard.try_acquire(owner):
+            return True
+        for pause in pauses(until):
+            await asyncio.sleep(pause)
+            if guard.try_acquire(owner):
+                return True
+        return False
+
+    async def _give_back(self) -> None:
+        try:
+            await super().release()
+        except (RedisError, OSError):
+            pass  # It ends by itself.
+
+    @for_the_caller
+    async def release(self) -> None:
+        if self._leave_stand_in():
+            return
+        try:
+            await super().release()
+        finally:
+            self._drop_guard()
+
+    async def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
+        return self._holds_without(verb) or await super()._change(verb, seconds, replace)
+
+    @for_the_caller
+    async def owned(self) -> bool:
+        return self.degraded is not None or await super().owned()
+
+    async def held(self) -> Held | None:
+        try:
+            here = self._held_here() if self.degraded else await super().held()
+            return here or self._held_here()
+        except Exception as error:
+            if self.on_redis_down != "local" or not is_outage(error):
+                raise
+            return self._held_here()
+
+
+class AsyncDegradingLock(_ForTasks):
+    """``AsyncLock`` that can do without Redis."""
+
+
+class AsyncDegradingRedlock(_ForTasks, AsyncRedlock):
+    """``AsyncRedlock`` that can do without its servers."""
