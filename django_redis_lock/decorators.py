@@ -47,7 +47,10 @@ def locked(target: Any = None, /, **options: Any) -> Any:
             ``"invoice-{pk}"``, ``"user-{request.user.pk}"`` or ``"{self.kwargs[slug]}"``; or (by
             keyword) a callable that takes those arguments. Left out: the dotted name of what is
             decorated.
-        using: the cache alias.
+        using: the cache alias; or a list of three or more, for a ``Redlock`` over their servers.
+        on_redis_down: ``"raise"``; ``"local"``: a lock of this host stands in; ``"run"``: go ahead
+            without. Left out, the setting.
+        critical: never do without Redis, whatever the setting says.
         timeout: seconds the lock lives; left out, the setting TIMEOUT. It is renewed while the work
             goes on. None: without end, which a crash makes for ever.
         blocking: wait for the lock instead of giving up at once.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from .aliases import lock_cache
 from .contention import OnConflict
+from .kinds import check_policy, check_using
 from .locking.aio import AsyncLock
 from .locking.arguments import check_seconds
 from .locking.events import as_group, check_group
@@ -34,7 +35,9 @@ class LockOptions(TypedDict, total=False):
     """The options of ``locked()``, explained there."""
 
     key: str | Callable[..., str] | None
-    using: str
+    using: str | Sequence[str]
+    on_redis_down: Literal["raise", "local", "run"] | None
+    critical: bool
     timeout: float | None
     blocking: bool
     blocking_timeout: float | None
@@ -54,6 +57,9 @@ class LockOptions(TypedDict, total=False):
 @dataclass(frozen=True)
 class Options:
     """As ``LockOptions``, complete and free of contradictions.
+
+    Attributes:
+        several: the caches of a lock on several servers; ``using`` is then the first of them.
 
     Raises:
         TypeError, ValueError: an option makes no sense; the message says what is allowed.
@@ -76,10 +82,13 @@ class Options:
     label: str | None = None
     group: str | None = None
     warn_after: float | None = None
+    on_redis_down: str | None = None
+    critical: bool = False
+    several: tuple[str, ...] = field(default=(), init=False)
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Options:
-        known = [field.name for field in fields(cls)]
+        known = [field.name for field in fields(cls) if field.init]
         for name in given:
             if name not in known:
                 raise TypeError(f"locked() has no option {name!r}; it has {', '.join(known)}")
@@ -90,8 +99,7 @@ class Options:
             raise TypeError(f"key must be a str, a callable or None, not {self.key!r}")
         if isinstance(self.key, str) and not self.key.strip():
             raise ValueError("key must not be empty")
-        if not isinstance(self.using, str):
-            raise TypeError(f"using must be the alias of a cache, not {self.using!r}")
+        self._check_servers()
         if self.label is not None and not isinstance(self.label, str):
             raise TypeError(f"label must be a str or None, not {self.label!r}")
         check_group(self.group)
@@ -110,6 +118,16 @@ class Options:
         _check_code("status_code", self.status_code, 100, 599)
         _check_code("exit_code", self.exit_code, 0, 255)
         _check_code("lost_exit_code", self.lost_exit_code, 0, 255)
+
+    def _check_servers(self) -> None:
+        if isinstance(self.using, (list, tuple)):
+            several = check_using(self.using)
+            object.__setattr__(self, "several", several)
+            object.__setattr__(self, "using", several[0])
+        if not isinstance(self.using, str):
+            kinds = "the alias of a cache, or a list of them"
+            raise TypeError(f"using must be {kinds}, not {self.using!r}")
+        check_policy(self.on_redis_down, self.critical)
 
     def _check_times(self) -> None:
         if self.timeout is not SETTING:
@@ -161,6 +179,8 @@ class Options:
             "blocking_timeout": self.blocking_timeout,
             "min_hold": self.min_hold,
             "max_hold": self.max_hold,
+            "on_redis_down": self.on_redis_down,
+            "critical": self.critical,
             "on_lost": on_lost,
             "label": self.label or use.label,
             "group": self.group or (use.group and as_group(use.group)),
@@ -168,6 +188,8 @@ class Options:
             # Each entry has a handle of its own, which threads of its call may ask, too.
             "thread_local": False,
         }
+        if self.several:
+            options["using"] = self.several
         if self.timeout is not SETTING:
             options["timeout"] = self.timeout
             # A lifetime of one's own is renewed too: what runs longer must not run twice.

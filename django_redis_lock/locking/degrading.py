@@ -189,12 +189,14 @@ class Degrading(Handle):
         self._owned_token(verb)
         return True
 
-    def _held_here(self) -> Held | None:
-        """Who holds the lock of this host."""
+    def _held_here(self, *, away: bool = False) -> Held | None:
+        """Who holds the lock of this host, standing in for Redis; and while that is ``away``,
+        whoever holds it."""
         hold = self.local.hold
         owner = hold.owner() if self.degraded and hold is not None else None
         if owner is None and self.on_redis_down == "local":
-            owner = self._guard().holder()
+            guard = self._guard()
+            owner = guard.holder() if away or not guard.is_beside() else None
         if owner is None:
             return None
         held = Held([b"", -1, [], 0])

@@ -78,15 +78,25 @@ class LocalLock:
         self.path = local_folder(folder) / f"{digest}{SUFFIX}"
         self._file: int | None = None
 
-    def try_acquire(self, owner: Owner) -> bool:
-        """Take it if nobody has it; ``owner`` is what others are told."""
+    def try_acquire(self, owner: Owner, beside: bool = False) -> bool:
+        """Take it if nobody has it.
+
+        Args:
+            owner: what others are told.
+            beside: it is taken beside the same lock in Redis, and does not stand in for it.
+        """
         for attempt in range(3):
             if attempt:
                 time.sleep(FIRST_PAUSE)  # Somebody may just have been looking who has it.
             if self._take():
-                self._describe(owner)
+                self._describe(owner, beside)
                 return True
         return False
+
+    def is_beside(self) -> bool:
+        """Whether it is held by somebody who held the lock in Redis, too."""
+        found = _said(self.path)
+        return found is not None and bool(found.get("beside"))
 
     def _take(self) -> bool:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
@@ -108,9 +118,10 @@ class LocalLock:
         except FileNotFoundError:
             return False
 
-    def _describe(self, owner: Owner) -> None:
+    def _describe(self, owner: Owner, beside: bool) -> None:
         assert self._file is not None
-        text = json.dumps({"name": self.name, "fields": owner.fields()})
+        said = {"name": self.name, "beside": beside, "fields": owner.fields()}
+        text = json.dumps(said)
         with suppress(OSError):  # A full disk; the lock is held all the same.
             os.truncate(self._file, 0)
             os.pwrite(self._file, text.encode(), 0)
@@ -157,6 +168,19 @@ def held_locally(folder: str | os.PathLike[str] | None = None) -> list[tuple[str
 
 
 def _holder(path: Path) -> tuple[str, Owner] | None:
+    said = _said(path)
+    if said is None:
+        return None
+    try:
+        fields = said["fields"]
+        described = dict(zip(fields[::2], fields[1::2], strict=True))
+        return str(said["name"]), Owner.from_fields(described, described["id"])
+    except (ValueError, KeyError, TypeError):
+        return path.stem, Owner(path.stem[:8])  # It is just being written.
+
+
+def _said(path: Path) -> dict[str, Any] | None:
+    """What who has the lock at ``path`` says of himself; None if nobody has it."""
     try:
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
@@ -164,12 +188,10 @@ def _holder(path: Path) -> tuple[str, Owner] | None:
     try:
         if _lock(file, fcntl.LOCK_SH):
             return None
-        said: Any = json.loads(os.pread(file, 10_000, 0))
-        fields = said["fields"]
-        described = dict(zip(fields[::2], fields[1::2], strict=True))
-        return str(said["name"]), Owner.from_fields(described, described["id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return path.stem, Owner(path.stem[:8])  # It is just being written.
+        said = json.loads(os.pread(file, 10_000, 0))
+        return said if isinstance(said, dict) else {}
+    except (OSError, ValueError):
+        return {}
     finally:
         os.close(file)
 

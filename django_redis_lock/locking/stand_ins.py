@@ -26,6 +26,9 @@ __all__ = [
     "DegradingRedlock",
 ]
 
+#: Seconds within which this host's lock was not waited for.
+GLANCE = 0.05
+
 
 class _ForThreads(Degrading, Lock):
     def acquire(
@@ -51,15 +54,15 @@ class _ForThreads(Degrading, Lock):
                 return self._go_on_without(error, until)
             if self.on_redis_down != "local":
                 return True
-            hold = self.local.hold
+            hold, began = self.local.hold, time.monotonic()
             guard = self._guard()
             try:
-                taken = self._taken(guard, hold.owner(), until)
+                taken = self._taken(guard, hold.owner(), until, beside=True)
             except BaseException:
                 self._give_back()
                 raise
             if taken:
-                if hold.counts:
+                if hold.counts or time.monotonic() < began + GLANCE:
                     self.local.guard = guard
                     return True
                 guard.release()  # What Redis gave ended while this host's was waited for.
@@ -76,15 +79,17 @@ class _ForThreads(Degrading, Lock):
         self._stand_in(hold, guard, error)
         return True
 
-    def _taken(self, guard: LocalLock, owner: Owner, until: float) -> bool:
+    def _taken(self, guard: LocalLock, owner: Owner, until: float, *, beside: bool = False) -> bool:
         """Take this host's lock. Nobody signals its release, so it is tried again and again."""
-        if guard.try_acquire(owner):
-            return True
-        for pause in pauses(until):
+        tries = pauses(until)
+        while not guard.try_acquire(owner, beside):
+            if beside and guard.is_beside():
+                return True  # What its holder had in Redis has ended: Redis has just said so.
+            pause = next(tries, None)
+            if pause is None:
+                return False
             time.sleep(pause)
-            if guard.try_acquire(owner):
-                return True
-        return False
+        return True
 
     def _give_back(self) -> None:
         try:
@@ -113,7 +118,7 @@ class _ForThreads(Degrading, Lock):
         except Exception as error:
             if self.on_redis_down != "local" or not is_outage(error):
                 raise
-            return self._held_here()
+            return self._held_here(away=True)
 
 
 class DegradingLock(_ForThreads):
@@ -150,15 +155,15 @@ class _ForTasks(Degrading, AsyncLock):
                 return await self._go_on_without(error, until)
             if self.on_redis_down != "local":
                 return True
-            hold = self.local.hold
+            hold, began = self.local.hold, time.monotonic()
             guard = self._guard()
             try:
-                taken = await self._taken(guard, hold.owner(), until)
+                taken = await self._taken(guard, hold.owner(), until, beside=True)
             except BaseException:
                 await asyncio.shield(self._give_back())
                 raise
             if taken:
-                if hold.counts:
+                if hold.counts or time.monotonic() < began + GLANCE:
                     self.local.guard = guard
                     return True
                 guard.release()
@@ -175,14 +180,18 @@ class _ForTasks(Degrading, AsyncLock):
         self._stand_in(hold, guard, error)
         return True
 
-    async def _taken(self, guard: LocalLock, owner: Owner, until: float) -> bool:
-        if guard.try_acquire(owner):
-            return True
-        for pause in pauses(until):
-            await asyncio.sleep(pause)
-            if guard.try_acquire(owner):
+    async def _taken(
+        self, guard: LocalLock, owner: Owner, until: float, *, beside: bool = False
+    ) -> bool:
+        tries = pauses(until)
+        while not guard.try_acquire(owner, beside):
+            if beside and guard.is_beside():
                 return True
-        return False
+            pause = next(tries, None)
+            if pause is None:
+                return False
+            await asyncio.sleep(pause)
+        return True
 
     async def _give_back(self) -> None:
         try:
@@ -213,7 +222,7 @@ class _ForTasks(Degrading, AsyncLock):
         except Exception as error:
             if self.on_redis_down != "local" or not is_outage(error):
                 raise
-            return self._held_here()
+            return self._held_here(away=True)
 
 
 class AsyncDegradingLock(_ForTasks):

@@ -1,0 +1,288 @@
+"""ON_REDIS_DOWN: locks while Redis is away, and what becomes of them when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.test import override_settings
+
+from django_redis_lock import Lock, LockError, LockNotAcquired, Redlock, locked
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.locking import events
+from django_redis_lock.locking.events import StoodIn
+from django_redis_lock.locking.local import held_locally
+from django_redis_lock.locking.server import outages
+from django_redis_lock.locking.stand_ins import DegradingLock
+from tests.integration.test_lock import OnRedis
+from tests.lock_contract import Backend, Background, LockContract
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture(autouse=True)
+def folder(settings: Any, tmp_path: Path) -> str:
+    settings.DJANGO_REDIS_LOCK = {"LOCAL_LOCK_FOLDER": str(tmp_path), "BREAKER_PAUSE": 0.5}
+    return str(tmp_path)
+
+
+def cache_of(server: RedisServer, **options: Any) -> RedisCache:
+    timeouts = {"SOCKET_CONNECT_TIMEOUT": 0.4, "SOCKET_TIMEOUT": 0.4}
+    return RedisCache(server.url, {"OPTIONS": timeouts | options})
+
+
+@pytest.fixture
+def cache(own_server: RedisServer) -> RedisCache:
+    return cache_of(own_server, LOCK_ON_REDIS_DOWN="local")
+
+
+# -- while Redis answers -----------------------------------------------------------------------
+
+
+class OnCache(OnRedis):
+    """Locks that a local one would stand in for."""
+
+    def __init__(self, client: redis.Redis, folder: str) -> None:
+        super().__init__(client)
+        self._options = {"on_redis_down": "local", "local_folder": folder}
+
+    def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
+        return DegradingLock(self.client, name, **self._options, **options)
+
+
+class TestWhileRedisAnswers(LockContract):
+    @pytest.fixture
+    def backend(self, client: redis.Redis, folder: str) -> Backend:
+        return OnCache(client, folder)
+
+
+# -- while Redis is away -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_a_lock_of_this_host_stands_in(
+    own_server: RedisServer, cache: RedisCache, folder: str, how: str
+) -> None:
+    getattr(own_server, how)()
+    with cache.lock("nightly", label="the report") as lock:
+        assert lock.degraded == "local"
+        assert lock.fence is None
+        assert lock.owned()
+        assert lock.locked()
+        assert not lock.lost
+        lock.ensure_held()
+        assert lock.extend(5)
+        assert lock.reacquire()
+        assert not cache.lock("nightly").acquire(blocking=False)
+        assert not cache.lock("nightly").acquire(blocking_timeout=0.05)
+        holder = cache.lock("nightly").holder()
+        assert holder.pid == os.getpid()
+        assert holder.label == "the report"
+        with cache.lock("other") as other:
+            assert other.degraded == "local"
+        ((name, owner),) = held_locally(folder)
+        assert (name, owner.pid) == ("nightly", os.getpid())
+    assert not cache.lock("nightly").locked()
+    assert lock.degraded is None
+    with pytest.raises(LockError):
+        lock.release()
+
+
+def take(link: Link, url: str, folder: str) -> str | None:
+    options = {"LOCK_ON_REDIS_DOWN": "local", "LOCK_LOCAL_LOCK_FOLDER": folder}
+    cache = RedisCache(url, {"OPTIONS": options})
+    with cache.lock("nightly") as lock:
+        link.say(lock.degraded)
+        link.hear()
+    return lock.degraded
+
+
+def test_processes_exclude_each_other(
+    own_server: RedisServer, cache: RedisCache, folder: str
+) -> None:
+    own_server.kill()
+    with processes(take, own_server.url, folder) as (other,):
+        other.go()
+        assert other.hear() == "local"
+        assert not cache.lock("nightly").acquire(blocking=False)
+        waiter = Background(lambda: cache.lock("nightly").acquire(blocking_timeout=PATIENCE))
+        other.kill()
+        assert waiter.result() is True
+
+
+def test_what_was_taken_here_holds_when_redis_is_back(
+    own_server: RedisServer, cache: RedisCache
+) -> None:
+    """For who comes then on this host; hosts that know only Redis do not see it."""
+    own_server.kill()
+    local = cache.lock("nightly")
+    assert local.acquire()
+    own_server.start()
+    other = cache.lock("nightly")
+    assert other.locked()
+    assert not other.acquire(blocking=False)
+    client = own_server.client()
+    assert not client.exists(":1:lock:nightly"), "Redis knows nothing of it"
+    elsewhere = Lock(client, ":1:lock:nightly", timeout=5)
+    assert elsewhere.acquire(blocking=False), "another host would get it"
+    elsewhere.release()
+    waiter = Background(lambda: other.acquire(blocking_timeout=PATIENCE))
+    until(lambda: client.exists(":1:lock:nightly"))
+    assert not waiter.done
+    assert local.degraded == "local"
+    local.release()
+    assert waiter.result() is True
+
+
+def test_what_was_taken_in_redis_holds_when_it_is_gone(
+    own_server: RedisServer, cache: RedisCache
+) -> None:
+    holder = cache.lock("nightly")
+    assert holder.acquire()
+    assert holder.degraded is None
+    own_server.kill()
+    assert not cache.lock("nightly").acquire(blocking=False)
+    with pytest.raises(redis.ConnectionError):
+        holder.release()
+    assert cache.lock("nightly").acquire(blocking=False)
+
+
+def test_a_waiter_goes_on_here(own_server: RedisServer, cache: RedisCache) -> None:
+    holder = cache.lock("nightly")
+    assert holder.acquire()
+
+    def wait() -> str | None:
+        lock = cache.lock("nightly")
+        assert lock.acquire(blocking_timeout=PATIENCE)
+        return lock.degraded
+
+    waiter = Background(wait)
+    until(lambda: own_server.client().info("clients")["blocked_clients"])
+    own_server.kill()
+    with pytest.raises(redis.ConnectionError):
+        holder.release()
+    assert waiter.result() == "local"
+
+
+def test_it_goes_ahead(own_server: RedisServer) -> None:
+    cache = cache_of(own_server, LOCK_ON_REDIS_DOWN="run")
+    own_server.kill()
+    with cache.lock("nightly") as one, cache.lock("nightly") as two:
+        assert (one.degraded, two.degraded) == ("run", "run")
+
+
+def test_a_critical_lock_never_does(own_server: RedisServer, cache: RedisCache) -> None:
+    own_server.kill()
+    for options in ({"critical": True}, {"on_redis_down": "raise"}):
+        with pytest.raises(redis.ConnectionError):
+            cache.lock("nightly", **options).acquire()
+    with pytest.raises(ValueError, match="a critical lock never"):
+        cache.lock("nightly", critical=True, on_redis_down="run")
+    with pytest.raises(ValueError, match="must be 'raise', 'local' or 'run'"):
+        cache.lock("nightly", on_redis_down="wait")
+
+
+def test_tasks_too(own_server: RedisServer, cache: RedisCache) -> None:
+    own_server.kill()
+
+    async def main() -> None:
+        async with cache.alock("nightly") as lock:
+            assert lock.degraded == "local"
+            assert await lock.owned()
+            assert not await cache.alock("nightly").acquire(blocking_timeout=0.05)
+            assert not cache.lock("nightly").acquire(blocking=False)
+        assert not await cache.alock("nightly").locked()
+
+    asyncio.run(main())
+
+
+def test_it_is_told_once(
+    own_server: RedisServer, cache: RedisCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_server.kill()
+    told: list[Any] = []
+    events.listen(told.append)
+    try:
+        for _ in range(5):
+            with cache.lock("nightly"):
+                pass
+    finally:
+        events.unlisten(told.append)
+    assert sum(isinstance(event, StoodIn) for event in told) == 5
+    assert sum("is held on this host only" in r.getMessage() for r in caplog.records) == 1
+    (outage,) = [o for o in outages() if str(own_server.port) in o.server]
+    assert outage.stood_in == 5
+
+
+def test_locked(own_server: RedisServer, folder: str) -> None:
+    setting = {
+        "default": {
+            "BACKEND": "django_redis_lock.cache.RedisCache",
+            "LOCATION": own_server.url,
+        }
+    }
+    with override_settings(CACHES=setting):
+
+        @locked("nightly", on_redis_down="local")
+        def work() -> str:
+            with pytest.raises(LockNotAcquired, match="is held by"):
+                work()
+            return "done"
+
+        @locked("payments", critical=True, on_redis_down=None)
+        def pay() -> str:
+            return "paid"
+
+        own_server.kill()
+        assert work() == "done"
+        assert work() == "done"
+        with pytest.raises(redis.ConnectionError):
+            pay()
+
+
+def test_several_servers(own_server: RedisServer, folder: str) -> None:
+    servers = [RedisServer() for _ in range(3)]
+    try:
+        for server in servers:
+            server.start()
+        aliases = {
+            name: {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": server.url}
+            for name, server in zip("abc", servers, strict=True)
+        }
+        with override_settings(CACHES={"default": aliases["a"], **aliases}):
+            cache: Any = caches["a"]
+            three = ["a", "b", "c"]
+            lock = cache.lock("nightly", using=three)
+            assert isinstance(lock, Redlock)
+            with lock:
+                assert not cache.lock("nightly", using=three).acquire(blocking=False)
+
+            @locked("nightly", using=three, on_redis_down="local")
+            def work() -> str:
+                with pytest.raises(LockNotAcquired):
+                    work()
+                return "done"
+
+            assert work() == "done"
+
+            async def main() -> None:
+                async with cache.alock("nightly", using=three) as lock:
+                    assert await lock.owned()
+
+            asyncio.run(main())
+            for server in servers[:2]:
+                server.kill()
+            with pytest.raises(redis.ConnectionError, match="Only 1 of 3"):
+                lock.acquire()
+            assert work() == "done"
+            for wrong in ("a", ["a", "b"], ["a", "a", "b"], ["a", "b", 3]):
+                with pytest.raises((TypeError, ValueError), match="using must"):
+                    cache.lock("nightly", using=wrong)
+    finally:
+        for server in servers:
+            server.close()
