@@ -22,6 +22,7 @@ from redis.connection import SSLConnection as ThreadSSLConnection
 from redis.connection import UnixDomainSocketConnection as ThreadUnixDomainSocketConnection
 from redis.exceptions import NoPermissionError
 
+from .cluster import ASYNC_PARSER, Node
 from .connections import common_settings
 from .node import Server
 from .sentinel import Primary, expect_primary
@@ -71,6 +72,8 @@ def _client_of(server: Server, address: Any) -> Any:
         pool = _pool_like(address)
         if isinstance(server, Primary):
             pool.connection_kwargs["redis_connect_func"] = _meet_primary
+        elif isinstance(server, Node) and ASYNC_PARSER is not None:
+            pool.connection_kwargs["parser_class"] = ASYNC_PARSER
         found = of_loop[server] = Redis(connection_pool=pool)
     return found
 

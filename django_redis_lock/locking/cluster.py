@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import redis.asyncio.cluster
+import redis.cluster
 from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.connection import Connection, SSLConnection
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, TryAgainError
@@ -21,10 +23,20 @@ from .keys import SLOTS, index_key, slot_of
 from .node import Server
 from .topology import Topology, ask
 
-__all__ = ["Cluster"]
+__all__ = ["ASYNC_PARSER", "Cluster", "Node"]
 
 #: How a server says that it is not the one to ask, or not yet. ClusterDownError is MASTERDOWN too.
 REFUSALS = (MovedError, AskError, TryAgainError, ClusterDownError)
+
+
+#: redis-py 5 knows these errors by their names only where it reads with these parsers; later
+#: versions always do.
+PARSER: Any = getattr(redis.cluster, "ClusterParser", None)
+ASYNC_PARSER: Any = getattr(redis.asyncio.cluster, "ClusterParser", None)
+
+
+class Node(Server):
+    """One server of a cluster."""
 
 
 class Slots(NamedTuple):
@@ -93,6 +105,10 @@ class Cluster(Topology):
             if owner is not None:
                 found.setdefault(owner, []).append(slot)
         return found
+
+    def _make_node(self, address: Address) -> Server:
+        parser = {} if PARSER is None else {"parser_class": PARSER}
+        return Node(address._replace(connection_kwargs={**address.connection_kwargs, **parser}))
 
     def refuses(self, error: BaseException) -> bool:
         return isinstance(error, REFUSALS)

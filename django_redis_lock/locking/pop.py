@@ -71,8 +71,8 @@ class Pop:
         words = self._words()
         if words and words[0].startswith(b"-"):
             said = words[0][1:].decode(errors="replace")
-            refusal: Exception = DefaultParser.parse_error(said)  # type: ignore[no-untyped-call]
-            raise refusal
+            parser: Any = getattr(self.connection, "_parser", DefaultParser)
+            raise parser.parse_error(said)
         return words or None
 
     @property
