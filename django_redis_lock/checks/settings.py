@@ -113,13 +113,15 @@ def check_backends() -> Iterator[CheckMessage]:
 def check_ignored_errors() -> Iterator[CheckMessage]:
     everywhere = getattr(settings, "DJANGO_REDIS_IGNORE_EXCEPTIONS", False)
     for alias in lock_caches():
-        if _options(alias).get("IGNORE_EXCEPTIONS", everywhere):
+        options = _options(alias)
+        decided = "LOCK_ON_REDIS_DOWN" in options or "ON_REDIS_DOWN" in given()
+        if options.get("IGNORE_EXCEPTIONS", everywhere) and not decided:
             yield found(
                 "W005",
                 f"The cache {alias!r} ignores errors (IGNORE_EXCEPTIONS), but its locks do not: "
                 "without Redis lock() and locked() raise.",
-                "Handle redis.exceptions.RedisError where locks are taken. If that is done, or no "
-                "locks are used, silence this check.",
+                "Say with ON_REDIS_DOWN what locks do then: 'raise', 'local' or 'run'. With "
+                "'raise', handle redis.exceptions.RedisError where locks are taken.",
             )
 
 

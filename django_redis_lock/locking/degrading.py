@@ -18,7 +18,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from ..exceptions import LockError
+from ..exceptions import LockError, TooFewReplicas
 from . import events
 from .arguments import check_wait
 from .breaker import Breaker
@@ -119,8 +119,11 @@ class Degrading(Handle):
         super()._refuse_to_wait_for_itself()
 
     def _goes_on_without(self, error: BaseException) -> bool:
-        """Whether ``error`` is an outage, and this lock can do without Redis."""
-        return self.on_redis_down != "raise" and is_outage(error)
+        """Whether ``error`` is an outage, and this lock can do without Redis. Who wants replicas to
+        confirm wants more than Redis alone, not less."""
+        if self.on_redis_down == "raise" or isinstance(error, TooFewReplicas):
+            return False
+        return is_outage(error)
 
     def _guard(self) -> LocalLock:
         """This host's lock."""

@@ -12,7 +12,14 @@ import redis
 from django.core.cache import caches
 from django.test import override_settings
 
-from django_redis_lock import Lock, LockError, LockNotAcquired, Redlock, locked
+from django_redis_lock import (
+    Lock,
+    LockError,
+    LockNotAcquired,
+    Redlock,
+    TooFewReplicas,
+    locked,
+)
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking import events
 from django_redis_lock.locking.events import StoodIn
@@ -87,7 +94,7 @@ def test_a_lock_of_this_host_stands_in(
             assert other.degraded == "local"
         ((name, owner),) = held_locally(folder)
         assert (name, owner.pid) == ("nightly", os.getpid())
-    assert not cache.lock("nightly").locked()
+    until(lambda: not cache.lock("nightly").locked())
     assert lock.degraded is None
     with pytest.raises(LockError):
         lock.release()
@@ -286,3 +293,10 @@ def test_several_servers(own_server: RedisServer, folder: str) -> None:
     finally:
         for server in servers:
             server.close()
+
+
+def test_too_few_replicas_are_no_outage(cache: RedisCache) -> None:
+    """Who wants more than one server to know of the lock does not get one that none knows of."""
+    with pytest.raises(TooFewReplicas):
+        cache.lock("nightly", replicas=1, timeout=30).acquire()
+    until(lambda: not cache.lock("nightly").locked())

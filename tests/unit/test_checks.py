@@ -156,6 +156,11 @@ def test_errors_that_are_ignored(settings: Any, cache: Any) -> None:
     cache({})
     settings.DJANGO_REDIS_IGNORE_EXCEPTIONS = True
     assert only().id == "django_redis_lock.W005"
+    settings.DJANGO_REDIS_LOCK = {"ON_REDIS_DOWN": "raise"}
+    assert messages() == []
+    settings.DJANGO_REDIS_LOCK = {}
+    cache({"LOCK_ON_REDIS_DOWN": "local"})
+    assert messages() == []
     cache({"IGNORE_EXCEPTIONS": False})
     assert messages() == []
 
