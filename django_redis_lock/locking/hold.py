@@ -121,14 +121,15 @@ class Hold:
     @property
     def lost(self) -> bool:
         """Whether the lock ended while its holder still counted on it."""
-        if self._lost:
-            return True
-        if self.ended or self.now() < self.deadline:
+        if self.ended:
+            return self._lost
+        if self.now() < self.deadline:
             return False
         settle = self.settle
         if settle is not None:
             settle(False)
-        return not self.ended and self.now() >= self.deadline
+        # Meanwhile the keeper may have found out, too.
+        return self._lost if self.ended else self.now() >= self.deadline
 
     @property
     def counts(self) -> bool:

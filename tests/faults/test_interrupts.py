@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -133,13 +134,15 @@ def _stack(frame: FrameType | None) -> Iterator[tuple[Any, int]]:
 
 
 def each_point(attempt: Callable[[Points], None], **options: Any) -> None:
-    """``attempt`` with an interrupt at each of its points in turn."""
-    attempt(Points(**options))  # So that connections are there, and nothing is done only once.
+    """``attempt`` with an interrupt at each of its points in turn. Each in a thread of its own:
+    Python may go on taking the interrupted thread for one that handles an exception."""
+    # At first without one, so that connections are there, and nothing is done only once.
+    Background(lambda: attempt(Points(**options))).result()
     at = 0
     while True:
         at += 1
         points = Points(at, **options)
-        attempt(points)
+        Background(partial(attempt, points)).result()
         if not points.where:
             break
     assert at > 25

@@ -147,6 +147,12 @@ class TestGrant:
         clock.now = 1000.55
         assert hold.lost
 
+    def test_the_keeper_may_find_out_meanwhile(self, make: Any, clock: FakeClock) -> None:
+        hold = make(30, deadline=1002.0)
+        hold.settle_with(lambda wait: hold.lose("its lifetime ran out") and None)
+        clock.now = 1002.0
+        assert hold.lost
+
     def test_another_thread_may_settle_meanwhile(self, make: Any, clock: FakeClock) -> None:
         hold = make(30, deadline=1002.0)
 
