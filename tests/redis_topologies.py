@@ -5,7 +5,9 @@ cluster. Each server is a ``RedisServer`` of its own, so each can be stopped, ki
 from __future__ import annotations
 
 import binascii
+import math
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -294,9 +296,16 @@ class ClusterServers(Group):
 
     def fail_over(self, key: bytes | str) -> None:
         """Have the replica of the primary that has ``key`` take its place, losing nothing."""
-        heir = self.replica_of(key)
-        ask(heir, "CLUSTER", "FAILOVER")
-        until(lambda: self.primary_of(key) is heir)
+        heir, asked_at = self.replica_of(key), -math.inf
+
+        def taken_over() -> bool:
+            nonlocal asked_at
+            # It refuses while it has no link to its primary, and after five seconds it gives up.
+            if time.monotonic() > asked_at + 5 and ask(heir, "CLUSTER", "FAILOVER"):
+                asked_at = time.monotonic()
+            return self.primary_of(key) is heir
+
+        until(taken_over)
 
     def begin_to_move(self, slot: int) -> tuple[RedisServer, RedisServer]:
         """Begin to move ``slot`` to another primary; its old and its new place."""
