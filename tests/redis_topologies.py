@@ -284,7 +284,15 @@ class ClusterServers(Group):
         return [self._node(port) for port in sorted({r[2][1] for r in self._ranges()})]
 
     def _range_of(self, slot: int) -> Any:
-        return next(r for r in self._ranges() if r[0] <= slot <= r[1])
+        found: list[Any] = []
+
+        def known() -> bool:
+            # At the moment of a takeover a node may know of nobody who has it.
+            found[:] = [r for r in self._ranges() if r[0] <= slot <= r[1]]
+            return bool(found)
+
+        until(known)
+        return found[0]
 
     def primary_of(self, key: bytes | str) -> RedisServer:
         return self._node(self._range_of(slot_of(key))[2][1])
