@@ -69,7 +69,7 @@ async def each_wait(
             made.append(Cancelled(work, at, late))
             return made[-1]
 
-        task = asyncio.create_task(attempt(cancelled))  # type: ignore[arg-type]
+        task = asyncio.create_task(attempt(cancelled))
         await asyncio.wait({task}, timeout=PATIENCE)
         assert task.done(), f"it hangs after wait {at}"
         if not task.cancelled():

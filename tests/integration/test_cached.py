@@ -93,7 +93,7 @@ def test_the_arguments_of_a_method() -> None:
     shop = Shop()
     assert shop.prices() == 0
     assert cache.get("prices-7") == 0
-    assert shop.prices.invalidate(shop) is True  # type: ignore[attr-defined]
+    assert shop.prices.invalidate(shop) is True
 
 
 def test_a_key_made_by_a_function() -> None:
@@ -163,7 +163,7 @@ def slow() -> Iterator[Any]:
         assert finish.wait(PATIENCE)
         return f"value {len(calls)}"
 
-    slow.begun, slow.finish = begun, finish  # type: ignore[attr-defined]
+    slow.begun, slow.finish = begun, finish
     yield slow
     finish.set()
 

@@ -52,7 +52,7 @@ def test_the_examples_in_python(
     try:
         for code in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
             exec(code, names)
-        lost = cache.lock("nightly", timeout=0.05)  # type: ignore[attr-defined]
+        lost = cache.lock("nightly", timeout=0.05)
         lost.acquire()
         said: list[str] = []
         until(lambda: said.append(capsys.readouterr().out) or "nightly was lost" in "".join(said))
@@ -70,7 +70,7 @@ def test_the_example_of_logging() -> None:
     [code] = [c for c in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "LOGGING" in c]
     names: dict[str, Any] = {}
     exec(code, names)
-    logging.config.DictConfigurator(names["LOGGING"])  # type: ignore[attr-defined]
+    logging.config.DictConfigurator(names["LOGGING"])
     assert set(names["LOGGING"]["loggers"]) <= {"django_redis_lock", *loggers()}
 
 
@@ -92,7 +92,7 @@ def test_all_signals_are_there_with_their_arguments() -> None:
         [name] = [name for name in shown if getattr(signals, name) is signal]
         said = set(quoted(shown[name])) - {"False", "get_or_set_many"}
         hidden = {"subject"} | ({"error"} if kind is events.Computed else set())
-        assert said == set(kind._fields) - hidden  # type: ignore[attr-defined]
+        assert said == set(kind._fields) - hidden
 
 
 def test_all_metrics_for_prometheus_are_there_with_their_labels() -> None:
@@ -118,7 +118,7 @@ def test_all_metrics_for_opentelemetry_are_there_with_their_attributes(client: A
     exported = Exported()
     exporter = opentelemetry.start(exported.tracers, exported.meters)
     try:
-        live_a_little(cache, client)  # type: ignore[arg-type]
+        live_a_little(cache, client)
     finally:
         events.unlisten(exporter)
     shown = {quoted(row[0])[0]: row for row in rows(section("OpenTelemetry"))}

@@ -46,7 +46,7 @@ def names(db: None) -> dict[str, Any]:
 
 def test_views(names: dict[str, Any]) -> None:
     request = RequestFactory().get("/")
-    request.user = SimpleNamespace(pk=5)  # type: ignore[assignment]
+    request.user = SimpleNamespace(pk=5)
     post = RequestFactory().post("/")
     post.user = request.user
     report, basket = names["Report"].as_view(), names["Basket"].as_view()

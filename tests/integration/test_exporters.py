@@ -136,7 +136,7 @@ def test_prometheus_is_registered_once(cache: RedisCache) -> None:
     finally:
         for listener in events.listeners:
             if type(listener).__qualname__ == "Prometheus":
-                listener.stop()  # type: ignore[attr-defined]
+                listener.stop()
 
 
 def test_labels_are_bounded(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ class Exported:
                 for point in metric.data.data_points:
                     number = getattr(point, "count", getattr(point, "value", None))
                     found.append((dict(point.attributes or {}), number))
-        return found  # type: ignore[return-value]
+        return found
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def test_a_cancelled_computation_leaves_no_span_open(cache: RedisCache, exported
             begun.set()
             await asyncio.Event().wait()
 
-        asking = asyncio.create_task(cache.aget_or_set("report", never))  # type: ignore[arg-type]
+        asking = asyncio.create_task(cache.aget_or_set("report", never))
         await begun.wait()
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -242,7 +242,7 @@ def test_a_view_stays_what_it_is() -> None:
     assert Export.view_is_async
     assert not Report.view_is_async
     view = locked("x")(Report.as_view())
-    assert view.view_class is Report  # type: ignore[attr-defined]
+    assert view.view_class is Report
 
 
 def run_in_a_process(link: Link, url_name: str) -> int:
@@ -306,7 +306,7 @@ def test_raise_error() -> None:
 
 def test_redirect_to_a_view_with_a_message() -> None:
     made = request("post")
-    made._messages = CookieStorage(made)  # type: ignore[attr-defined]
+    made._messages = CookieStorage(made)
     answer = answered(redirect_to("send-invoice", pk=7, message="It is on its way."), made)
     assert (answer.status_code, answer["Location"]) == (303, "/invoices/7/send/")
     assert answer["Cache-Control"] == "no-store"

@@ -173,7 +173,7 @@ def test_what_returns_a_coroutine_without_saying_so_is_refused() -> None:
 
     @locked("export")
     def work() -> Any:
-        return export.__wrapped__()  # type: ignore[attr-defined]
+        return export.__wrapped__()
 
     with pytest.raises(TypeError, match=r"work returned a coroutine, .*: make it a coroutine fun"):
         work()
@@ -216,7 +216,7 @@ class Shop:
 
     @locked("shop-{self.number}")
     def close(self) -> str | None:
-        return current_lock().name.rpartition(":")[2]  # type: ignore[return-value]
+        return current_lock().name.rpartition(":")[2]
 
     @locked("{cls.__name__}")
     @classmethod

@@ -79,7 +79,7 @@ def deposit(amount: int = 1, using: str = "shop") -> None:
 
 @locked("account", release="now")
 def deposit_and_let_go(amount: int = 1) -> None:
-    deposit.__wrapped__(amount)  # type: ignore[attr-defined]
+    deposit.__wrapped__(amount)
 
 
 # -- the lost update ---------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_a_transaction_inside_is_over_when_the_work_is() -> None:
     @locked("account")
     def work() -> None:
         with transaction.atomic("shop"):
-            deposit.__wrapped__()  # type: ignore[attr-defined]
+            deposit.__wrapped__()
 
     work()
     assert not held()
@@ -184,7 +184,7 @@ def test_it_is_released_after_a_rollback_that_was_asked_for() -> None:
 def test_the_works_own_exception_rolls_back_and_releases() -> None:
     @locked("account")
     def work() -> None:
-        deposit.__wrapped__()  # type: ignore[attr-defined]
+        deposit.__wrapped__()
         raise LookupError
 
     with pytest.raises(LookupError), transaction.atomic("shop"):
@@ -425,7 +425,7 @@ def test_the_lock_of_ones_own_call_is_no_second_one() -> None:
 
 @locked("account")
 def view(request: HttpRequest, fails: bool = False) -> HttpResponse:
-    deposit.__wrapped__()  # type: ignore[attr-defined]
+    deposit.__wrapped__()
     if fails:
         raise LookupError
     return HttpResponse()

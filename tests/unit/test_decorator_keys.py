@@ -152,7 +152,7 @@ def test_a_command_class() -> None:
     class Command(BaseCommand):
         def handle(self, *args: Any, **options: Any) -> None: ...
 
-    assert Command.handle.__wrapped__  # type: ignore[attr-defined]
+    assert Command.handle.__wrapped__
     with pytest.raises(Exception, match=r"test_a_command_class\.<locals>\.Command is held"):
         Command().handle()
 

@@ -23,7 +23,7 @@ def parser(name: str) -> object:
 
 
 def own_options(name: str) -> set[str]:
-    return {*parser(name)._option_string_actions} - EVERYWHERE  # type: ignore[attr-defined]
+    return {*parser(name)._option_string_actions} - EVERYWHERE
 
 
 def shown() -> list[str]:
@@ -35,7 +35,7 @@ def shown() -> list[str]:
 @pytest.mark.parametrize("line", shown())
 def test_every_command_line_that_is_shown_is_understood(line: str) -> None:
     _, _, name, *words = shlex.split(line, comments=True)
-    found = parser(name).parse_args(words)  # type: ignore[attr-defined]
+    found = parser(name).parse_args(words)
     assert name == "locks" or found.command
 
 
@@ -60,7 +60,7 @@ def test_every_exit_code_is_in_the_table() -> None:
 
 def test_every_default_of_run_locked_is_the_one_in_the_table() -> None:
     defaults = dict(re.findall(r"^\| `--([a-z-]+)[^|]*\| `([^`]*)` \|", TEXT, re.MULTILINE))
-    parsed = vars(parser("run_locked").parse_args(["name"]))  # type: ignore[attr-defined]
+    parsed = vars(parser("run_locked").parse_args(["name"]))
     for option, shown in defaults.items():
         if option != "timeout":  # The setting TIMEOUT.
             value = parsed[option.replace("-", "_")]

@@ -56,7 +56,7 @@ Catalogue = dict[str, list[str]]
 def compiled(language: str) -> Catalogue:
     """What the compiled catalogue says of each text, in each of its forms."""
     with (PACKAGE / "locale" / language / "LC_MESSAGES/django.mo").open("rb") as file:
-        kept = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
+        kept = gettext.GNUTranslations(file)._catalog
     found: Catalogue = {}
     for key, text in kept.items():
         found.setdefault(key if isinstance(key, str) else key[0], []).append(text)
