@@ -17,6 +17,7 @@ from ..locking import aio_calls, calls
 from ..locking.aio_connections import cancellable
 from ..locking.aio_line import in_background
 from ..locking.calls import is_outage, is_pool_exhausted
+from ..locking.driver import adrive, drive
 from ..locking.server import server_of
 from .background import background
 from .rule import Flights
@@ -48,16 +49,7 @@ class ThreadCrew:
     def do(self, steps: Steps) -> Any:
         """What ``steps`` return in the end."""
         try:
-            step = next(steps)
-            while True:
-                try:
-                    came = self._do(step)
-                except BaseException as trouble:
-                    step = steps.throw(trouble)
-                else:
-                    step = steps.send(came)
-        except StopIteration as end:
-            return end.value
+            return drive(steps, self._do)
         except ProducerFailed as failed:
             error = failed.error
         raise error
@@ -117,16 +109,7 @@ class TaskCrew:
     async def do(self, steps: Steps) -> Any:
         """What ``steps`` return in the end."""
         try:
-            step = next(steps)
-            while True:
-                try:
-                    came = await self._do(step)
-                except BaseException as trouble:
-                    step = steps.throw(trouble)
-                else:
-                    step = steps.send(came)
-        except StopIteration as end:
-            return end.value
+            return await adrive(steps, self._do)
         except ProducerFailed as failed:
             error = failed.error
         raise error

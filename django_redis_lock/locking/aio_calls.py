@@ -12,7 +12,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .aio_clients import pool_of
-from .aio_connections import AsyncRawConnection, connect_to, taken_from
+from .aio_connections import AsyncRawConnection, connect_to, taken_from, wait_awake
 from .calls import (
     ASKING,
     REPORTED,
@@ -163,10 +163,15 @@ async def _exchange_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
 async def _within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
     if seconds is None:
         return await work
+    task = asyncio.ensure_future(work)
     try:
-        return await asyncio.wait_for(work, seconds)
-    except asyncio.TimeoutError:
-        raise RedisTimeoutError(f"Redis did not answer within {seconds:.3f} s") from None
+        await wait_awake({task}, seconds)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    if task.cancelled():
+        raise RedisTimeoutError(f"Redis did not answer within {seconds:.3f} s")
+    return task.result()
 
 
 async def _run(

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from redis.asyncio.retry import Retry
@@ -15,9 +15,12 @@ from redis.backoff import NoBackoff
 from .calls import FOR_COMMAND
 from .connections import note_sent, own_settings
 
-__all__ = ["AsyncRawConnection", "cancellable", "connect_to", "cut", "taken_from"]
+__all__ = ["AsyncRawConnection", "cancellable", "connect_to", "cut", "taken_from", "wait_awake"]
 
 T = TypeVar("T")
+
+#: How many times it is looked at whether answers came, before it is too late for them.
+LOOKS = 10
 
 
 class AsyncRawConnection(Protocol):
@@ -78,3 +81,12 @@ async def cancellable(work: Coroutine[Any, Any, T]) -> T:
             task.exception()  # Looked at, so that asyncio does not report it.
         raise
     return task.result()
+
+
+async def wait_awake(tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
+    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While it stood still
+    answers may have come, and servers must not be taken to be away for that."""
+    pending = set(tasks)
+    for _ in range(LOOKS):
+        if pending:
+            _, pending = await asyncio.wait(pending, timeout=seconds / LOOKS)

@@ -11,10 +11,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .aio import AsyncLock
 from .aio_calls import run
-from .aio_connections import cancellable
+from .aio_connections import cancellable, wait_awake
 from .aio_waiting import TaskPlace
 from .calls import Answer
 from .campaign import Ask, Queue, Step
+from .driver import adrive
 from .grants import Granted, Request
 from .quorum import Quorum
 from .scripts import Call
@@ -27,19 +28,8 @@ class AsyncRedlock(AsyncLock, Quorum):
     """``Redlock`` for asyncio, over clients of redis.asyncio."""
 
     async def _acquire(self, request: Request, wait: float | None) -> Granted | None:
-        steps = self._elect(request, wait)
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    came = await self._do(step)
-                except BaseException as trouble:
-                    step = steps.throw(trouble)
-                else:
-                    step = steps.send(came)
-        except StopIteration as end:
-            granted: Granted | None = end.value
-            return granted
+        granted: Granted | None = await adrive(self._elect(request, wait), self._do)
+        return granted
 
     async def _do(self, step: Step) -> Any:
         if isinstance(step, Ask):
@@ -64,7 +54,7 @@ async def _ask(
         for place, call in calls.items()
     }
     try:
-        await asyncio.wait(asking.values(), timeout=patience)
+        await wait_awake(asking.values(), patience)
     finally:
         for task in asking.values():
             task.cancel()

@@ -21,6 +21,8 @@ from .server import Server
 
 __all__ = ["ask"]
 
+#: The share of the time that one look at what has come may count for.
+TURN = 0.1
 #: Seconds between two looks at whether a connection has been made, while answers are waited for.
 GLANCE = 0.005
 
@@ -31,13 +33,14 @@ def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -
     Args:
         servers: the servers, by place.
         calls: what to ask which of them, in this order.
-        patience: seconds that all of it may take.
+        patience: seconds that all of it may take. If this process stands still meanwhile, that
+            counts for little: answers may have come, and servers must not be taken to be away.
     """
-    asking = _Asking(servers, calls, time.monotonic() + patience)
+    asking = _Asking(servers, calls)
     try:
         for place in calls:
             asking.send(place)
-        asking.finish()
+        asking.finish(patience)
     finally:
         # A connection with a reply still to come is of no use.
         for link in asking.links.values():
@@ -51,12 +54,9 @@ def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -
 
 
 class _Asking:
-    def __init__(
-        self, servers: Sequence[Server], calls: Mapping[int, Call], deadline: float
-    ) -> None:
+    def __init__(self, servers: Sequence[Server], calls: Mapping[int, Call]) -> None:
         self._servers = servers
         self._calls = calls
-        self._deadline = deadline
         self._connected: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._connecting: set[int] = set()
         self.links: dict[int, Any] = {}
@@ -93,27 +93,29 @@ class _Asking:
         else:
             self._connected.put((place, None))
 
-    def finish(self) -> None:
+    def finish(self, patience: float) -> None:
         """Read what comes, and send on the connections that are made, until the time is up."""
+        left, turn = patience, patience * TURN
         while self.links or self._connecting:
-            left = max(0.0, self._deadline - time.monotonic())
-            self._use_new(left)
+            began, pause = time.monotonic(), min(left, turn)
+            self._use_new(pause)
             ready = [place for place, link in self.links.items() if self._can_read(link)]
-            for place in ready or self._select(left):
+            for place in ready or self._select(pause):
                 self._read(place)
             if not left:
                 break
+            left = max(0.0, left - min(time.monotonic() - began, turn))
         for place in (*self.links, *self._connecting):
             self._failed(place, RedisTimeoutError("Redis did not answer in time"))
             if place in self._connecting:
                 note_sent(self.answers[place], False)
 
-    def _use_new(self, left: float) -> None:
+    def _use_new(self, pause: float) -> None:
         """Send on a connection that was made; wait for one only if there is nothing to read."""
         if not self._connecting:
             return
         try:
-            place, error = self._connected.get(timeout=left if not self.links else 0.0)
+            place, error = self._connected.get(timeout=pause if not self.links else 0.0)
         except queue.Empty:
             return
         self._connecting.discard(place)
@@ -135,11 +137,13 @@ class _Asking:
         except (RedisError, OSError):
             return True  # Reading will say what is wrong.
 
-    def _select(self, left: float) -> list[int]:
-        """Those links on which something comes within ``left`` seconds, or sooner if there are
+    def _select(self, pause: float) -> list[int]:
+        """Those links on which something comes within ``pause`` seconds, or sooner if there are
         connections to look at."""
         places = {link._sock: place for place, link in self.links.items()}
-        pause = min(left, GLANCE) if self._connecting else left if places else 0.0
+        if not places:
+            return []
+        pause = min(pause, GLANCE) if self._connecting else pause
         return [places[sock] for sock in select.select([*places], [], [], pause)[0]]
 
     def _read(self, place: int) -> None:

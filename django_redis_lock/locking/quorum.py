@@ -72,8 +72,6 @@ class Quorum(Handle):
             )
         if self.replicas:
             raise ValueError("replicas are for a lock on one server; this one has several")
-        if self.replicas:
-            raise ValueError("replicas is for one server and its replicas, not for several servers")
         usual = "a quarter of a second"
         limit = check_seconds("server_timeout", server_timeout, none=usual)
         self.server_timeout = limit or min(PATIENCE, (self.timeout or math.inf) / 4)

@@ -7,6 +7,7 @@ from typing import Any
 
 from .calls import Answer
 from .campaign import Ask, Queue, Step
+from .driver import drive
 from .grants import Granted, Request
 from .lock import Lock
 from .parallel import ask
@@ -42,19 +43,8 @@ class Redlock(Lock, Quorum):
     """
 
     def _acquire(self, request: Request, wait: float | None) -> Granted | None:
-        steps = self._elect(request, wait)
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    came = self._do(step)
-                except BaseException as trouble:
-                    step = steps.throw(trouble)
-                else:
-                    step = steps.send(came)
-        except StopIteration as end:
-            granted: Granted | None = end.value
-            return granted
+        granted: Granted | None = drive(self._elect(request, wait), self._do)
+        return granted
 
     def _do(self, step: Step) -> Any:
         if isinstance(step, Ask):

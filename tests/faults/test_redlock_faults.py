@@ -18,6 +18,7 @@ from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
 from django_redis_lock.locking.keeper import keeper
+from django_redis_lock.locking.parallel import _Asking
 from django_redis_lock.locking.renewal import Abandoned
 from django_redis_lock.locking.server import server_of
 from tests.integration.test_lock import places
@@ -319,6 +320,41 @@ def test_what_was_broken_off_leaves_nothing_behind(five: Five) -> None:
     asyncio.run(main())
     until(lambda: not any(isinstance(job, Abandoned) for job in tuple(keeper()._jobs)))
     assert five.holders() == [None] * FIVE
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_thread_that_stood_still_does_not_blame_the_servers(
+    five: Five, monkeypatch: pytest.MonkeyPatch, connected: bool
+) -> None:
+    finish = _Asking.finish
+    if connected:
+        five.lock().locked()
+
+    def late(self: Any, *args: Any) -> None:
+        time.sleep(LIMIT * 1.5)
+        finish(self, *args)
+
+    monkeypatch.setattr(_Asking, "finish", late)
+    assert five.lock().acquire(blocking=False)
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_loop_that_stood_still_does_not_blame_the_servers(five: Five, connected: bool) -> None:
+    async def main() -> None:
+        clients = [redis.asyncio.Redis(port=server.port) for server in five.servers]
+        lock = AsyncRedlock(clients, "faulty", timeout=30, thread_local=False)
+        if connected:
+            await lock.locked()
+        acquiring = asyncio.create_task(lock.acquire(blocking=False))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not acquiring.done()
+        time.sleep(LIMIT * 1.5)
+        assert await acquiring
+        for client in clients:
+            await client.aclose()
+
+    asyncio.run(main())
 
 
 def test_connections_are_used_again(five: Five) -> None:

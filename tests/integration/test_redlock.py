@@ -18,6 +18,8 @@ from tests.lock_contract import Backend, LockContract
 from tests.redis_server import RedisServer
 
 FIVE = 5
+#: Seconds within which a server answers, also if the whole machine is at a standstill for a moment.
+AMPLE = 5
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ class OnFive(Backend):
         self.clients = clients
 
     def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
-        return Redlock(self.clients, name, **options)
+        return Redlock(self.clients, name, **{"server_timeout": AMPLE, **options})
 
     def value(self, name: str) -> bytes | None:
         ((value, count),) = Counter(client.get(name) for client in self.clients).most_common(1)
@@ -88,6 +90,7 @@ class InTasks(OnFive):
         self._tasks = tasks
 
     def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
+        options = {"server_timeout": AMPLE, **options}
         return ForThreads(self._tasks, AsyncRedlock(self._async_clients, name, **options))
 
 

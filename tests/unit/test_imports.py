@@ -46,6 +46,7 @@ LAYERS = (
         "locking.cluster",
         "locking.server",
         "locking.routes",
+        "locking.driver",
         "locking.packing",
         "locking.calls",
         "locking.aio_connections",
