@@ -43,7 +43,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "locked":
-        # It knows Django; the locks must be importable without Django being set up.
+        # They know Django; the locks must be importable without Django being set up.
         from .decorators import locked  # noqa: PLC0415
 
         return locked

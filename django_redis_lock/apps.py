@@ -13,6 +13,7 @@ class RedisLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        # They need the apps to be there.
         from . import checks, exporters, metrics  # noqa: F401, PLC0415 - checks are registered
         from .conf import Conf  # noqa: PLC0415
 

@@ -175,7 +175,7 @@ class LockedOrElse(Generic[D], Locked):
     """``locked(default=…)``: what it decorates may return the default."""
 
     if TYPE_CHECKING:
-
+        # For a caller with its types it narrows what Locked says: there, what goes in comes out.
         @overload  # type: ignore[override]
         def __call__(
             self, target: Callable[P, Coroutine[Any, Any, R]]

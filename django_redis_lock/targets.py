@@ -39,6 +39,7 @@ def decorate(options: Options, target: Any) -> Any:
 
 def _class(options: Options, target: type) -> type:
     dotted = f"{target.__module__}.{target.__qualname__}"
+    # A method is exchanged on the class, which is what decorating a class is for.
     if issubclass(target, BaseCommand):
         options.refuse("a command", "status_code", "default")
         target.handle = Guard(options, target.handle, dotted).wrapper()  # type: ignore[method-assign]

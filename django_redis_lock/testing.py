@@ -18,6 +18,7 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest import mock
 
 from .locking.aio import AsyncLock
@@ -37,6 +38,8 @@ class InMemory:
     """What ``Lock`` and ``AsyncLock`` do otherwise when their server is in memory."""
 
     _memory: MemoryServer
+    local: Any
+    _won: Any
 
     def _now(self) -> float:
         now: float = self._memory.clock()
@@ -46,12 +49,12 @@ class InMemory:
         """Nowhere that figures could be written to."""
 
     def _keep(self, granted: Granted) -> Hold:
-        hold: Hold = self._won(granted)  # type: ignore[attr-defined]
+        hold: Hold = self._won(granted)
         self._memory.keep(hold)
         return hold
 
     def _stop_keeping(self) -> None:
-        hold = self.local.hold  # type: ignore[attr-defined]
+        hold = self.local.hold
         if hold is not None:
             hold.end()
 
@@ -117,7 +120,7 @@ class MemoryLock(ThreadsInMemory, Lock):
     """``Lock`` on a ``MemoryServer``, which takes the place of the redis-py client."""
 
     @property
-    def _memory(self) -> MemoryServer:  # type: ignore[override]
+    def _memory(self) -> MemoryServer:  # type: ignore[override]  # only ever read
         server: MemoryServer = self.redis
         return server
 

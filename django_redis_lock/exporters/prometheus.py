@@ -122,11 +122,12 @@ def _truth(value: bool) -> str:
 def start(registry: CollectorRegistry = REGISTRY) -> Prometheus:
     """Count in ``registry`` from now on. Called again (a module that is reloaded) it begins anew;
     nothing is registered twice."""
-    for listener in events.listeners:
+    listeners: tuple[Any, ...] = events.listeners
+    for listener in listeners:
         # By its name: after a reload its class is another.
         same = type(listener).__qualname__ == Prometheus.__qualname__
         if same and getattr(listener, "registry", None) is registry:
-            listener.stop()  # type: ignore[attr-defined]
+            listener.stop()
     exporter = Prometheus(registry)
     events.listen(exporter)
     return exporter

@@ -24,8 +24,8 @@ from .owner import Owner
 
 try:
     import fcntl
-except ImportError:  # pragma: no cover
-    fcntl = None  # type: ignore[assignment]
+except ImportError:  # pragma: no cover  # only on Windows
+    fcntl = None  # type: ignore[assignment]  # looked at before it is used
 
 __all__ = ["LocalLock", "held_locally", "local_folder"]
 

@@ -156,7 +156,7 @@ class Abandoned(Job):
         self._answers = 0
 
     @property
-    def owed(self) -> bool:  # type: ignore[override]
+    def owed(self) -> bool:  # type: ignore[override]  # of other jobs: a plain value
         return self._answers == 0
 
     def call(self, now: float) -> Call | None:

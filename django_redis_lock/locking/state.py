@@ -112,6 +112,7 @@ def for_the_caller(
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(call)
     else:
+        # What asyncio itself marks with; there is no public name for it.
         call._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
     return call
 

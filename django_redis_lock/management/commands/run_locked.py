@@ -103,6 +103,7 @@ class Command(BaseCommand):
             parsed.command = words[at + 1 :]
             return parsed
 
+        # Django gives no say in the class of the parser.
         parser.parse_args = parse_args  # type: ignore[method-assign, assignment]
         return parser
 
