@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .current import current_lock
+from .decorating.current import current_lock
 from .exceptions import (
     LockError,
     LockLost,

@@ -13,10 +13,10 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 
 from .cache import RedisCache
-from .computing import OnWaitTimeout
+from .computing.single import OnWaitTimeout
+from .computing.terms import SETTING
+from .decorating.naming import namer
 from .locking.events import as_group, check_group
-from .naming import namer
-from .terms import SETTING
 
 __all__ = ["CachedFunction", "cached", "computing_cache"]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from . import current
-from .lock_options import LockOptions, Options
+from .decorating import current
+from .decorating.naming import Template, short
+from .decorating.options import LockOptions, Options
+from .decorating.sections import AsyncSection, Section
+from .decorating.targets import decorate
 from .locking.aio import AsyncLock
 from .locking.lock import Lock
-from .naming import Template, short
-from .sections import AsyncSection, Section
-from .targets import decorate
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
-from .computing_anew import ComputingAnew
-from .computing_many import ComputingMany
+from .computing.anew import ComputingAnew
+from .computing.many import ComputingMany
 from .locking.lock import Lock
 
 __all__ = ["PythonRedisLock"]

@@ -17,7 +17,8 @@ import pytest
 import redis
 from django.test import override_settings
 
-from django_redis_lock import declared, metrics
+from django_redis_lock import metrics
+from django_redis_lock.decorating import declared
 from django_redis_lock.locking import keeper
 
 from .redis_server import GivenServer, RedisServer

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..aliases import lock_cache
-from ..declared import declarations
+from ..decorating.declared import declarations
 from ..holdings import UNAVAILABLE, Holding
 from ..locking.server import server_of
 from ..metrics import Distribution, Summary, histogram_svg, sparkline_svg, summaries, summary

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 
 from ..aliases import lock_cache
-from ..declared import Declaration, declarations
+from ..decorating.declared import Declaration, declarations
 from .catalogue import check, found
 
 __all__: list[str] = []

@@ -22,7 +22,7 @@ from django.core.management import (
 )
 from django.core.management.base import BaseCommand
 
-from ..lost import interrupt_main_thread
+from ..decorating.lost import interrupt_main_thread
 from .exit_codes import LOST, NOT_FOUND, USAGE
 
 __all__ = ["ManagementCommand", "Work"]

@@ -11,7 +11,8 @@ from typing import Any
 from django.core.cache import cache
 from django.template import Context, Template
 
-from django_redis_lock import conf, terms
+from django_redis_lock import conf
+from django_redis_lock.computing import terms
 from django_redis_lock.signals import value_refresh_failed
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cache_stampedes.md").read_text()

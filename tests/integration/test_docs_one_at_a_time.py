@@ -16,8 +16,8 @@ from django.core.management import CommandError, call_command
 from django.test import RequestFactory
 
 from django_redis_lock import LockError, LockNotAcquired, contention, current_lock
-from django_redis_lock.lock_options import MISSING, Options
-from django_redis_lock.terms import SETTING
+from django_redis_lock.computing.terms import SETTING
+from django_redis_lock.decorating.options import MISSING, Options
 
 TEXT = (Path(__file__).parents[2] / "docs" / "one_at_a_time.md").read_text()
 

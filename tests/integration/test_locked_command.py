@@ -15,8 +15,9 @@ from django.core.cache import caches
 from django.core.management import CommandError, call_command
 from django.core.management.base import BaseCommand
 
-from django_redis_lock import LockNotAcquired, current_lock, locked, lost
+from django_redis_lock import LockNotAcquired, current_lock, locked
 from django_redis_lock.contention import Conflict
+from django_redis_lock.decorating import lost
 from django_redis_lock.locking.owner import hostname
 from tests.held import hold
 from tests.processes import PATIENCE, Link, in_threads, processes, until

@@ -22,7 +22,8 @@ from django.db import DatabaseError, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, TestCase
 
-from django_redis_lock import LockError, LockNotAcquired, current_lock, locked, transactions
+from django_redis_lock import LockError, LockNotAcquired, current_lock, locked
+from django_redis_lock.decorating import transactions
 from tests.processes import PATIENCE, Link, processes, until
 
 KEY = ":1:lock:account"

@@ -17,7 +17,7 @@ from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from django_redis_lock import Lock, Redlock, locked, metrics
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.declared import declarations
+from django_redis_lock.decorating.declared import declarations
 from django_redis_lock.locking.calls import run
 from django_redis_lock.locking.inventory import list_flights
 from django_redis_lock.locking.keeper import keeper

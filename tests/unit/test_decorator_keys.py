@@ -11,8 +11,8 @@ import pytest
 from django.core.management.base import BaseCommand
 
 from django_redis_lock import locked
+from django_redis_lock.decorating.options import Options
 from django_redis_lock.exceptions import LockNotAcquired
-from django_redis_lock.lock_options import Options
 
 
 @pytest.fixture(autouse=True)

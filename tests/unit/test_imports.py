@@ -21,7 +21,6 @@ PACKAGE = "django_redis_lock"
 FOLDER = Path(django_redis_lock.__file__).parent
 
 #: From the bottom to the top: a module imports from its own layer and from those below.
-#: Some of these modules are still to be written.
 LAYERS = (
     (
         "exceptions",
@@ -90,15 +89,24 @@ LAYERS = (
         "memory",
         "testing",
     ),
-    ("conf", "signals", "terms", "declared", "awaitables"),
+    ("conf", "signals"),
+    ("decorating", "decorating.declared", "computing", "computing.terms", "computing.awaitables"),
     ("kinds",),
-    ("reading", "expiring", "computing*", "python_redis_lock", "cache", "clients"),
+    ("computing.*", "expiring", "python_redis_lock", "cache", "clients"),
     ("aliases",),
-    ("contention", "metrics*", "checks*", "doctor*", "models", "naming", "holdings"),
-    ("exporters*", "current", "lost", "tasks", "transactions", "lock_options"),
-    ("sections",),
-    ("guards",),
-    ("targets",),
+    ("contention", "metrics*", "checks*", "doctor*", "models", "holdings"),
+    (
+        "exporters*",
+        "decorating.naming",
+        "decorating.current",
+        "decorating.lost",
+        "decorating.tasks",
+        "decorating.transactions",
+        "decorating.options",
+    ),
+    ("decorating.sections",),
+    ("decorating.guards",),
+    ("decorating.targets",),
     ("decorators", "caching", "admin*"),
     ("", "apps", "management*", "migrations*", "templatetags*"),
 )

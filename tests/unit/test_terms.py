@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from django_redis_lock.computing.terms import SETTING, Terms
 from django_redis_lock.conf import Conf
-from django_redis_lock.terms import SETTING, Terms
 
 
 def of(**given: Any) -> Terms:

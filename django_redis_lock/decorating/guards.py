@@ -14,11 +14,11 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management.base import BaseCommand
 from django.views import View
 
-from .contention import Conflict, request_of
+from ..contention import Conflict, request_of
 from .declared import declare
-from .lock_options import MISSING, Options, Use
 from .lost import Ending, told_to_end
 from .naming import bound_method, namer
+from .options import MISSING, Options, Use
 from .sections import AsyncSection, Section
 
 __all__ = ["ONLY_COMMANDS", "Guard", "is_api_view"]

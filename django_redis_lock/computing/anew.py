@@ -1,4 +1,4 @@
-"""``compute``: as ``computing``, whether there is a value or not."""
+"""``compute``: as ``single``, whether there is a value or not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from .awaitables import awaitable
-from .computing import Computing
+from .single import Computing
 from .terms import Terms
 
 __all__ = ["ComputingAnew"]

@@ -12,15 +12,15 @@ from typing import Any
 from asgiref.sync import AsyncToSync, sync_to_async
 from redis.exceptions import RedisError
 
+from ..contention import Conflict
+from ..exceptions import LockError
+from ..locking.aio import AsyncLock
+from ..locking.aio_line import in_background
+from ..locking.handle import Handle
+from ..locking.hold import printable
+from ..locking.lock import Lock
 from . import current, transactions
-from .contention import Conflict
-from .exceptions import LockError
-from .lock_options import OnLost, Options, Use
-from .locking.aio import AsyncLock
-from .locking.aio_line import in_background
-from .locking.handle import Handle
-from .locking.hold import printable
-from .locking.lock import Lock
+from .options import OnLost, Options, Use
 
 __all__ = ["AsyncSection", "Section"]
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from django.core.management import BaseCommand, CommandError
 
-from .locking.hold import printable
-from .locking.interrupts import unwinding
+from ..locking.hold import printable
+from ..locking.interrupts import unwinding
 
 __all__ = ["GRACE", "Ending", "LockLostExit", "interrupt_main_thread", "told_to_end"]
 

@@ -13,10 +13,10 @@ from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .locking.breaker import Breaker, ServerAway
-from .locking.calls import is_pool_exhausted
-from .locking.server import server_of
-from .locking.topology import Topology
+from ..locking.breaker import Breaker, ServerAway
+from ..locking.calls import is_pool_exhausted
+from ..locking.server import server_of
+from ..locking.topology import Topology
 
 __all__ = ["Reading"]
 

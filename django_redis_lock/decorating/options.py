@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypedDict
 
-from .aliases import lock_cache
-from .contention import OnConflict
-from .kinds import check_policy, check_using
-from .locking.aio import AsyncLock
-from .locking.arguments import check_seconds
-from .locking.events import as_group, check_group
-from .locking.lock import Lock
-from .terms import SETTING
+from ..aliases import lock_cache
+from ..computing.terms import SETTING
+from ..contention import OnConflict
+from ..kinds import check_policy, check_using
+from ..locking.aio import AsyncLock
+from ..locking.arguments import check_seconds
+from ..locking.events import as_group, check_group
+from ..locking.lock import Lock
 
 __all__ = ["MISSING", "LockOptions", "OnLost", "Options", "Use"]
 

@@ -7,8 +7,8 @@ import threading
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from .exceptions import LockError
-from .locking.handle import Handle
+from ..exceptions import LockError
+from ..locking.handle import Handle
 
 __all__ = ["caller", "current_lock", "pop", "push", "waits_for_itself"]
 

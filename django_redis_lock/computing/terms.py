@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple
 
-from .conf import ON_WAIT_TIMEOUT, Conf
-from .locking.arguments import check_seconds, check_share
+from ..conf import ON_WAIT_TIMEOUT, Conf
+from ..locking.arguments import check_seconds, check_share
 
 __all__ = ["SETTING", "Terms"]
 

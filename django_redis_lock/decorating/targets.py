@@ -9,8 +9,8 @@ from django.core.management.base import BaseCommand
 from django.views import View
 
 from .guards import ONLY_COMMANDS, Guard, is_api_view
-from .lock_options import Options
 from .naming import bound_method
+from .options import Options
 from .tasks import celery_task, is_django_task, with_function
 
 __all__ = ["decorate"]

@@ -19,8 +19,8 @@ from typing import Any
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .locking.handle import Handle
-from .locking.hold import printable
+from ..locking.handle import Handle
+from ..locking.hold import printable
 
 __all__ = ["open_transactions", "take_up", "wait_for"]
 

@@ -15,18 +15,18 @@ from django_redis.client import HerdClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
+from ..conf import Conf
+from ..exceptions import LockNotAcquired
+from ..flights import TOO_LATE, CoordinationError, Producer, Steps, TaskCrew, ThreadCrew
+from ..flights.aboard import Aboard, Place, boarded
+from ..flights.steps import Run
+from ..locking.aio_clients import asyncio_client
+from ..locking.calls import OUTAGE, is_pool_exhausted
+from ..locking.events import check_group
+from ..locking.flight_scripts import READ
+from ..locking.scripts import Call
+from ..locking.server import server_of
 from .awaitables import awaitable
-from .conf import Conf
-from .exceptions import LockNotAcquired
-from .flights import TOO_LATE, CoordinationError, Producer, Steps, TaskCrew, ThreadCrew
-from .flights.aboard import Aboard, Place, boarded
-from .flights.steps import Run
-from .locking.aio_clients import asyncio_client
-from .locking.calls import OUTAGE, is_pool_exhausted
-from .locking.events import check_group
-from .locking.flight_scripts import READ
-from .locking.scripts import Call
-from .locking.server import server_of
 from .reading import Reading
 from .terms import SETTING, Terms
 

@@ -1,4 +1,4 @@
-"""``get_or_set_many``: as ``computing``, for several keys at once."""
+"""``get_or_set_many``: as ``single``, for several keys at once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from ..exceptions import LockNotAcquired
+from ..flights import CoordinationError, Steps, TaskCrew, ThreadCrew
+from ..flights.many import Several
+from ..flights.steps import Compute
+from ..locking.calls import is_pool_exhausted
 from .awaitables import awaitable
-from .computing import Computing, OnWaitTimeout
-from .exceptions import LockNotAcquired
-from .flights import CoordinationError, Steps, TaskCrew, ThreadCrew
-from .flights.many import Several
-from .flights.steps import Compute
-from .locking.calls import is_pool_exhausted
+from .single import Computing, OnWaitTimeout
 from .terms import SETTING, Terms
 
 __all__ = ["ComputingMany"]

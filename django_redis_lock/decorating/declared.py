@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from .locking.events import as_group
+from ..locking.events import as_group
 
 __all__ = ["Declaration", "declarations", "declare"]
 

@@ -1,0 +1,1 @@
+"""The cache's methods that compute: Django's arguments in front, the rule of flights behind."""

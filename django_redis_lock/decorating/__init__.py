@@ -1,0 +1,1 @@
+"""What ``locked()`` is made of; ``decorators`` puts it together."""
