@@ -13,7 +13,6 @@ from django.core.checks import registry, run_checks
 
 from django_redis_lock import checks, locked
 from django_redis_lock.contention import redirect_to, skip
-from django_redis_lock.decorating import declared
 
 TEXT = (Path(__file__).parents[2] / "docs" / "checks.md").read_text()
 
