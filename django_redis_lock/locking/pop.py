@@ -41,13 +41,17 @@ class Pop:
         self._buffer = bytearray(len(grants) + len(wake) + ROOM)
 
     def send(self) -> None:
-        self.connection.send_command("BLPOP", self._grants, self.wake, 0)
+        command = self.connection.pack_command("BLPOP", self._grants, self.wake, 0)
+        try:
+            # Not by redis-py, which ends the connection of whoever is interrupted while sending:
+            # a grant that had come by then would be lost with it.
+            self._socket().sendall(b"".join(command))
+        except OSError as error:
+            raise RedisConnectionError(f"beginning to wait in Redis: {error}") from error
 
     def answered(self, patience: float) -> bool:
         """Wait ``patience`` seconds at most for the answer; whether it is there."""
-        sock: socket.socket | None = getattr(self.connection, "_sock", None)
-        if sock is None:
-            raise RedisConnectionError("the connection of a blocking pop was closed")
+        sock = self._socket()
         try:
             while self._words() is None:
                 sock.settimeout(max(patience, 0.0001))  # 0 would mean something else.
@@ -60,6 +64,12 @@ class Pop:
         except OSError as error:
             raise RedisConnectionError(f"while waiting in Redis: {error}") from error
         return True
+
+    def _socket(self) -> socket.socket:
+        sock: socket.socket | None = getattr(self.connection, "_sock", None)
+        if sock is None:
+            raise RedisConnectionError("the connection of a blocking pop was closed")
+        return sock
 
     @property
     def reply(self) -> list[bytes] | None:

@@ -21,6 +21,7 @@ import redis
 
 from django_redis_lock import Lock
 from django_redis_lock.locking.keeper import keeper
+from django_redis_lock.locking.node import Server
 from django_redis_lock.locking.pop import Farewell
 from django_redis_lock.locking.server import server_of
 from django_redis_lock.locking.watch import Departure
@@ -201,6 +202,43 @@ def test_a_lock_that_is_passed_on(client: redis.Redis) -> None:
         expect_free(client, points)
 
     each_point(attempt, function="pop.answered", meanwhile=holder.release)
+
+
+def test_a_grant_that_comes_before_the_pop_is_known_to_be_sent(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = Lock(client, NAME, timeout=60, grant_timeout=60)
+    lock = Lock(client, NAME, timeout=60, grant_timeout=60, thread_local=False)
+
+    class Socket:
+        """One on which the interrupt comes after the last byte was sent."""
+
+        def __init__(self, sock: Any) -> None:
+            self._sock = sock
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._sock, name)
+
+        def sendall(self, sent: bytes) -> None:
+            self._sock.sendall(sent)
+            until(lambda: blocked(client))
+            holder.release()
+            raise Interrupt
+
+    def borrow(server: Any, *args: Any) -> Any:
+        connection = borrowed(server, *args)
+        connection._sock = Socket(connection._sock)
+        return connection
+
+    prepare(client)
+    holder.acquire()
+    borrowed = Server.borrow
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "borrow", borrow)
+        with pytest.raises(Interrupt):
+            lock.acquire()
+    assert lock.local.token is None
+    expect_free(client, Points())
 
 
 @pytest.mark.parametrize("freed", [True, False])

@@ -199,16 +199,19 @@ class TestInterrupted:
         lock = Lock(client, NAME, timeout=60, grant_timeout=60)
         options = {"timeout": 60, "grant_timeout": 60}
         with processes(interrupted_again_and_again, redis_server.url, options) as (waiter,):
+            lock.acquire()
             waiter.go()
             for round in range(60):
-                assert lock.acquire(blocking_timeout=PATIENCE), f"round {round}"
                 assert waiter.hear() == "begins"
                 until_blocked(client)
                 os.kill(waiter.pid, signal.SIGUSR1)
                 time.sleep(round % 10 / 5000)
                 lock.release()
+                # Before it begins again, or it would find the lock free.
+                assert lock.acquire(blocking_timeout=PATIENCE), f"round {round}"
                 waiter.say("again")
             assert waiter.result() > 0
+        lock.release()
 
 
 class Interrupt(BaseException):
