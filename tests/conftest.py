@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -23,6 +24,11 @@ from django_redis_lock.locking import keeper
 
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell without job control has started us in the background. The processes that tests start
+    # and interrupt must not inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
