@@ -22,7 +22,7 @@ demo-check: $(INSTALLED) ## The demo without the site.
 	$(RUN) manage.py demo --no-serve $(ARGS)
 
 test: $(INSTALLED) ## Run the test suite.
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
 model: | $(RUN) ## Check the model of the lock protocol; needs spin and gcc, takes minutes.
 	$(RUN) -m tests.model.checker $(ARGS)

@@ -25,10 +25,20 @@ from django_redis_lock.locking import keeper
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
 
+#: Processes that `make test` uses at most; with more, the machine is busy with starting servers.
+MOST_PROCESSES = 4
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell without job control has started us in the background. The processes that tests start
     # and interrupt must not inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Each process has servers of its own; a server that was given can only be for one."""
+    cores = os.cpu_count() or 1
+    return 0 if os.environ.get("REDIS_URL") else min(cores, MOST_PROCESSES)
 
 
 @pytest.fixture(scope="session")

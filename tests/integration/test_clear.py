@@ -91,8 +91,13 @@ def test_fences_go_on_rising(cache: RedisCache) -> None:
 def test_a_lock_is_still_renewed(cache: RedisCache, client: redis.Redis) -> None:
     with cache.lock("report", timeout=1, renew=True) as lock:
         cache.clear()
-        left = client.pttl(KEYS.lock)
-        until(lambda: not 0 < client.pttl(KEYS.lock) <= left)
+        left = [client.pttl(KEYS.lock)]
+
+        def prolonged() -> bool:
+            left.append(client.pttl(KEYS.lock))
+            return left[-1] > left[-2]
+
+        until(prolonged)
         assert lock.owned()
         lock.ensure_held()
 

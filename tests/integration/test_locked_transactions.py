@@ -496,6 +496,7 @@ def test_djangos_test_case_is_no_transaction_of_the_project() -> None:
         Tests().run(result)
     finally:
         Tests.tearDownClass()
+        Tests.doClassCleanups()  # Or other tests could not use the other databases.
     assert not result.errors
     assert not result.failures
     assert seen == [False, True, True, False, True, False, False]
