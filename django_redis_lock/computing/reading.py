@@ -8,17 +8,27 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from django.utils.functional import cached_property
+from django_redis.cache import CONNECTION_INTERRUPTED, omit_exception
 from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..flights import Steps
+from ..flights.aboard import Aboard, Place, boarded
+from ..flights.steps import Run
 from ..locking.breaker import Breaker, ServerAway
 from ..locking.calls import is_pool_exhausted
+from ..locking.flight_scripts import READ
+from ..locking.scripts import Call
 from ..locking.server import server_of
 from ..locking.topology import Topology
+from .looks import Looks, looks_at
 
-__all__ = ["Reading"]
+__all__ = ["MISSING", "Reading"]
+
+#: What is found where there is no value.
+MISSING = object()
 
 T = TypeVar("T")
 
@@ -27,7 +37,69 @@ class Reading:
     """The part of ``RedisCache`` that asks django-redis."""
 
     client: Any
+    key_prefix: str
+    _encoded_key: Any
     _lock_client: Any
+
+    @omit_exception(return_value=CONNECTION_INTERRUPTED)  # type: ignore[untyped-decorator]
+    def _look(self, key: str, version: int | None) -> Any:
+        """The value, or MISSING. Many callers at once would take a connection each; so while this
+        process is after the value, one at a time looks, and the others may as well wait for it."""
+        crowded = self._pool is not None and not self._pool._available_connections
+        if crowded and self._looks.wait_for((self.key_prefix, key, version)):
+            return MISSING
+        aboard = self._aboard(key, version) if boarded else None
+        if aboard and not aboard.looking.acquire(blocking=False):
+            return MISSING
+        look = self._looks.begin((self.key_prefix, key, version)) if crowded else None
+        try:
+            value = self._heeded(self.client.get, key, default=MISSING, version=version)
+            if look:
+                look.missing = value is MISSING
+            return value
+        except ConnectionInterrupted as error:
+            # So many look already that one of them will find it missing, if it is.
+            if error.__cause__ is not None and is_pool_exhausted(error.__cause__):
+                return MISSING
+            raise
+        finally:
+            if look:
+                self._looks.end((self.key_prefix, key, version), look)
+            if aboard:
+                aboard.looking.release()
+
+    def _read(self, place: Place, stale: bool) -> Steps:
+        """What Redis keeps, with its remaining lifetime; None also where there is no need to look:
+        who asks next for what may not be stale reads it while asking who computes it."""
+        server, nkey, loop = place
+        crowded = loop is None and server.must_connect()
+        if crowded and self._looks.wait_for(nkey):
+            return None
+        aboard = boarded.get(place)
+        if aboard is None and not stale:
+            return None
+        if aboard is not None and not aboard.looking.acquire(blocking=False):
+            return None
+        look = self._looks.begin(nkey) if crowded else None
+        try:
+            [kept] = yield Run((Call(READ, (nkey,), ()),))
+            if look:
+                look.missing = kept is None
+            return kept
+        finally:
+            if look:
+                self._looks.end(nkey, look)
+            if aboard is not None:
+                aboard.looking.release()
+
+    def _aboard(self, key: str, version: int | None) -> Aboard | None:
+        """Those threads of this process that are after the value of ``key``."""
+        place = (server_of(self._lock_client()), self._encoded_key(key, version), None)
+        return boarded.get(place)
+
+    @cached_property
+    def _looks(self) -> Looks:
+        return looks_at(server_of(self._lock_client()))
 
     @cached_property
     def _breaker(self) -> Breaker | None:
@@ -39,6 +111,14 @@ class Reading:
             return None
         server = server_of(self._lock_client())
         return None if isinstance(server, Topology) else server.breaker
+
+    @cached_property
+    def _pool(self) -> Any:
+        """Where django-redis's reads take their connections, if it says which are at rest."""
+        if self._breaker is None:
+            return None
+        pool = self.client.get_client(write=False).connection_pool
+        return pool if hasattr(pool, "_available_connections") else None
 
     def _heeded(self, read: Callable[..., T], *args: Any, **options: Any) -> T:
         """What ``read`` returns.

@@ -10,29 +10,21 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.utils.functional import cached_property
-from django_redis.cache import CONNECTION_INTERRUPTED, omit_exception
+from django_redis.cache import CONNECTION_INTERRUPTED
 from django_redis.client import HerdClient
-from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
 from ..conf import Conf
 from ..exceptions import LockNotAcquired
 from ..flights import TOO_LATE, CoordinationError, Producer, Steps, TaskCrew, ThreadCrew
-from ..flights.aboard import Aboard, Place, boarded
-from ..flights.steps import Run
 from ..locking.aio_clients import asyncio_client
-from ..locking.calls import OUTAGE, is_pool_exhausted
+from ..locking.calls import OUTAGE
 from ..locking.events import check_group
-from ..locking.flight_scripts import READ
-from ..locking.scripts import Call
-from ..locking.server import server_of
 from .awaitables import awaitable
-from .reading import Reading
+from .reading import MISSING, Reading
 from .terms import SETTING, Terms
 
 __all__ = ["Computing", "OnWaitTimeout"]
-
-_MISSING = object()
 
 OnWaitTimeout = Literal["compute", "raise", "default"]
 
@@ -44,7 +36,6 @@ class Computing(Reading):
     get_many: Any
     _params: dict[str, Any]
     _ignore_exceptions: bool
-    _encoded_key: Any
 
     @cached_property
     def conf(self) -> Conf:
@@ -120,16 +111,19 @@ class Computing(Reading):
         if not may_be_stale:
             value = self._look(key, version)
             alone = value is CONNECTION_INTERRUPTED
-            if value is not _MISSING and not alone:
+            if value is not MISSING and not alone:
                 return value
-        terms = Terms.of(self.conf, **given)
-        producer = self._producer(key, default, timeout, terms, group)
-        crew = self._thread_crew()
-        nkey = self._encoded_key(key, version)
-        steps = self._value(
-            crew, key, nkey, producer, terms, default, alone, read=bool(terms.stale)
-        )
-        return crew.do(steps)
+        try:
+            terms = Terms.of(self.conf, **given)
+            producer = self._producer(key, default, timeout, terms, group)
+            crew = self._thread_crew()
+            nkey = self._encoded_key(key, version)
+            steps = self._value(
+                crew, key, nkey, producer, terms, default, alone, read=bool(terms.stale)
+            )
+            return crew.do(steps)
+        finally:
+            self._looks.forget((self.key_prefix, key, version))
 
     async def aget_or_set(
         self,
@@ -163,29 +157,6 @@ class Computing(Reading):
         steps = self._value(crew, key, nkey, producer, terms, default, alone=False, read=True)
         return await crew.do(steps)
 
-    @omit_exception(return_value=CONNECTION_INTERRUPTED)  # type: ignore[untyped-decorator]
-    def _look(self, key: str, version: int | None) -> Any:
-        """The value, or _MISSING. Many callers at once would take a connection each; so while this
-        process is after the value, one at a time looks, and the others may as well wait for it."""
-        aboard = self._aboard(key, version) if boarded else None
-        if aboard and not aboard.looking.acquire(blocking=False):
-            return _MISSING
-        try:
-            return self._heeded(self.client.get, key, default=_MISSING, version=version)
-        except ConnectionInterrupted as error:
-            # So many look already that one of them will find it missing, if it is.
-            if error.__cause__ is not None and is_pool_exhausted(error.__cause__):
-                return _MISSING
-            raise
-        finally:
-            if aboard:
-                aboard.looking.release()
-
-    def _aboard(self, key: str, version: int | None) -> Aboard | None:
-        """Those threads of this process that are after the value of ``key``."""
-        place = (server_of(self._lock_client()), self._encoded_key(key, version), None)
-        return boarded.get(place)
-
     # -- the same for threads and tasks --------------------------------------------------------
 
     def _value(
@@ -204,7 +175,7 @@ class Computing(Reading):
         if read:
             kept = None
             try:
-                kept = yield from self._read(flights.place(nkey), producer)
+                kept = yield from self._read(flights.place(nkey), bool(producer.stale))
             except (RedisError, OSError) as error:
                 alone = self._may_go_on_alone(error)
             if kept is not None:
@@ -217,6 +188,8 @@ class Computing(Reading):
         except CoordinationError as error:
             alone = self._may_go_on_alone(error.__cause__)
             found = yield from flights.get_or_compute(nkey, producer, deadline, alone)
+        finally:
+            self._looks.forget(nkey)
         if found is not TOO_LATE:
             return found
         if terms.on_wait_timeout == "raise":
@@ -224,21 +197,6 @@ class Computing(Reading):
         if terms.on_wait_timeout == "default":
             return None if callable(default) else default
         return (yield from flights.compute_anyway(nkey, producer, alone))
-
-    def _read(self, place: Place, producer: Producer) -> Steps:
-        """What Redis keeps, with its remaining lifetime; None also where there is no need to look:
-        who asks next for what may not be stale reads it while asking who computes it."""
-        aboard = boarded.get(place)
-        if aboard is None and not producer.stale:
-            return None
-        if aboard is not None and not aboard.looking.acquire(blocking=False):
-            return None
-        try:
-            [kept] = yield Run((Call(READ, (place[1],), ()),))
-            return kept
-        finally:
-            if aboard is not None:
-                aboard.looking.release()
 
     def _may_go_on_alone(self, error: BaseException | None) -> bool:
         """Redis went away, or lets us read but not coordinate. Whatever goes wrong with that, the

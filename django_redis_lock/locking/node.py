@@ -146,6 +146,10 @@ class Server:
             return rested
         return self.connect(None if patience is None else min(patience, self.timeout)), None
 
+    def must_connect(self) -> bool:
+        """Whether ``borrow`` would make a connection."""
+        return not self._resting
+
     def rested(self) -> RawConnection | None:
         """A connection with nothing to be read on it that is at rest here, if there is one."""
         rested = self._rested_unread()

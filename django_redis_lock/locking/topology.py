@@ -59,6 +59,9 @@ class Topology(Server):
             redis.exceptions.RedisError, OSError: nobody says.
         """
 
+    def must_connect(self) -> bool:
+        return False  # Its connections are its nodes'.
+
     def at(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
         if self.must_look():
             self._look_or_wait(LOOK if patience is None else patience)

@@ -117,6 +117,36 @@ def test_eight_hundred_threads_with_pools_as_they_are(
         assert crew.results() == [["the report"] * 200] * 4
 
 
+@pytest.mark.parametrize("stale", [0, 60])
+@pytest.mark.parametrize("threads", [8, 48, 200])
+def test_a_crowd_needs_no_crowd_of_connections(
+    redis_server: RedisServer, client: redis.Redis, threads: int, stale: float
+) -> None:
+    """Not even one that arrives in the same instant, when all have still to look for the value."""
+    with processes(crowd, redis_server.url, threads, stale) as (worker,):
+        worker.go()
+        # To read, for scripts, the keeper's: and a few for who came between two steps of another.
+        assert worker.result() <= 6
+
+
+def crowd(link: Link, url: str, threads: int, stale: float) -> int:
+    """How many connections are opened by ``threads`` that ask at once for one missing value."""
+
+    def compute() -> Any:
+        until(lambda: waiting_in("django_redis_lock.flights.crews") == threads - 1)
+        return "the report"
+
+    def opened() -> int:
+        return int(counting.info("stats")["total_connections_received"])
+
+    with redis.Redis.from_url(url) as counting:
+        before = opened()
+        cache = RedisCache(url, {})
+        found = in_threads(threads, lambda: cache.get_or_set("report", compute, 60, stale=stale))
+        assert found == ["the report"] * threads
+        return opened() - before
+
+
 @pytest.mark.slow
 def test_nine_processes_of_nine_threads_share_one_read_each(
     redis_server: RedisServer, client: redis.Redis
