@@ -45,7 +45,7 @@ class Reading:
     def _look(self, key: str, version: int | None) -> Any:
         """The value, or MISSING. Many callers at once would take a connection each; so while this
         process is after the value, one at a time looks, and the others may as well wait for it."""
-        crowded = self._pool is not None and not self._pool._available_connections
+        crowded = self._pool is not None and _must_connect(self._pool)
         if crowded and self._looks.wait_for((self.key_prefix, key, version)):
             return MISSING
         aboard = self._aboard(key, version) if boarded else None
@@ -147,3 +147,11 @@ class Reading:
         if breaker.failing:
             breaker.answered()
         return found
+
+
+def _must_connect(pool: Any) -> bool:
+    """Whether the next connection that ``pool`` gives has yet to be made."""
+    try:
+        return pool._available_connections[-1]._sock is None
+    except IndexError:
+        return True

@@ -42,14 +42,17 @@ def test_nobody_waits_while_there_are_connections(
     cache._looks.end(PLACE, look)
 
 
-@pytest.mark.parametrize("stale", [0, 60])
+@pytest.mark.parametrize(("stale", "broken"), [(0, False), (0, True), (60, False)])
 def test_who_would_connect_waits_for_the_other(
-    cache: RedisCache, monkeypatch: pytest.MonkeyPatch, stale: float
+    cache: RedisCache, monkeypatch: pytest.MonkeyPatch, stale: float, broken: bool
 ) -> None:
     monkeypatch.setattr("django_redis_lock.computing.looks.PATIENCE", 30.0)
     server, nkey = cache._thread_crew().server, cache._encoded_key("report", None)
     place = nkey if stale else PLACE
     pool, taken = occupied(cache)
+    if broken:  # Those at rest need to connect as well.
+        pool.disconnect()
+        pool.release(taken.pop())
     server.close()
     waiting = threading.Event()
     wait_for = Looks.wait_for
