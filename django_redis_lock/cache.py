@@ -72,6 +72,8 @@ class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[m
             on_redis_down: ``"raise"``, ``"local"`` or ``"run"`` (``docs/choosing_guarantees.md``);
                 left out, the setting.
             critical: never do without Redis, whatever the setting says.
+            replicas: how many replicas must have confirmed it before the lock counts; left out,
+                the setting.
             options: see ``django_redis_lock.Lock``.
         """
         options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)

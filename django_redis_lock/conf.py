@@ -16,13 +16,15 @@ from django.core.signals import setting_changed
 from django.dispatch import receiver
 
 from .locking import breaker
-from .locking.arguments import check_seconds, check_share
+from .locking.arguments import check_count, check_seconds, check_share
 from .locking.degrading import check_on_redis_down
 
-__all__ = ["ON_WAIT_TIMEOUT", "Conf"]
+__all__ = ["FOR_THE_PROCESS", "ON_WAIT_TIMEOUT", "Conf"]
 
 #: What a follower can do when it has waited long enough.
 ON_WAIT_TIMEOUT = ("compute", "raise", "default")
+#: Settings that hold for the whole process: in one cache's options nobody reads them.
+FOR_THE_PROCESS = ("BREAKER_FAILURES", "BREAKER_PAUSE", "EXPORTERS")
 #: The exporters there are.
 EXPORTERS = ("prometheus", "opentelemetry")
 
@@ -195,6 +197,15 @@ class Conf:
         try:
             return check_on_redis_down(where, choice)
         except ValueError as error:
+            raise ImproperlyConfigured(str(error)) from None
+
+    @property
+    def REPLICAS(self) -> int:
+        """How many replicas of the server must have confirmed that a lock is taken before it
+        counts."""
+        try:
+            return check_count(*self._get("REPLICAS", 0))
+        except (TypeError, ValueError) as error:
             raise ImproperlyConfigured(str(error)) from None
 
     @property

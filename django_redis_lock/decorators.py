@@ -51,6 +51,8 @@ def locked(target: Any = None, /, **options: Any) -> Any:
         on_redis_down: ``"raise"``; ``"local"``: a lock of this host stands in; ``"run"``: go ahead
             without. Left out, the setting.
         critical: never do without Redis, whatever the setting says.
+        replicas: how many replicas of the server must have confirmed that the lock is taken before
+            it counts; left out, the setting.
         timeout: seconds the lock lives; left out, the setting TIMEOUT. It is renewed while the work
             goes on. None: without end, which a crash makes for ever.
         blocking: wait for the lock instead of giving up at once.

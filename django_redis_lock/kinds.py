@@ -59,6 +59,9 @@ def _chosen(
         raise ValueError("give either using or client: both say where the lock is")
     given, critical = options.pop("on_redis_down", None), options.pop("critical", False)
     check_policy(given, critical)
+    if options.get("replicas") is None:
+        # A lock on several servers has none: its servers are each other's.
+        options["replicas"] = 0 if several else conf.REPLICAS
     policy = "raise" if critical else given or conf.ON_REDIS_DOWN
     if policy == "raise":
         return several, {}

@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 from django_redis.client import DefaultClient, HerdClient, ShardClient
 
 from ..aliases import BACKEND, lock_caches
-from ..conf import Conf, given
+from ..conf import FOR_THE_PROCESS, Conf, given
 from .catalogue import check, found
 
 __all__: list[str] = []
@@ -65,7 +65,10 @@ def check_names() -> Iterator[CheckMessage]:
     for alias, options in _lock_options():
         where = f"The OPTIONS of the cache {alias!r}"
         for key in options:
-            if key in names:
+            if str(key).removeprefix("LOCK_") in FOR_THE_PROCESS:
+                hint = "It is for the whole process: set it in DJANGO_REDIS_LOCK."
+                yield found("W002", f"{where} have {key!r}, which is not read there.", hint)
+            elif key in names:
                 hint = f"Call it 'LOCK_{key}' there."
                 yield found("W002", f"{where} have {key!r}, which is not read.", hint)
             elif str(key).startswith("LOCK_") and key not in ours:

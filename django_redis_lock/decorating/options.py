@@ -11,7 +11,7 @@ from ..computing.terms import SETTING
 from ..contention import OnConflict
 from ..kinds import check_policy, check_using
 from ..locking.aio import AsyncLock
-from ..locking.arguments import check_seconds
+from ..locking.arguments import check_count, check_seconds
 from ..locking.events import as_group, check_group
 from ..locking.lock import Lock
 
@@ -52,6 +52,7 @@ class LockOptions(TypedDict, total=False):
     label: str | None
     group: str | None
     warn_after: float | None
+    replicas: int | None
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Options:
     warn_after: float | None = None
     on_redis_down: str | None = None
     critical: bool = False
+    replicas: int | None = None
     several: tuple[str, ...] = field(default=(), init=False)
 
     @classmethod
@@ -128,6 +130,8 @@ class Options:
             kinds = "the alias of a cache, or a list of them"
             raise TypeError(f"using must be {kinds}, not {self.using!r}")
         check_policy(self.on_redis_down, self.critical)
+        if self.replicas is not None and check_count("replicas", self.replicas) and self.several:
+            raise ValueError("replicas are for a lock on one server; this one has several")
 
     def _check_times(self) -> None:
         if self.timeout is not SETTING:
@@ -181,6 +185,7 @@ class Options:
             "max_hold": self.max_hold,
             "on_redis_down": self.on_redis_down,
             "critical": self.critical,
+            "replicas": self.replicas,
             "on_lost": on_lost,
             "label": self.label or use.label,
             "group": self.group or (use.group and as_group(use.group)),

@@ -7,7 +7,14 @@ from argparse import ArgumentTypeError
 
 from ..locking.arguments import check_seconds
 
-__all__ = ["count", "exit_code", "seconds", "seconds_or_forever", "seconds_or_none"]
+__all__ = [
+    "count",
+    "count_or_none",
+    "exit_code",
+    "seconds",
+    "seconds_or_forever",
+    "seconds_or_none",
+]
 
 
 def seconds_or_forever(text: str) -> float:
@@ -33,6 +40,12 @@ def _checked(text: str, *, zero: bool) -> float:
 def exit_code(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 255:
         raise ArgumentTypeError(f"it must be a whole number from 0 to 255, not {text!r}")
+    return int(text)
+
+
+def count_or_none(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ArgumentTypeError(f"it must be a whole number of 0 or more, not {text!r}")
     return int(text)
 
 

@@ -22,7 +22,7 @@ HELD, TROUBLE = 1, 3
 CHANGED_HANDS = 1
 #: The command line makes no sense; argparse's own.
 USAGE = 2
-#: Redis could not be asked; nothing has run (EX_UNAVAILABLE).
+#: Redis could not be asked, or was not fit to keep the lock; nothing has run (EX_UNAVAILABLE).
 UNAVAILABLE = 69
 #: The lock is held by another; nothing has run (EX_TEMPFAIL: try again later).
 TAKEN = 75

@@ -11,7 +11,7 @@ import redis
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache as PlainCache
 
-from django_redis_lock import Lock, LockError, LockNotOwnedError
+from django_redis_lock import Lock, LockError, LockNotOwnedError, TooFewReplicas
 from django_redis_lock.cache import RedisCache
 from tests.processes import in_threads, until
 from tests.redis_server import RedisServer
@@ -276,3 +276,28 @@ def test_held_locks_are_those_of_this_cache_and_its_version(
             ("a", b"site:1:lock:a"),
             ("b", b"site:1:lock:b"),
         ]
+
+
+# -- replicas ----------------------------------------------------------------------------------
+
+
+def test_who_wants_replicas_says_so_or_has_the_setting(
+    redis_server: RedisServer, settings: Any
+) -> None:
+    assert make(redis_server).lock("report").replicas == 0
+    settings.DJANGO_REDIS_LOCK = {"REPLICAS": 1}
+    assert make(redis_server).lock("report").replicas == 1
+    cache = make(redis_server, LOCK_REPLICAS=2)
+    assert cache.lock("report").replicas == 2
+    assert cache.lock("report", replicas=0).replicas == 0
+    settings.DJANGO_REDIS_LOCK = {"REPLICAS": "1"}
+    with pytest.raises(ImproperlyConfigured, match="REPLICAS must be a whole number of 0 or more"):
+        make(redis_server).lock("report")
+
+
+def test_without_them_the_lock_does_not_count(redis_server: RedisServer) -> None:
+    cache = make(redis_server, LOCK_REPLICAS=1)
+    lock = cache.lock("report", timeout=1)
+    with pytest.raises(TooFewReplicas, match="0 replicas have confirmed"):
+        lock.acquire(blocking=False)
+    until(lambda: not lock.locked())

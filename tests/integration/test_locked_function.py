@@ -20,6 +20,7 @@ from django_redis_lock import (
     LockError,
     LockLost,
     LockNotAcquired,
+    TooFewReplicas,
     current_lock,
     locked,
     testing,
@@ -177,7 +178,7 @@ def test_what_returns_a_coroutine_without_saying_so_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"work returned a coroutine, .*: make it a coroutine fun"):
         work()
-    assert not held()
+    until(lambda: not held())
 
 
 async def _export_in_a_process(link: Link) -> str:
@@ -594,3 +595,13 @@ def test_a_coroutine_function_as_on_lost_is_for_coroutine_functions() -> None:
 
         @locked("export", on_lost=on_lost)
         def work() -> None: ...
+
+
+def test_replicas_that_are_not_there(client: redis.Redis) -> None:
+    @locked("export", replicas=1, timeout=1)
+    def work() -> None:
+        raise AssertionError("the lock does not count")
+
+    with pytest.raises(TooFewReplicas):
+        work()
+    assert not held()

@@ -198,6 +198,14 @@ def test_without_redis_nothing_runs(capfd: Any, settings: Any) -> None:
     assert err.startswith("CommandError: nothing was run: the lock job could not be asked for")
 
 
+def test_too_few_replicas(capfd: Any, client: redis.Redis) -> None:
+    options = ("--timeout", "1", "--replicas", "1")
+    code, out, err = here(capfd, ["job", *options, "--", "check"])
+    assert (code, out) == (69, "")
+    assert "nothing was run: 0 replicas have confirmed in time" in err
+    until(lambda: not client.exists(KEY))
+
+
 def test_a_lock_may_stay_taken_for_a_while(capfd: Any) -> None:
     code, *_ = here(capfd, ["job", "--min-hold", "60", "--", "check", "--tag", "urls"])
     assert code == 0

@@ -111,7 +111,12 @@ def test_a_key_that_is_no_setting(settings: Any, key: Any, hint: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "hint"),
-    [("LOCK_TIMEOUTS", "Did you mean 'LOCK_TIMEOUT'?"), ("STALE", "Call it 'LOCK_STALE' there.")],
+    [
+        ("LOCK_TIMEOUTS", "Did you mean 'LOCK_TIMEOUT'?"),
+        ("STALE", "Call it 'LOCK_STALE' there."),
+        ("BREAKER_PAUSE", "It is for the whole process: set it in DJANGO_REDIS_LOCK."),
+        ("LOCK_BREAKER_PAUSE", "It is for the whole process: set it in DJANGO_REDIS_LOCK."),
+    ],
 )
 def test_an_option_that_is_no_setting(cache: Any, key: str, hint: str) -> None:
     cache({key: 5, "SOCKET_TIMEOUT": 5, "SERIALIZER": "x"})

@@ -27,6 +27,7 @@ DEFAULTS = {
     "WARN_AFTER": None,
     "ON_REDIS_DOWN": "raise",
     "LOCAL_LOCK_FOLDER": None,
+    "REPLICAS": 0,
     "BREAKER_FAILURES": 2,
     "BREAKER_PAUSE": 2.0,
 }

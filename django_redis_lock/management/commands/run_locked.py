@@ -19,9 +19,10 @@ from redis.exceptions import RedisError
 
 from ...aliases import lock_cache
 from ...contention import Conflict
+from ...exceptions import TooFewReplicas
 from ...locking.interrupts import unwinding
 from ...locking.lock import Lock
-from ..arguments import exit_code, seconds, seconds_or_forever, seconds_or_none
+from ..arguments import count_or_none, exit_code, seconds, seconds_or_forever, seconds_or_none
 from ..exit_codes import LOST, TAKEN, UNAVAILABLE, USAGE
 from ..programs import Program
 from ..work import ManagementCommand, Work
@@ -64,6 +65,12 @@ class Command(BaseCommand):
             default=0.0,
             metavar="S",
             help="keep the lock taken so many seconds even if the command ends before",
+        )
+        add(
+            "--replicas",
+            type=count_or_none,
+            metavar="N",
+            help="replicas that must have confirmed the lock; default: the setting REPLICAS",
         )
         add(
             "--skip-exit-code",
@@ -136,6 +143,7 @@ class Command(BaseCommand):
             return lock_cache(options["using"]).lock(
                 options["name"],
                 min_hold=options["min_hold"],
+                replicas=options["replicas"],
                 label=work.label,
                 on_lost=loss,
                 raise_on_release_error=False,
@@ -164,10 +172,9 @@ class Command(BaseCommand):
                 "interrupted while waiting", returncode=128 + signal.SIGINT
             ) from None
         except (RedisError, OSError) as error:
-            raise CommandError(
-                f"nothing was run: the lock {name} could not be asked for: {error}",
-                returncode=UNAVAILABLE,
-            ) from error
+            answered = isinstance(error, TooFewReplicas)
+            why = error if answered else f"the lock {name} could not be asked for: {error}"
+            raise CommandError(f"nothing was run: {why}", returncode=UNAVAILABLE) from error
         code = options["skip_exit_code"]
         if code:
             raise CommandError(f"nothing was run: {conflict.line()}", returncode=code)
