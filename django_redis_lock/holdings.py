@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from redis.exceptions import RedisError
 
 from .aliases import lock_cache, lock_caches
 from .locking import forced
+from .locking.breaker import Outage
 from .locking.events import group_of
 from .locking.hold import printable
 from .locking.inspection import Inspection, inspect
@@ -31,6 +33,8 @@ from .locking.inventory import (
     list_flights,
     list_held,
 )
+from .locking.local import held_locally
+from .locking.owner import Owner
 from .locking.server import server_of
 
 __all__ = ["Failure", "Holding", "Holdings", "holdings", "look_closely", "name_of", "release"]
@@ -68,10 +72,11 @@ class Holding:
 
 
 class Failure(NamedTuple):
-    """A cache that could not be asked, and why."""
+    """A cache that could not be asked, why, and what this process knows of its servers' outage."""
 
     alias: str
     error: str
+    outages: tuple[Outage, ...] = ()
 
 
 class Cut(NamedTuple):
@@ -90,11 +95,13 @@ class Holdings:
     Attributes:
         cuts: databases of which only a part is listed.
         failures: caches that could not be asked; everything else is listed all the same.
+        local: what is held on this host, name and holder, by those who do without them.
     """
 
     found: list[Holding] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    local: list[tuple[str, Owner]] = field(default_factory=list)
 
 
 class _Space(NamedTuple):
@@ -147,6 +154,7 @@ def holdings(
             for kind, inventory in zip(kinds, answer, strict=True):
                 _add(result, database, wanted, search, kind, inventory)
     result.found.sort(key=lambda holding: holding.lock.held_for or 0.0, reverse=True)
+    result.local = _held_here(result.failures, search)
     return result
 
 
@@ -249,4 +257,23 @@ def _add(
 
 def _failure(alias: str, error: Exception) -> Failure:
     logger.warning("The locks of the cache %s cannot be listed: %s", alias, error)
-    return Failure(alias, printable(str(error).encode(), limit=200))
+    outages: tuple[Outage, ...] = ()
+    with suppress(*UNAVAILABLE):
+        cache: Any = lock_cache(alias)
+        known = [node.breaker.known_outage() for node in server_of(cache._lock_client()).nodes()]
+        outages = tuple(outage for outage in known if outage is not None)
+    return Failure(alias, printable(str(error).encode(), limit=200), outages)
+
+
+def _held_here(failures: Iterable[Failure], search: str) -> list[tuple[str, Owner]]:
+    """What is held on this host instead of, or beside, the locks of caches that are away."""
+    folders: set[str | None] = set()
+    for failure in failures:
+        with suppress(ImproperlyConfigured):  # The cache is listed for that itself.
+            folders.add(lock_cache(failure.alias).conf.LOCAL_LOCK_FOLDER)
+    try:
+        held = [found for folder in folders for found in held_locally(folder)]
+    except OSError as error:
+        logger.warning("The locks of this host cannot be listed: %s", error)
+        return []
+    return [(name, owner) for name, owner in held if search.lower() in name.lower()]

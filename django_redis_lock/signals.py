@@ -6,11 +6,13 @@ and only if somebody receives them. Where receivers run:
 * in the thread that acquired, released or computed, and before the call returns;
 * for what happens in an event loop, in a task of its own, so that no receiver holds the loop up:
   coroutine functions in the loop, others in Django's thread for synchronous code;
-* for ``lock_lost``, which the keeper finds out, in a background thread, one after the other.
+* for ``lock_lost``, ``server_down`` and ``server_up``, which anybody may find out, in a background
+  thread, one after the other.
 
-Each has the arguments ``sender`` (the class of the cache backend, or ``Lock`` for a lock that was
-made without one), ``name``, ``group`` (under which it is counted), ``label`` and ``cache`` (the
-backend or None), and those that are said beside it.
+Those of servers have the argument ``server`` (its address), and no sender. Each other has the
+arguments ``sender`` (the class of the cache backend, or ``Lock`` for a lock that was made without
+one), ``name``, ``group`` (under which it is counted), ``label`` and ``cache`` (the backend or
+None). Each has those that are said beside it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ __all__ = [
     "lock_acquired",
     "lock_lost",
     "lock_released",
+    "lock_stood_in",
     "lock_timed_out",
+    "server_down",
+    "server_up",
     "value_computed",
     "value_refresh_failed",
 ]
@@ -48,10 +53,17 @@ lock_released = Signal()
 lock_lost = Signal()
 #: A lock was not to be had. Also: waited (seconds), blocking (bool: False for one try).
 lock_timed_out = Signal()
+#: A lock was taken without Redis (ON_REDIS_DOWN). Also: how ("local" or "run"), error.
+lock_stood_in = Signal()
 #: A value was computed. Also: seconds, values (how many, by ``get_or_set_many``).
 value_computed = Signal()
 #: A stale value could not be computed anew, and the old one is served on. Also: error.
 value_refresh_failed = Signal()
+#: A Redis server does not answer this process, said once for each outage. Also: error.
+server_down = Signal()
+#: It answers again. Also: seconds (of the outage), spared (calls that failed at once meanwhile),
+#: stood_in (locks taken without it).
+server_up = Signal()
 
 _SIGNALS: dict[type, Signal] = {
     events.Acquired: lock_acquired,
@@ -60,7 +72,12 @@ _SIGNALS: dict[type, Signal] = {
     events.TimedOut: lock_timed_out,
     events.Computed: value_computed,
     events.RefreshFailed: value_refresh_failed,
+    events.StoodIn: lock_stood_in,
+    events.ServerDown: server_down,
+    events.ServerUp: server_up,
 }
+#: Told when nobody is looking, or in the middle of something.
+_BEHIND = (lock_lost, server_down, server_up)
 
 #: How many lost locks may wait for their receivers.
 ROOM = 10_000
@@ -72,19 +89,23 @@ def _send(event: Any) -> None:
     if signal is None or not signal.receivers:
         return
     news = event._asdict()
-    subject: Subject = news.pop("subject")
-    news.update(
-        sender=Lock if subject.cache is None else type(subject.cache),
-        name=subject.name,
-        group=subject.group,
-        label=subject.label,
-        cache=subject.cache,
-    )
+    subject: Subject | None = news.pop("subject", None)
+    if subject is None:
+        news.update(sender=None)
+    else:
+        news.update(
+            sender=Lock if subject.cache is None else type(subject.cache),
+            name=subject.name,
+            group=subject.group,
+            label=subject.label,
+            cache=subject.cache,
+        )
     if signal is value_computed and news.pop("error") is not None:
         return  # Its caller hears of that.
-    if signal is lock_lost:
+    if signal in _BEHIND:
         if not _behind.submit(lambda: signal.send_robust(**news), connections.close_all):
-            logger.error("Too many lost locks: no room to tell receivers of %s", subject.group)
+            of = event.server if subject is None else subject.group
+            logger.error("Too much is lost: no room to tell receivers of %s", of)
     elif asyncio._get_running_loop() is not None:
         in_background(signal.asend_robust(**news))
     else:

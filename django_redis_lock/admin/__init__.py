@@ -191,7 +191,9 @@ class HeldLockAdmin(ModelAdmin):
             holding, closely = look_closely(*ref)
         except UNAVAILABLE as error:
             away = _("Redis did not answer as it should.")
-            data["failures"] = [{"id": ref.alias, "text": away, "error": shown(str(error))}]
+            data["failures"] = [
+                {"id": ref.alias, "text": away, "error": shown(str(error)), "known": ""}
+            ]
             return data
         if holding is None:
             computing = ref.kind == FLIGHT

@@ -15,9 +15,10 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..aliases import lock_caches
 from ..holdings import Holding, Holdings, holdings
+from ..locking.breaker import Outage
 from ..locking.inventory import FLIGHT, LOCK
 from .rows import clock, row
-from .words import shown
+from .words import duration, place, shown
 
 __all__ = ["Column", "Listing"]
 
@@ -113,8 +114,17 @@ class Listing:
         return {
             "rows": [row(holding) for holding in self.shown],
             "failures": [
-                {"id": failure.alias, "text": _failed(failure.alias), "error": failure.error}
+                {
+                    "id": failure.alias,
+                    "text": _failed(failure.alias),
+                    "error": failure.error,
+                    "known": " ".join(_known(outage) for outage in failure.outages),
+                }
                 for failure in found.failures
+            ],
+            "local": [
+                {"id": f"{owner.id} {name}", "name": shown(name), "place": place(owner)}
+                for name, owner in found.local
             ],
             "cuts": [{"id": f"{c.alias} {c.kind}", "text": _cut(c)} for c in found.cuts],
             "nothing": self._nothing(),
@@ -134,7 +144,15 @@ class Listing:
         number = len(self.held.found)
         if not number and self.held.failures:
             return ""
-        return ngettext("%(number)d lock", "%(number)d locks", number) % {"number": number}
+        computed = sum(holding.lock.kind == FLIGHT for holding in self.held.found)
+        held = number - computed
+        said = []
+        if held or not computed:
+            said.append(ngettext("%(number)d lock", "%(number)d locks", held) % {"number": held})
+        if computed:
+            counted = ngettext("%(number)d computation", "%(number)d computations", computed)
+            said.append(counted % {"number": computed})
+        return ", ".join(said)
 
     # -- what the page needs to lead elsewhere -----------------------------------------------
 
@@ -187,6 +205,33 @@ def _failed(alias: str) -> str:
         "The locks of the cache “%(alias)s” cannot be listed: Redis did not answer as it should."
     )
     return text % {"alias": shown(alias)}
+
+
+def _known(outage: Outage) -> str:
+    """What this process has seen of a server that is away."""
+    texts = [
+        _("%(server)s has not answered this process for %(duration)s.")
+        % {"server": shown(outage.server), "duration": duration(outage.seconds)}
+    ]
+    if outage.spared:
+        texts.append(
+            ngettext(
+                "Meanwhile %(number)d call failed at once.",
+                "Meanwhile %(number)d calls failed at once.",
+                outage.spared,
+            )
+            % {"number": outage.spared}
+        )
+    if outage.stood_in:
+        texts.append(
+            ngettext(
+                "%(number)d lock was taken without it.",
+                "%(number)d locks were taken without it.",
+                outage.stood_in,
+            )
+            % {"number": outage.stood_in}
+        )
+    return " ".join(texts)
 
 
 def _cut(cut: Any) -> str:

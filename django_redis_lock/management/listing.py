@@ -59,7 +59,8 @@ def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
 
 
 def _failures(result: Holdings) -> list[str]:
-    return [f"The cache {f.alias} could not be asked: {f.error}" for f in result.failures]
+    found = [f"The cache {f.alias} could not be asked: {f.error}" for f in result.failures]
+    return found + [f"{one_line(name)} is held on this host: {who}" for name, who in result.local]
 
 
 def found(options: dict[str, Any]) -> Holdings:
@@ -134,7 +135,8 @@ def _document(result: Holdings) -> dict[str, Any]:
         "at": time.time(),
         "locks": [as_json(h) for h in result.found],
         "cut": [cut._asdict() for cut in result.cuts],
-        "failures": [failure._asdict() for failure in result.failures],
+        "failures": [{"alias": f.alias, "error": f.error} for f in result.failures],
+        "local": [{"name": name, "holder": str(owner)} for name, owner in result.local],
     }
 
 

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from django_redis_lock.locking.keys import lock_keys
 from tests.browser.conftest import PAGE, Open
 from tests.integration.test_admin import hold
 from tests.processes import until
+from tests.redis_server import RedisServer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -249,6 +251,32 @@ def test_redis_that_is_away(open_page: Open, client: redis.Redis, monkeypatch: A
         expect(page.get_by_text("No lock is held")).to_be_hidden()
     expect(row(page, "a")).to_be_visible()
     expect(page.locator(".errornote")).to_have_count(0)
+
+
+def test_redis_goes_and_comes_back(
+    open_page: Open, own_server: RedisServer, settings: Any, tmp_path: Path
+) -> None:
+    """What is known of the outage, and what is held without Redis, appears and goes by itself."""
+    options = {"LOCK_ON_REDIS_DOWN": "local", "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
+    backend = "django_redis_lock.cache.RedisCache"
+    settings.CACHES = {
+        "default": {"BACKEND": backend, "LOCATION": own_server.url, "OPTIONS": options}
+    }
+    page = open_page()
+    here = page.locator(".held-here")
+    expect(here).to_be_hidden()
+    own_server.stop()
+    with caches["default"].lock("nightly", label="report"):
+        expect(page.locator(".errornote")).to_contain_text("has not answered this process for")
+        expect(page.locator(".errornote")).to_contain_text("1 lock was taken without it")
+        expect(here).to_contain_text("Held on this host")
+        expect(here.get_by_role("listitem")).to_contain_text(["nightly"])
+        # Nothing is listed, so there is nothing to release, on a phone either.
+        page.set_viewport_size({"width": 390, "height": 800})
+        expect(page.get_by_role("button", name="Release the selected")).to_be_hidden()
+        own_server.start()
+        expect(page.locator(".errornote")).to_have_count(0)
+        expect(here).to_be_hidden()
 
 
 # -- one can work with it ----------------------------------------------------------------------

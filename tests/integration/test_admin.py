@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -567,3 +568,25 @@ def test_other_languages(
     # Numbers for the script are no numbers for people.
     assert re.search(r'data-at="\d+\.\d+"', response.content.decode())
     lock.release()
+
+
+def test_what_is_known_of_an_outage(
+    admin_client: Client, own_server: RedisServer, settings: Any, tmp_path: Path
+) -> None:
+    options = {"LOCK_ON_REDIS_DOWN": "local", "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url, "OPTIONS": options}}
+    own_server.stop()
+    with caches["default"].lock("nightly", label="report"), caches["default"].lock("weekly"):
+        response = admin_client.get(PAGE)
+        known = admin_client.get(f"{PAGE}state/").json()
+    said = box(response)
+    assert f"127.0.0.1:{own_server.port}/0 has not answered this process for " in said
+    assert "2 locks were taken without it" in said
+    text = text_of(response)
+    assert "Held on this host, with or without Redis" in text
+    assert re.search(r"nightly \S+, process \d+, thread MainThread", text)
+    assert [lock["name"] for lock in known["local"]] == ["nightly", "weekly"]
+    own_server.start()
+    response = admin_client.get(PAGE)
+    assert not box(response)
+    assert "local" in admin_client.get(f"{PAGE}state/").json()

@@ -176,7 +176,8 @@ def test_a_cache_that_cannot_be_asked(run: Run, client: redis.Redis, settings: A
         assert "nightly" in out
         assert code == 69
         assert "The cache away could not be asked: " in err
-        assert json.loads(run("--json")[1])["failures"][0]["alias"] == "away"
+        found = json.loads(run("--json")[1])
+        assert (found["failures"][0]["alias"], found["local"]) == ("away", [])
     code, _, err = run("show", "x", "--using", "away")
     assert code == 69
     assert "Redis could not be asked: " in err

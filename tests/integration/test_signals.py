@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from django_redis_lock.testing import override
 from tests.integration.test_get_or_set import Broken, Producer
 from tests.integration.test_stale import TERMS, age
 from tests.processes import PATIENCE, until
+from tests.redis_server import RedisServer
 
 ALL = {name: getattr(signals, name) for name in signals.__all__}
 
@@ -196,3 +198,23 @@ def test_locks_in_memory_send_them_too(cache: RedisCache, told: Told) -> None:
         until(lambda: len(told) == 2)
     assert told.names == ["lock_acquired", "lock_lost"]
     assert told[1][1]["held"] == 6
+
+
+def test_an_outage(own_server: RedisServer, told: Told, tmp_path: Path) -> None:
+    options = {"LOCK_ON_REDIS_DOWN": "local", "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
+    cache = RedisCache(own_server.url, {"OPTIONS": options})
+    own_server.stop()
+    with cache.lock("nightly"):
+        until(lambda: "server_down" in told.names)
+    own_server.start()
+    with cache.lock("nightly"):
+        until(lambda: "server_up" in told.names)
+    said = dict(told)
+    server = f"127.0.0.1:{own_server.port}/0"
+    assert said["server_down"]["server"] == said["server_up"]["server"] == server
+    assert said["server_down"]["sender"] is None
+    assert isinstance(said["server_down"]["error"], redis.ConnectionError)
+    assert (said["server_up"]["spared"], said["server_up"]["stood_in"]) == (0, 1)
+    assert said["server_up"]["seconds"] > 0
+    assert (said["lock_stood_in"]["name"], said["lock_stood_in"]["how"]) == ("nightly", "local")
+    assert told.names.count("server_down") == told.names.count("server_up") == 1
