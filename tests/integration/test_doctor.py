@@ -88,6 +88,25 @@ def test_a_healthy_server(
         until(lambda: not [key for key in own.keys() if b"doctor" in key])
 
 
+def test_the_trial_is_in_no_figures(
+    doctor: Doctor, at: Callable[..., None], own_server: RedisServer
+) -> None:
+    at(own_server.url)
+    assert doctor()[1]["trial"]["level"] == "ok"
+    metrics.flush()
+    assert metrics.summaries() == []
+
+
+def test_the_trial_wants_what_the_sites_locks_want(
+    doctor: Doctor, at: Callable[..., None], own_server: RedisServer, tmp_path: Path
+) -> None:
+    folder = {"LOCK_ON_REDIS_DOWN": "local", "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
+    at(own_server.url, **folder, LOCK_REPLICAS=1, LOCK_TIMEOUT=1)
+    code, found = doctor()
+    assert (code, found["trial"]["level"]) == (3, "error")
+    assert "0 replicas have confirmed" in found["trial"]["text"]
+
+
 def test_what_people_see(capfd: Any, client: redis.Redis, settings: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {"TIMOUT": 5}
     with pytest.raises(SystemExit) as end:
