@@ -138,10 +138,9 @@ class Campaign:
         """Give back what was got: all of it, or only from ``gate`` on."""
         begin = 0 if gate is None else self._places.index(gate)
         yield from self._release(p for p in self._places[begin:] if p in ballot.fences)
-        if gate is None:
-            self._forsake(self._unheard)
-        elif self._unheard:
-            # Under another name from now on, so that what comes late does no harm.
+        if self._unheard:
+            # Under another name from now on, so that what comes late does no harm: neither what
+            # was asked, nor the release that the keeper repeats until it is answered.
             yield from self._release(p for p in self._places[:begin] if p in ballot.fences)
             self._forsake(self._unheard)
             self._rename()

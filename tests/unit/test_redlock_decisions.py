@@ -1,0 +1,275 @@
+"""Redlock's decisions in simulated time: seeded delays, servers that are away for a while, clocks
+that run apart. What it asks for is done by the simulation; what it decides must keep the
+invariants, whatever the order in which things happen."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_redis_lock import Redlock
+from django_redis_lock.locking import campaign, grants, quorum, votes
+from django_redis_lock.locking.campaign import Ask, Queue
+from django_redis_lock.locking.quorum_scripts import VOTE
+from django_redis_lock.locking.scripts import Call
+
+SERVERS = 5
+LIFETIME = 1.0
+
+
+class World:
+    """Everything there is, and the order in which it happens.
+
+    Attributes:
+        now: true time in seconds, which the clocks of the contenders show.
+        reigns: when each of them held the lock: from, until, fence.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 100.0
+        self.servers = [Server(self) for _ in range(SERVERS)]
+        self.reigns: list[tuple[float, float, int]] = []
+        self._numbers = itertools.count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), do))
+
+    def run(self) -> None:
+        for _ in range(200_000):
+            if not self._events:
+                return
+            self.now, _, do = heapq.heappop(self._events)
+            do()
+        raise AssertionError("it goes on for ever")
+
+    def delay(self) -> float:
+        """Of one message; now and then one that is longer than anybody waits."""
+        return self.random.expovariate(500) + (0.3 if self.random.random() < 0.01 else 0.0)
+
+
+class Server:
+    """What the scripts do. Its clock runs almost a hundredth too fast or too slow."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rate = world.random.choice((0.991, 1.0, 1.009, 1.009))
+        self.offset = world.random.uniform(-1000, 1000)
+        self.away_until = 0.0
+        self.token, self.ends, self.fence = b"", 0.0, 0
+        self.queue: list[tuple[Any, float, Callable[[Any], None]]] = []
+
+    @property
+    def clock(self) -> float:
+        return self.world.now * self.rate + self.offset
+
+    @property
+    def holder(self) -> bytes:
+        return self.token if self.clock < self.ends else b""
+
+    def run(self, call: Call) -> Any:
+        microseconds = int((self.clock + 2000) * 1e6)
+        if call.script is not VOTE:
+            token = call.args[0]
+            if self.holder != token:
+                return 0
+            self.token = b""
+            self.pass_on()
+            return 1
+        token, lifetime, _, floor = call.args
+        if self.holder not in (b"", token):
+            return [0, int((self.ends - self.clock) * 1000), microseconds]
+        if self.holder != token:
+            self.fence = max(self.fence + 1, microseconds)
+        self.token, self.ends = token, self.clock + int(lifetime) / 1000
+        self.fence = max(self.fence, int(floor))
+        return [1, self.fence, microseconds]
+
+    def pass_on(self) -> None:
+        """To the first in the queue, as a grant, which becomes his at once."""
+        while self.queue and not self.holder:
+            request, deadline, tell = self.queue.pop(0)
+            if self.world.now < deadline:
+                self.token, self.ends = request.token, self.clock + request.lifetime
+                self.fence = max(self.fence + 1, int((self.clock + 2000) * 1e6))
+                self.world.after(self.world.delay(), lambda tell=tell: tell(True))
+
+    def wait(self, request: Any, deadline: float, tell: Callable[[Any], None]) -> None:
+        self.queue.append((request, deadline, tell))
+        self.look()
+
+    def look(self) -> None:
+        """As the keepers of those who wait do: a holder's lifetime may be over."""
+        self.pass_on()
+        if self.queue:
+            left = (self.ends - self.clock) / self.rate
+            self.world.after(min(max(left, 0.0005), 0.05), self.look)
+
+
+class Contender:
+    """Takes the lock, holds it, releases it; a few times."""
+
+    def __init__(self, world: World, times: int) -> None:
+        self.world, self.times, self.asked = world, times, 0
+        clients = [redis.Redis(port=7000 + n) for n in range(SERVERS)]
+        self.lock = Redlock(clients, "simulated", timeout=LIFETIME, server_timeout=0.1)
+        self.lock._leave = self.leave  # type: ignore[method-assign]
+        world.after(world.random.random() * 0.01, self.begin)
+
+    def begin(self) -> None:
+        if self.times:
+            self.times -= 1
+            request, _ = self.lock._request(None, True, None, None)
+            self.steps = self.lock._elect(request, None)
+            self.go_on(lambda: next(self.steps))
+
+    def go_on(self, move: Callable[[], Any]) -> None:
+        try:
+            step = move()
+        except StopIteration as end:
+            self.hold(end.value)
+            return
+        except redis.exceptions.RedisError:  # TooFewServers
+            self.world.after(0.05, self.begin)
+            self.times += 1
+            return
+        self.asked += 1
+        if isinstance(step, Ask):
+            self.ask(step.calls, step.patience, self.sent)
+        elif isinstance(step, Queue):
+            self.queue(step)
+        else:
+            self.world.after(step.seconds, lambda: self.sent(None))
+
+    def sent(self, came: Any) -> None:
+        self.go_on(lambda: self.steps.send(came))
+
+    def ask(self, calls: Any, patience: float, tell: Callable[[Any], None]) -> None:
+        answers = {p: RedisTimeoutError("no answer") for p in calls}
+        until, last = self.world.now + patience, 0.0
+        for place, call in calls.items():
+            there, back = self.world.delay(), self.world.delay()
+            server = self.world.servers[place]
+            if server.away_until > self.world.now + there:
+                last = patience
+                continue
+
+            def arrive(place: int = place, call: Call = call, back: float = back) -> None:
+                reply = self.world.servers[place].run(call)
+                if self.world.now + back <= until:
+                    answers[place] = reply
+
+            self.world.after(there, arrive)
+            last = max(last, min(there + back, patience))
+        self.world.after(last + 1e-9, lambda: tell(answers))
+
+    def queue(self, step: Queue) -> None:
+        server, done = self.world.servers[step.place], []
+
+        def tell(came: Any) -> None:
+            if not done:
+                done.append(came)
+                self.sent(came)
+
+        def fail() -> None:
+            if not done:
+                done.append(None)
+                self.go_on(lambda: self.steps.throw(RedisTimeoutError("the server went away")))
+
+        server.wait(step.request, self.world.now + 3600, tell)
+        if server.away_until > self.world.now:
+            self.world.after(0.1, fail)
+
+    def leave(self, places: Any, release: Call) -> None:
+        for place in places:
+            self.world.after(self.world.delay() + 0.05, lambda p=place: self.again(p, release))
+
+    def again(self, place: int, release: Call) -> None:
+        server = self.world.servers[place]
+        if server.away_until > self.world.now:
+            self.world.after(0.1, lambda: self.again(place, release))
+        else:
+            server.run(release)
+
+    def hold(self, elected: Any) -> None:
+        began, most = self.world.now, elected.votes
+        deadline = sorted(most)[-(SERVERS // 2 + 1)]
+        wanted = self.world.random.choice((0.001, 0.01, 0.1, 2.0))
+        until = min(began + wanted, deadline)
+        self.world.reigns.append((began, until, elected.fence))
+        release = self.lock._release(elected.token)
+        self.world.after(
+            max(0.0, until - began),
+            lambda: self.ask(dict.fromkeys(range(SERVERS), release), 0.1, self.released),
+        )
+        self.token, self.release = elected.token, release
+
+    def released(self, answers: Any) -> None:
+        self.leave([p for p, a in answers.items() if isinstance(a, Exception)], self.release)
+        self.world.after(self.world.random.random() * 0.01, self.begin)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], World]]:
+    def make(seed: int) -> World:
+        world = World(seed)
+        clock = SimpleNamespace(monotonic=lambda: world.now)
+        for module in (campaign, grants, quorum, votes):
+            monkeypatch.setattr(module, "time", clock)
+        chance = SimpleNamespace(
+            token_hex=lambda n: f"{world.random.getrandbits(8 * n):0{2 * n}x}",
+            randbelow=world.random.randrange,
+        )
+        for module in (campaign, grants, quorum):
+            monkeypatch.setattr(module, "secrets", chance, raising=False)
+        # What it learns of the servers' clocks is of this world only.
+        campaign._clocks.clear()
+        campaign._fences.clear()
+        return world
+
+    return make
+
+
+def check(world: World, times: int) -> None:
+    reigns = sorted(world.reigns)
+    assert len(reigns) == times
+    for (_, until, fence), (began, _, later) in itertools.pairwise(reigns):
+        assert until <= began, "two hold it at once"
+        assert fence < later, "a later fence is no greater"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_eight_contenders(simulated: Callable[[int], World], seed: int) -> None:
+    world = simulated(seed)
+    crowd = [Contender(world, 4) for _ in range(8)]
+    world.run()
+    check(world, 8 * 4)
+    assert sum(c.asked for c in crowd) < 8 * 4 * 60, "they keep each other from it"
+    world.now += 10 * LIFETIME
+    assert not any(server.holder for server in world.servers)
+
+
+# In the last four a release that came late once took back the vote of the round after it.
+@pytest.mark.parametrize("seed", [*range(12), 103, 211, 246, 406])
+def test_while_a_minority_is_away(simulated: Callable[[int], World], seed: int) -> None:
+    world = simulated(seed)
+    _crowd = [Contender(world, 4) for _ in range(4)]
+
+    def go_away(round: int) -> None:
+        for server in world.random.sample(world.servers, 2):
+            server.away_until = world.now + 0.5
+        if round:
+            world.after(0.6, lambda: go_away(round - 1))
+
+    world.after(0.005, lambda: go_away(5))
+    world.run()
+    check(world, 4 * 4)
