@@ -17,9 +17,10 @@ from redis.exceptions import NoPermissionError, RedisError
 from ..holdings import holdings
 from ..locking.calls import run_all
 from ..locking.hold import printable
-from ..locking.keys import INDEX, events_key, lock_keys
+from ..locking.keys import events_key, lock_keys
 from ..locking.lock import Lock
 from ..locking.scripts import Call, script
+from ..locking.whole import indexed_locks
 from .findings import Finding, Level
 from .patient import Patient
 
@@ -144,10 +145,8 @@ def held(patient: Patient) -> Iterator[Finding]:
 
 def stuck(patient: Patient) -> Iterator[Finding]:
     """Grants that nobody takes, and that do not run out: neither may be, whatever has happened."""
-    if patient.is_cluster:
-        return
     try:
-        keys = [_bytes(key) for key in patient.client.zrange(INDEX, 0, MOST - 1)]
+        keys = indexed_locks(patient.client)[:MOST]
     except NoPermissionError:
         return  # Nothing that locks need; what lists them says it.
     calls = [Call(GRANT_OF, lock_keys(key)[:5], ()) for key in keys]
@@ -208,7 +207,3 @@ def _socket_timeout(patient: Patient) -> float | None:
 def _some(names: list[str]) -> str:
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-def _bytes(key: Any) -> bytes:
-    return key if isinstance(key, bytes) else str(key).encode()

@@ -59,7 +59,21 @@ def test_the_doctor(topology: str, capfd: Any) -> None:
     by_topic = {finding["topic"]: finding for finding in found}
     assert by_topic["trial"]["level"] == "ok"
     assert by_topic["rights"]["level"] == "ok"
+    assert by_topic["grants"]["level"] == "ok"
     words = {"cluster": "cluster, primary", "sentinel": "standalone, primary"}
     assert words[topology] in by_topic["server"]["text"]
     if topology == "cluster":
         assert by_topic["cluster"]["text"].startswith("16384 of 16384 slots are served, by 3")
+
+
+def test_a_grant_that_nobody_takes(topology: str, capfd: Any) -> None:
+    lock = cache.lock("passed-on")
+    lock.acquire()
+    client, keys = lock.redis, lock.keys
+    client.set(keys.lock, "token")
+    client.rpush(keys.grants, "token:1")
+    code, out = run(capfd, "doctor", "--json")
+    found = {f["topic"]: f for f in json.loads(out)["caches"]["default"]["findings"]}
+    assert code == 1
+    assert found["grants"]["text"].startswith(":1:lock:passed-on: passed on, and not taken")
+    client.delete(keys.lock, keys.grants)
