@@ -57,6 +57,7 @@ class Program:
         self._grace = grace
         self._group = 0
         self._must_end = False
+        self._early: list[int] = []
 
     def run(self, environment: dict[str, str], within: float) -> int:
         sys.stdout.flush()
@@ -67,7 +68,9 @@ class Program:
             )
             self._group = guard.group
             try:
-                if self._must_end:  # A signal came while it was being started.
+                for number in self._early:  # They came while it was being started.
+                    self._send(number)
+                if self._must_end:
                     self.terminate()
                 terminal.lend(self._group)
                 code = self._wait(process, terminal)
@@ -99,9 +102,10 @@ class Program:
         before: dict[int, Any] = {}
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            if not self._group:
-                self._must_end = True
-            self._send(number)
+            if self._group:
+                self._send(number)
+            else:
+                self._early.append(number)
 
         try:
             for name in PASSED_ON:

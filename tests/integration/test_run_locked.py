@@ -24,6 +24,7 @@ from django.core.management import CommandError, call_command
 from django_redis_lock import Lock
 from django_redis_lock.management import exit_codes
 from django_redis_lock.management.commands.run_locked import Command
+from django_redis_lock.management.programs import Program
 from tests.processes import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
@@ -314,6 +315,21 @@ def test_signals_reach_a_program_and_its_code_comes_back() -> None:
         assert running.line() == "ready"
         running.signal(signal.SIGINT)
         assert running.end()[0] == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_that_comes_while_a_program_is_being_started_reaches_it_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    start = subprocess.Popen
+
+    def meanwhile(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        if argv[0] == "sleep":
+            signal.raise_signal(number)
+        return start(argv, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", meanwhile)
+    assert Program(["sleep", "100"], grace=1).run({}, within=1) == 128 + number
 
 
 def test_a_killed_run_takes_its_program_and_that_programs_children_along(
