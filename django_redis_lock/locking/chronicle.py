@@ -62,6 +62,8 @@ class Event:
 class Note(Job):
     """Writes an event down, once: it is not worth a second try."""
 
+    owed = True  # Many a command releases its lock as the last thing it does.
+
     def __init__(
         self,
         server: Server,

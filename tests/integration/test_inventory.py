@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +42,7 @@ from django_redis_lock.locking.server import server_of
 from tests.processes import until
 from tests.redis_server import RedisServer
 
+ROOT = Path(__file__).parents[2]
 
 def hold(
     client: redis.Redis, name: str | bytes, timeout: float | None = 30, **options: Any
@@ -416,6 +420,23 @@ def test_what_has_happened_last(client: redis.Redis) -> None:
     assert before.owner.since is not None
     assert released.at - before.owner.since == pytest.approx(released.held, abs=5)
     assert 3000 < client.ttl(events_key(b"a")) <= 3600
+
+
+COMMAND = """
+import sys, redis
+from django_redis_lock import Lock
+from tests.processes import until
+client = redis.Redis.from_url(sys.argv[1])
+with Lock(client, "a", 30):
+    until(lambda: client.exists("{a}:owner"))
+"""
+
+
+def test_what_a_process_does_last_is_noted_too(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    subprocess.run([sys.executable, "-c", COMMAND, redis_server.url], check=True, cwd=ROOT)
+    assert [event.what for event in inspect(client, b"a").events] == ["released"]
 
 
 def test_a_lock_held_for_a_moment_is_not_worth_a_note(client: redis.Redis) -> None:
