@@ -30,6 +30,7 @@ EVENTS = {
     "released": gettext_lazy("released"),
     "lost": gettext_lazy("lost"),
     "reset": gettext_lazy("released by force"),
+    "vanished": gettext_lazy("left behind: its process died or was cut off"),
 }
 
 

@@ -18,12 +18,14 @@ from .aio_line import in_background
 from .aio_waiting import TaskPlace
 from .arguments import check_seconds
 from .calls import Answer
+from .chronicle import note_vanished
 from .grants import Granted, Request
 from .handle import Handle
 from .hold import Hold
 from .owner import Held, Owner
 from .replicas import aconfirm, patience_of
 from .scripts import Call
+from .server import server_of
 from .state import TaskState, for_the_caller
 
 if TYPE_CHECKING:
@@ -74,8 +76,10 @@ class AsyncLock(Handle):
     async def _acquire(self, request: Request, wait: float | None) -> Granted | None:
         began = time.monotonic()
         if wait == 0:
-            taken, fence, _ = (await self._run(request.acquire())).value
-            return request.acquired(fence, began) if taken else None
+            reply = (await self._run(request.acquire())).value
+            if len(reply) > 3:
+                note_vanished(server_of(self.redis), self.keys, reply[3])
+            return request.acquired(reply[1], began) if reply[0] else None
         if wait is not None:
             request = request._replace(deadline=began + wait)
         return await TaskPlace(self.redis, request).wait()

@@ -12,7 +12,13 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .aio_clients import pool_of
-from .aio_connections import AsyncRawConnection, connect_to, taken_from, wait_awake
+from .aio_connections import (
+    AsyncRawConnection,
+    connect_to,
+    is_used_up,
+    taken_from,
+    wait_awake,
+)
 from .calls import (
     ASKING,
     REPORTED,
@@ -188,19 +194,26 @@ async def _run(
 
 async def _run_pooled(pool: Any, call: Call, asking: bool) -> Any:
     try:
+        if is_used_up(pool):
+            return await _run_apart(pool, call, asking)
         connection = await taken_from(pool)
     except RedisConnectionError as error:
         if not is_pool_exhausted(error):
             raise
-        connection = await connect_to(pool, timeout=5.0)
-        try:
-            return await _exchange(connection, call, asking)
-        finally:
-            await connection.disconnect()
+        return await _run_apart(pool, call, asking)
     try:
         return await _exchange(connection, call, asking)
     finally:
         await pool.release(connection)
+
+
+async def _run_apart(pool: Any, call: Call, asking: bool) -> Any:
+    """On a connection beside the pool: all of its own are in use."""
+    connection = await connect_to(pool, timeout=5.0)
+    try:
+        return await _exchange(connection, call, asking)
+    finally:
+        await connection.disconnect()
 
 
 async def _exchange(connection: AsyncRawConnection, call: Call, asking: bool) -> Any:

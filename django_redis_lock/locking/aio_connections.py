@@ -9,13 +9,22 @@ import sys
 from collections.abc import Collection, Coroutine
 from typing import Any, Protocol, TypeVar
 
+from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from .calls import FOR_COMMAND
 from .connections import note_sent, own_settings
 
-__all__ = ["AsyncRawConnection", "cancellable", "connect_to", "cut", "taken_from", "wait_awake"]
+__all__ = [
+    "AsyncRawConnection",
+    "cancellable",
+    "connect_to",
+    "cut",
+    "is_used_up",
+    "taken_from",
+    "wait_awake",
+]
 
 T = TypeVar("T")
 
@@ -53,6 +62,11 @@ async def taken_from(pool: Any) -> Any:
     except Exception as error:
         note_sent(error, False)
         raise
+
+
+def is_used_up(pool: Any) -> bool:
+    """Whether ``pool`` would have us wait until somebody gives a connection back."""
+    return isinstance(pool, BlockingConnectionPool) and not pool.can_get_connection()
 
 
 def cut(connection: AsyncRawConnection) -> None:

@@ -55,6 +55,9 @@ class TaskPlace(Place[TaskLine]):
                 return granted if turn is None else granted._replace(contended=True)
             granted = await self._wait_through_outages()
             return granted and granted._replace(contended=True)
+        except BaseException:
+            self.line.abandon(self)
+            raise
         finally:
             self.line.leave(self)
 
@@ -151,13 +154,14 @@ class TaskPlace(Place[TaskLine]):
     ) -> Granted | None:
         sent_at = time.monotonic()
         try:
-            taken, number, _ = await self._leave(wake, try_again=True)
+            answer = await self._leave(wake, try_again=True)
         except RedisTimeoutError:
             self._abandon(self._request.token)
+            self.line.listed_again()
             reading.cancel()
             await self.line.disconnect()
             return None
-        won = self._request.acquired(number, sent_at) if taken else None
+        won = self.line.won(self._request, answer, sent_at)
         if not (await asyncio.wait({reading}, timeout=LAST_TRY))[0]:
             reading.cancel()
             await self.line.disconnect()

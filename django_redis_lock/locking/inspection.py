@@ -62,13 +62,13 @@ def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> I
     held = look_at(client, key, kind, prefix)
     if kind != LOCK:
         return Inspection(held, (), ())
-    asking = Call(WAITING, (lock_keys(key).waiters, events_key(key)), (MOST_WAITERS,))
-    now_us, ids, kept = run(client, asking, patience=PATIENCE).value
+    asking = Call(WAITING, (*lock_keys(key)[:5], events_key(key)), (MOST_WAITERS,))
+    now_us, ids, kept, *vanished = run(client, asking, patience=PATIENCE).value
     waiters = [_waiter(as_bytes(id), int(now_us) / 1e6) for id in ids]
     return Inspection(
         held,
         tuple(sorted(waiters, key=lambda waiter: waiter.since or 0.0)),
-        read_events(as_bytes(kept)),
+        read_events(as_bytes(kept), *vanished),
     )
 
 

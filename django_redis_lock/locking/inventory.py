@@ -15,7 +15,7 @@ from .calls import run, run_all
 from .events import group_of
 from .inventory_scripts import DESCRIBE, DESCRIBE_FLIGHTS, LIST, LIST_FLIGHTS
 from .keys import FLIGHTS, INDEX, flight_key, flight_leader, lock_keys
-from .owner import Owner, as_bytes, fingerprint
+from .owner import Owner, as_bytes, fields_of, fingerprint
 from .scripts import Call, Script
 from .server import is_cluster
 from .whole import indexes
@@ -181,8 +181,7 @@ def _named(kind: str, keys: Sequence[bytes]) -> tuple[Script, tuple[bytes, ...]]
 
 def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> HeldLock:
     _, token, pttl, fields, *of_a_lock = reply
-    texts = [as_bytes(field).decode(errors="replace") for field in fields]
-    described = dict(zip(texts[::2], texts[1::2], strict=True))
+    described = fields_of(fields)
     owner = Owner.from_fields(described, fingerprint(as_bytes(token)))
     resting = described.get("rests", "").encode() == as_bytes(token)
     if described.get("id") != owner.id:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .scripts import _NOW, _UNTAKEN, script
+from .scripts import _NOW, _UNTAKEN, _VANISHED, script
 
 __all__ = ["DESCRIBE", "DESCRIBE_FLIGHTS", "LIST", "LIST_FLIGHTS", "NOTE", "WAITING"]
 
@@ -111,31 +111,37 @@ return found
 
 #: Who waits for a lock, and what has happened last to it.
 #:
-#: KEYS  waiters, events
+#: KEYS  lock keys (index left out), then events
 #: ARGV  how many waiters to return, at most
-#: returns {server time in microseconds, ids of live waiters, what NOTE keeps}
+#: returns {server time in microseconds, ids of live waiters, what NOTE keeps, if the lock is free
+#:         vanished()}
+#: atomic because the owner's description must not be that of a holder who is just releasing.
 WAITING = script(
     """
 local at = math.floor(now() / 1000)
 return {
   now(),
-  redis.call('ZRANGEBYSCORE', KEYS[1], at, '+inf', 'LIMIT', 0, ARGV[1]),
-  redis.call('GET', KEYS[2]) or '',
+  redis.call('ZRANGEBYSCORE', KEYS[3], at, '+inf', 'LIMIT', 0, ARGV[1]),
+  redis.call('GET', KEYS[6]) or '',
+  redis.call('EXISTS', KEYS[1]) == 0 and vanished() or nil,
 }
 """,
     _NOW,
+    _VANISHED,
 )
 
 #: Note what has happened to a lock. What is worth looking for keeps all of the notes longer than
 #: what is not. (A list would want commands that those who may lock need not have the right to.)
 #:
 #: KEYS  events: a line for each, the latest first
-#: ARGV  what has happened, in one line; how many events to keep; for how many milliseconds
+#: ARGV  what has happened, in one line; how many events to keep; for how many milliseconds; when it
+#:       was, in microseconds ('' for now)
 #: returns 1
 #: atomic because two that note at the same time must not write over each other.
 NOTE = script(
     """
-local lines = {string.format('%.0f', now()) .. ' ' .. ARGV[1]}
+local at = ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', now())
+local lines = {at .. ' ' .. ARGV[1]}
 for line in string.gmatch(redis.call('GET', KEYS[1]) or '', '[^\\n]+') do
   if #lines < tonumber(ARGV[2]) then lines[#lines + 1] = line end
 end

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from .chronicle import note_vanished
 from .grants import FRESH, LOOK_EVERY, Clock, Granted, Request, parse_grant, waiter_id
 from .keeper import keeper
 from .renewal import Abandoned
@@ -114,7 +115,8 @@ class Line(ABC):
         return _lines.get(self.key) is not self
 
     def listed_again(self) -> None:
-        """The keeper has put the line on the register, perhaps after it had been taken off."""
+        """The line is on the register, perhaps after it had been taken off: the keeper has put it
+        there, or what was to take it off was not heard."""
         with _mutex:
             self._listed = True
             if not self.places:
@@ -154,17 +156,25 @@ class Line(ABC):
 
     def asked(self, request: Request, reply: Any, sent_at: float) -> Granted | None:
         """The answer to ACQUIRE: the lock, or a place on the register and when to look again."""
-        taken, number, server_us = reply
-        if taken:
+        if (won := self.won(request, reply, sent_at)) is not None:
             self._asking = False
-            return request.acquired(number, sent_at)
+            return won
+        _, pttl, server_us = reply
         self.registered = self._listed = True
         self._asking = False
         if self._watch is None:
             self._watch = Watch(self)
-        self._watch.due = self.heard(int(number), Clock(int(server_us), sent_at))
+        self._watch.due = self.heard(int(pttl), Clock(int(server_us), sent_at))
         keeper().add(self._watch)
         return None
+
+    def won(self, request: Request, reply: Any, sent_at: float) -> Granted | None:
+        """The answer to ACQUIRE or LEAVE: the lock, if that is what it was."""
+        if not reply[0]:
+            return None
+        if len(reply) > 3:
+            note_vanished(self.server, request.keys, reply[3])
+        return request.acquired(reply[1], sent_at)
 
     def heard(self, pttl: int, clock: Clock) -> float:
         """The server has said how long the present holder's lifetime still is. Returns when to

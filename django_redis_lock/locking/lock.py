@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Literal
 from ..exceptions import LockError
 from .arguments import check_seconds
 from .calls import Answer, run
+from .chronicle import note_vanished
 from .grants import Granted, Request
 from .handle import Handle
 from .hold import Hold, in_a_thread
 from .owner import Held, Owner
 from .replicas import confirm, patience_of
 from .scripts import Call
+from .server import server_of
 from .waiting import ThreadPlace
 
 if TYPE_CHECKING:
@@ -80,8 +82,10 @@ class Lock(Handle):
     def _acquire(self, request: Request, wait: float | None) -> Granted | None:
         began = time.monotonic()
         if wait == 0:
-            taken, fence, _ = self._run(request.acquire()).value
-            return request.acquired(fence, began) if taken else None
+            reply = self._run(request.acquire()).value
+            if len(reply) > 3:
+                note_vanished(server_of(self.redis), self.keys, reply[3])
+            return request.acquired(reply[1], began) if reply[0] else None
         if wait is not None:
             request = request._replace(deadline=began + wait)
         return ThreadPlace(self.redis, request).wait()

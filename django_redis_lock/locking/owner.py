@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["Held", "Owner", "as_bytes", "fingerprint", "hostname"]
+__all__ = ["Held", "Owner", "as_bytes", "fields_of", "fingerprint", "hostname"]
 
 
 @lru_cache(maxsize=1)
@@ -26,6 +26,12 @@ def fingerprint(token: bytes) -> str:
 def as_bytes(value: Any) -> bytes:
     """A reply's string, also from a client that decodes its replies."""
     return value if isinstance(value, bytes) else str(value).encode()
+
+
+def fields_of(reply: Any) -> dict[str, str]:
+    """What HGETALL answers in a script: names and values in turn."""
+    texts = [as_bytes(text).decode(errors="replace") for text in reply]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +98,6 @@ class Held:
         token, pttl, fields, server_us = reply
         self.token = as_bytes(token)
         self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
-        texts = [f.decode(errors="replace") if isinstance(f, bytes) else str(f) for f in fields]
-        described = dict(zip(texts[::2], texts[1::2], strict=True))
-        self.owner = Owner.from_fields(described, fingerprint(self.token))
+        self.owner = Owner.from_fields(fields_of(fields), fingerprint(self.token))
         since = self.owner.since
         self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)

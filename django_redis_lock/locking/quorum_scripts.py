@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .scripts import _BY_ATTEMPT, _FENCE, _NOW, _SET_LOCK, _TRY, _UNTAKEN, script
+from .scripts import _BY_ATTEMPT, _FENCE, _NOW, _SET_LOCK, _TRY, _UNTAKEN, _VANISHED, script
 
 __all__ = ["VOTE"]
 
@@ -27,6 +27,7 @@ return {1, fence, now()}
 """,
     _NOW,
     _FENCE,
+    _VANISHED,
     _SET_LOCK,
     _UNTAKEN,
     _BY_ATTEMPT,

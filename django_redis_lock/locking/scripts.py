@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 __all__ = [
     "ACQUIRE",
-    "CLEAR",
     "CLOCK",
     "EXTEND",
     "HELD",
@@ -87,9 +86,27 @@ local function by_attempt(attempt, unknown)
 end
 """
 
-# set_lock(token, lifetime): what every fresh holder starts from. Grants nobody took are void, the
-# owner of before is forgotten, the index knows when the lock ends. Lifetimes stay the strings they
-# came as: turning numbers into Redis's arguments costs more than the commands themselves.
+# describe_until(left): the owner's description outlasts the lock by a day, so that whoever finds
+# the lock gone without a release can say whose it was.
+#
+# vanished(): of a holder who has gone so: {when the lifetime was over, owner's fields and values}.
+_VANISHED = """
+local afterlife = 86400000
+local function describe_until(left)
+  redis.call('PEXPIRE', KEYS[5], string.format('%.0f', left + afterlife))
+end
+local function vanished()
+  local owner = redis.call('HGETALL', KEYS[5])
+  if #owner == 0 then return nil end
+  local since = math.max(0, afterlife - redis.call('PTTL', KEYS[5]))
+  return {now() - since * 1000, owner}
+end
+"""
+
+# set_lock(token, lifetime, before): what every fresh holder starts from. Grants nobody took are
+# void, the owner of before is forgotten, the index knows when the lock ends. Returns ``vanished()``
+# if nobody held the lock before. Lifetimes stay the strings they came as: turning numbers into
+# Redis's arguments costs more than the commands themselves.
 _SET_LOCK = """
 local function note(lifetime)
   if not KEYS[6] then return end
@@ -97,24 +114,29 @@ local function note(lifetime)
   if lifetime ~= '0' then expiry = string.format('%.0f', now() / 1000 + lifetime) end
   redis.call('ZADD', KEYS[6], expiry, KEYS[1])
 end
-local function set_lock(token, lifetime)
+local function set_lock(token, lifetime, before)
   if lifetime == '0' then
     redis.call('SET', KEYS[1], token)
   else
     redis.call('SET', KEYS[1], token, 'PX', lifetime)
   end
   note(lifetime)
+  if redis.call('EXISTS', KEYS[2], KEYS[5]) == 0 then return nil end  -- Nearly always.
+  local gone = not before and vanished() or nil
   redis.call('DEL', KEYS[2], KEYS[5])
+  return gone
 end
 """
 
-# grant(token, lifetime): pass the lock straight to whoever has waited longest. Redis hands an
-# element pushed to a list to the client that has been blocked on it longest.
+# grant(token, lifetime, before): pass the lock straight to whoever has waited longest. Redis hands
+# an element pushed to a list to the client that has been blocked on it longest. Returns what
+# set_lock does.
 _GRANT = """
-local function grant(token, lifetime)
-  set_lock(token, lifetime)
+local function grant(token, lifetime, before)
+  local gone = set_lock(token, lifetime, before)
   redis.call('RPUSH', KEYS[2], token .. ':' .. string.format('%.0f', next_fence('')))
   redis.call('PEXPIRE', KEYS[2], lifetime)
+  return gone
 end
 """
 
@@ -133,7 +155,7 @@ _PASS_ON = """
 local function pass_on(successor, lifetime)
   if redis.call('EXISTS', KEYS[3]) == 1
     and redis.call('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf') > 0 then
-    grant(successor, lifetime)
+    grant(successor, lifetime, true)
     return
   end
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
@@ -151,7 +173,8 @@ local function register(waiter, alive)
 end
 """
 
-# try(token, lifetime, attempt): the fence if the lock could be taken, else nil.
+# try(token, lifetime, attempt): the fence if the lock could be taken, else nil; and what set_lock
+# returns.
 _TRY = """
 local function try(token, lifetime, attempt)
   local holder = redis.call('GET', KEYS[1])
@@ -160,8 +183,8 @@ local function try(token, lifetime, attempt)
     if mine and attempt ~= '' then mine = by_attempt(attempt, false) end
     if not mine and not untaken(holder) then return nil end
   end
-  set_lock(token, lifetime)
-  return next_fence(attempt)
+  local gone = set_lock(token, lifetime, holder)
+  return next_fence(attempt), gone
 end
 """
 
@@ -171,18 +194,19 @@ end
 #: KEYS  lock keys
 #: ARGV  token, lifetime, attempt ('' if the token is fresh and so names the attempt itself),
 #:       waiter ('' not to wait), alive
-#: returns {1, fence, server time in microseconds}
+#: returns {1, fence, server time in microseconds, vanished()}
 #:         or {0, the holder's remaining lifetime as PTTL gives it, server time in microseconds}
 #: atomic because between "it is held" and "I wait" a release would find no waiter.
 ACQUIRE = script(
     """
-local fence = try(ARGV[1], ARGV[2], ARGV[3])
-if fence then return {1, fence, now()} end
+local fence, gone = try(ARGV[1], ARGV[2], ARGV[3])
+if fence then return {1, fence, now(), gone} end
 if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
 return {0, redis.call('PTTL', KEYS[1]), now()}
 """,
     _NOW,
     _FENCE,
+    _VANISHED,
     _SET_LOCK,
     _UNTAKEN,
     _REGISTER,
@@ -195,21 +219,24 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 #:
 #: KEYS  lock keys (index included or left out), then the waiter's wake list as the last one
 #: ARGV  token ('' not to try again), lifetime, attempt, waiter ('' to leave it registered)
-#: returns {1, fence, server time in microseconds} or {0, PTTL, server time in microseconds}
+#: returns {1, fence, server time in microseconds, vanished()}
+#:         or {0, PTTL, server time in microseconds}
 #: atomic because a grant made between the last try and the farewell would go to nobody.
 LEAVE = script(
     """
 local wake = KEYS[#KEYS]
 if #KEYS < 7 then KEYS[6] = nil end
 if ARGV[4] ~= '' then redis.call('ZREM', KEYS[3], ARGV[4]) end
-local fence = ARGV[1] ~= '' and try(ARGV[1], ARGV[2], ARGV[3])
+local fence, gone
+if ARGV[1] ~= '' then fence, gone = try(ARGV[1], ARGV[2], ARGV[3]) end
 redis.call('RPUSH', wake, 'leave')
 redis.call('PEXPIRE', wake, 2000)
-if fence then return {1, fence, now()} end
+if fence then return {1, fence, now(), gone} end
 return {0, redis.call('PTTL', KEYS[1]), now()}
 """,
     _NOW,
     _FENCE,
+    _VANISHED,
     _SET_LOCK,
     _UNTAKEN,
     _BY_ATTEMPT,
@@ -241,6 +268,7 @@ note(ARGV[2])
 return 1
 """,
     _NOW,
+    _VANISHED,
     _SET_LOCK,
 )
 
@@ -266,7 +294,7 @@ if left > 0 then
 end
 if left > 0 then
   left = string.format('%.0f', left)
-  set_lock(ARGV[2], left)
+  set_lock(ARGV[2], left, holder)
   redis.call('HSET', KEYS[5], 'rests', ARGV[2])
   redis.call('PEXPIRE', KEYS[5], left)
 else
@@ -276,6 +304,7 @@ return 1
 """,
     _NOW,
     _FENCE,
+    _VANISHED,
     _SET_LOCK,
     _GRANT,
     _PASS_ON,
@@ -305,6 +334,7 @@ return 1
 """,
     _NOW,
     _FENCE,
+    _VANISHED,
     _SET_LOCK,
     _GRANT,
     _PASS_ON,
@@ -334,7 +364,7 @@ elseif left >= 0 and wanted < 0 then
   left = -1
 end
 if left >= 0 then
-  redis.call('PEXPIRE', KEYS[5], left)
+  describe_until(left)
   note(left)
 else
   redis.call('PERSIST', KEYS[5])
@@ -345,6 +375,7 @@ end
 return left
 """,
     _NOW,
+    _VANISHED,
     _SET_LOCK,
     _BY_ATTEMPT,
 )
@@ -366,11 +397,12 @@ if ARGV[3] == '0' then
   wanted = wanted + left
 end
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', wanted))
-redis.call('PEXPIRE', KEYS[5], string.format('%.0f', wanted))
+describe_until(wanted)
 note(wanted)
 return 1
 """,
     _NOW,
+    _VANISHED,
     _SET_LOCK,
     _BY_ATTEMPT,
 )
@@ -382,23 +414,24 @@ return 1
 #: ARGV  waiter, alive, successor, lifetime of a grant
 #: returns {remaining lifetime as PTTL gives it, server time in microseconds,
 #:          1 if a grant lies on the list untaken although this process waits, or has just been
-#:          put there, else 0}
+#:          put there, else 0, vanished()}
 #: atomic because two watchers must not both find the lock free.
 WATCH = script(
     """
 register(ARGV[1], tonumber(ARGV[2]))
 local holder = redis.call('GET', KEYS[1])
-local lying = 0
+local lying, gone = 0, nil
 if not holder then
-  grant(ARGV[3], ARGV[4])
+  gone = grant(ARGV[3], ARGV[4], false)
   lying = 1  -- For all we know here: blocked clients are served after the script.
 elseif untaken(holder) then
   lying = 1
 end
-return {redis.call('PTTL', KEYS[1]), now(), lying}
+return {redis.call('PTTL', KEYS[1]), now(), lying, gone}
 """,
     _NOW,
     _FENCE,
+    _VANISHED,
     _SET_LOCK,
     _GRANT,
     _UNTAKEN,
@@ -424,45 +457,3 @@ return {holder, redis.call('PTTL', KEYS[1]), redis.call('HGETALL', KEYS[5]), now
 #:
 #: KEYS  none        ARGV  none        returns microseconds
 CLOCK = script("return now()", _NOW)
-
-#: Empty the database but keep the locks (invariant S6). The script finds the locks themselves in
-#: the index, so that none slips through; their companions are named by the caller for the locks it
-#: saw there a moment before. A lock without its companions is still right, only its waiters are
-#: found later, by their own watch.
-#:
-#: KEYS  index; on a cluster none: there is one for each slot, and a node has many
-#: ARGV  0; on a cluster the number of this node's slots, what the indexes are called, and the
-#:       tags of the slots; then companion keys to keep where they exist
-#: returns the number of locks kept
-#: atomic because no lock may be seen missing in between.
-CLEAR = script("""
-local indexes, slots, rest = {KEYS[1]}, tonumber(ARGV[1]), 2
-if slots > 0 then
-  for i = 3, slots + 2 do indexes[#indexes + 1] = ARGV[2] .. ':{' .. ARGV[i] .. '}' end
-  rest = slots + 3
-end
-local kept = {}
-local function keep(key)
-  local dump = redis.pcall('DUMP', key)
-  if type(dump) == 'table' then
-    if not string.find(dump.err, 'non local') then error(dump.err) end
-    return false  -- Its slot has gone to another node.
-  end
-  local left = redis.call('PTTL', key)
-  if left == 0 then left = 1 elseif left < 0 then left = 0 end  -- RESTORE's 0 is for ever.
-  if dump then kept[#kept + 1] = {key, left, dump} end
-  return dump
-end
-local locks = 0
-for _, index in ipairs(indexes) do
-  if keep(index) then
-    for _, key in ipairs(redis.call('ZRANGE', index, 0, -1)) do
-      if keep(key) then locks = locks + 1 end
-    end
-  end
-end
-for i = rest, #ARGV do keep(ARGV[i]) end
-redis.call('FLUSHDB', 'ASYNC')
-for _, entry in ipairs(kept) do redis.call('RESTORE', entry[1], entry[2], entry[3], 'REPLACE') end
-return locks
-""")

@@ -177,13 +177,14 @@ class ThreadPlace(Place[ThreadLine]):
         sent_at = time.monotonic()
         leave = self._request.leave(self.line.farewell(), pop.wake, try_again=True)
         try:
-            taken, number, _ = run(self._client, leave, patience=LAST_TRY).value
+            reply = run(self._client, leave, patience=LAST_TRY).value
         except RedisTimeoutError:
-            # It may still be carried out; what it gets then is nobody's.
+            # It may still be carried out, and what it gets then is nobody's; or it was never sent.
             self._abandon(self._request.token)
+            self.line.listed_again()
             self.line.disconnect()
             return None
-        won = self._request.acquired(number, sent_at) if taken else None
+        won = self.line.won(self._request, reply, sent_at)
         if not pop.answered(LAST_TRY):
             self.line.disconnect()  # Dead without a word; a grant lost on it runs out by itself.
             return won

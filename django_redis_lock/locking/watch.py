@@ -6,6 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from .chronicle import note_vanished
 from .grants import LOOK_EVERY, Clock
 from .keeper import Job, keeper
 from .scripts import Call
@@ -32,7 +33,9 @@ class Watch(Job):
         return self._line.request.watch(self._line.waiter)
 
     def answered(self, value: Any, sent_at: float) -> None:
-        pttl, server_us, lying = map(int, value)
+        pttl, server_us, lying = map(int, value[:3])
+        if len(value) > 3:
+            note_vanished(self.server, self._line.request.keys, value[3])
         self.due = self._line.heard(pttl, Clock(server_us, sent_at))
         self._line.listed_again()
         # A grant lies there although we wait: Redis does not know our blocking pop, its

@@ -8,7 +8,7 @@ from .calls import run, run_at
 from .cluster import Cluster
 from .keys import FIGURES, INDEX, index_key, lock_keys, slot_tag
 from .owner import as_bytes
-from .scripts import CLEAR, Call, script
+from .scripts import Call, script
 from .server import server_of
 
 __all__ = ["empty", "indexed_locks", "indexes"]
@@ -28,6 +28,49 @@ for i = 2, #ARGV do
   end
 end
 return found
+""")
+
+
+#: Empty the database but keep the locks (invariant S6). The script finds the locks themselves in
+#: the index, so that none slips through; their companions are named by the caller for the locks it
+#: saw there a moment before. A lock without its companions is still right, only its waiters are
+#: found later, by their own watch.
+#:
+#: KEYS  index; on a cluster none: there is one for each slot, and a node has many
+#: ARGV  0; on a cluster the number of this node's slots, what the indexes are called, and the
+#:       tags of the slots; then companion keys to keep where they exist
+#: returns the number of locks kept
+#: atomic because no lock may be seen missing in between.
+CLEAR = script("""
+local indexes, slots, rest = {KEYS[1]}, tonumber(ARGV[1]), 2
+if slots > 0 then
+  for i = 3, slots + 2 do indexes[#indexes + 1] = ARGV[2] .. ':{' .. ARGV[i] .. '}' end
+  rest = slots + 3
+end
+local kept = {}
+local function keep(key)
+  local dump = redis.pcall('DUMP', key)
+  if type(dump) == 'table' then
+    if not string.find(dump.err, 'non local') then error(dump.err) end
+    return false  -- Its slot has gone to another node.
+  end
+  local left = redis.call('PTTL', key)
+  if left == 0 then left = 1 elseif left < 0 then left = 0 end  -- RESTORE's 0 is for ever.
+  if dump then kept[#kept + 1] = {key, left, dump} end
+  return dump
+end
+local locks = 0
+for _, index in ipairs(indexes) do
+  if keep(index) then
+    for _, key in ipairs(redis.call('ZRANGE', index, 0, -1)) do
+      if keep(key) then locks = locks + 1 end
+    end
+  end
+end
+for i = rest, #ARGV do keep(ARGV[i]) end
+redis.call('FLUSHDB', 'ASYNC')
+for _, entry in ipairs(kept) do redis.call('RESTORE', entry[1], entry[2], entry[3], 'REPLACE') end
+return locks
 """)
 
 

@@ -123,7 +123,8 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
         for event in found.inspection.events:
             who = f"{event.host}:{event.pid}" if event.host else f"? ({event.id})"
             label = f" ({event.label})" if event.label else ""
-            why = f": {event.note}" if event.note else ""
+            why = event.note or ("died or was cut off" if event.what == "vanished" else "")
+            why = f": {why}" if why else ""
             said = one_line(f"{event.what:<9} {who}{label}{why}", limit=300)
             out.append(f"  {clock_time(event.at)}  {said}")
     return out

@@ -78,6 +78,14 @@ async def each_wait(
             return at
 
 
+class Roundabout(redis.asyncio.ConnectionPool):
+    """A pool of whose connections none is to be had without a wait, as where there is none open."""
+
+    async def get_connection(self, *args: Any) -> Any:
+        await asyncio.sleep(0.001)
+        return await super().get_connection(*args)
+
+
 async def expect_free(server: redis.asyncio.Redis, client: redis.Redis) -> None:
     while any(isinstance(job, Departure) for job in tuple(keeper()._jobs)) or places(NAME):
         await asyncio.sleep(0.001)
@@ -94,7 +102,8 @@ class TestAtEachWait:
         self, client: redis.Redis, redis_server: RedisServer, late: bool
     ) -> None:
         async def main() -> None:
-            async with redis.asyncio.Redis.from_url(redis_server.url) as server:
+            pool = Roundabout.from_url(redis_server.url)
+            async with redis.asyncio.Redis.from_pool(pool) as server:
                 lock = AsyncLock(server, NAME, timeout=60, grant_timeout=60, renew=True)
 
                 async def attempt(cancelled: Any) -> None:
@@ -118,7 +127,8 @@ class TestAtEachWait:
         """A lock that is passed on, or one that is not while it is waited for."""
 
         async def main() -> None:
-            async with redis.asyncio.Redis.from_url(redis_server.url) as server:
+            pool = Roundabout.from_url(redis_server.url)
+            async with redis.asyncio.Redis.from_pool(pool) as server:
                 lock = AsyncLock(server, NAME, timeout=60, grant_timeout=60, renew=True)
                 holder = Lock(client, NAME, timeout=60, grant_timeout=60)
 

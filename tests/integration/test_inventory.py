@@ -38,11 +38,17 @@ from django_redis_lock.locking.inventory import (
 from django_redis_lock.locking.keeper import keeper
 from django_redis_lock.locking.keys import FLIGHTS, INDEX, events_key, flight_key, lock_keys
 from django_redis_lock.locking.owner import Owner, fingerprint
+from django_redis_lock.locking.scripts import CLOCK, Call
 from django_redis_lock.locking.server import server_of
 from tests.processes import until
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
+
+
+#: Asks for the server's time.
+CLOCK_CALL = Call(CLOCK, (), ())
+
 
 def hold(
     client: redis.Redis, name: str | bytes, timeout: float | None = 30, **options: Any
@@ -423,20 +429,96 @@ def test_what_has_happened_last(client: redis.Redis) -> None:
 
 
 COMMAND = """
-import sys, redis
+import sys, time, redis
 from django_redis_lock import Lock
 from tests.processes import until
 client = redis.Redis.from_url(sys.argv[1])
-with Lock(client, "a", 30):
+with Lock(client, "a", 2, label="nightly"):
     until(lambda: client.exists("{a}:owner"))
+    print("described", flush=True)
+    sys.stdin.readline()
 """
+
+
+@contextmanager
+def command(redis_server: RedisServer) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock "a" and is described there, until it is told to end."""
+    words = [sys.executable, "-c", COMMAND, redis_server.url]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "described\n"
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_what_a_process_does_last_is_noted_too(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    subprocess.run([sys.executable, "-c", COMMAND, redis_server.url], check=True, cwd=ROOT)
+    with command(redis_server) as process:
+        process.communicate("end\n")
     assert [event.what for event in inspect(client, b"a").events] == ["released"]
+
+
+@pytest.mark.parametrize("next_one", ["waits", "comes later", "comes later and waits"])
+def test_who_dies_is_remembered_by_who_has_the_lock_next(
+    redis_server: RedisServer,
+    client: redis.Redis,
+    next_one: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lock = Lock(client, "a", 30)
+    with command(redis_server) as process:
+        if next_one == "waits":
+            with in_the_background(lock):
+                until(lambda: inspect(client, b"a").waiters)
+                process.kill()
+                until(lambda: lock.locked() and not inspect(client, b"a").waiters)
+        else:
+            process.kill()
+            until(lambda: not client.exists("a"))
+            assert lock.acquire(blocking=next_one == "comes later and waits")
+            lock.release()
+    until(lambda: client.exists(events_key(b"a")))
+    (event,) = inspect(client, b"a").events
+    assert (event.what, event.pid) == ("vanished", process.pid)
+    assert (event.host, event.label) == (socket.gethostname(), "nightly")
+    assert event.held == pytest.approx(2, abs=1.5)
+    assert event.at <= int(run(client, CLOCK_CALL).value) / 1e6
+    assert f"process {process.pid}" in caplog.text
+    assert client.ttl(events_key(b"a")) > 80_000
+
+
+def test_who_died_is_to_be_seen_before_anybody_has_the_lock_again(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with command(redis_server) as process:
+        process.kill()
+        process.wait()
+        assert inspect(client, b"a").events == ()  # It may still come back.
+        until(lambda: not client.exists("a"))
+    for _ in range(2):
+        (event,) = inspect(client, b"a").events
+        assert (event.what, event.pid, event.label) == ("vanished", process.pid, "nightly")
+    assert 80_000 < client.ttl("{a}:owner") <= 86_400
+
+
+def test_who_is_released_or_comes_back_has_not_vanished(client: redis.Redis) -> None:
+    rested = hold(client, "a", 30, min_hold=0.7)
+    described(client, "a")
+    rested.release()
+    until(lambda: not client.exists("a"))
+    assert "vanished" not in [event.what for event in inspect(client, b"a").events]
+    lock = hold(client, "b", 30)
+    described(client, "b")
+    client.delete("b")
+    hold(client, "b").release()
+    until(lambda: client.exists(events_key(b"b")))
+    assert [event.what for event in inspect(client, b"b").events] == ["vanished"]
+    keeper().reschedule(lock.local.renewal, time.monotonic())  # Comes to know it.
+    until(lambda: [event.what for event in inspect(client, b"b").events] == ["lost"])
 
 
 def test_a_lock_held_for_a_moment_is_not_worth_a_note(client: redis.Redis) -> None:

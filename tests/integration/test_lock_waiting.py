@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from redis.asyncio import BlockingConnectionPool
 
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.locking.calls import FOR_COMMAND
@@ -294,21 +295,23 @@ class TestPools:
 
         asyncio.run(main())
 
+    @pytest.mark.parametrize("kind", [redis.asyncio.ConnectionPool, BlockingConnectionPool])
     def test_a_task_releases_although_it_is_used_up(
-        self, client: redis.Redis, redis_server: RedisServer
+        self, client: redis.Redis, redis_server: RedisServer, kind: Any
     ) -> None:
         async def main() -> None:
-            pool = redis.asyncio.ConnectionPool.from_url(redis_server.url, max_connections=1)
+            pool = kind.from_url(redis_server.url, max_connections=1)
             async with redis.asyncio.Redis(connection_pool=pool) as tight:
                 lock = AsyncLock(tight, NAME, timeout=60)
                 await lock.acquire()
                 taken = await pool.get_connection(*FOR_COMMAND)
                 assert await lock.owned()
+                assert not await AsyncLock(tight, NAME, timeout=60).acquire(blocking_timeout=0.05)
                 await lock.release()
                 await pool.release(taken)
             await pool.disconnect()
 
-        asyncio.run(main())
+        asyncio.run(asyncio.wait_for(main(), PATIENCE / 2))
         assert not client.exists(NAME)
 
 
@@ -322,3 +325,32 @@ def test_nobody_is_left_waiting_by_a_thread_that_ends(client: redis.Redis) -> No
     thread.start()
     thread.join(PATIENCE)
     assert Lock(client, NAME, timeout=5).acquire(blocking_timeout=PATIENCE)
+
+
+def test_a_last_try_that_is_never_sent_leaves_no_trace(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    """The pool has no connection for it in time."""
+
+    class Empty(redis.asyncio.ConnectionPool):
+        given = 0
+
+        async def get_connection(self, *args: Any) -> Any:
+            self.given += 1
+            if self.given == 2:
+                await asyncio.Event().wait()
+            return await super().get_connection(*args)
+
+    async def wait() -> bool:
+        pool = Empty.from_url(redis_server.url)
+        async with redis.asyncio.Redis.from_pool(pool) as server:
+            try:
+                return await AsyncLock(server, "taken", timeout=60).acquire(blocking_timeout=0.05)
+            finally:
+                assert pool.given == 2
+                await server.aclose()
+
+    with Lock(client, "taken", timeout=60):
+        assert not asyncio.run(wait())
+        until(lambda: not any(isinstance(job, Departure) for job in tuple(keeper()._jobs)))
+        assert not client.exists("{taken}:waiters")

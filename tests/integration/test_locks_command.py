@@ -245,6 +245,15 @@ def test_one_lock(run: Run, client: redis.Redis) -> None:
         assert [event["what"] for event in document["events"]] == ["lost"]
 
 
+def test_whose_lock_was_left_behind(run: Run, client: redis.Redis) -> None:
+    key = caches["default"].lock("nightly").keys.lock
+    calls.run(client, note_call(key, "vanished", Owner("x", "web-1", 7, label="Nightly")))
+    code, out, _ = run("show", "nightly")
+    assert code == 0
+    assert "  state       free\n" in out
+    assert out.endswith("vanished  web-1:7 (Nightly): died or was cut off\n")
+
+
 def test_a_free_lock(run: Run) -> None:
     code, out, _ = run("show", "nightly", "--exit-code")
     assert (code, out.split()[:3]) == (0, ["nightly", "state", "free"])
