@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from django_redis_lock.locking.calls import FOR_COMMAND
+
 from ..bench import Bench, in_turns
 from ..caches import CACHES, open_cache
 from ..figures import median, median_ratio
@@ -114,7 +116,7 @@ def ask_once(seat: Seat, url: str, name: str) -> None:
 
 
 def _ping(pool: Any) -> None:
-    connection = pool.get_connection()
+    connection = pool.get_connection(*FOR_COMMAND)
     try:
         connection.send_command("PING")
         connection.read_response()

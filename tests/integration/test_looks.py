@@ -10,6 +10,7 @@ import redis
 
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.computing.looks import Looks
+from django_redis_lock.locking.calls import FOR_COMMAND
 from tests.lock_contract import Background
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
@@ -29,7 +30,7 @@ def occupied(cache: RedisCache) -> Any:
     pool = cache.client.get_client(write=False).connection_pool
     taken = []
     while pool._available_connections:
-        taken.append(pool.get_connection())
+        taken.append(pool.get_connection(*FOR_COMMAND))
     return pool, taken
 
 
