@@ -107,17 +107,19 @@ class AsyncLock(Handle):
     async def release(self) -> None:
         """As ``Lock.release``."""
         token = self._owned_token("release")
-        call, again, hold = self._release(token), self._released_before(), self.local.hold
+        call, again, before = self._release(token), self._released_before(), self._state()
+        hold = before[1]
         self._stop_keeping()
         try:
             answer = await self._run(call)
         except Exception:
             raise
         except BaseException:
-            self._leave_to_keeper()
+            if self.local.hold is hold:  # Or a task that shares this handle has the lock by now.
+                self._leave_to_keeper()
             raise
         released = bool(answer.value or answer.sent_twice or again)
-        self._forget(released)
+        self._forget(before, released)
         if not released:
             self._tell_gone(hold)
             self._not_owned("release")

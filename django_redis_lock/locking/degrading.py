@@ -171,17 +171,18 @@ class Degrading(Handle):
         self._owned_token("release")
         hold.end()
         self.local.token = None
-        self._drop_guard()
+        self._drop_guard(self.local.guard)
         return True
 
     def _drop_old_guard(self) -> None:
         """That of an acquisition that ended by itself."""
         hold = self.local.hold
         if hold is not None and not hold.counts:
-            self._drop_guard()
+            self._drop_guard(self.local.guard)
 
-    def _drop_guard(self) -> None:
-        guard, self.local.guard = getattr(self.local, "guard", None), None
+    def _drop_guard(self, guard: LocalLock | None) -> None:
+        if self.local.guard is guard:  # Or somebody who shares this handle has one by now.
+            self.local.guard = None
         if guard is not None:
             guard.release()
 

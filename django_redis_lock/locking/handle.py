@@ -212,7 +212,7 @@ class Handle(Kept, Telling):
         )
         if granted.settle is not None:
             hold.settle_with(granted.settle)
-        self.local.token, self.local.hold = granted.token, hold
+        self.local.hold, self.local.token = hold, granted.token
         return hold
 
     # -- releasing and changing --------------------------------------------------------------

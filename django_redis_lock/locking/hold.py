@@ -48,6 +48,7 @@ class Hold:
         "_heard_at",
         "_lost",
         "_mutex",
+        "_thread_id",
         "attempt",
         "began",
         "deadline",
@@ -95,6 +96,7 @@ class Hold:
         self.renews_until = began + (max_hold or math.inf) if renew else -math.inf
         self.label = label
         self.thread = threading.current_thread().name
+        self._thread_id = threading.get_ident()
         self.on_lost = on_lost
         self.subject = subject
         self.warns_at = warns_at
@@ -117,6 +119,11 @@ class Hold:
     def elsewhere(self) -> bool:
         """Whether this is a parent process's hold, seen by a forked child."""
         return self.pid != os.getpid()
+
+    @property
+    def by_this_thread(self) -> bool:
+        """Whether it was this thread that took it."""
+        return self._thread_id == threading.get_ident()
 
     @property
     def lost(self) -> bool:

@@ -61,9 +61,12 @@ class Kept:
         hold.held_until(deadline, asked_at)
         keeper().reschedule(self.local.renewal, asked_at)
 
-    def _forget(self, released: bool) -> None:
-        """The server has answered: the token is of no use any more."""
-        renewal, self.local.token, self.local.renewal = self.local.renewal, None, None
+    def _forget(self, before: tuple[Any, Any, Any], released: bool) -> None:
+        """The server has answered: the token of ``before``, the state at the call, is of no use any
+        more."""
+        _, hold, renewal = before
+        if self.local.hold is hold:  # Or somebody who shares this handle has the lock by now.
+            self.local.token = self.local.renewal = None
         if released and renewal is not None:
             renewal.tell("released")
 
@@ -89,8 +92,10 @@ class Kept:
     def _undo(self, before: tuple[Any, Any, Any]) -> None:
         """An acquisition that its caller will never hear of was none."""
         local = self.local
-        if local.hold is not before[1]:
-            local.hold.end()
+        hold: Hold | None = local.hold
+        if hold is None or hold is before[1] or not hold.by_this_thread:
+            return  # It was not noted, or the lock is another thread's, which shares this handle.
+        hold.end()
         if local.renewal is not before[2]:
             self._discard(local.renewal)
         local.token, local.hold, local.renewal = before
@@ -101,6 +106,8 @@ class Kept:
         hold: Hold | None = self.local.hold
         if self.local.token is None or (hold is not None and hold.elsewhere):
             return
+        if hold is not None and hold.counts and not hold.by_this_thread:
+            return  # That of another thread, which shares this handle, and has it after us.
         release = self._release(self._owned_token("release"))
         self._stop_keeping()
         self._hand_over(release)

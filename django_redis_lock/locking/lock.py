@@ -119,16 +119,17 @@ class Lock(Handle):
         """
         try:
             call = self._release(self._owned_token("release"))
-            again, hold = self._released_before(), self.local.hold
+            again, before = self._released_before(), self._state()
             self._stop_keeping()
             answer = self._run(call)
             released = bool(answer.value or answer.sent_twice or again)
-            self._forget(released)
+            self._forget(before, released)
         except Exception:
             raise
         except BaseException:
             self._leave_to_keeper()
             raise
+        hold = before[1]
         # After a lost reply "not yours" means that an earlier sending has done it.
         if not released:
             self._tell_gone(hold)

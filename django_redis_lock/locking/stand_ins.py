@@ -55,11 +55,11 @@ class _ForThreads(Degrading, Lock):
             if self.on_redis_down != "local":
                 return True
             hold, began = self.local.hold, time.monotonic()
-            guard = self._guard()
             try:
+                guard = self._guard()
                 taken = self._taken(guard, hold.owner(), until, beside=True)
             except BaseException:
-                self._give_back()
+                self._leave_to_keeper()
                 raise
             if taken:
                 if hold.counts or time.monotonic() < began + GLANCE:
@@ -100,10 +100,11 @@ class _ForThreads(Degrading, Lock):
     def release(self) -> None:
         if self._leave_stand_in():
             return
+        guard = self.local.guard
         try:
             super().release()
         finally:
-            self._drop_guard()
+            self._drop_guard(guard)
 
     def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
         return self._holds_without(verb) or super()._change(verb, seconds, replace)
@@ -156,11 +157,11 @@ class _ForTasks(Degrading, AsyncLock):
             if self.on_redis_down != "local":
                 return True
             hold, began = self.local.hold, time.monotonic()
-            guard = self._guard()
             try:
+                guard = self._guard()
                 taken = await self._taken(guard, hold.owner(), until, beside=True)
             except BaseException:
-                await asyncio.shield(self._give_back())
+                self._leave_to_keeper()
                 raise
             if taken:
                 if hold.counts or time.monotonic() < began + GLANCE:
@@ -203,10 +204,11 @@ class _ForTasks(Degrading, AsyncLock):
     async def release(self) -> None:
         if self._leave_stand_in():
             return
+        guard = self.local.guard
         try:
             await super().release()
         finally:
-            self._drop_guard()
+            self._drop_guard(guard)
 
     async def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
         return self._holds_without(verb) or await super()._change(verb, seconds, replace)

@@ -44,7 +44,7 @@ class TaskState:
         return SimpleNamespace(token=self._initial, hold=None, renewal=None, guard=None)
 
     def _mine(self) -> SimpleNamespace:
-        task = _caller.get() or _running_task()
+        task = _acting()
         if task is None:
             return self._of_no_task
         state = self._states.get(task)
@@ -87,8 +87,11 @@ class TaskState:
         self._mine().renewal = renewal
 
 
-#: The task that called the method under way, if that is known to differ from the one that runs it.
-_caller: ContextVar[asyncio.Task[Any] | None] = ContextVar("django_redis_lock_caller", default=None)
+Task = asyncio.Task[Any] | None
+
+#: The task that called the method under way, and the one that runs it.
+_under_way: ContextVar[tuple[Task, Task]]
+_under_way = ContextVar("django_redis_lock_under_way", default=(None, None))
 
 
 def for_the_caller(
@@ -99,15 +102,15 @@ def for_the_caller(
 
     @functools.wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
-        return act(_running_task(), *args, **options)
+        return act(_acting(), *args, **options)
 
-    async def act(caller: asyncio.Task[Any] | None, *args: P.args, **options: P.kwargs) -> T:
-        before = _caller.set(caller)
+    async def act(caller: Task, *args: P.args, **options: P.kwargs) -> T:
+        before = _under_way.set((caller, _running_task()))
         try:
             return await method(*args, **options)
         finally:
             with suppress(ValueError):  # Thrown away half-way, with its loop: another's context.
-                _caller.reset(before)
+                _under_way.reset(before)
 
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(call)
@@ -117,7 +120,14 @@ def for_the_caller(
     return call
 
 
-def _running_task() -> asyncio.Task[Any] | None:
+def _acting() -> Task:
+    """For which task this one acts: for itself, unless it runs what another has called."""
+    caller, runner = _under_way.get()
+    running = _running_task()
+    return caller if runner is running and caller is not None else running
+
+
+def _running_task() -> Task:
     try:
         return asyncio.current_task()
     except RuntimeError:

@@ -22,10 +22,11 @@ from django_redis_lock import (
 )
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking import events
+from django_redis_lock.locking.aio_clients import asyncio_client
 from django_redis_lock.locking.events import StoodIn
 from django_redis_lock.locking.local import held_locally
 from django_redis_lock.locking.server import outages
-from django_redis_lock.locking.stand_ins import DegradingLock
+from django_redis_lock.locking.stand_ins import AsyncDegradingLock, DegradingLock
 from tests.integration.test_lock import OnRedis
 from tests.lock_contract import Backend, Background, LockContract
 from tests.processes import PATIENCE, Link, processes, until
@@ -66,6 +67,41 @@ class TestWhileRedisAnswers(LockContract):
     @pytest.fixture
     def backend(self, client: redis.Redis, folder: str) -> Backend:
         return OnCache(client, folder)
+
+
+def test_nothing_stays_held_where_there_can_be_no_local_lock(
+    client: redis.Redis, tmp_path: Path
+) -> None:
+    nowhere = tmp_path / "file"
+    nowhere.touch()
+    options: dict[str, Any] = {"on_redis_down": "local", "local_folder": nowhere}
+    lock = DegradingLock(client, "nowhere", timeout=30, renew=True, **options)
+    with pytest.raises(LockError, match="cannot be kept"):
+        lock.acquire()
+    until(lambda: not client.exists("nowhere"))
+
+    async def main() -> None:
+        lock = AsyncDegradingLock(asyncio_client(client), "nowhere", 30, renew=True, **options)
+        with pytest.raises(LockError, match="cannot be kept"):
+            await lock.acquire()
+
+    asyncio.run(main())
+    until(lambda: not client.exists("nowhere"))
+
+
+def test_it_may_be_taken_under_wait_for(client: redis.Redis, folder: str) -> None:
+    """Python before 3.12 runs what ``wait_for`` waits for in a task of its own."""
+
+    async def main() -> None:
+        options: dict[str, Any] = {"on_redis_down": "local", "local_folder": folder}
+        lock = AsyncDegradingLock(asyncio_client(client), "tasks", 30, **options)
+        for _ in range(2):
+            assert await asyncio.wait_for(lock.acquire(), PATIENCE)
+            assert await asyncio.wait_for(lock.owned(), PATIENCE)
+            await asyncio.wait_for(lock.release(), PATIENCE)
+            assert not held_locally(folder)
+
+    asyncio.run(main())
 
 
 # -- while Redis is away -----------------------------------------------------------------------

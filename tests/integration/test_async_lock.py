@@ -21,6 +21,7 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock, LockError
 from django_redis_lock.locking.grants import ALIVE
+from django_redis_lock.locking.scripts import RELEASE, Call
 from tests.integration.test_lock import OnRedis, places
 from tests.lock_contract import Backend, LockContract
 from tests.processes import PATIENCE, Link, processes, until
@@ -207,6 +208,36 @@ class TestTasks:
                 assert not await lock.owned()
                 assert lock.local.token is None
                 assert not await lock.acquire(blocking=False)
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("cancelled", [False, True])
+    def test_a_release_that_is_answered_late(
+        self, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+    ) -> None:
+        async def main() -> None:
+            async with connected(redis_server) as client:
+                lock = AsyncLock(client, "tasks", timeout=30, renew=True, thread_local=False)
+                run = lock._run
+
+                async def next_before_the_answer(call: Call) -> Any:
+                    answer = await run(call)
+                    if call.script is RELEASE:
+                        monkeypatch.undo()
+                        assert await asyncio.create_task(lock.acquire(blocking=False))
+                        if cancelled:
+                            raise asyncio.CancelledError
+                    return answer
+
+                monkeypatch.setattr(lock, "_run", next_before_the_answer)
+                try:
+                    async with lock:
+                        pass
+                except asyncio.CancelledError:
+                    assert cancelled
+                lock.ensure_held()
+                assert await lock.owned()
+                await lock.release()
 
         asyncio.run(main())
 

@@ -12,7 +12,8 @@ import redis
 
 from django_redis_lock import Lock
 from django_redis_lock.locking import line
-from tests.lock_contract import Backend, LockContract
+from django_redis_lock.locking.scripts import RELEASE, Call
+from tests.lock_contract import Backend, Background, LockContract
 from tests.processes import PATIENCE
 
 
@@ -66,3 +67,49 @@ class TestLock(LockContract):
         assert told.wait(PATIENCE)
         assert time.monotonic() - began < 4.4
         assert lock.lost
+
+
+class TestSharedHandle:
+    """``thread_local=False``: what one thread does costs the next holder nothing."""
+
+    @pytest.fixture
+    def lock(self, client: redis.Redis) -> Lock:
+        return Lock(client, "shared", timeout=30, renew=True, thread_local=False)
+
+    @pytest.mark.parametrize("interrupted", [False, True])
+    def test_a_release_that_is_answered_late(
+        self, lock: Lock, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+    ) -> None:
+        run = lock._run
+
+        def next_before_the_answer(call: Call) -> Any:
+            answer = run(call)
+            if call.script is RELEASE:
+                monkeypatch.undo()
+                assert Background(lock.acquire, None, False).result()
+                if interrupted:
+                    raise KeyboardInterrupt
+            return answer
+
+        monkeypatch.setattr(lock, "_run", next_before_the_answer)
+        try:
+            with lock:
+                pass
+        except KeyboardInterrupt:
+            assert interrupted
+        lock.ensure_held()
+        assert lock.owned()
+        lock.release()
+
+    def test_a_wait_that_fails(self, lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+        def next_before_the_failure(*args: Any) -> Any:
+            monkeypatch.undo()
+            assert Background(lock.acquire).result()
+            raise ConnectionError
+
+        monkeypatch.setattr(lock, "_acquire", next_before_the_failure)
+        with pytest.raises(ConnectionError), lock:
+            pass
+        lock.ensure_held()
+        assert lock.owned()
+        lock.release()
