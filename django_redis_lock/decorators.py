@@ -117,10 +117,17 @@ class Locked:
             LockNotAcquired: it is taken, and the time to wait is over.
         """
         section = Section(self.options, self._name())
-        if not section.enter():
-            raise section.conflict().error()
-        self._sections.append((current.caller(), section))
-        return section.lock
+        try:
+            if not section.enter():
+                raise section.conflict().error()
+            self._sections.append((current.caller(), section))
+            return section.lock
+        except BaseException:
+            section.abandon()
+            for entered in tuple(self._sections):
+                if entered[1] is section:
+                    self._sections.remove(entered)
+            raise
 
     def __exit__(
         self,
@@ -128,7 +135,15 @@ class Locked:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._last_section().leave()
+        try:
+            entered = self._last_entered()
+            entered[1].leave()
+        except BaseException:
+            entered = self._last_entered()
+            entered[1].abandon()
+            self._sections.remove(entered)
+            raise
+        self._sections.remove(entered)
 
     async def __aenter__(self) -> AsyncLock | Lock:
         section = AsyncSection(self.options, self._name())
@@ -143,14 +158,15 @@ class Locked:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._last_section().leave()
+        entered = self._last_entered()
+        self._sections.remove(entered)
+        await entered[1].leave()
 
-    def _last_section(self) -> Any:
-        """The one this thread or task has entered last; if there is none, as where a fixture of a
-        test is left in another task, the last of all."""
-        caller = current.caller()
-        mine = [n for n, (by, _) in enumerate(self._sections) if by == caller]
-        return self._sections.pop(mine[-1] if mine else -1)[1]
+    def _last_entered(self) -> tuple[tuple[int, int], Any]:
+        """The section this thread or task has entered last; if there is none, as where a fixture of
+        a test is left in another task, the last of all."""
+        caller, entered = current.caller(), tuple(self._sections)
+        return next((e for e in reversed(entered) if e[0] == caller), entered[-1])
 
     def _name(self) -> str:
         """The lock's name where there is no call to take arguments from."""

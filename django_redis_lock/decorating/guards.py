@@ -104,12 +104,16 @@ class Guard:
             return self._run(Section(self.options, name, self.use), args, kwargs)
 
     def _run(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not section.enter(_teller(args, kwargs)):
-            return self._answer(section.conflict(), args, kwargs)
         try:
-            result = self.function(*args, **kwargs)
-        finally:
-            section.leave()
+            if not section.enter(_teller(args, kwargs)):
+                return self._answer(section.conflict(), args, kwargs)
+            try:
+                result = self.function(*args, **kwargs)
+            finally:
+                section.leave()
+        except BaseException:
+            section.abandon()
+            raise
         if inspect.iscoroutine(result):
             result.close()
             raise TypeError(

@@ -44,6 +44,7 @@ class _Section:
         self._on_lost = on_lost or (options.on_lost if callable(options.on_lost) else None)
         self._context = contextvars.copy_context()
         self._taken_up = False
+        self._left = False
 
     def _told(self) -> OnLost:
         """What the keeper calls: in the context of the call, so ``current_lock()`` works there."""
@@ -113,6 +114,14 @@ class Section(_Section):
             self._waits_for_transactions and transactions.wait_for(self.lock, self._key, release)
         ):
             release()
+        self._left = True
+
+    def abandon(self) -> None:
+        """It was interrupted by an exception from a signal handler: nothing stays held."""
+        lock = getattr(self, "lock", None)
+        if lock is not None and not self._left:
+            current.pop(lock)
+            lock._leave_to_keeper()
 
     def conflict(self) -> Conflict:
         """Who was in the way."""

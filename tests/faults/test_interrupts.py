@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 import redis
+from django.core.cache import caches
 
-from django_redis_lock import Lock
+from django_redis_lock import Lock, locked
 from django_redis_lock.locking.keeper import keeper
 from django_redis_lock.locking.node import Server
 from django_redis_lock.locking.pop import Farewell
@@ -47,6 +48,7 @@ class Points:
     Args:
         at: the number of the point.
         begin: the function (as ``module.name``) with which counting begins; left out, at once.
+        modules: what the names of those begin with whose points count.
         function, meanwhile: what is called before that function does anything.
     """
 
@@ -56,6 +58,7 @@ class Points:
         begin: str = "",
         function: str = "",
         meanwhile: Callable[[], Any] | None = None,
+        modules: tuple[str, ...] = MODULES,
     ) -> None:
         self.passed = 0
         self.where = ""
@@ -65,10 +68,11 @@ class Points:
         self._begin = begin
         self._function = function
         self._meanwhile = meanwhile
+        self._modules = modules
 
     def _traced(self, frame: FrameType, event: str, arg: Any) -> Any:
         module = str(frame.f_globals.get("__name__", ""))
-        if not module.startswith(MODULES):
+        if not module.startswith(self._modules):
             return None
         if event == "call":
             function = f"{module.rpartition('.')[2]}.{frame.f_code.co_name}"
@@ -84,7 +88,8 @@ class Points:
         return self._traced
 
     def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "c_return" and str(frame.f_globals.get("__name__", "")).startswith(MODULES):
+        module = str(frame.f_globals.get("__name__", ""))
+        if event == "c_return" and module.startswith(self._modules):
             self._pass(frame, event)
 
     def _at_a_block(self, frame: FrameType) -> bool:
@@ -147,6 +152,26 @@ def each_point(attempt: Callable[[Points], None], **options: Any) -> None:
         if not points.where:
             break
     assert at > 25
+
+
+def in_a_block() -> None:
+    with locked(NAME, timeout=60):
+        pass
+
+
+@pytest.mark.parametrize("work", [locked(NAME, timeout=60)(lambda: None), in_a_block])
+def test_what_locked_runs(client: redis.Redis, work: Callable[[], None]) -> None:
+    key = caches["default"].lock(NAME).keys.lock
+
+    def attempt(points: Points) -> None:
+        try:
+            with points.watched():
+                work()
+        except Interrupt:
+            pass
+        until(lambda: not client.exists(key))
+
+    each_point(attempt, begin="sections.enter", modules=("django_redis_lock.decorat",))
 
 
 def prepare(client: redis.Redis) -> None:

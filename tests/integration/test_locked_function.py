@@ -26,6 +26,8 @@ from django_redis_lock import (
     testing,
 )
 from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
+from django_redis_lock.decorating import current
+from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 
 KEY = ":1:lock:export"
@@ -394,6 +396,43 @@ def test_one_object_may_be_entered_again_and_again() -> None:
 
     assert asyncio.run(main()) == [1] * 8
     assert not held()
+
+
+def test_each_thread_leaves_its_own_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when another leaves its own just while this one looks which that is."""
+    mine, entered, left = threading.get_ident(), threading.Event(), threading.Event()
+    leaving: list[Callable[[], Any]] = []
+
+    class Thread(int):
+        def __eq__(self, other: object) -> bool:
+            if int(self) == mine and leaving:
+                leaving.pop()()
+            return isinstance(other, int) and int(self) == int(other)
+
+        def __hash__(self) -> int:
+            return int(self)
+
+    monkeypatch.setattr(current, "caller", lambda: (Thread(threading.get_ident()), 0))
+    export_lock = locked(key=lambda: f"export-{threading.get_ident()}")
+    locks = []
+
+    def work() -> None:
+        with export_lock as lock:
+            locks.append(lock)
+            entered.set()
+            assert left.wait(PATIENCE)
+
+    other = Background(work)
+    assert entered.wait(PATIENCE)
+    with export_lock as lock:
+        locks.append(lock)
+
+        def leave() -> None:
+            left.set()
+            other.result()
+
+        leaving.append(leave)
+    assert [each.owned() for each in locks] == [False, False]
 
 
 @pytest.mark.parametrize("blocking", [False, True])
