@@ -118,16 +118,16 @@ class Locked:
         """
         section = Section(self.options, self._name())
         try:
-            if not section.enter():
-                raise section.conflict().error()
-            self._sections.append((current.caller(), section))
-            return section.lock
+            if section.enter():
+                self._sections.append((current.caller(), section))
+                return section.lock
         except BaseException:
             section.abandon()
             for entered in tuple(self._sections):
                 if entered[1] is section:
                     self._sections.remove(entered)
             raise
+        raise section.conflict().error()
 
     def __exit__(
         self,

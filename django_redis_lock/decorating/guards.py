@@ -105,15 +105,17 @@ class Guard:
 
     def _run(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            if not section.enter(_teller(args, kwargs)):
-                return self._answer(section.conflict(), args, kwargs)
-            try:
-                result = self.function(*args, **kwargs)
-            finally:
-                section.leave()
+            entered = section.enter(_teller(args, kwargs))
+            if entered:
+                try:
+                    result = self.function(*args, **kwargs)
+                finally:
+                    section.leave()
         except BaseException:
             section.abandon()
             raise
+        if not entered:
+            return self._answer(section.conflict(), args, kwargs)
         if inspect.iscoroutine(result):
             result.close()
             raise TypeError(
