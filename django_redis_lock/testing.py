@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -41,9 +41,10 @@ class InMemory:
     local: Any
     _won: Any
 
-    def _now(self) -> float:
-        now: float = self._memory.clock()
-        return now
+    @property
+    def _now(self) -> Callable[[], float]:
+        clock: Clock = self._memory.clock
+        return clock
 
     def _server(self) -> None:
         """Nowhere that figures could be written to."""

@@ -225,6 +225,8 @@ async def _exchange(connection: AsyncRawConnection, call: Call, asking: bool) ->
             await send(connection, call)
         return await receive(connection, call)
     except ResponseError:
+        if asking:  # The refused may have been the announcement, and the call's answer is to come.
+            await connection.disconnect(nowait=True)
         raise
     except BaseException:
         # Also for cancellation: a connection with a reply still to come is of no use.

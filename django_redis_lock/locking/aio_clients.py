@@ -65,6 +65,7 @@ def _client_of(server: Server, address: Any) -> Any:
     loop = asyncio.get_running_loop()
     of_loop = _clients.get(loop)
     if of_loop is None:
+        _forget_closed_loops()
         of_loop = _clients[loop] = {}
         _closing[loop] = _close_with_the_loop(of_loop)
     found = of_loop.get(server)
@@ -112,6 +113,10 @@ def _close_with_the_loop(clients: dict[Server, Any]) -> AsyncGenerator[None, Non
         try:
             yield
         finally:
+            # What is kept for the loop leads back to it, so that it would never go by itself.
+            loop = asyncio.get_running_loop()
+            _clients.pop(loop, None)
+            _closing.pop(loop, None)
             for client in clients.values():
                 await client.connection_pool.disconnect()
             clients.clear()
@@ -123,3 +128,11 @@ def _close_with_the_loop(clients: dict[Server, Any]) -> AsyncGenerator[None, Non
 
 
 _closing: weakref.WeakKeyDictionary[Any, AsyncGenerator[None, None]] = weakref.WeakKeyDictionary()
+
+
+def _forget_closed_loops() -> None:
+    """Of loops that were not ended in order nothing is kept either, nor their connections."""
+    for loop in list(_clients):
+        if loop.is_closed():
+            _clients.pop(loop, None)
+            _closing.pop(loop, None)

@@ -156,7 +156,10 @@ def _run(server: Server, call: Call, patience: float | None, asking: bool = Fals
             connection.read_response()
         answer = receive(connection, call)
     except ResponseError:
-        server.rest(connection)
+        if asking:  # The refused may have been the announcement, and the call's answer is to come.
+            connection.disconnect()
+        else:
+            server.rest(connection)
         server.breaker.answered()
         raise
     except BaseException as error:

@@ -160,7 +160,8 @@ class Request(NamedTuple):
 
     def patience(self) -> float | None:
         """Seconds for which an answer is worth waiting, None without end."""
-        return None if self.deadline is None else self.left() + LAST_TRY
+        # The system waits for 24 days at most.
+        return None if self.deadline is None else min(self.left(), 3600.0) + LAST_TRY
 
     def with_margin(self, asked_at: float) -> Request:
         """The same request, after an answer to what was sent at ``asked_at``: the last try will be

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -33,9 +34,10 @@ class Telling:
     group: str
     raise_on_release_error: bool
 
-    def _now(self) -> float:
-        """The clock of deadlines, in seconds."""
-        return time.monotonic()
+    @property
+    def _now(self) -> Callable[[], float]:
+        """The clock of deadlines, in seconds. What keeps it does not keep the handle."""
+        return time.monotonic
 
     def _server(self) -> Any:
         raise NotImplementedError

@@ -132,7 +132,8 @@ class ThreadPlace(Place[ThreadLine]):
             # Known before it can bring anything, so that nothing is lost; see ``_leave_anywhere``.
             pop = self._pop = Pop(connection, keys.grants, wake_key(keys.lock, request.token))
             pop.send()
-            while not pop.answered(left := request.left()):
+            # The system waits for 24 days at most.
+            while not pop.answered(min(left := request.left(), 3600.0)):
                 if left <= 0:
                     return self._last_try(pop)
             granted = self._popped(pop)

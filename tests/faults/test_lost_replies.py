@@ -14,9 +14,20 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from redis.exceptions import ResponseError
 
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError
-from django_redis_lock.locking.scripts import ACQUIRE, LEAVE, RELEASE, RENEW, TAKE_GRANT
+from django_redis_lock.locking import aio_calls, calls
+from django_redis_lock.locking.scripts import (
+    ACQUIRE,
+    LEAVE,
+    RELEASE,
+    RENEW,
+    TAKE_GRANT,
+    Call,
+    script,
+)
+from django_redis_lock.locking.server import server_of
 from tests.faults.proxy import Proxy
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
@@ -399,3 +410,22 @@ class TestTasks:
         assert acquired
         assert not lost
         assert ttl > 20
+
+
+def test_an_announcement_that_is_refused_leaves_no_answer_behind(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    """A user without the right to ASKING, or no cluster: the next call gets its own answer."""
+    server = server_of(client)
+    answers = (Call(script("return 1"), (), ()), Call(script("return 2"), (), ()))
+    with pytest.raises(ResponseError):
+        calls._run(server, answers[0], None, asking=True)
+    assert calls.run(client, answers[1]).value == 2
+
+    async def main() -> None:
+        async with redis.asyncio.Redis.from_url(redis_server.url) as tasks:
+            with pytest.raises(ResponseError):
+                await aio_calls._run(tasks, server, server, answers[0], None, asking=True)
+            assert (await aio_calls.run(tasks, answers[1])).value == 2
+
+    asyncio.run(main())

@@ -6,9 +6,11 @@ For the contract a thread of the suite stands for one task of an event loop.
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -18,8 +20,10 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from asgiref.sync import async_to_sync
 
 from django_redis_lock import AsyncLock, Lock, LockError
+from django_redis_lock.locking.aio_clients import asyncio_client
 from django_redis_lock.locking.grants import ALIVE
 from django_redis_lock.locking.scripts import RELEASE, Call
 from tests.integration.test_lock import OnRedis, places
@@ -362,3 +366,34 @@ def close_the_loop_of_a_waiter(link: Link, url: str) -> None:
     link.say("its line has dissolved")
     link.hear()
     del waiting
+
+
+def ended_by_run(work: Any) -> None:
+    asyncio.run(work())
+
+
+def ended_by_asgiref(work: Any) -> None:
+    async_to_sync(work)()
+
+
+def not_ended(work: Any) -> None:
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(work())
+    loop.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("run", [ended_by_run, ended_by_asgiref, not_ended])
+def test_nothing_is_kept_of_loops_that_come_and_go(client: redis.Redis, run: Any) -> None:
+    loops: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    async def work() -> None:
+        loops.add(asyncio.get_running_loop())
+        async with AsyncLock(asyncio_client(client), "loops", timeout=30):
+            pass
+
+    for _ in range(5):
+        run(work)
+    gc.collect()
+    # Of loops that were only closed it is noticed when the next comes.
+    assert len(loops) == (run is not_ended)

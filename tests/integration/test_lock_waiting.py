@@ -354,3 +354,12 @@ def test_a_last_try_that_is_never_sent_leaves_no_trace(
         assert not asyncio.run(wait())
         until(lambda: not any(isinstance(job, Departure) for job in tuple(keeper()._jobs)))
         assert not client.exists("{taken}:waiters")
+
+
+def test_the_longest_wait(client: redis.Redis) -> None:
+    holder, other = (Lock(client, "year", timeout=30) for _ in range(2))
+    holder.acquire()
+    waiter = Background(lambda: other.acquire(blocking_timeout=365 * 24 * 3600))
+    until_waiting(client)
+    holder.release()
+    assert waiter.result()
