@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import math
+import os
+import secrets
 import threading
 import time
 from collections import defaultdict, deque
@@ -13,6 +15,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from .locking.breaker import Breaker
 from .locking.calls import Answer
 from .locking.grants import Granted, Request
 from .locking.hold import Hold
@@ -66,6 +69,7 @@ class MemoryServer:
     Attributes:
         clock: what its time is read from.
         away: while true, every call raises redis-py's ``ConnectionError``.
+        breaker: as a server's; it is never told of a failure.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -75,6 +79,7 @@ class MemoryServer:
         self._entries: dict[bytes, Entry] = {}
         self._lines: defaultdict[bytes, deque[object]] = defaultdict(deque)
         self._fences: defaultdict[bytes, int] = defaultdict(int)
+        self.breaker = Breaker(f"memory of process {os.getpid()} ({secrets.token_hex(8)})")
 
     # -- what tests do with it ---------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from unittest import mock
 from .locking.aio import AsyncLock
 from .locking.aio_redlock import AsyncRedlock
 from .locking.calls import Answer
+from .locking.degrading import Degrading
 from .locking.grants import Granted, Request
 from .locking.hold import Hold
 from .locking.lock import Lock
@@ -89,6 +90,9 @@ class ThreadsInMemory(InMemory):
             finally:
                 memory.leave(key, ticket)
 
+    def _confirm(self, *args: Any) -> None:
+        """There are no replicas that could lack the lock."""
+
 
 class TasksInMemory(InMemory):
     """``InMemory`` for ``AsyncLock``. It looks again every few milliseconds of real time."""
@@ -115,6 +119,9 @@ class TasksInMemory(InMemory):
                 await asyncio.sleep(0.002)
         finally:
             memory.leave(key, ticket)
+
+    async def _confirm(self, *args: Any) -> None:
+        """There are no replicas that could lack the lock."""
 
 
 class MemoryLock(ThreadsInMemory, Lock):
@@ -147,4 +154,6 @@ def override(server: MemoryServer | None = None) -> Iterator[MemoryServer]:
                 for name, method in vars(source).items():
                     if name.startswith("_") and not name.startswith("__"):
                         stack.enter_context(mock.patch.object(lock, name, method, create=True))
+        # So that the locks of this host are not those of other tests that run on it.
+        stack.enter_context(mock.patch.object(Degrading, "_asked", return_value=(memory,)))
         yield memory

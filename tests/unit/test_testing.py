@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -18,6 +20,7 @@ from django_redis_lock import (
     Redlock,
     TooFewServers,
 )
+from django_redis_lock.locking.stand_ins import DegradingLock
 from django_redis_lock.testing import MemoryLock, MemoryServer, VirtualClock, override
 
 #: Nothing listens there: whoever asks Redis fails, and at once.
@@ -160,3 +163,34 @@ def test_override_takes_locks_on_several_servers() -> None:
         assert memory.held() == []
     with pytest.raises(TooFewServers):
         Redlock(nowhere, "report", timeout=5).acquire()
+
+
+def test_override_asks_no_replicas() -> None:
+    async def work() -> None:
+        async with AsyncLock(redis.asyncio.Redis(port=1), "report", timeout=5, replicas=2) as lock:
+            assert await lock.owned()
+
+    with override():
+        with Lock(NOWHERE, "report", timeout=5, replicas=2) as lock:
+            assert lock.owned()
+        asyncio.run(work())
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_override_stays_away_from_the_locks_of_this_host(tmp_path: Path, away: bool) -> None:
+    """Else tests that run beside each other would take each other's."""
+
+    def lock() -> Lock:
+        options: dict[str, Any] = {"on_redis_down": "local", "local_folder": tmp_path}
+        return DegradingLock(NOWHERE, "report", timeout=5, blocking=False, **options)
+
+    with override() as one:
+        one.away = away
+        held = lock()
+        assert held.acquire()
+        with override() as other:
+            other.away = away
+            with lock():
+                pass
+        assert not lock().acquire()
+        held.release()
