@@ -9,7 +9,7 @@ from .calls import may_have_run
 from .grants import Granted, Request
 from .hold import Hold
 from .keeper import keeper
-from .renewal import Abandoned, Renewal
+from .renewal import Abandoned, Renewal, Renewals
 from .replicas import Confirmed
 from .scripts import Call
 from .server import Server, server_of
@@ -43,23 +43,21 @@ class Kept:
     def _keep(self, granted: Granted) -> Hold:
         """The lock is ours: note it, and have it renewed and described."""
         hold = self._won(granted)
-        self.local.renewal = renewal = Renewal(server_of(self.redis), hold)
-        keeper().add(renewal)
+        self.local.renewal = Renewals(Renewal(server_of(self.redis), hold))
         return hold
 
     def _stop_keeping(self) -> None:
-        if self.local.hold is not None:
-            self.local.hold.end()
-            self._discard(self.local.renewal)
-
-    def _discard(self, renewal: Any) -> None:
-        """Renew no more."""
-        keeper().discard(renewal)
+        hold, renewal = self.local.hold, self.local.renewal
+        if hold is not None:
+            hold.end()
+        if renewal is not None:
+            renewal.discard()
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
         """The holder has had the lifetime changed by what was sent at ``asked_at``."""
         hold.held_until(deadline, asked_at)
-        keeper().reschedule(self.local.renewal, asked_at)
+        if self.local.renewal is not None:
+            self.local.renewal.reschedule(asked_at)
 
     def _forget(self, before: tuple[Any, Any, Any], released: bool) -> None:
         """The server has answered: the token of ``before``, the state at the call, is of no use any
@@ -97,7 +95,7 @@ class Kept:
             return  # It was not noted, or the lock is another thread's, which shares this handle.
         hold.end()
         if local.renewal is not before[2]:
-            self._discard(local.renewal)
+            local.renewal.discard()
         local.token, local.hold, local.renewal = before
 
     def _leave_to_keeper(self) -> None:

@@ -24,11 +24,11 @@ from .grants import Granted, Request
 from .handle import Handle
 from .hold import Hold
 from .keeper import keeper
-from .renewal import Abandoned
+from .renewal import Abandoned, Renewals
 from .scripts import EXTEND, RELEASE, Call
 from .server import Server, server_of
 from .topology import Topology
-from .voted_renewal import VotedRenewals
+from .voted_renewal import VotedRenewal
 from .votes import Ballot, Elected, VotedHold, drift, merged, too_few
 from .waiting import FIRST_PAUSE, LONGEST_PAUSE
 
@@ -177,7 +177,8 @@ class Quorum(Handle):
         assert isinstance(hold, VotedHold)
         assert isinstance(granted, Elected)
         hold.elected(granted.votes)
-        self.local.renewal = VotedRenewals(self.servers, hold)
+        jobs = (VotedRenewal(server, hold, place) for place, server in enumerate(self.servers))
+        self.local.renewal = Renewals(*jobs)
         return hold
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
@@ -187,10 +188,6 @@ class Quorum(Handle):
         """``_elect`` has left nothing behind, unless it was interrupted somewhere."""
         if not isinstance(error, Exception):
             self._leave(range(len(self.redis)), request.give_back(request.token))
-
-    def _discard(self, renewal: Any) -> None:
-        if renewal is not None:
-            renewal.discard()
 
     def _hand_over(self, release: Call) -> None:
         self._leave(range(len(self.redis)), release)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from .arguments import milliseconds
@@ -15,7 +17,7 @@ from .keeper import Job, keeper
 from .scripts import RENEW, Call
 from .server import Server
 
-__all__ = ["Abandoned", "Renewal"]
+__all__ = ["Abandoned", "Renewal", "Renewals"]
 
 logger = logging.getLogger("django_redis_lock.keeper")
 
@@ -28,6 +30,9 @@ LOOK = 10.0
 
 class Renewal(Job):
     """Keeps one hold alive, says who holds it, and tells the holder when it is lost."""
+
+    #: Those it is one of, as long as the holder's handle knows them.
+    kept_by: Callable[[], Any] = object
 
     def __init__(self, server: Server, hold: Hold) -> None:
         self.hold = hold
@@ -69,6 +74,10 @@ class Renewal(Job):
             return None
         if now >= hold.warns_at:
             hold.warn()
+        if self._renewing(now) and self.kept_by() is None:
+            hold.renews_until = -math.inf
+            name = printable(hold.keys.lock)
+            logger.warning("Nobody can release %s: its handle is gone. It is renewed no more", name)
         fields = () if self.named else (*hold.owner().fields(), *self._terms())
         wanted = self._wanted(now)
         if wanted and self._renewing(now):
@@ -134,6 +143,30 @@ class Renewal(Job):
         # Look once more just before the deadline, to tell the holder in time.
         last_call = hold.deadline - self._margin
         self.due = now + pause if now >= last_call else min(now + pause, last_call)
+
+
+class Renewals:
+    """What the keeper does for one hold, one job for each server, as the handle knows it. When
+    nobody knows it any more, because the handle was dropped, or the thread or task has ended that
+    acquired by it, nobody can release the lock, and it ends with its lifetime."""
+
+    def __init__(self, *jobs: Renewal) -> None:
+        self.jobs = jobs
+        for job in jobs:
+            job.kept_by = weakref.ref(self)
+            keeper().add(job)
+
+    def discard(self) -> None:
+        for job in self.jobs:
+            keeper().discard(job)
+
+    def reschedule(self, due: float) -> None:
+        for job in self.jobs:
+            keeper().reschedule(job, due)
+
+    def tell(self, what: str) -> None:
+        for job in self.jobs:
+            job.tell(what)
 
 
 class Abandoned(Job):

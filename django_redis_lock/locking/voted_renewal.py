@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from .grants import new_token, release
@@ -16,30 +15,9 @@ from .scripts import Call
 from .server import Server
 from .votes import VotedHold, drift
 
-__all__ = ["VotedRenewals"]
+__all__ = ["VotedRenewal"]
 
 logger = logging.getLogger("django_redis_lock.keeper")
-
-
-class VotedRenewals:
-    """The jobs of one hold."""
-
-    def __init__(self, servers: Sequence[Server], hold: VotedHold) -> None:
-        self._jobs = [VotedRenewal(server, hold, place) for place, server in enumerate(servers)]
-        for job in self._jobs:
-            keeper().add(job)
-
-    def discard(self) -> None:
-        for job in self._jobs:
-            keeper().discard(job)
-
-    def reschedule(self, due: float) -> None:
-        for job in self._jobs:
-            keeper().reschedule(job, due)
-
-    def tell(self, what: str) -> None:
-        for job in self._jobs:
-            job.tell(what)
 
 
 class VotedRenewal(Renewal):

@@ -215,6 +215,17 @@ class TestTasks:
 
         asyncio.run(main())
 
+    def test_what_nobody_can_release_ends_by_itself(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        async def main() -> None:
+            async with connected(redis_server) as tasks:
+                lock = AsyncLock(tasks, "forgotten", timeout=0.2, renew=True)
+                assert await asyncio.create_task(lock.acquire())
+
+        asyncio.run(main())
+        until(lambda: not client.exists("forgotten"))
+
     @pytest.mark.parametrize("cancelled", [False, True])
     def test_a_release_that_is_answered_late(
         self, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, cancelled: bool

@@ -263,7 +263,7 @@ def test_a_client_that_decodes(redis_server: RedisServer, client: redis.Redis) -
 
 def test_signs_of_life(client: redis.Redis) -> None:
     """What tells a holder that is at work from one that is gone."""
-    hold(client, "renewed", 3, renew=True)
+    _kept = hold(client, "renewed", 3, renew=True)
     hold(client, "as it is", 90)
     hold(client, "endless", None)
     renewed, as_it_is, endless = (described(client, n) for n in ("renewed", "as it is", "endless"))

@@ -14,7 +14,7 @@ from django_redis_lock import Lock
 from django_redis_lock.locking import line
 from django_redis_lock.locking.scripts import RELEASE, Call
 from tests.lock_contract import Backend, Background, LockContract
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, until
 
 
 def places(name: str | bytes) -> int:
@@ -67,6 +67,21 @@ class TestLock(LockContract):
         assert told.wait(PATIENCE)
         assert time.monotonic() - began < 4.4
         assert lock.lost
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_what_nobody_can_release_ends_by_itself(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture, dropped: bool
+) -> None:
+    """Its handle was dropped, or the thread has ended that alone could use it."""
+    lock = Lock(client, "forgotten", timeout=0.2, renew=True)
+    if dropped:
+        assert lock.acquire()
+        del lock
+    else:
+        assert Background(lock.acquire).result()
+    until(lambda: not client.exists("forgotten"))
+    assert "Nobody can release forgotten: its handle is gone" in caplog.text
 
 
 class TestSharedHandle:

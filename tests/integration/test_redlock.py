@@ -15,6 +15,7 @@ from django_redis_lock import AsyncRedlock, Redlock
 from tests.integration.test_async_lock import ForThreads, Tasks
 from tests.integration.test_lock import places
 from tests.lock_contract import Backend, LockContract
+from tests.processes import until
 from tests.redis_server import RedisServer
 
 FIVE = 5
@@ -81,6 +82,10 @@ class TestRedlock(RedlockContract):
     @pytest.fixture
     def backend(self, clients: list[redis.Redis]) -> Backend:
         return OnFive(clients)
+
+    def test_what_nobody_can_release_ends_by_itself(self, clients: list[redis.Redis]) -> None:
+        assert Redlock(clients, "forgotten", timeout=0.2, renew=True).acquire()
+        until(lambda: not any(client.exists("forgotten") for client in clients))
 
 
 class InTasks(OnFive):

@@ -113,7 +113,7 @@ def test_a_receiver_that_hangs_keeps_no_lock_from_its_renewal(cache: RedisCache)
         with cache.lock("renewed", timeout=0.3, renew=True) as renewed:
             cache.lock("lost", timeout=0.05).acquire()
             assert came.wait(PATIENCE)
-            until(lambda: renewed.local.renewal._renewals >= 4)
+            until(lambda: renewed.local.renewal.jobs[0]._renewals >= 4)
             assert renewed.owned()
     finally:
         go_on.set()
