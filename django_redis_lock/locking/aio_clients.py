@@ -23,7 +23,7 @@ from redis.connection import UnixDomainSocketConnection as ThreadUnixDomainSocke
 from redis.exceptions import NoPermissionError
 
 from .cluster import ASYNC_PARSER, Node
-from .connections import common_settings
+from .connections import common_settings, timeout_of
 from .node import Server
 from .sentinel import Primary, expect_primary
 from .server import server_of
@@ -97,8 +97,9 @@ def _pool_like(pool: Any) -> ConnectionPool:
     ):
         if issubclass(pool.connection_class, theirs):
             settings = common_settings(pool)
-            settings.update(retry=Retry(NoBackoff(), 0))
-            for name in ("socket_timeout", "socket_keepalive", "health_check_interval"):
+            timeout = timeout_of(pool.connection_kwargs)
+            settings.update(retry=Retry(NoBackoff(), 0), socket_timeout=timeout)
+            for name in ("socket_keepalive", "health_check_interval"):
                 if name in pool.connection_kwargs:
                     settings[name] = pool.connection_kwargs[name]
             return ConnectionPool(connection_class=ours, **settings)

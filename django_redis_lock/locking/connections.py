@@ -26,6 +26,7 @@ __all__ = [
     "may_have_run",
     "note_sent",
     "own_settings",
+    "timeout_of",
     "without_address",
 ]
 
@@ -68,6 +69,12 @@ def own_settings(
     if issubclass(connection_class, (Connection, AsyncConnection)):
         own["socket_keepalive"] = True
     return own
+
+
+def timeout_of(settings: Mapping[str, Any]) -> float:
+    """Seconds to wait for an answer where nobody says otherwise: five, as redis-py does since its
+    version 8. Before, it would wait for a frozen server without end."""
+    return settings.get("socket_timeout") or 5.0
 
 
 #: What an asyncio pool's arguments have in common with a thread's connection.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from redis.exceptions import RedisError, ResponseError
 
 from .breaker import Breaker
-from .connections import RawConnection, for_threads, own_settings
+from .connections import RawConnection, for_threads, own_settings, timeout_of
 
 __all__ = ["Server", "Unread"]
 
@@ -40,7 +40,7 @@ class Server:
     def __init__(self, pool: Any) -> None:
         # The pool itself is not kept: it must be able to go away before its server does.
         self.address = for_threads(pool)
-        self.timeout: float = self.address.connection_kwargs.get("socket_timeout") or 5.0
+        self.timeout = timeout_of(self.address.connection_kwargs)
         settings = self.address.connection_kwargs
         shortest = min(settings.get("socket_connect_timeout") or self.timeout, self.timeout)
         self.breaker = Breaker(_shown(settings), shortest)
@@ -57,7 +57,8 @@ class Server:
             return (object(),)  # Only the pool itself knows where its server is.
         who = [settings.get(name) for name in ("db", "username", "password")]
         provider = id(settings.get("credential_provider"))
-        return (for_threads(pool).connection_class, *where, *who, provider)
+        connection_class, ours = for_threads(pool)
+        return (connection_class, *where, *who, provider, timeout_of(ours))
 
     # -- where a key is, for those whose keys are not all at one address ------------------------
 

@@ -175,8 +175,7 @@ def test_who_follows_a_computation_has_its_value(
     servers: ClusterServers, fail: Failure, leads: str
 ) -> None:
     """A thread and the task of a loop follow each other by way of Redis."""
-    # redis-py before 8 waits for a frozen server without end where nobody says how long.
-    cache = cluster_cache(servers, SOCKET_TIMEOUT=5)
+    cache = cluster_cache(servers)
     cache.key_prefix, cache.key_func = "", lambda key, *place: key
     began, go_on, computed = threading.Event(), threading.Event(), []
 
