@@ -18,7 +18,7 @@ from redis.connection import Connection, SSLConnection
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from .connections import Address, timeout_of, without_address
+from .connections import Address, without_address
 from .keys import SLOTS, index_key, slot_of
 from .node import Server
 from .topology import Topology, ask
@@ -77,8 +77,7 @@ class Cluster(Topology):
         connection_class, settings = _common(pool)
         who = [settings.get(name) for name in ("username", "password")]
         where = frozenset(pool.nodes_manager.startup_nodes)
-        provider = id(settings.get("credential_provider"))
-        return (connection_class, where, *who, provider, timeout_of(settings))
+        return (connection_class, where, *who, id(settings.get("credential_provider")))
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
         slot = slot_of(keys[0]) if keys else 0

@@ -50,15 +50,14 @@ class Server:
 
     @classmethod
     def identity(cls, pool: Any) -> tuple[Any, ...]:
-        """Equal for pools whose connections are interchangeable."""
+        """Equal for pools that lead to one database as one user."""
         settings = pool.connection_kwargs
         where = [settings.get(name) for name in ("host", "port", "path")]
         if not any(where):
             return (object(),)  # Only the pool itself knows where its server is.
         who = [settings.get(name) for name in ("db", "username", "password")]
         provider = id(settings.get("credential_provider"))
-        connection_class, ours = for_threads(pool)
-        return (connection_class, *where, *who, provider, timeout_of(ours))
+        return (for_threads(pool).connection_class, *where, *who, provider)
 
     # -- where a key is, for those whose keys are not all at one address ------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError
 
-from .connections import Address, RawConnection, timeout_of, without_address
+from .connections import Address, RawConnection, without_address
 from .node import Server
 from .topology import Topology, ask
 
@@ -48,8 +48,7 @@ class Service(Topology):
         connection_class, settings = without_address(pool)
         who = [settings.get(name) for name in ("db", "username", "password")]
         provider = id(settings.get("credential_provider"))
-        timeout = timeout_of(settings)
-        return (connection_class, where, pool.service_name, *who, provider, timeout)
+        return (connection_class, where, pool.service_name, *who, provider)
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
         return self._primary

@@ -92,7 +92,6 @@ class TestAddresses:
             "redis://user:secret@localhost:1/3",
             "rediss://localhost:1/3",
             "unix:///tmp/redis.sock?db=3",
-            "redis://localhost:1/3?socket_timeout=1",
         ],
     )
     def test_others_do_not(self, url: str) -> None:
