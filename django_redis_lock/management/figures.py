@@ -21,11 +21,14 @@ from .wording import one_line
 
 __all__ = ["show_figures"]
 
+STOOD_IN = Column("NO REDIS", right=True)
+OVER_TIME = Column("OVER TIME")
 LOCKS = (
     Column("LOCKS", shrinks=True),
     *(Column(title, right=True) for title in ("ACQUIRED", "WAITED", "AVG", "P95")),
     *(Column(title, right=True) for title in ("HOLD", "REFUSED", "TIMEOUT", "LOST")),
-    Column("OVER TIME"),
+    STOOD_IN,
+    OVER_TIME,
 )
 VALUES = (
     Column("VALUES", shrinks=True),
@@ -74,15 +77,17 @@ def _read(using: str | None, period: str) -> tuple[dict[str, list[Summary]], dic
 
 def _lines(command: BaseCommand, figures: Sequence[Summary], period: str) -> list[str]:
     style, width = command.style, width_of(command.stdout)
-    locks = [s for s in figures if s.attempts or s.lost]
+    locks = [s for s in figures if s.attempts or s.lost or s.stood_in]
     values = [s for s in figures if s.computations.count or s.saved]
     out = []
     if locks:
         rows = [_lock_row(s) for s in locks]
-        colours = [style.ERROR if s.lost else str for s in locks]
-        columns = LOCKS
+        colours = [style.ERROR if s.lost or s.stood_in else str for s in locks]
+        columns: Sequence[Column] = LOCKS
+        if not any(s.stood_in for s in locks):
+            columns, rows = _without(STOOD_IN, columns, rows)
         if width is not None and width < 100:  # The figures are worth more than their curve.
-            columns, rows = columns[:-1], [row[:-1] for row in rows]
+            columns, rows = _without(OVER_TIME, columns, rows)
         out += table(columns, rows, width, head=style.MIGRATE_HEADING, styles=colours)
     if values:
         rows = [_value_row(s) for s in values]
@@ -94,8 +99,16 @@ def _lines(command: BaseCommand, figures: Sequence[Summary], period: str) -> lis
     return [*out, "", f"In the last {period}, in all processes."]
 
 
+def _without(
+    column: Column, columns: Sequence[Column], rows: Sequence[list[str]]
+) -> tuple[list[Column], list[list[str]]]:
+    place = columns.index(column)
+    kept = [c for c in columns if c is not column]
+    return kept, [row[:place] + row[place + 1 :] for row in rows]
+
+
 def _lock_row(of: Summary) -> list[str]:
-    numbers = (of.refused, of.timeouts, of.lost)
+    numbers = (of.refused, of.timeouts, of.lost, of.stood_in)
     return [
         one_line(of.group or ""),
         str(of.acquisitions),

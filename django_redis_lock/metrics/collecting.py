@@ -27,6 +27,7 @@ from .figures import (
     REFUSED,
     SHARED,
     STALE,
+    STOOD_IN,
     TIMED_OUT,
     WAITS,
     add,
@@ -170,6 +171,10 @@ def _lost(figures: list[int], event: events.Lost) -> None:
     observe(figures, HOLDS, event.held)
 
 
+def _stood_in(figures: list[int], event: events.StoodIn) -> None:
+    figures[STOOD_IN] += 1
+
+
 def _computed(figures: list[int], event: events.Computed) -> None:
     if event.error is None:
         figures[COMPUTED] += event.values
@@ -194,6 +199,7 @@ _COUNTS: dict[type, Callable[[list[int], Any], None]] = {
     events.TimedOut: _timed_out,
     events.Released: _released,
     events.Lost: _lost,
+    events.StoodIn: _stood_in,
     events.Computed: _computed,
     events.Shared: _shared,
     events.RefreshFailed: _refresh_failed,

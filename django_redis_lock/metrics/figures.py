@@ -26,7 +26,8 @@ _CLASSES = len(BOUNDS) + 1
 CONTENDED, TIMED_OUT, REFUSED, LOST, COMPUTED, FAILED, SHARED, STALE, REFRESH_FAILED = range(9)
 # A distribution is the sum in microseconds, then the classes.
 WAITS, HOLDS, COMPUTING = (9 + n * (1 + _CLASSES) for n in range(3))
-_LENGTH = 9 + 3 * (1 + _CLASSES)
+STOOD_IN = 9 + 3 * (1 + _CLASSES)
+_LENGTH = STOOD_IN + 1
 
 
 class Period(NamedTuple):
@@ -120,6 +121,7 @@ class Summary:
         timeouts: waits that ended without the lock.
         refused: tries that found the lock taken and did not want to wait.
         lost: locks that ended before their holders released them.
+        stood_in: locks taken without Redis while it was away (ON_REDIS_DOWN); no acquisitions.
         waits: how long the acquisitions waited.
         holds: how long locks were held.
         computed: values computed by ``get_or_set`` and its kin.
@@ -137,6 +139,7 @@ class Summary:
     timeouts: int
     refused: int
     lost: int
+    stood_in: int
     waits: Distribution
     holds: Distribution
     computed: int
@@ -161,6 +164,7 @@ class Summary:
             timeouts=total[TIMED_OUT],
             refused=total[REFUSED],
             lost=total[LOST],
+            stood_in=total[STOOD_IN],
             waits=Distribution.at(total, WAITS),
             holds=Distribution.at(total, HOLDS),
             computed=total[COMPUTED],
@@ -199,4 +203,4 @@ class Summary:
     @property
     def events(self) -> int:
         """How much happened in all."""
-        return self.attempts + self.computations.count + self.saved
+        return self.attempts + self.stood_in + self.computations.count + self.saved

@@ -20,7 +20,7 @@ from django.core.cache import cache, caches
 from django.core.management import CommandError, call_command
 
 from django_redis_lock import Lock, metrics
-from django_redis_lock.locking import calls
+from django_redis_lock.locking import calls, events
 from django_redis_lock.locking.chronicle import note_call
 from django_redis_lock.locking.owner import Owner, hostname
 from django_redis_lock.management.commands.locks import Command
@@ -386,6 +386,18 @@ def test_figures(run: Run, client: redis.Redis) -> None:
     assert figures["invoice-*"]["refused"] == 2
     assert figures["report-*"]["computed"] == 1
     assert figures["report-*"]["computations"]["count"] == 1
+
+
+def test_figures_of_locks_that_were_taken_without_redis(run: Run) -> None:
+    events.tell(events.StoodIn(cache.lock("export").subject, "run", OSError()))
+    with cache.lock("import"):
+        pass
+    metrics.flush()
+    _, out, _ = run("stats")
+    title, *rows = out.splitlines()
+    assert title.endswith("LOST  NO REDIS  OVER TIME")
+    assert [row.split()[-1] for row in rows[:2] if row.startswith("export")] == ["1"]
+    assert json.loads(run("stats", "--json")[1])["caches"]["default"][0]["stood_in"] in (0, 1)
 
 
 def test_figures_of_a_cache_that_cannot_be_asked(run: Run, settings: Any) -> None:

@@ -245,6 +245,24 @@ def test_nothing_is_lost_while_redis_is_away(
     assert Summary.of("bare", "day", read(client, "", "day")["bare"]).acquisitions == 1
 
 
+def test_what_stood_in_for_locks_while_redis_was_away(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "AWAY", 0.02)
+    cache = RedisCache(own_server.url, {"OPTIONS": {"LOCK_ON_REDIS_DOWN": "run"}})
+    own_server.stop()
+    for _ in range(2):
+        with cache.lock("export"):
+            pass
+    own_server.start()
+    [job] = metrics._metrics._jobs.values()
+    keeper().reschedule(job, 0.0)
+    client = own_server.client()
+    until(lambda: read(client, "", "hour"))
+    found = Summary.of("export", "hour", read(client, "", "hour")["export"])
+    assert (found.stood_in, found.acquisitions, found.events) == (2, 0, 2)
+
+
 def test_the_end_of_a_process_does_not_wait_for_a_dead_redis(own_server: RedisServer) -> None:
     client = own_server.client()
     with Lock(client, "bare", timeout=10):
