@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import redis
+from django_redis.pool import ConnectionFactory
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, TooFewReplicas
+from django_redis_lock.cache import RedisCache
 from tests.integration.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
@@ -167,6 +169,57 @@ def test_tasks_go_on(servers: SentinelServers, fail: Failure) -> None:
         await other.release()
 
     asyncio.run(main())
+
+
+def sentinel_cache(servers: SentinelServers) -> RedisCache:
+    options = {
+        "CLIENT_CLASS": "django_redis.client.SentinelClient",
+        "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+        "SENTINELS": servers.addresses,
+        "SOCKET_TIMEOUT": 5,
+    }
+    return RedisCache(f"redis://{servers.name}/0", {"OPTIONS": options})
+
+
+@pytest.mark.parametrize(
+    ("fail", "leads"), [(kill, "thread"), (freeze, "task"), (by_hand, "thread")]
+)
+def test_who_follows_a_computation_has_its_value(
+    servers: SentinelServers, fail: Failure, leads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread and the task of a loop follow each other by way of Redis."""
+    monkeypatch.setattr(ConnectionFactory, "_pools", {})  # They are kept by the primary's name.
+    cache = sentinel_cache(servers)
+    began, go_on, computed = threading.Event(), threading.Event(), []
+
+    def compute() -> str:
+        computed.append(1)
+        began.set()
+        assert go_on.wait(PATIENCE)
+        return "computed"
+
+    def get(by: str) -> Any:
+        if by == "thread":
+            return cache.get_or_set("failing", compute, 60)
+        return asyncio.run(cache.aget_or_set("failing", compute, 60))
+
+    leader = Background(get, leads)
+    assert began.wait(PATIENCE)
+    follower = Background(get, "task" if leads == "thread" else "thread")
+    until(lambda: blocked(servers))
+    before = servers.primary
+    fail(servers)
+    until(lambda: servers.primary is not before)
+    go_on.set()
+    assert leader.result() == "computed"
+    assert follower.result() == "computed"
+    # The flight may not have been replicated in time.
+    assert len(computed) <= 2
+
+
+def blocked(servers: SentinelServers) -> bool:
+    with servers.primary.client() as client:
+        return bool(client.info("clients")["blocked_clients"])
 
 
 class TestReplicas:
