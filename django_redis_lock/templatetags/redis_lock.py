@@ -54,9 +54,10 @@ class CachedNode(Node):
             raise TemplateSyntaxError(f"cached: there is no cache {alias!r}") from None
         key = make_template_fragment_key(self.name, [v.resolve(context) for v in self.vary_on])
         # Never in the background: a context belongs to its thread.
-        return cache.get_or_set(
+        fragment = cache.get_or_set(
             key, lambda: self.nodelist.render(context), timeout, background=False, **options
         )
+        return "" if fragment is None else fragment  # ON_WAIT_TIMEOUT is "default".
 
 
 def _seconds(name: str, value: Any) -> Any:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import redis
 from django.core.cache import cache
+from django.core.cache.utils import make_template_fragment_key
 from django.core.exceptions import ImproperlyConfigured
 from django.template import Context, Template, TemplateSyntaxError
 from django.test import override_settings
 
+from django_redis_lock.locking.keys import flight_key
 from tests.integration.test_get_or_set import Asking, blocked, waiting_in_memory
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
@@ -117,6 +119,13 @@ def test_processes_render_once(redis_server: RedisServer, client: redis.Redis) -
 def test_mistakes(source: str, words: str) -> None:
     with pytest.raises(TemplateSyntaxError, match=words):
         render(source, soon="in May")
+
+
+def test_who_will_not_wait_shows_nothing_there(settings: Any, client: redis.Redis) -> None:
+    settings.DJANGO_REDIS_LOCK = {"ON_WAIT_TIMEOUT": "default"}
+    key = f":1:{make_template_fragment_key('side')}".encode()
+    client.set(flight_key(key), "another", px=600_000)
+    assert render("a{% cached 60 side wait=0.001 %}b{% endcached %}c") == "ac"
 
 
 def test_another_backend_is_refused() -> None:
