@@ -31,7 +31,9 @@ __all__ = [
     "flight_key",
     "flight_leader",
     "flight_stream",
+    "flights_pattern",
     "index_key",
+    "key_of_flight",
     "lock_keys",
     "slot_of",
     "slot_tag",
@@ -147,6 +149,21 @@ def events_key(key: bytes) -> bytes:
 def flight_key(key: bytes) -> bytes:
     """Where the flight (the computation under way) of the cache key ``key`` is noted."""
     return _prefix(key) + b"flight"
+
+
+def flights_pattern(pattern: bytes) -> bytes:
+    """A glob pattern for the flights of all keys that ``pattern`` matches, whatever form they have.
+    It matches some others too, also keys that are no flights: see ``key_of_flight``."""
+    return b"*" + pattern + b"[}:|]*flight"
+
+
+def key_of_flight(flight: bytes) -> bytes | None:
+    """The cache key whose flight is noted at ``flight``; None: that is another kind of key."""
+    for start, end in ((1, b"}:flight"), (0, b"::flight"), (flight.find(b"}") + 1, b"|flight")):
+        key = flight[start : -len(end)]
+        if flight_key(key) == flight:
+            return key
+    return None
 
 
 def flight_leader(key: bytes) -> bytes:

@@ -221,6 +221,29 @@ def test_whatever_the_key_looks_like(
     assert not client.exists(flight)
 
 
+@pytest.mark.parametrize(
+    ("key", "pattern"),
+    [
+        ("{tag}x", "*x"),
+        ("{tag}x", "{tag}*"),
+        ("a}x", "*x"),
+        ("a}x", "a?x"),
+        ("{x", "*x"),
+        ("x", "x"),
+    ],
+)
+def test_a_pattern_ends_the_computations_of_what_it_matches(
+    cache: RedisCache, client: redis.Redis, key: str, pattern: str
+) -> None:
+    flight = flight_key(f"site:1:{key}".encode())
+    # Neither the flights of other sites nor values that are called like flights.
+    others = {b"{other:site:1:x}:flight": b"1", b"site:1:x:flight": b"2", b"x}:flight": b"3"}
+    client.mset({flight: "another", **others})
+    cache.delete_pattern(pattern)
+    assert not client.exists(flight)
+    assert client.mget(list(others)) == list(others.values())
+
+
 def test_writes_on_the_callers_own_client_end_flights(
     cache: RedisCache, client: redis.Redis, computation: Computation
 ) -> None:

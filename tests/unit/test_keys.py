@@ -13,6 +13,7 @@ from django_redis_lock.locking.keys import (
     companion,
     flight_key,
     flight_stream,
+    key_of_flight,
     lock_keys,
     wake_key,
 )
@@ -127,6 +128,13 @@ def test_the_names_an_operator_sees() -> None:
     )
     assert lock_keys(b"{shop:7}:report").grants == b"{shop:7}:report::grants"
     assert companion(b"report", "flight") == flight_key(b"report") == b"{report}:flight"
+
+
+@thorough
+@given(names)
+def test_whose_flight_it_is(name: bytes) -> None:
+    assert key_of_flight(flight_key(name)) == name
+    assert key_of_flight(name + b":flight") is None or name[-1:] in (b":", b"}")
 
 
 def test_names_are_not_remembered_for_ever() -> None:
