@@ -28,7 +28,7 @@ class ComputingAnew(Computing):
     ) -> Any:
         """The value of ``key``, computed anew even if there is one, and kept. Whoever finds none
         meanwhile waits for this one; a write meanwhile wins. Arguments as for ``get_or_set``."""
-        terms = Terms.of(self.conf, **options)
+        terms = Terms.of(self.conf, self._timeout(timeout), **options)
         producer = self._producer(key, default, timeout, terms, group)
         crew = self._thread_crew()
         nkey = self._encoded_key(key, version)
@@ -45,7 +45,7 @@ class ComputingAnew(Computing):
         **options: Any,
     ) -> Any:
         """As ``compute``, for asyncio."""
-        terms = Terms.of(self.conf, **options)
+        terms = Terms.of(self.conf, self._timeout(timeout), **options)
         producer = self._producer(key, awaitable(default), timeout, terms, group)
         crew = self._task_crew()
         nkey = self._encoded_key(key, version)

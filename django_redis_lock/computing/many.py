@@ -52,6 +52,7 @@ class ComputingMany(Computing):
         """
         terms = Terms.of(
             self.conf,
+            self._timeout(timeout),
             stale=0.0,
             wait=wait,
             on_wait_timeout=on_wait_timeout,
@@ -80,6 +81,7 @@ class ComputingMany(Computing):
         """As ``get_or_set_many``, for asyncio."""
         terms = Terms.of(
             self.conf,
+            self._timeout(timeout),
             stale=0.0,
             wait=wait,
             on_wait_timeout=on_wait_timeout,

@@ -108,13 +108,15 @@ class Computing(Reading):
                 error_ttl=error_ttl,
             )
         alone, may_be_stale = False, self.conf.STALE if stale is SETTING else stale
+        if may_be_stale and stale is SETTING:
+            may_be_stale = self._timeout(timeout) is not None
         if not may_be_stale:
             value = self._look(key, version)
             alone = value is CONNECTION_INTERRUPTED
             if value is not MISSING and not alone:
                 return value
         try:
-            terms = Terms.of(self.conf, **given)
+            terms = Terms.of(self.conf, self._timeout(timeout), **given)
             producer = self._producer(key, default, timeout, terms, group)
             crew = self._thread_crew()
             nkey = self._encoded_key(key, version)
@@ -144,6 +146,7 @@ class Computing(Reading):
         awaited; any other callable runs in Django's thread for synchronous code."""
         terms = Terms.of(
             self.conf,
+            self._timeout(timeout),
             stale=stale,
             wait=wait,
             on_wait_timeout=on_wait_timeout,
@@ -217,13 +220,16 @@ class Computing(Reading):
             default if callable(default) else lambda: default,
             self.client.encode,
             self.client.decode,
-            terms.lifetime(self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout),
+            terms.lifetime(self._timeout(timeout)),
             int(terms.stale * 1000),
             int(terms.error_ttl * 1000),
             str(key),
             check_group(group),
             self,
         )
+
+    def _timeout(self, timeout: float | None) -> float | None:
+        return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
 
     def _thread_crew(self) -> ThreadCrew:
         return ThreadCrew(self._lock_client(), self.conf.FLIGHT_TIMEOUT, connections.close_all)

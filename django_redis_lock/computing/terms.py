@@ -25,13 +25,16 @@ class Terms(NamedTuple):
     error_ttl: float
 
     @classmethod
-    def of(cls, conf: Conf, **given: Any) -> Terms:
-        """What a call has ``given``, and the settings for what is left out.
+    def of(cls, conf: Conf, timeout: float | None, **given: Any) -> Terms:
+        """What a call has ``given``, and the settings for what is left out. A value without a
+        ``timeout`` is never stale, whatever the setting says.
 
         Raises:
             TypeError, ValueError: something given makes no sense.
         """
         given = cls.given(**given)
+        if timeout is None:
+            given.setdefault("stale", 0.0)
         values = (given[n] if n in given else getattr(conf, n.upper()) for n in cls._fields)
         return cls(*values)
 
