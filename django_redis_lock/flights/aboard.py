@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
 from ..locking.server import Server
 
-__all__ = ["Aboard", "Place", "being_computed", "boarded", "computing", "land"]
+__all__ = ["Aboard", "Place", "Speaker", "being_computed", "board", "boarded", "computing", "land"]
+
+
+class Speaker:
+    """Speaks to Redis for all aboard, as long as there is a reference to it."""
 
 
 class Aboard:
     """Those of this process that are after one value; the first speaks to Redis for all."""
 
-    def __init__(self, landed: Any) -> None:
+    def __init__(self, landed: Any, speaker: Speaker | None = None) -> None:
         self.landed = landed
+        self.speaker = weakref.ref(speaker or self)
         self.looking = threading.Lock()  # Of those who come later one at a time looks for a value.
         self.asked = 0  # How often Redis was asked.
         self.found: Any = None  # What Redis keeps, for each to decode; None: look again.
@@ -32,29 +38,43 @@ Place = tuple[Server, bytes, Any]
 #: Who is after a value in this process. One step of a dict is atomic, so it needs no mutex.
 boarded: dict[Place, Aboard] = {}
 #: What the present thread or task is computing.
-_computing: ContextVar[frozenset[tuple[Server, bytes]]] = ContextVar(
-    "computing", default=frozenset()
-)
+_computing: ContextVar[tuple[set[tuple[Server, bytes]], ...]] = ContextVar("computing", default=())
 
 
-def being_computed() -> frozenset[tuple[Server, bytes]]:
-    """What the present thread or task is computing."""
-    return _computing.get()
+def being_computed() -> set[tuple[Server, bytes]]:
+    """What the present thread or task is computing, or the one that has started it."""
+    return set().union(*_computing.get())
 
 
 @contextmanager
 def computing(server: Server, keys: Iterable[bytes]) -> Iterator[None]:
     """Note that the present thread or task computes ``keys``."""
-    mark = _computing.set(_computing.get().union((server, key) for key in keys))
+    here = {(server, key) for key in keys}
+    mark = _computing.set((*_computing.get(), here))
     try:
         yield
     finally:
-        _computing.reset(mark)
+        here.clear()  # A task that was started meanwhile may go on, with what is in its context.
+        with suppress(ValueError):  # The garbage collector ends it, elsewhere.
+            _computing.reset(mark)
+
+
+def board(place: Place, mine: Aboard) -> Aboard:
+    """Those who are after the same value already, or else ``mine``."""
+    while True:
+        aboard = boarded.setdefault(place, mine)
+        if aboard is mine or aboard.speaker() is not None:
+            return aboard
+        land(place, aboard)  # An exception from a signal handler came just before that.
 
 
 def land(place: Place, aboard: Aboard) -> None:
-    boarded.pop(place, None)  # A forked child has none.
-    aboard.landed.set()
+    """Let those go who wait behind ``aboard``, if any do."""
+    try:
+        if boarded.get(place) is aboard:
+            del boarded[place]
+    finally:
+        aboard.landed.set()
 
 
 os.register_at_fork(after_in_child=boarded.clear)

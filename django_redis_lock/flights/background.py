@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextvars
 import logging
 import os
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 __all__ = ["Background"]
 
@@ -31,49 +32,64 @@ class Background:
 
     def __init__(self, threads: int = 4, room: int = 64, linger: float = 5.0) -> None:
         self._most = threads
+        self._room = room
         self._linger = linger
-        self._waiting: queue.Queue[Work] = queue.Queue(room)
-        self._mutex = threading.Lock()
-        self._threads = 0
-        self._idle = 0
+        # Entered itself and not by way of the condition, as the keeper's. A signal handler may
+        # leave ``submit`` at any line, so the threads do the counting.
+        self._mutex = threading.RLock()
+        self._condition = threading.Condition(self._mutex)
+        self._waiting: deque[Work] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._busy = 0
 
     def submit(self, work: Work, afterwards: Work) -> bool:
-        """Do ``work`` soon, then ``afterwards`` in the same thread; False if there is no room."""
+        """Do ``work`` soon, then ``afterwards`` in the same thread; False if there is no room, or
+        no thread can be started."""
         context = contextvars.copy_context()
 
         def run() -> None:
-            try:
-                context.run(work)
-            except Exception:
-                logger.exception("A refresh in the background failed")
-            finally:
-                afterwards()
+            for part in (partial(context.run, work), afterwards):
+                try:
+                    part()
+                except BaseException:  # Not even a SystemExit ends a thread that others count on.
+                    logger.exception("A refresh in the background failed")
 
         with self._mutex:
-            try:
-                self._waiting.put_nowait(run)
-            except queue.Full:
+            if len(self._waiting) >= self._room:
                 return False
-            if self._waiting.qsize() > self._idle and self._threads < self._most:
-                threading.Thread(target=self._work, name="django_redis_lock", daemon=True).start()
-                self._threads += 1
+            self._threads = {thread for thread in self._threads if thread.is_alive()}
+            idle = len(self._threads) - self._busy
+            if len(self._waiting) >= idle and len(self._threads) < self._most:
+                self._start()
+            if not self._threads:
+                return False
+            self._waiting.append(run)
+            self._condition.notify()
         return True
 
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name="django_redis_lock", daemon=True)
+        self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError as error:  # There are too many, or the interpreter is going down.
+            self._threads.discard(thread)
+            logger.warning("Could not start a thread for refreshes: %s", error)
+
     def _work(self) -> None:
-        while True:
+        while (work := self._next()) is not None:
+            work()
             with self._mutex:
-                self._idle += 1
-            try:
-                work: Work | None = self._waiting.get(timeout=self._linger)
-            except queue.Empty:
-                work = None
-            with self._mutex:
-                self._idle -= 1
-                if work is None and self._waiting.empty():
-                    self._threads -= 1
-                    return
-            if work is not None:
-                work()
+                self._busy -= 1
+
+    def _next(self) -> Work | None:
+        with self._mutex:
+            while not self._waiting:
+                if not self._condition.wait(self._linger) and not self._waiting:
+                    self._threads.discard(threading.current_thread())
+                    return None
+            self._busy += 1
+            return self._waiting.popleft()
 
 
 _background = Background()

@@ -18,6 +18,7 @@ from ..locking.aio_connections import cancellable
 from ..locking.aio_line import in_background
 from ..locking.calls import is_outage, is_pool_exhausted
 from ..locking.driver import adrive, drive
+from ..locking.keeper import keeper
 from ..locking.server import server_of
 from .background import background
 from .rule import Flights
@@ -67,8 +68,18 @@ class ThreadCrew:
         if isinstance(step, Pause):
             return time.sleep(step.seconds)
         if isinstance(step, Depart):
-            return background().submit(partial(self.do, step.steps), self._afterwards)
+            return self._depart(step)
         return self._follow(step)
+
+    def _depart(self, step: Depart) -> bool:
+        keeper().add(step.meanwhile)
+        there_is_room = False
+        try:
+            there_is_room = background().submit(partial(self.do, step.steps), self._afterwards)
+        finally:
+            if not there_is_room:
+                keeper().discard(step.meanwhile)
+        return there_is_room
 
     def _follow(self, step: Follow) -> None:
         streams = self.server.in_one_call(step.streams)
@@ -123,6 +134,8 @@ class TaskCrew:
                 while inspect.isawaitable(value):  # A plain function may give a coroutine, too.
                     value = await value
                 return value
+            except GeneratorExit:  # Our coroutine is closed: its loop is no more.
+                raise
             except BaseException as error:
                 raise ProducerFailed(error) from error
         if isinstance(step, Await):

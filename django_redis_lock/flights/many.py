@@ -12,27 +12,25 @@ from redis.exceptions import RedisError
 
 from ..exceptions import ComputationFailed, LockError
 from ..locking.arguments import milliseconds
-from ..locking.flight_scripts import STORE, TAKE_FLIGHT, TAKE_OVER
+from ..locking.calls import is_outage
+from ..locking.flight_scripts import TAKE_FLIGHT, TAKE_OVER
 from ..locking.grants import new_token
 from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
 from ..locking.server import Server
 from .aboard import being_computed, computing
+from .landing import fail, run_or_end, store
 from .renewal import FlightRenewal
 from .steps import (
     LOOK_EVERY,
-    STREAM_LIFETIME,
     Compute,
     CoordinationError,
     Follow,
     Producer,
     ProducerFailed,
-    Run,
     Steps,
-    ending,
     outlasting,
-    run_or_end,
     text,
 )
 from .telling import tell_shared, told
@@ -85,13 +83,16 @@ class Several:
                 take = partial(run_or_end, keys, self._token, *map(self._taking, keys))
                 replies = yield from (outlasting(self._server, take) if followed else take())
             except (RedisError, OSError) as error:
+                if not is_outage(error):  # Some of the flights may have been taken.
+                    yield from fail(keys, self._token)
                 raise CoordinationError from error
             led, failed, streams, look_again = [], None, {}, time.monotonic() + LOOK_EVERY
+            there: dict[bytes, Any] = {}
             for key, (status, *news) in zip(keys, replies, strict=True):
                 if int(status) == 1:
                     led.append(key)
                 elif int(status) == 2:
-                    found[key] = self._terms.decode(news[0])
+                    there[key] = news[0]
                 elif int(status) == 3:
                     failed = ComputationFailed(text(news[0]))
                 else:
@@ -102,6 +103,8 @@ class Several:
                 tell_shared(self._server, self._terms, values=shared)
             if led:
                 found.update((yield from self._lead(led, missing=True)))
+            # Not before those that others wait for are computed: it may fail.
+            found.update((key, self._terms.decode(value)) for key, value in there.items())
             if failed is not None:
                 raise failed
             keys = list(streams)
@@ -117,7 +120,7 @@ class Several:
         lifetime = milliseconds(self._flight_timeout)
         taking = (Call(TAKE_OVER, (flight_key(key),), (self._token, lifetime)) for key in keys)
         try:
-            yield Run(tuple(taking))
+            yield from run_or_end(keys, self._token, *taking)
         except (RedisError, OSError):
             pass  # Then nothing can be stored either, which is said there.
         return (yield from self._lead(keys))
@@ -128,45 +131,26 @@ class Several:
 
     def _lead(self, keys: list[bytes], missing: bool = False) -> Steps:
         """The values of the keys this caller leads; ``missing`` as in ``Flights``."""
-        alive = (self._token, self._flight_timeout)
+        alive = (self._token, self._flight_timeout, self)
         flights = [FlightRenewal(self._server, key, *alive, self._terms.group) for key in keys]
-        for flight in flights:
-            keeper().add(flight)
-        kept: dict[bytes, bytes | int] = {}
-        message, pause = "no value was given for this key", 0
         try:
+            for flight in flights:
+                keeper().add(flight)
             with computing(self._server, keys), told(self._server, self._terms, len(keys)):
                 values = yield Compute(lambda: self._produce(keys))
-            kept = {key: self._terms.encode(value) for key, value in values.items()}
-            return values
+            kept = self._encoded(values)
         except ProducerFailed as failed:
-            if isinstance(failed.error, Exception):
-                message, pause = failed.describe(), self._terms.error_ttl
+            pause = self._terms.error_ttl if isinstance(failed.error, Exception) else 0
+            yield from fail(keys, self._token, failed.describe(), pause)
             raise
         finally:
             for flight in flights:
                 keeper().discard(flight)
-            yield from self._land(keys, kept, message, pause, missing)
+        yield from store(keys, self._token, kept, self._terms, missing)
+        return values
 
-    def _land(
-        self,
-        keys: list[bytes],
-        kept: dict[bytes, bytes | int],
-        message: str,
-        pause: int,
-        missing: bool,
-    ) -> Steps:
-        """Store what there is, and end the flights of the rest."""
-        calls = []
-        for key in keys:
-            place = (key, flight_key(key), flight_stream(key, self._token))
-            if key in kept:
-                lifetime = self._terms.lifetime
-                args = (self._token, kept[key], lifetime, STREAM_LIFETIME, int(missing))
-                calls.append(Call(STORE, place, args))
-            else:
-                calls.append(ending(key, self._token, message, pause))
+    def _encoded(self, values: dict[bytes, Any]) -> dict[bytes, bytes | int]:
         try:
-            yield from run_or_end(keys, self._token, *calls)
-        except (RedisError, OSError) as error:
-            logger.warning("Could not end the flights of %d keys: %s", len(keys), error)
+            return {key: self._terms.encode(value) for key, value in values.items()}
+        except BaseException as error:  # What cannot be kept cannot be shared either.
+            raise ProducerFailed(error) from error

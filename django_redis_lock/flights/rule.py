@@ -12,20 +12,20 @@ from redis.exceptions import RedisError
 
 from ..exceptions import ComputationFailed, LockError
 from ..locking.arguments import milliseconds
-from ..locking.flight_scripts import STORE, TAKE_FLIGHT, TAKE_OVER
+from ..locking.flight_scripts import READ, TAKE_FLIGHT, TAKE_OVER
 from ..locking.grants import new_token
 from ..locking.hold import printable
 from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
 from ..locking.server import Server
-from .aboard import Aboard, Place, being_computed, boarded, computing, land
+from .aboard import Aboard, Place, Speaker, being_computed, board, computing, land
+from .landing import fail, run_or_end, store
 from .renewal import FlightRenewal
 from .steps import (
     FOUND,
     LEAD,
     LOOK_EVERY,
-    STREAM_LIFETIME,
     TOO_LATE,
     Await,
     Compute,
@@ -36,9 +36,7 @@ from .steps import (
     ProducerFailed,
     Run,
     Steps,
-    ending,
     outlasting,
-    run_or_end,
     text,
 )
 from .telling import tell_refresh_failed, tell_shared, told
@@ -86,19 +84,24 @@ class Flights:
         place = self.place(key)
         if place[:2] in being_computed():
             raise LockError("get_or_set needs the value it is just computing", key)
+        asked: int | None = None
+        speaker = Speaker()
         while True:
-            mine = Aboard(self._event())
-            aboard = boarded.setdefault(place, mine)
-            asked = aboard.asked
-            if aboard is mine:
-                try:
+            aboard = mine = Aboard(self._event(), speaker)
+            try:
+                aboard = board(place, mine)
+                if aboard is mine:
                     value = yield from self._speak(key, aboard, producer, deadline, alone)
-                finally:
-                    land(place, aboard)
+            finally:
+                if aboard is mine:
+                    land(place, mine)
+            if aboard is mine:
                 return self._found(aboard, producer) if value is FOUND else value
-            if not (yield Await(aboard.landed, deadline)):
-                return TOO_LATE
             # An answer to what was asked before we came may be older than a write before we came.
+            # Those who speak after the first that we have waited for ask later than that.
+            asked = aboard.asked if asked is None else 0
+            if not (yield Await(aboard.landed, deadline)):
+                return TOO_LATE if alone else (yield from self._last_look(key, producer))
             if aboard.found is not None and asked < aboard.asked:
                 return self._found(aboard, producer)
             if aboard.outage is not None and not alone:
@@ -112,10 +115,12 @@ class Flights:
         token = new_token()
         taking = Call(TAKE_OVER, (flight_key(key),), (token, self._lifetime))
         try:
-            yield Run((taking,))
+            yield from run_or_end([key], token, taking)
         except (RedisError, OSError) as error:
             logger.warning("Could not take over the flight of %s: %s", printable(key), error)
-        return (yield from self._lead(key, token, Aboard(self._event()), producer))
+        aboard = Aboard(self._event())
+        flight = self._flight(key, token, aboard, producer)
+        return (yield from self._lead(flight, aboard, producer))
 
     def refresh(self, key: bytes, old: Any, producer: Producer, background: bool) -> Steps:
         """A stale value computed anew, unless somebody does that already; otherwise the old one.
@@ -135,48 +140,49 @@ class Flights:
         if status != 1:
             tell_shared(self._server, producer, stale=True)
             return producer.decode(old)
+        aboard = Aboard(self._event())
+        flight = self._flight(key, token, aboard, producer)
+        refreshing = self._lead_or_keep(flight, aboard, old, producer)
         if not background:
-            return (yield from self._lead_or_keep(key, token, old, producer))
-        if not (yield Depart(self._lead_or_keep(key, token, old, producer))):
+            return (yield from refreshing)
+        if not (yield Depart(refreshing, flight)):
             logger.warning("No room to refresh %s in the background", printable(key))
-            yield from self._fail(key, token)
+            yield from fail([key], token)
         return producer.decode(old)
 
-    def _lead_or_keep(self, key: bytes, token: bytes, old: Any, producer: Producer) -> Steps:
+    def _lead_or_keep(
+        self, flight: FlightRenewal, aboard: Aboard, old: Any, producer: Producer
+    ) -> Steps:
         try:
-            return (yield from self._lead(key, token, Aboard(self._event()), producer))
+            return (yield from self._lead(flight, aboard, producer))
         except ProducerFailed as failed:
             if not isinstance(failed.error, Exception):
                 raise
-            logger.warning("Serving the old %s", printable(key), exc_info=failed.error)
+            logger.warning("Serving the old %s", printable(flight.key), exc_info=failed.error)
             tell_refresh_failed(self._server, producer, failed.error)
             return producer.decode(old)
 
     def _lead(
-        self, key: bytes, token: bytes, aboard: Aboard, producer: Producer, missing: bool = False
+        self, flight: FlightRenewal, aboard: Aboard, producer: Producer, missing: bool = False
     ) -> Steps:
         """The value, computed and stored; and for those aboard what they may have of it.
 
         Args:
             missing: there was no value when the flight began.
         """
-        alive = (token, self._flight_timeout)
-        renewal = FlightRenewal(self._server, key, *alive, producer.group)
-        keeper().add(renewal)
+        key, token = flight.key, flight.token
         try:
+            keeper().add(flight)
             value, kept = yield from self._compute(key, producer)
         except ProducerFailed as failed:
-            keeper().discard(renewal)
             pause = producer.error_ttl if isinstance(failed.error, Exception) else 0
-            yield from self._fail(key, token, failed.describe(), pause)
+            yield from fail([key], token, failed.describe(), pause)
             raise
-        keeper().discard(renewal)
-        keys = (key, flight_key(key), flight_stream(key, token))
+        finally:  # However it ends: a flight that is renewed for ever would be followed for ever.
+            keeper().discard(flight)
         aboard.asked += 1
-        args = (token, kept, producer.lifetime, STREAM_LIFETIME, int(missing))
-        storing = Call(STORE, keys, args)
-        stored = yield from self._tell(key, token, storing)
-        if stored == 0:
+        [stored] = yield from store([key], token, {key: kept}, producer, missing)
+        if stored is False:
             # A write or a delete came in between: what we computed is for our caller alone.
             logger.info("%s was written while it was computed; not stored", printable(key))
         else:
@@ -195,13 +201,19 @@ class Flights:
     def _lifetime(self) -> int:
         return milliseconds(self._flight_timeout)
 
+    def _flight(
+        self, key: bytes, token: bytes, aboard: Aboard, producer: Producer
+    ) -> FlightRenewal:
+        about = (key, token, self._flight_timeout, aboard, producer.group)
+        return FlightRenewal(self._server, *about)
+
     def _compute(self, key: bytes, producer: Producer) -> Steps:
         """The value, and the value as Redis is to keep it."""
         with computing(self._server, (key,)), told(self._server, producer):
             value = yield Compute(producer.compute)
         try:
             return value, producer.encode(value)
-        except Exception as error:  # It cannot be kept, and so not be shared either.
+        except BaseException as error:  # It cannot be kept, and so not be shared either.
             raise ProducerFailed(error) from error
 
     def _speak(
@@ -221,7 +233,8 @@ class Flights:
             raise CoordinationError from error
         if outcome is LEAD:
             missing = producer.stale == 0  # Else a stale one may have been there.
-            return (yield from self._lead(key, token, aboard, producer, missing))
+            flight = self._flight(key, token, aboard, producer)
+            return (yield from self._lead(flight, aboard, producer, missing))
         return outcome
 
     def _find(
@@ -248,21 +261,16 @@ class Flights:
             stream = flight_stream(key, text(leader).encode())
             yield Follow((stream,), min(look_again, deadline))
 
+    def _last_look(self, key: bytes, producer: Producer) -> Steps:
+        """The value, or TOO_LATE: whom we have waited for may have been a mere reader of it."""
+        try:
+            [kept] = yield Run((Call(READ, (key,), ()),))
+        except (RedisError, OSError):
+            return TOO_LATE
+        return TOO_LATE if kept is None else producer.decode(kept[0])
+
     def _take(self, key: bytes, token: bytes, producer: Producer) -> Steps:
         taking = (token, self._lifetime, producer.stale)
         call = Call(TAKE_FLIGHT, (key, flight_key(key)), taking)
-        [(status, *news)] = yield from run_or_end(key, token, call)
+        [(status, *news)] = yield from run_or_end([key], token, call)
         return (int(status), *news)
-
-    def _fail(self, key: bytes, token: bytes, message: str = "", pause: int = 0) -> Steps:
-        """End the flight without a value; for ``pause`` ms nobody is to try again."""
-        yield from self._tell(key, token, ending(key, token, message, pause))
-
-    def _tell(self, key: bytes, token: bytes, call: Call) -> Steps:
-        """Run ``call`` if Redis can be reached: a computed value is not lost because it cannot."""
-        try:
-            [reply] = yield from run_or_end(key, token, call)
-        except (RedisError, OSError) as error:
-            logger.warning("Could not end the flight of %s: %s", printable(key), error)
-            return None
-        return reply

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
 from ..locking.calls import is_outage
 from ..locking.events import Subject
-from ..locking.flight_scripts import END_FLIGHT
-from ..locking.keys import flight_key, flight_stream
+from ..locking.job import Job
 from ..locking.scripts import Call
 from ..locking.server import Server
 
@@ -19,7 +18,6 @@ __all__ = [
     "FOUND",
     "LEAD",
     "LOOK_EVERY",
-    "STREAM_LIFETIME",
     "TOO_LATE",
     "Await",
     "Compute",
@@ -32,16 +30,12 @@ __all__ = [
     "Run",
     "Step",
     "Steps",
-    "ending",
     "outlasting",
-    "run_or_end",
     "text",
 ]
 
 #: Seconds between two looks of a follower at whether its flight still exists.
 LOOK_EVERY = 2.0
-#: Milliseconds the end of a flight can be read after it: a follower may be late to its stream.
-STREAM_LIFETIME = 10_000
 #: How much of a failed computation's message its followers are told, in characters.
 LONGEST_MESSAGE = 500
 
@@ -106,9 +100,11 @@ class Pause(NamedTuple):
 
 
 class Depart(NamedTuple):
-    """Do these steps in the background; sends whether there was room for them."""
+    """Do these steps in the background; sends whether there was room for them. If they cannot
+    begin at once, the keeper does ``meanwhile``, which they end."""
 
     steps: Generator[Any, Any, Any]
+    meanwhile: Job
 
 
 Step = Run | Compute | Follow | Await | Pause | Depart
@@ -137,22 +133,6 @@ TOO_LATE = object()
 LEAD, FOUND = object(), object()
 
 
-def run_or_end(keys: bytes | Sequence[bytes], token: bytes, *calls: Call) -> Steps:
-    """The replies to ``calls``. Who is broken off meanwhile (cancelled, Ctrl-C) cannot know
-    whether it leads the flights of ``keys``; from then on it does not, and nobody waits for it."""
-    try:
-        return (yield Run(calls))
-    except (Exception, GeneratorExit):
-        raise
-    except BaseException:
-        places = [keys] if isinstance(keys, bytes) else keys
-        try:
-            yield Run(tuple(ending(key, token) for key in places))
-        except (RedisError, OSError):
-            pass  # Then they end by themselves.
-        raise
-
-
 def outlasting(server: Server, asking: Callable[[], Steps]) -> Steps:
     """What ``asking`` returns. Where another server takes the place of one that has failed, it is
     asked again until that has happened: who follows a computation wants its value, not an error."""
@@ -164,12 +144,6 @@ def outlasting(server: Server, asking: Callable[[], Steps]) -> Steps:
             if not is_outage(error) or time.monotonic() >= until:
                 raise
         yield Pause(0.1)
-
-
-def ending(key: bytes, token: bytes, message: str = "", pause: int = 0) -> Call:
-    """Ends a flight without a value; for ``pause`` ms nobody is to try again."""
-    keys = (key, flight_key(key), flight_stream(key, token))
-    return Call(END_FLIGHT, keys, (token, STREAM_LIFETIME, message if pause else "", pause))
 
 
 def text(value: Any) -> str:

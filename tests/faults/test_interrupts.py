@@ -26,6 +26,7 @@ from django_redis_lock.locking.node import Server
 from django_redis_lock.locking.pop import Farewell
 from django_redis_lock.locking.server import server_of
 from django_redis_lock.locking.watch import Departure
+from tests.integration.test_get_or_set import renewals
 from tests.integration.test_lock import places
 from tests.integration.test_lock_waiting import blocked
 from tests.lock_contract import Background
@@ -314,3 +315,25 @@ def test_a_thread_behind_another(client: redis.Redis) -> None:
         expect_free(client, points)
 
     each_point(attempt, begin="line.join")
+
+
+@pytest.mark.parametrize("terms", [{}, {"stale": 60, "background": True}], ids=["miss", "stale"])
+def test_a_computation(
+    client: redis.Redis, terms: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its flight may live on for a while, but is not kept alive, and nobody here waits for it."""
+    monkeypatch.setitem(globals(), "MODULES", ("django_redis_lock.flights", "django_redis_lock.c"))
+    cache: Any = caches["default"]
+
+    def attempt(points: Points) -> None:
+        cache.delete("report")
+        if terms:
+            cache.set("report", "old", timeout=30)
+        try:
+            with points.watched():
+                assert cache.get_or_set("report", "new", timeout=60, **terms) in ("old", "new")
+        except Interrupt:
+            pass
+        until(lambda: not renewals())
+
+    each_point(attempt)

@@ -16,6 +16,7 @@ from asgiref.sync import async_to_sync
 
 from django_redis_lock import LockError, LockNotAcquired
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.flights.aboard import boarded
 from django_redis_lock.locking.keys import flight_key
 from tests.integration.test_get_or_set import (
     KEY,
@@ -27,6 +28,7 @@ from tests.integration.test_get_or_set import (
     elsewhere,
     lands_elsewhere,
     make,
+    renewals,
 )
 from tests.integration.test_stale import TERMS, age
 from tests.processes import PATIENCE, Link, in_threads, processes, until
@@ -229,6 +231,32 @@ def test_what_was_written_meanwhile_is_found_beside_the_computation(cache: Redis
         assert await leader == "computed"
 
     run(ask())
+
+
+def test_those_who_come_at_once_share_reads(cache: RedisCache, client: redis.Redis) -> None:
+    """Whoever came before a question was asked may have its answer."""
+
+    async def ask() -> None:
+        await cache.aget_or_set("report", 1)
+        client.config_resetstat()
+        assert (
+            await asyncio.gather(*(cache.aget_or_set("report", 2) for _ in range(100))) == [1] * 100
+        )
+        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] <= 5
+
+    run(ask())
+
+
+@pytest.mark.parametrize("too_late", ["raise", "compute", "default"])
+def test_a_value_that_is_there_needs_no_wait(cache: RedisCache, too_late: str) -> None:
+    """Nor is another who reads it too waited for in vain."""
+
+    async def ask() -> list[Any]:
+        await cache.aget_or_set("report", 1)
+        terms = {"wait": 0, "on_wait_timeout": too_late}
+        return await asyncio.gather(*(cache.aget_or_set("report", 2, **terms) for _ in range(8)))
+
+    assert run(ask()) == [1] * 8
 
 
 def test_a_hit_is_one_command_and_a_miss_two(cache: RedisCache, client: redis.Redis) -> None:
@@ -461,6 +489,46 @@ def test_a_value_that_needs_itself_by_way_of_a_thread_is_refused(cache: RedisCac
 
     with pytest.raises(LockError, match="needs the value it is just computing"):
         run(cache.aget_or_set("report", recursive))
+
+
+def test_what_a_computation_has_started_may_ask_for_its_value_later(cache: RedisCache) -> None:
+    async def ask() -> Any:
+        computed = asyncio.Event()
+
+        async def later() -> Any:
+            await computed.wait()
+            return await cache.aget_or_set("report", 2)
+
+        async def start() -> int:
+            tasks.append(asyncio.ensure_future(later()))
+            return 1
+
+        tasks: list[Any] = []
+        assert await cache.aget_or_set("report", start) == 1
+        computed.set()
+        return await tasks[0]
+
+    assert run(ask()) == 1
+
+
+def test_a_loop_that_is_closed_leaves_no_flight_alive(cache: RedisCache) -> None:
+    async def begin() -> None:
+        slow = TaskProducer()
+        tasks.append(asyncio.ensure_future(cache.aget_or_set("report", slow)))
+        await slow.begun.wait()
+
+    tasks: list[Any] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    assert renewals()
+    del loop
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of sockets that the loop should have closed.
+        tasks.clear()
+        gc.collect()
+    assert not renewals()
+    assert not boarded
 
 
 # -- options -----------------------------------------------------------------------------------

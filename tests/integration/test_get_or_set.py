@@ -16,8 +16,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis_lock import LockError, LockNotAcquired
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.flights import crews, rule
+from django_redis_lock.flights.renewal import FlightRenewal
 from django_redis_lock.flights.steps import Follow
 from django_redis_lock.locking import calls
+from django_redis_lock.locking.flight_scripts import STORE, TAKE_FLIGHT
+from django_redis_lock.locking.keeper import keeper
 from django_redis_lock.locking.keys import flight_key, flight_stream
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
@@ -107,6 +110,11 @@ class Asking(threading.Thread):
 def waiting_in_memory() -> int:
     """How many threads wait for what another thread of this process finds."""
     return waiting_in("django_redis_lock.flights.crews")
+
+
+def renewals() -> list[Any]:
+    """What the keeper of this process does for computations under way."""
+    return [job for job in tuple(keeper()._jobs) if isinstance(job, FlightRenewal)]
 
 
 def blocked(client: redis.Redis) -> int:
@@ -307,6 +315,51 @@ def test_a_computation_broken_off_ends_its_flight(
         cache.get_or_set("report", Producer(error()))
     assert not client.exists(KEY, flight_key(KEY))
     assert cache.get_or_set("report", 1) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_encoding_that_is_broken_off_ends_the_flight(
+    cache: RedisCache, client: redis.Redis, error: type[BaseException]
+) -> None:
+    class Unfinished:
+        def __reduce__(self) -> Any:
+            raise error
+
+    with pytest.raises(error):
+        cache.get_or_set("report", Unfinished)
+    assert not client.exists(KEY, flight_key(KEY))
+    assert not renewals()
+
+
+@pytest.mark.parametrize("script", [TAKE_FLIGHT, STORE])
+def test_a_time_limit_while_redis_is_asked_ends_the_flight(
+    cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, script: Any
+) -> None:
+    """Celery's is an ordinary exception that comes from a signal handler."""
+
+    class TimeLimit(Exception):
+        pass
+
+    def run_all(client: Any, calls: Any) -> Any:
+        if calls[0].script is script:
+            raise TimeLimit
+        return run(client, calls)
+
+    run = calls.run_all
+    client.set(flight_key(KEY), "mine")
+    monkeypatch.setattr(rule, "new_token", lambda: b"mine")
+    monkeypatch.setattr(calls, "run_all", run_all)
+    with pytest.raises(TimeLimit):
+        cache.get_or_set("report", 1)
+    assert not client.exists(flight_key(KEY))
+
+
+def test_a_value_that_redis_refuses_is_returned_and_keeps_nobody_waiting(
+    cache: RedisCache, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert cache.get_or_set("report", lambda: 1, timeout=10**16) == 1
+    assert "Could not store :1:report" in caplog.text
+    assert not client.exists(KEY, flight_key(KEY))
 
 
 # -- recursion ---------------------------------------------------------------------------------

@@ -270,6 +270,20 @@ def test_a_value_that_cannot_be_kept(cache: RedisCache, client: redis.Redis) -> 
     assert not flights(client)
 
 
+def test_a_value_that_cannot_be_read_costs_no_other(cache: RedisCache, client: redis.Redis) -> None:
+    client.set(":1:b", b"written by nobody")
+    with pytest.raises(Exception, match=r"pickle|load key"):
+        way("asyncio", cache)(["a", "b"], Many())
+    assert cache.get("a") == "A"
+    assert not flights(client)
+
+
+def test_a_key_of_another_kind_keeps_nobody_waiting(many: Any, client: redis.Redis) -> None:
+    client.lpush(":1:b", "a list")
+    assert many(["a", "b"], Many()) == {"a": "A", "b": "B"}
+    assert not flights(client)
+
+
 def test_a_value_that_needs_itself_is_refused(cache: RedisCache) -> None:
     def recursive(keys: list[str]) -> Any:
         return cache.get_or_set_many(["other", *keys], recursive)

@@ -352,14 +352,14 @@ def test_a_computation_is_listed_until_it_is_over(client: redis.Redis, computing
 
 
 def test_a_computation_whose_leader_died_leaves_the_list(client: redis.Redis) -> None:
-    flight = FlightRenewal(server_of(client), b"k", b"token", 0.2)
+    flight = FlightRenewal(server_of(client), b"k", b"token", 0.2, client)
     client.set(flight_key(b"k"), "token", px=200)
     keeper().add(flight)
     until(lambda: list_flights(client, b"").locks)
     keeper().discard(flight)
     until(lambda: not list_flights(client, b"").locks)
     client.set(flight_key(b"l"), "token", px=200)
-    keeper().add(later := FlightRenewal(server_of(client), b"l", b"token", 0.2))
+    keeper().add(later := FlightRenewal(server_of(client), b"l", b"token", 0.2, client))
     until(lambda: client.zrange(FLIGHTS, 0, -1) == [b"l"])
     keeper().discard(later)
 

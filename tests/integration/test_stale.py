@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -14,7 +15,7 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.flights import background as background_module
 from django_redis_lock.flights import crews
 from django_redis_lock.flights.background import Background
-from django_redis_lock.locking.keys import flight_key, flight_stream
+from django_redis_lock.locking.keys import flight_key, flight_leader, flight_stream
 from django_redis_lock.signals import value_refresh_failed
 from tests.integration.test_get_or_set import KEY, Asking, Broken, Producer, elsewhere, make
 from tests.processes import PATIENCE, Link, in_threads, processes, until
@@ -57,10 +58,6 @@ def age(client: redis.Redis) -> None:
 
 def is_fresh(client: redis.Redis) -> bool:
     return int(client.pttl(KEY)) > 3_600_000
-
-
-def nothing_in_the_background() -> bool:
-    return not any(thread.name == "django_redis_lock" for thread in threading.enumerate())
 
 
 # -- fresh, stale, gone ------------------------------------------------------------------------
@@ -118,6 +115,17 @@ def test_stale_from_the_options_of_the_cache(
     assert is_fresh(client)
 
 
+@pytest.mark.parametrize(("default", "timeout"), [(300, (None,)), (None, ())])
+def test_a_setting_makes_nothing_stale_that_has_no_timeout(
+    redis_server: RedisServer, client: redis.Redis, default: Any, timeout: tuple[Any, ...]
+) -> None:
+    cache = RedisCache(redis_server.url, {"TIMEOUT": default, "OPTIONS": {"LOCK_STALE": 3600}})
+    assert [cache.get_or_set("report", value, *timeout) for value in "ab"] == ["a", "a"]
+    assert asyncio.run(cache.aget_or_set("report", "c", *timeout)) == "a"
+    assert client.pttl(KEY) == -1
+    assert cache.compute("report", "d", *timeout) == cache.get("report") == "d"
+
+
 # -- one refreshes, inline ---------------------------------------------------------------------
 
 
@@ -146,7 +154,7 @@ def refresh(link: Link, url: str, background: bool = False) -> Any:
     found = cache.get_or_set("report", compute, **TERMS, background=background)
     if background:
         link.say(("found", found))
-        until(lambda: link.speaks() or cache.client.get_client().pttl(KEY) > 3_600_000)
+        until(lambda: cache.client.get_client().pttl(KEY) > 3_600_000)
     return found
 
 
@@ -261,18 +269,67 @@ def test_the_background_is_bounded_and_no_thread_stays() -> None:
     go_on.set()
     until(lambda: len(done) == 5)
     assert len(set(done)) == 2
-    until(lambda: background._threads == 0)
+    until(lambda: not background._threads)
+
+
+@pytest.mark.parametrize("error", [SystemExit, Broken])
+def test_no_thread_of_the_background_is_lost(error: type[BaseException]) -> None:
+    background = Background(threads=1)
+    done = threading.Event()
+
+    def fail() -> None:
+        raise error
+
+    assert background.submit(fail, fail)
+    assert background.submit(done.set, lambda: None)
+    assert done.wait(PATIENCE)
+
+
+def test_without_threads_nothing_waits_in_the_background(
+    stale: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(crews, "background", Background)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        assert stale.get_or_set("report", "new", **TERMS, background=True) == "old"
+    assert not client.exists(flight_key(KEY))
+
+
+def test_what_waits_in_the_background_is_computed_once_and_kept(
+    redis_server: RedisServer, client: redis.Redis, slow: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it waits for longer than a flight lives."""
+    single = Background(threads=1)
+    monkeypatch.setattr(crews, "background", lambda: single)
+    cache, new = make(redis_server, LOCK_FLIGHT_TIMEOUT=0.15), Producer("new")
+    terms = {**TERMS, "background": True}
+    for key in ("report", "other"):
+        cache.get_or_set(key, "old", **terms)
+        client.pexpire(f":1:{key}", 3_500_000)
+    cache.get_or_set("other", slow, **terms)
+    assert slow.begun.wait(PATIENCE)
+    assert cache.get_or_set("report", new, **terms) == "old"
+    token = client.get(flight_key(KEY))
+    until(lambda: int(client.hget(flight_leader(KEY), "renewals") or 0) >= 4)
+    assert client.get(flight_key(KEY)) == token
+    assert cache.get_or_set("report", new, **terms) == "old"
+    slow.finish.set()
+    until(lambda: cache.get("report") == "new")
+    assert new.calls == 1
 
 
 def test_no_thread_of_the_background_stays(
     stale: RedisCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    until(nothing_in_the_background)
+    others = set(threading.enumerate())
     short = Background(linger=0.05)
     monkeypatch.setattr(crews, "background", lambda: short)
     stale.get_or_set("report", lambda: "new", **TERMS, background=True)
     until(lambda: stale.get("report") == "new")
-    until(nothing_in_the_background)
+    until(lambda: "django_redis_lock" not in {t.name for t in {*threading.enumerate()} - others})
 
 
 def test_a_process_ends_although_its_background_works(
