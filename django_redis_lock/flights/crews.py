@@ -127,6 +127,8 @@ class TaskCrew:
 
     async def _do(self, step: Step) -> Any:
         if isinstance(step, Run):
+            if step.done:
+                return await asyncio.shield(in_background(self._run(step)))
             return await cancellable(self._run(step))
         if isinstance(step, Compute):
             try:

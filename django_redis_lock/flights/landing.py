@@ -73,7 +73,7 @@ def run_or_end(keys: Sequence[bytes], token: bytes, *calls: Call) -> Steps:
         raise
     except BaseException:
         try:
-            yield Run(tuple(_ending(key, token) for key in keys))
+            yield Run(tuple(_ending(key, token) for key in keys), done=True)
         except (RedisError, OSError):
             pass  # Then they end by themselves.
         raise

@@ -68,9 +68,11 @@ class Producer(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Run scripts, in one round trip; sends their replies."""
+    """Run scripts, in one round trip; sends their replies. What must be ``done`` is done also if
+    who waits for it is cancelled."""
 
     calls: tuple[Call, ...]
+    done: bool = False
 
 
 class Compute(NamedTuple):

@@ -17,6 +17,8 @@ from asgiref.sync import async_to_sync
 from django_redis_lock import LockError, LockNotAcquired
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.flights.aboard import boarded
+from django_redis_lock.locking import aio_calls
+from django_redis_lock.locking.flight_scripts import END_FLIGHT
 from django_redis_lock.locking.keys import flight_key
 from tests.integration.test_get_or_set import (
     KEY,
@@ -415,6 +417,31 @@ def test_whenever_it_is_cancelled_no_flight_stays(
         task.cancel()
         await asyncio.wait({task})
         assert not client.exists(flight_key(KEY))
+
+    run(ask())
+
+
+def test_who_is_cancelled_again_and_again_ends_its_flight_all_the_same(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = make(redis_server, LOCK_FLIGHT_TIMEOUT=600)
+
+    async def ask() -> None:
+        async def run_all(client: Any, calls: Any) -> Any:
+            if calls[0].script is END_FLIGHT:
+                leader.cancel()
+                await asyncio.sleep(0)
+            return await before(client, calls)
+
+        before = aio_calls.run_all
+        slow = TaskProducer()
+        leader = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        monkeypatch.setattr(aio_calls, "run_all", run_all)
+        leader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leader
+        await happens(lambda: not client.exists(flight_key(KEY)))
 
     run(ask())
 
