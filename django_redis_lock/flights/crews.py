@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -43,6 +44,7 @@ class ThreadCrew:
         self, client: Any, flight_timeout: float, afterwards: Callable[[], Any] = lambda: None
     ) -> None:
         self._client = client
+        self._pid = os.getpid()
         self._afterwards = afterwards
         self.server = server_of(client)
         self.flights = Flights(self.server, flight_timeout, threading.Event)
@@ -57,6 +59,8 @@ class ThreadCrew:
 
     def _do(self, step: Step) -> Any:
         if isinstance(step, Run):
+            if os.getpid() != self._pid:
+                raise RedisConnectionError("A forked child leaves the flight to its parent")
             return calls.run_all(self._client, step.calls)
         if isinstance(step, Compute):
             try:

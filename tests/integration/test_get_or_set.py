@@ -5,6 +5,7 @@ Another process is stood in for by its flight in Redis; real processes are in ``
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -360,6 +361,23 @@ def test_a_value_that_redis_refuses_is_returned_and_keeps_nobody_waiting(
     assert cache.get_or_set("report", lambda: 1, timeout=10**16) == 1
     assert "Could not store :1:report" in caplog.text
     assert not client.exists(KEY, flight_key(KEY))
+
+
+def test_a_forked_child_leaves_the_flight_to_its_parent(cache: RedisCache) -> None:
+    def fork() -> str:
+        child = os.fork()
+        if not child:
+            raise SystemExit
+        os.waitpid(child, 0)
+        return "the parent's"
+
+    parent = os.getpid()
+    try:
+        found = cache.get_or_set("report", fork)
+    finally:
+        if os.getpid() != parent:
+            os._exit(0)
+    assert found == cache.get("report") == "the parent's"
 
 
 # -- recursion ---------------------------------------------------------------------------------
