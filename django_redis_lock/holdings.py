@@ -256,7 +256,6 @@ def _add(
 
 
 def _failure(alias: str, error: Exception) -> Failure:
-    logger.warning("The locks of the cache %s cannot be listed: %s", alias, error)
     outages: tuple[Outage, ...] = ()
     with suppress(*UNAVAILABLE):
         cache: Any = lock_cache(alias)

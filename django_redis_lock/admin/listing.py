@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from .rows import clock, row
 from .words import duration, place, shown
 
 __all__ = ["Column", "Listing"]
+
+logger = logging.getLogger("django_redis_lock.admin")
 
 #: Rows on one page.
 PER_PAGE = 500
@@ -80,6 +83,9 @@ class Listing:
     def held(self) -> Holdings:
         kinds = (self.kind,) if self.kind else tuple(KINDS)
         found = holdings([self.alias] if self.alias else None, kinds=kinds, search=self.search)
+        for failure in found.failures:
+            told = (failure.alias, failure.error)
+            logger.warning("The locks of the cache %s cannot be listed: %s", *told)
         column = BY_NAME[self.order.removeprefix("-")]
         found.found.sort(key=column.value, reverse=self.order.startswith("-"))
         return found

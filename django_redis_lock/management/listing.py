@@ -9,10 +9,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
+from ..aliases import lock_caches
 from ..holdings import Holding, Holdings, holdings
 from ..locking.inventory import FLIGHT, LOCK
 from .exit_codes import HELD, TROUBLE, UNAVAILABLE
-from .tables import Column, Style, clip, table, width_of
+from .tables import Column, Style, clip, table, width_of, width_of_table
 from .wording import as_json, counted, duration, holder, in_trouble, note, one_line
 
 __all__ = ["KINDS", "found", "lines", "list_locks", "verdict"]
@@ -50,8 +51,9 @@ def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
             text = _redrawn(shown, options)
         else:
             text = "\n".join(shown)
-    command.stdout.write(text)
-    command.stdout.flush()
+    if text:
+        command.stdout.write(text)
+        command.stdout.flush()
     if not screen:
         for sentence in _failures(result):
             command.stderr.write(sentence)
@@ -82,29 +84,38 @@ def verdict(result: Holdings, options: dict[str, Any]) -> int:
 
 
 def lines(result: Holdings, command: BaseCommand, options: dict[str, Any]) -> list[str]:
-    """The table, and a sentence below it."""
+    """The table, and a sentence below it; nothing at all if no cache could be asked."""
     style, shown = command.style, result.found
     out = []
+    if not _answered(result, options):
+        return out
     if shown:
         several = len({h.alias for h in shown}) > 1
         noted = any(note(h.lock) for h in shown)
         columns = [Column("NAME", shrinks=True), Column("HOLDER", shrinks=True)]
         columns += [Column("HELD", right=True), Column("LEFT", right=True)]
         columns += [Column("WAITING", right=True)]
-        columns += [Column("CACHE", shrinks=True)] * several + [
-            Column("NOTE", shrinks=True)
-        ] * noted
-        rows = [_row(h, several, noted) for h in shown]
-        colours: list[Style] = [style.ERROR if in_trouble(h.lock) else str for h in shown]
+        columns += [Column("CACHE", shrinks=True)] * several + [Column("NOTE")] * noted
         width = width_of(command.stdout)
+        rows = [_row(h, several, noted) for h in shown]
+        if width is not None and width_of_table(columns, rows) > width:
+            # Where and in which process is worth more than what for.
+            rows = [_row(h, several, noted, labelled=False) for h in shown]
+        colours: list[Style] = [style.ERROR if in_trouble(h.lock) else str for h in shown]
         out += [*table(columns, rows, width, head=style.MIGRATE_HEADING, styles=colours), ""]
     return [*out, _summary(result, options)]
 
 
-def _row(holding: Holding, several: bool, noted: bool) -> list[str]:
+def _answered(result: Holdings, options: dict[str, Any]) -> bool:
+    """Whether any of the caches asked for could be asked."""
+    asked = lock_caches() if options["using"] is None else [options["using"]]
+    return not {failure.alias for failure in result.failures}.issuperset(asked)
+
+
+def _row(holding: Holding, several: bool, noted: bool, *, labelled: bool = True) -> list[str]:
     lock = holding.lock
     waiting = "" if lock.waiters is None else str(lock.waiters or "-")
-    row = [one_line(holding.name), holder(lock)]
+    row = [one_line(holding.name), holder(lock, labelled=labelled)]
     row += ["-" if lock.resting else duration(lock.held_for)]
     row += ["-" if lock.ttl == float("inf") else duration(lock.ttl), waiting]
     return row + [holding.alias] * several + [note(lock)] * noted
@@ -124,6 +135,8 @@ def _summary(result: Holdings, options: dict[str, Any]) -> str:
         flights = len(result.found) - len(locks)
         parts.append(counted(flights, "value is being computed", "values are being computed"))
     text = ", ".join(parts) + "."
+    if result.failures:  # Of the others nobody knows.
+        text = f"In the caches that answered: {text[0].lower()}{text[1:]}"
     for cut in result.cuts:
         what = "locks" if cut.kind == LOCK else "values"
         text += f" Only {cut.shown} of {cut.total} {what} of the cache {cut.alias} are listed."

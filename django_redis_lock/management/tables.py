@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Column", "Style", "clip", "table", "width_of"]
+__all__ = ["Column", "Style", "clip", "table", "width_of", "width_of_table"]
 
 #: Something that colours a text, or leaves it.
 Style = Callable[[str], str]
@@ -65,7 +65,7 @@ def table(
         styles: colours each row.
     """
     titles = [column.title for column in columns]
-    widths = [max(_cells(row[number]) for row in (titles, *rows)) for number in range(len(columns))]
+    widths = _widths(columns, rows)
     if width is not None:
         _shrink(columns, widths, width)
     lines = [head(_line(columns, titles, widths))]
@@ -75,9 +75,23 @@ def table(
     return lines
 
 
+def width_of_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    """How many characters a line of the table takes where nothing is shortened."""
+    return sum(_widths(columns, rows)) + _gaps(columns)
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
+    titles = [column.title for column in columns]
+    return [max(_cells(row[number]) for row in (titles, *rows)) for number in range(len(columns))]
+
+
+def _gaps(columns: Sequence[Column]) -> int:
+    return 2 * (len(columns) - 1)
+
+
 def _shrink(columns: Sequence[Column], widths: list[int], width: int) -> None:
     """Take what is too much from the widest of the columns that may shrink."""
-    room = width - 2 * (len(columns) - 1)
+    room = width - _gaps(columns)
     while sum(widths) > room:
         able = [n for n, c in enumerate(columns) if c.shrinks and widths[n] > NARROWEST]
         if not able:

@@ -54,14 +54,14 @@ def one_line(text: str, limit: int = 200) -> str:
     return printable(text.encode(errors="surrogateescape"), limit=limit)
 
 
-def holder(lock: HeldLock) -> str:
-    """Who holds it, in as few words as a table has room for."""
+def holder(lock: HeldLock, *, labelled: bool = True) -> str:
+    """Who holds it, in as few words as a table has room for; ``labelled``: and what for."""
     owner = lock.owner
     if lock.resting:
         return "nobody: it rests"
     if not owner.host:
         return f"? ({owner.id})"
-    label = f" ({owner.label})" if owner.label else ""
+    label = f" ({owner.label})" if owner.label and labelled else ""
     return one_line(f"{owner.host}:{owner.pid}{label}")
 
 

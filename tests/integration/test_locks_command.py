@@ -184,6 +184,24 @@ def test_a_cache_that_cannot_be_asked(run: Run, client: redis.Redis, settings: A
     assert "Traceback" not in err
 
 
+def test_of_a_cache_that_is_away_nobody_says_that_it_is_empty(
+    run: Run, client: redis.Redis, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {**settings.CACHES, "away": away}
+    assert run()[:2] == (69, "In the caches that answered: no lock is held.\n")
+    with held(client, "nightly"):
+        out = run()[1]
+        assert out.endswith("\n\nIn the caches that answered: 1 lock is held.\n")
+    settings.CACHES = {"default": away}
+    for words in ([], ["reset", "*"], ["reset", "*", "--yes"]):
+        code, out, err = run(*words)
+        assert (code, out) == (69, "")
+        assert "The cache default could not be asked: " in err
+    # It is said once: while somebody watches, a log would be written across the table.
+    assert "django_redis_lock.admin" not in {record.name for record in caplog.records}
+
+
 def test_a_cache_that_is_away_does_not_hide_what_another_has(
     run: Run, client: redis.Redis, settings: Any
 ) -> None:
@@ -217,6 +235,22 @@ def test_names_that_are_not_nice(client: redis.Redis, monkeypatch: pytest.Monkey
     assert any(line.startswith(r"a\x1b[31m\nb ") for line in lines)
     assert any(line.startswith("報告/xx") and "…" in line for line in lines)
     assert max(len(line) for line in lines) <= 80
+
+
+def test_on_a_narrow_terminal_where_goes_before_what_for(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = Screen()
+    with held(client, "nightly-report") as lock, held(client, "x"):
+        owner = {"host": "worker-1.example", "pid": 4711, "label": "Nightly report " * 3}
+        client.hset(lock.keys.owner, mapping=owner)
+        client.hincrby(lock.keys.owner, "seen", -200_000_000)
+        call_command("locks", stdout=screen, no_color=True)
+    text = screen.getvalue()
+    assert "worker-1.example:4711 " in text
+    assert re.search(r"silent for 3m \d+s$", text, re.MULTILINE)
+    assert max(len(line) for line in text.splitlines()) <= 80
 
 
 # -- show --------------------------------------------------------------------------------------

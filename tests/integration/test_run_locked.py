@@ -133,6 +133,7 @@ def test_one_argument_alone_is_a_line_for_the_shell(capfd: Any) -> None:
     ("words", "code", "message"),
     [
         (["job"], 2, "name what to run behind --"),
+        (["job", "migrate", "--noinput"], 2, "What to run comes behind --"),
         (["job", "--", "migrat"], 127, "did you mean migrate?"),
         (["job", "--shell", "--", "/no/such", "program"], 127, "no program '/no/such'"),
         (["job", "--", "check", "--settings=x"], 2, "--settings comes too late"),

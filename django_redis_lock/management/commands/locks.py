@@ -58,7 +58,14 @@ class Command(BaseCommand):
             "%(prog)s [list | show NAME | release NAME | reset PATTERN | stats | doctor] [options]"
         )
         parser.add_argument(
-            "action", nargs="?", choices=ACTIONS, default="list", help="default: list"
+            "action",
+            nargs="?",
+            choices=ACTIONS,
+            default="list",
+            metavar="ACTION",
+            help="list (the default): what is held; show: one lock, who waits for it and what "
+            "happened to it last; release: end one that another holds, after asking; reset: end all "
+            "that match; stats: how locks behaved; doctor: does Redis serve them well?",
         )
         parser.add_argument(
             "name",

@@ -100,13 +100,16 @@ class Command(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, **kwargs)
-        parse = parser.parse_args
+        parse = parser.parse_known_args
 
         def parse_args(args: Sequence[str] | None = None, namespace: Any = None) -> Namespace:
             # Not argparse's business: the command's options are its own.
             words = list(sys.argv[2:] if args is None else args)
             at = words.index("--") if "--" in words else len(words)
-            parsed: Namespace = parse(words[:at], namespace)
+            parsed: Namespace
+            parsed, rest = parse(words[:at], namespace)
+            if rest:
+                parser.error(f"unknown: {' '.join(rest)}. What to run comes behind --")
             parsed.command = words[at + 1 :]
             return parsed
 
