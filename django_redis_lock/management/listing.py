@@ -85,10 +85,10 @@ def verdict(result: Holdings, options: dict[str, Any]) -> int:
 
 def lines(result: Holdings, command: BaseCommand, options: dict[str, Any]) -> list[str]:
     """The table, and a sentence below it; nothing at all if no cache could be asked."""
+    if not _answered(result, options):
+        return []
     style, shown = command.style, result.found
     out = []
-    if not _answered(result, options):
-        return out
     if shown:
         several = len({h.alias for h in shown}) > 1
         noted = any(note(h.lock) for h in shown)

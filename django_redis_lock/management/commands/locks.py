@@ -64,8 +64,8 @@ class Command(BaseCommand):
             default="list",
             metavar="ACTION",
             help="list (the default): what is held; show: one lock, who waits for it and what "
-            "happened to it last; release: end one that another holds, after asking; reset: end all "
-            "that match; stats: how locks behaved; doctor: does Redis serve them well?",
+            "happened to it last; release: end one that another holds, after asking; reset: end "
+            "all that match; stats: how locks behaved; doctor: does Redis serve them well?",
         )
         parser.add_argument(
             "name",

@@ -106,7 +106,6 @@ class Command(BaseCommand):
             # Not argparse's business: the command's options are its own.
             words = list(sys.argv[2:] if args is None else args)
             at = words.index("--") if "--" in words else len(words)
-            parsed: Namespace
             parsed, rest = parse(words[:at], namespace)
             if rest:
                 parser.error(f"unknown: {' '.join(rest)}. What to run comes behind --")
