@@ -106,8 +106,8 @@ class Command(BaseCommand):
             # Not argparse's business: the command's options are its own.
             words = list(sys.argv[2:] if args is None else args)
             at = words.index("--") if "--" in words else len(words)
-            parsed, rest = parse(words[:at], namespace)
-            if rest:
+            parsed: Namespace = namespace or Namespace()
+            if rest := parse(words[:at], parsed)[1]:
                 parser.error(f"unknown: {' '.join(rest)}. What to run comes behind --")
             parsed.command = words[at + 1 :]
             return parsed
