@@ -182,6 +182,7 @@ class HeldLockAdmin(ModelAdmin):
         data: dict[str, Any] = {
             **EMPTY,
             "group": group,
+            "asked": False,
             "held_now": False,
             "free": "",
             "failures": [],
@@ -195,6 +196,7 @@ class HeldLockAdmin(ModelAdmin):
                 {"id": ref.alias, "text": away, "error": shown(str(error)), "known": ""}
             ]
             return data
+        data["asked"] = True
         if holding is None:
             computing = ref.kind == FLIGHT
             data["free"] = _("Nobody computes it.") if computing else _("Nobody holds it.")

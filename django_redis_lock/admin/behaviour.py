@@ -50,6 +50,8 @@ class Behaviour:
         self._search = query.get("q", "").lower()
         self._held = Counter((_site(holding.alias), holding.group) for holding in held)
         self._address = address
+        aliases = list(aliases)
+        self._unread = not aliases
         found = [pair for alias in _one_of_each_site(aliases) for pair in self._of(alias)]
         found.sort(key=lambda pair: (-pair[1].events, pair[1].group or "", pair[0]))
         self.rows = [self._row(alias, summary) for alias, summary in found[:MOST]]
@@ -61,6 +63,7 @@ class Behaviour:
             counted = summaries(alias, self.period)
         except UNAVAILABLE as error:
             logger.warning("The figures of the cache %s cannot be read: %s", alias, error)
+            self._unread = True
             return
         known = {summary.group for summary in counted}
         declared = {d.group for d in declarations() if _same_site(d.using, alias)} - known
@@ -72,6 +75,15 @@ class Behaviour:
     def _row(self, alias: str, summary: Summary) -> dict[str, Any]:
         held = self._held[_site(alias), summary.group or ""]
         return {**behaviour_row(summary), "alias": alias, "held": str(held or "-")}
+
+    @property
+    def nothing(self) -> str:
+        """What to say instead of an empty table."""
+        if self.rows:
+            return ""
+        if self._unread:
+            return _("The figures cannot be read: Redis did not answer as it should.")
+        return _("Nothing was counted.")
 
     def periods(self) -> list[dict[str, Any]]:
         """The periods there are, each with the address that shows it."""
@@ -121,6 +133,7 @@ def behaviour_row(one: Summary) -> dict[str, Any]:
         "alarming": one.lost > 0,
         "computed": str(one.computed),
         "saved": str(one.saved),
+        "computes": bool(one.computed or one.saved or one.failed),
         "failed": str(one.failed),
         "acquired": one.acquisitions > 0,
         "counted": one.events > 0,

@@ -69,7 +69,7 @@ def row(holding: Holding) -> dict[str, Any]:
         "renewals": "-" if lock.renewals is None else str(lock.renewals),
         "fence": "-" if lock.fence is None else str(lock.fence),
         "alias": holding.alias,
-        "owner_id": lock.owner.id,
+        "owner_id": lock.owner.id if lock.owner.host else "",  # Else it is in the place.
     }
 
 

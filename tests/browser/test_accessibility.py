@@ -79,3 +79,27 @@ def test_nothing_serious(open_page: Open, client: redis.Redis) -> None:
         check(page)
     done.set()
     leader.join()
+
+
+SEEN = """() => {
+  const focused = document.activeElement;
+  if (!focused.closest('#content')) return null;
+  const box = focused.getBoundingClientRect();
+  const top = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+  return [focused.ariaLabel || focused.innerText || focused.value, focused.contains(top)];
+}"""
+
+
+def test_the_keyboard_leads_nowhere_invisible_on_a_phone(
+    open_page: Open, client: redis.Redis
+) -> None:
+    named(hold("a"), client)
+    page = open_page()
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.get_by_role("link", name="Reload").focus()
+    passed = []
+    while (seen := page.evaluate(SEEN)) is not None:
+        passed.append(seen)
+        page.keyboard.press("Tab")
+    assert "Select a" in [name for name, _ in passed]
+    assert [name for name, visible in passed if not visible] == []

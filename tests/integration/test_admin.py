@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from django.urls import reverse
 
 from django_redis_lock import Lock
 from django_redis_lock.admin import listing
+from django_redis_lock.admin.refs import Ref
 from django_redis_lock.admin.rows import EMPTY
 from django_redis_lock.admin.words import duration
 from django_redis_lock.locking import inventory
 from django_redis_lock.locking.calls import run
 from django_redis_lock.locking.chronicle import note_call
+from django_redis_lock.locking.inventory import LOCK
 from django_redis_lock.locking.keys import events_key, lock_keys
 from django_redis_lock.locking.owner import Owner
 from django_redis_lock.models import HeldLock
@@ -300,6 +303,36 @@ def test_a_row_of_nothing_has_all_that_a_row_has(admin_client: Client) -> None:
 # -- one lock ----------------------------------------------------------------------------------
 
 
+class Shown(HTMLParser):
+    """The texts of a page that are not hidden, each of an element of its own."""
+
+    VOID = ("br", "input", "link", "meta", "img")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: set[str] = set()
+        self._hidden = [False]  # For each element we are in.
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            hidden = tag == "template" or "hidden" in dict(attrs)
+            self._hidden.append(hidden or self._hidden[-1])
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden.pop()
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and not self._hidden[-1]:
+            self.texts.add(" ".join(data.split()))
+
+
+def shown_of(response: HttpResponse) -> set[str]:
+    assert response.status_code == 200
+    page = Shown()
+    page.feed(response.content.decode())
+    return page.texts
+
+
 def page_of(browser: Client, **query: str) -> str:
     """The address of the page of the one lock that is held."""
     (row,) = browser.get(f"{PAGE}state/", query).json()["rows"]
@@ -485,6 +518,38 @@ def test_redis_is_away(
     text = text_of(response)
     assert "No lock is held" not in text
     assert "0 locks" not in text
+
+
+def test_of_a_redis_that_is_away_nothing_is_claimed(
+    admin_client: Client, own_server: RedisServer, settings: Any
+) -> None:
+    """That nobody waits for a lock, or that nothing was counted, is known only if Redis says so."""
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
+    lock = hold("report")
+    page = page_of(admin_client)
+    assert "Nobody." in shown_of(admin_client.get(page))
+    own_server.stop()
+    response = admin_client.get(page)
+    assert "Redis did not answer" in box(response)
+    assert not {"Nobody.", "Nobody holds it."} & shown_of(response)
+    assert not [text for text in shown_of(response) if "half a second" in text]
+    shown = shown_of(admin_client.get(PAGE))
+    assert "The figures cannot be read: Redis did not answer as it should." in shown
+    assert "Nothing was counted." not in shown
+    lock.raise_on_release_error = False
+
+
+def test_a_holder_that_is_not_known_is_named_once(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    page = f"{PAGE}{Ref('default', b':1:lock:report', LOCK)}"
+    with client.lock(":1:lock:report", timeout=60):  # Plain redis-py says nothing of itself.
+        place = admin_client.get(f"{page}/state/").json()["place"]
+        shown = shown_of(admin_client.get(f"{page}/change/"))
+    fingerprint = re.fullmatch(r"not known \((\w+)\)", place)
+    assert fingerprint is not None
+    assert place in shown
+    assert fingerprint[1] not in shown
 
 
 def test_redis_comes_back(admin_client: Client, own_server: RedisServer, settings: Any) -> None:
