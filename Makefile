@@ -15,7 +15,7 @@ INSTALLED_BENCH := $(VENV)/.installed-bench
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## Show the locks at work, then serve the demo site until Ctrl-C.
+demo: $(INSTALLED) ## Show the locks at work, then serve the demo site on PORT (8000) until Ctrl-C.
 	$(RUN) manage.py demo $(ARGS)
 
 demo-check: $(INSTALLED) ## The demo without the site.

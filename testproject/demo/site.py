@@ -35,7 +35,8 @@ class Site(ThreadedWSGIServer):
             super().__init__((HOST, port), QuietHandler)
         except (OSError, OverflowError) as error:
             raise CommandError(
-                f"Port {port} of {HOST} cannot be used: {error}. Choose another with --port."
+                f"Port {port} of {HOST} cannot be used: {error}. Choose another: "
+                "make demo PORT=8001, or manage.py demo --port 8001."
             ) from error
 
     @property

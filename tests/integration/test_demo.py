@@ -231,13 +231,19 @@ def test_a_taken_port_is_said_before_anything_else(start: Start) -> None:
     assert demo.output == ""
     said = demo.errors.read_text()
     assert said.startswith(f"CommandError: Port {port} of 127.0.0.1 cannot be used")
-    assert "--port" in said
+    assert "make demo PORT=8001" in said
 
 
 def test_an_impossible_port(start: Start) -> None:
-    demo = start("--port", "70000")
+    demo = start(PORT="70000")
     assert demo.end() == 1
     assert demo.errors.read_text().startswith("CommandError: Port 70000 ")
+
+
+def test_a_port_that_is_none(start: Start) -> None:
+    demo = start(PORT="http")
+    assert demo.end() == 2
+    assert "--port: invalid int value: 'http'" in demo.errors.read_text()
 
 
 def test_a_given_redis_that_is_not_there_is_an_error(start: Start) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser
 from typing import Any
@@ -16,7 +17,13 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--port", type=int, default=8000, help="of the site; 0: any free one")
+        # Argparse reads a default that is a text as if it had been given.
+        parser.add_argument(
+            "--port",
+            type=int,
+            default=os.environ.get("PORT") or "8000",
+            help="of the site; 0: any free one; default: the variable PORT, or 8000",
+        )
         part = parser.add_mutually_exclusive_group()
         part.add_argument("--no-serve", action="store_true", help="end after the tables")
         part.add_argument("--only-serve", action="store_true", help="leave the tables out")
