@@ -6,13 +6,16 @@ redis-py's own, so ``except redis.exceptions.LockError`` keeps catching what it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from redis import exceptions as redis_exceptions
 
 if TYPE_CHECKING:
-    from .locking.owner import Owner
+    from typing_extensions import Self
+
+    from .locking.owner import Held, Owner
 
 __all__ = [
     "ComputationFailed",
@@ -86,6 +89,16 @@ class LockNotAcquired(LockError):
         super().__init__(message, lock_name, holder)
         self.retry_after = retry_after
         self.held_for = held_for
+
+    @classmethod
+    def over(cls, lock_name: str | bytes, held: Held | None) -> Self:
+        """For who wanted a lock that is held like this; None: by whom is not known."""
+        text = "Unable to acquire lock within the time specified"
+        if held is None:
+            return cls(text, lock_name)
+        retry_after = None if math.isinf(held.ttl) else held.ttl
+        text = f"{text}: it is held by {held.owner}"
+        return cls(text, lock_name, held.owner, retry_after, held.held_for)
 
     def __reduce__(self) -> tuple[Any, ...]:
         facts = (self.message, self.lock_name, self.holder, self.retry_after, self.held_for)

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import LockError, LockLost, LockNotOwnedError
+from django_redis_lock import LockError, LockLost, LockNotAcquired, LockNotOwnedError
 from django_redis_lock.locking import events
 from django_redis_lock.locking.events import Acquired, Lost, Released, TimedOut
 from tests.heard import Heard, hearing
@@ -270,9 +270,12 @@ class LockContract:
         holder = make(timeout=30)
         holder.acquire()
         for refused in (make(blocking=False), make(blocking_timeout=0.05)):
-            with pytest.raises(LockError, match="Unable to acquire") as caught, refused:
+            with pytest.raises(LockNotAcquired, match="Unable to acquire") as caught, refused:
                 raise AssertionError("the body ran without the lock")
             assert caught.value.lock_name == self.name
+            assert caught.value.holder is not None
+            assert f"is held by {caught.value.holder}" in str(caught.value)
+            assert 0 < caught.value.retry_after <= 30
         holder.release()
 
     def test_with_says_when_it_was_lost(self, backend: Backend, make: Any) -> None:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..exceptions import LockError
+from redis.exceptions import RedisError
+
+from ..exceptions import LockNotAcquired
 from .aio_calls import run
 from .aio_line import in_background
 from .aio_waiting import TaskPlace
@@ -178,7 +180,13 @@ class AsyncLock(Handle):
     async def __aenter__(self) -> Self:
         if await self.acquire():
             return self
-        raise LockError("Unable to acquire lock within the time specified", self._shown)
+        raise LockNotAcquired.over(self._shown, await self._in_the_way())
+
+    async def _in_the_way(self) -> Held | None:
+        try:
+            return await self.held()
+        except (RedisError, OSError):
+            return None
 
     async def __aexit__(
         self,

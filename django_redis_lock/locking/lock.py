@@ -6,7 +6,9 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from ..exceptions import LockError
+from redis.exceptions import RedisError
+
+from ..exceptions import LockNotAcquired
 from .arguments import check_seconds
 from .calls import Answer, run
 from .chronicle import note_vanished
@@ -204,7 +206,13 @@ class Lock(Handle):
             if self._state() != before:
                 self._leave_to_keeper()  # Interrupted between two lines, and it will not be left.
             raise
-        raise LockError("Unable to acquire lock within the time specified", self._shown)
+        raise LockNotAcquired.over(self._shown, self._in_the_way())
+
+    def _in_the_way(self) -> Held | None:
+        try:
+            return self.held()
+        except (RedisError, OSError):
+            return None  # That the lock was not to be had is known all the same.
 
     def __exit__(
         self,
