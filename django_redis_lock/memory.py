@@ -84,11 +84,18 @@ class MemoryServer:
     # -- what tests do with it ---------------------------------------------------------------
 
     def lose(self, name: str | bytes) -> None:
-        """End the lock at the key ``name`` as a server that forgot it would; its holder is told."""
+        """End the lock at the key ``name`` as a server that forgot it would; its holder is told.
+
+        Raises:
+            KeyError: no lock is held there.
+        """
         with self.changed:
+            held = self.held()
             entry = self._entries.pop(self.encode(name), None)
             self.changed.notify_all()
-        if entry is not None and entry.hold is not None:
+        if entry is None:
+            raise KeyError(f"no lock is held at the key {name!r}; held are: {held}")
+        if entry.hold is not None:
             entry.hold.lose("the test took it away")
 
     def held(self) -> list[str]:

@@ -5,7 +5,7 @@ server, with a clock that can be moved and faults that can be switched on::
 
     with override() as server:
         nightly_report()                      # takes its lock in memory
-        server.lose("lock:nightly")           # the holder is told, as by an expired lock
+        server.lose(":1:lock:nightly")        # the holder is told, as by an expired lock
         server.away = True                    # every call raises redis-py's ConnectionError
         server.clock.advance(60)              # a minute later
 

@@ -134,6 +134,11 @@ class Handle(Kept, Telling):
         return None if hold is None else hold.fence
 
     @property
+    def degraded(self) -> str | None:
+        """How this handle holds the lock without Redis, as ``on_redis_down`` says; else None."""
+        return None
+
+    @property
     def lost(self) -> bool:
         """Whether the lock this handle acquired ended before it was released."""
         hold: Hold | None = self.local.hold

@@ -112,6 +112,13 @@ def test_the_server_can_be_away() -> None:
     lock.release()
 
 
+def test_what_is_not_held_cannot_be_lost() -> None:
+    memory = server()
+    assert MemoryLock(memory, ":1:lock:report", timeout=10).acquire()
+    with pytest.raises(KeyError, match="held are: .':1:lock:report'."):
+        memory.lose("report")
+
+
 def test_fences_increase_on_a_clock_that_stands_still() -> None:
     memory = server()
     fences = []
