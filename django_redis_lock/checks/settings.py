@@ -61,7 +61,7 @@ def check_names() -> Iterator[CheckMessage]:
         if key not in names:
             hint = _did_you_mean(key, names)
             yield found("W001", f"DJANGO_REDIS_LOCK has {key!r}, which is no setting.", hint)
-    ours = [f"LOCK_{name}" for name in names]
+    ours = [name for name in names if name not in FOR_THE_PROCESS]
     for alias, options in _lock_options():
         where = f"The OPTIONS of the cache {alias!r}"
         for key in options:
@@ -71,14 +71,16 @@ def check_names() -> Iterator[CheckMessage]:
             elif key in names:
                 hint = f"Call it 'LOCK_{key}' there."
                 yield found("W002", f"{where} have {key!r}, which is not read.", hint)
-            elif str(key).startswith("LOCK_") and key not in ours:
-                hint = _did_you_mean(key, ours)
+            elif str(key).startswith("LOCK_") and key.removeprefix("LOCK_") not in ours:
+                hint = _did_you_mean(key.removeprefix("LOCK_"), ours, "LOCK_")
                 yield found("W002", f"{where} have {key!r}, which is no setting.", hint)
 
 
-def _did_you_mean(key: Any, names: Sequence[str]) -> str:
+def _did_you_mean(key: Any, names: Sequence[str], prefix: str = "") -> str:
     close = difflib.get_close_matches(str(key).upper(), names, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(names)}."
+    if close:
+        return f"Did you mean {prefix + close[0]!r}?"
+    return f"There are: {', '.join(prefix + name for name in names)}."
 
 
 @check()

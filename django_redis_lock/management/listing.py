@@ -124,11 +124,12 @@ def _row(holding: Holding, several: bool, noted: bool, *, labelled: bool = True)
 def _summary(result: Holdings, options: dict[str, Any]) -> str:
     locks = [h for h in result.found if h.lock.kind == LOCK]
     waiting = sum(h.lock.waiters or 0 for h in locks)
+    held = len(locks)
+    if options["older_than"] is None:
+        held += sum(cut.total - cut.shown for cut in result.cuts if cut.kind == LOCK)
     parts = []
     if options["kind"] != "value":
-        parts.append(
-            counted(len(locks), "lock is held", "locks are held") if locks else "No lock is held"
-        )
+        parts.append(counted(held, "lock is held", "locks are held") if held else "No lock is held")
         if waiting:
             parts.append(counted(waiting, "process waits", "processes wait"))
     if options["kind"] != "lock":

@@ -134,7 +134,7 @@ def test_it_can_be_searched_and_cut(run: Run, client: redis.Redis) -> None:
     with held(client, "invoice-1"), held(client, "invoice-2"), held(client, "report"):
         assert run("--search", "INVOICE")[1].splitlines()[-1] == "2 locks are held."
         last = run("--limit", "1")[1].splitlines()[-1]
-        assert last == "1 lock is held. Only 1 of 3 locks of the cache default are listed."
+        assert last == "3 locks are held. Only 1 of 3 locks of the cache default are listed."
         assert run("--older-than", "3600", "--exit-code") == (0, "No lock is held.\n", "")
         assert run("--older-than", "0", "--exit-code")[0] == 1
 
