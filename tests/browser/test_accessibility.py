@@ -103,3 +103,25 @@ def test_the_keyboard_leads_nowhere_invisible_on_a_phone(
         page.keyboard.press("Tab")
     assert "Select a" in [name for name, _ in passed]
     assert [name for name, visible in passed if not visible] == []
+
+
+def test_a_name_without_a_break_is_no_wider_than_a_phone(
+    open_page: Open, client: redis.Redis
+) -> None:
+    named(hold("x" * 150), client)
+    page = open_page(viewport={"width": 390, "height": 800})
+
+    def fits() -> bool:
+        page.wait_for_load_state()  # With its style.
+        return bool(page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"))
+
+    assert fits()
+    page.get_by_role("link", name="x" * 150).click()
+    page.get_by_role("heading", name="Who holds it").wait_for()
+    assert fits()
+    page.get_by_role("button", name="Release").click()
+    page.get_by_role("link", name="No, take me back").wait_for()
+    assert fits()
+    page.get_by_role("button", name="Release").click()
+    page.get_by_text("is released.").wait_for()
+    assert fits()
