@@ -6,6 +6,7 @@ change list fits but its looks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
@@ -32,7 +33,7 @@ from ..locking.events import group_of
 from ..locking.inventory import FLIGHT
 from .behaviour import Behaviour, behaviour_of
 from .listing import Listing
-from .refs import Ref
+from .refs import Choice, Ref
 from .releasing import outlook, parse_choices, release_chosen
 from .rows import EMPTY, clock, event_rows, row, waiter_rows
 from .words import duration_patterns, shown
@@ -216,7 +217,7 @@ class HeldLockAdmin(ModelAdmin):
         if not self.has_release_permission(request):
             raise PermissionDenied
         chosen = [c for c in parse_choices(request.POST.getlist("selected")) if self._known(c.ref)]
-        back = self._back(request)
+        back = self._back(request, chosen)
         if not chosen:
             messages.warning(request, _("Select the locks to release first."))
             return HttpResponseRedirect(back)
@@ -228,22 +229,22 @@ class HeldLockAdmin(ModelAdmin):
                 title=_("Release?"),
                 chosen=outlooks,
                 some=any("choice" in lock for lock in outlooks),
-                address=request.POST.get("address", ""),
+                address=request.POST.get("address"),
                 back=back,
             )
         for choice in chosen:
             release_chosen(self, request, choice)
-        if len(chosen) == 1 and not request.POST.get("address"):
-            back = self._url("change", str(chosen[0].ref))
         return HttpResponseRedirect(back)
 
     @staticmethod
     def _known(ref: Ref) -> bool:
         return ref.alias in lock_caches()
 
-    def _back(self, request: HttpRequest) -> str:
+    def _back(self, request: HttpRequest, chosen: Sequence[Choice]) -> str:
         """The list as it was: its address comes with the form, and is taken apart and put together
-        again, so it leads nowhere else."""
+        again, so it leads nowhere else. Without one it was the lock's own page."""
+        if "address" not in request.POST and len(chosen) == 1:
+            return self._url("change", str(chosen[0].ref))
         listing = Listing(QueryDict(request.POST.get("address", "")))
         return self._with(self._url("changelist"), listing.address(p=listing.page))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from functools import partial
 from typing import Any
@@ -191,6 +192,18 @@ def test_a_selection(admin_client: Client) -> None:
     assert response["Location"] == f"{PAGE}?o=lock"
     assert [row["lock"] for row in rows_of(admin_client.get(PAGE))] == ["b"]
     assert LogEntry.objects.count() == 2
+
+
+def test_one_is_led_back_to_where_one_came_from(admin_client: Client) -> None:
+    hold("a"), hold("b")
+    first, second = admin_client.get(f"{PAGE}state/").json()["rows"]
+    from_list, from_lock = {"address": ""}, {}
+    for lock, came, back in ((first, from_list, PAGE), (second, from_lock, second["url"])):
+        asked = admin_client.post(RELEASE, {"selected": lock["choice"], **came})
+        assert f'<a href="{back}" class="button cancel-link">' in asked.content.decode()
+        kept = re.findall(r'name="(address)" value="()"', asked.content.decode())
+        assert dict(kept) == came
+        assert confirm(admin_client, lock["choice"], **came)["Location"] == back
 
 
 def test_a_selection_leads_back_to_the_list_and_nowhere_else(admin_client: Client) -> None:
