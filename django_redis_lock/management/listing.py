@@ -35,6 +35,8 @@ def list_locks(command: BaseCommand, options: dict[str, Any]) -> int:
             _list(command, options, screen=terminal)
             time.sleep(options["watch"])
     except KeyboardInterrupt:
+        if terminal:
+            command.stdout.write("")  # The shell's next line does not begin behind "^C".
         return 0
 
 
