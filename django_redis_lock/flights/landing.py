@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
 from ..locking.calls import is_outage
 from ..locking.flight_scripts import END_FLIGHT, STORE
 from ..locking.hold import printable
+from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
+from ..locking.renewal import Abandoned
 from ..locking.scripts import Call
+from ..locking.server import Server
 from .steps import Producer, Run, Steps
 
-__all__ = ["fail", "run_or_end", "store"]
+__all__ = ["Landing", "run_or_end"]
 
 logger = logging.getLogger("django_redis_lock.flights")
 
@@ -22,45 +26,67 @@ logger = logging.getLogger("django_redis_lock.flights")
 STREAM_LIFETIME = 10_000
 
 
-def store(
-    keys: Sequence[bytes],
-    token: bytes,
-    kept: Mapping[bytes, bytes | int],
-    producer: Producer,
-    missing: bool,
-) -> Steps:
-    """End flights, each with its value if there is one, in one trip and if Redis can be reached: a
-    computed value is not lost because it cannot.
+class Landing(NamedTuple):
+    """How the flights of one leader end.
 
-    Args:
-        kept: the values as Redis is to keep them.
-        missing: there was no value when the flights began.
-
-    Returns: for each whether it was the leader's still; None: not known.
+    Attributes:
+        keys: of the values.
+        timeout: seconds after which the flights end by themselves.
     """
-    about = (producer.lifetime, STREAM_LIFETIME, int(missing))
-    calls = (
-        Call(STORE, _keys(key, token), (token, kept[key], *about))
-        if key in kept
-        else _ending(key, token)
-        for key in keys
-    )
-    try:
-        return [bool(mine) for mine in (yield from run_or_end(keys, token, *calls))]
-    except (RedisError, OSError) as error:
-        logger.warning("Could not store %s: %s", _named(keys), error)
-        if not is_outage(error):  # Redis will not have it, so nobody is to wait for it.
-            yield from fail(keys, token)
-        return [None for _ in keys]
 
+    server: Server
+    keys: Sequence[bytes]
+    token: bytes
+    timeout: float
 
-def fail(keys: Sequence[bytes], token: bytes, message: str = "", pause: int = 0) -> Steps:
-    """End flights without a value, if Redis can be reached; for ``pause`` ms nobody is to try
-    again."""
-    try:
-        yield from run_or_end(keys, token, *(_ending(key, token, message, pause) for key in keys))
-    except (RedisError, OSError) as error:
-        logger.warning("Could not end the flight of %s: %s", _named(keys), error)
+    def store(self, kept: Mapping[bytes, bytes | int], producer: Producer, missing: bool) -> Steps:
+        """End the flights, each with its value if there is one, in one trip and if Redis can be
+        reached: a computed value is not lost because it cannot.
+
+        Args:
+            kept: the values as Redis is to keep them.
+            missing: there was no value when the flights began.
+
+        Returns: for each whether it was the leader's still; None: not known.
+        """
+        about = (producer.lifetime, STREAM_LIFETIME, int(missing))
+        calls = tuple(
+            Call(STORE, _keys(key, self.token), (self.token, kept[key], *about))
+            if key in kept
+            else _ending(key, self.token)
+            for key in self.keys
+        )
+        try:
+            mine = yield from run_or_end(self.keys, self.token, *calls)
+            return [bool(one) for one in mine]
+        except (RedisError, OSError) as error:
+            logger.warning("Could not store %s: %s", self, error)
+            if is_outage(error):
+                self._later(calls)
+            else:  # Redis will not have it, so nobody is to wait for it.
+                yield from self.fail()
+            return [None for _ in self.keys]
+
+    def fail(self, message: str = "", pause: int = 0) -> Steps:
+        """End the flights without a value, if Redis can be reached; for ``pause`` ms nobody is to
+        try again."""
+        calls = tuple(_ending(key, self.token, message, pause) for key in self.keys)
+        try:
+            yield from run_or_end(self.keys, self.token, *calls)
+        except (RedisError, OSError) as error:
+            logger.warning("Could not end the flight of %s: %s", self, error)
+            if is_outage(error):
+                self._later(calls)
+
+    def _later(self, calls: Sequence[Call]) -> None:
+        """Have the keeper do what could not be done: until then the followers, who may be back
+        sooner than we were, wait for it."""
+        for call in calls:
+            keeper().add(Abandoned(self.server, call, self.timeout))
+
+    def __str__(self) -> str:
+        first = printable(self.keys[0])
+        return first if len(self.keys) == 1 else f"{first} and {len(self.keys) - 1} more"
 
 
 def run_or_end(keys: Sequence[bytes], token: bytes, *calls: Call) -> Steps:
@@ -86,8 +112,3 @@ def _ending(key: bytes, token: bytes, message: str = "", pause: int = 0) -> Call
 
 def _keys(key: bytes, token: bytes) -> tuple[bytes, ...]:
     return key, flight_key(key), flight_stream(key, token)
-
-
-def _named(keys: Sequence[bytes]) -> str:
-    first = printable(keys[0])
-    return first if len(keys) == 1 else f"{first} and {len(keys) - 1} more"

@@ -20,7 +20,7 @@ from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
 from ..locking.server import Server
 from .aboard import being_computed, computing
-from .landing import fail, run_or_end, store
+from .landing import Landing, run_or_end
 from .renewal import FlightRenewal
 from .steps import (
     LOOK_EVERY,
@@ -84,7 +84,7 @@ class Several:
                 replies = yield from (outlasting(self._server, take) if followed else take())
             except (RedisError, OSError) as error:
                 if not is_outage(error):  # Some of the flights may have been taken.
-                    yield from fail(keys, self._token)
+                    yield from self._landing(keys).fail()
                 raise CoordinationError from error
             led, failed, streams, look_again = [], None, {}, time.monotonic() + LOOK_EVERY
             there: dict[bytes, Any] = {}
@@ -141,13 +141,16 @@ class Several:
             kept = self._encoded(values)
         except ProducerFailed as failed:
             pause = self._terms.error_ttl if isinstance(failed.error, Exception) else 0
-            yield from fail(keys, self._token, failed.describe(), pause)
+            yield from self._landing(keys).fail(failed.describe(), pause)
             raise
         finally:
             for flight in flights:
                 keeper().discard(flight)
-        yield from store(keys, self._token, kept, self._terms, missing)
+        yield from self._landing(keys).store(kept, self._terms, missing)
         return values
+
+    def _landing(self, keys: list[bytes]) -> Landing:
+        return Landing(self._server, keys, self._token, self._flight_timeout)
 
     def _encoded(self, values: dict[bytes, Any]) -> dict[bytes, bytes | int]:
         try:

@@ -20,7 +20,7 @@ from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
 from ..locking.server import Server
 from .aboard import Aboard, Place, Speaker, being_computed, board, computing, land
-from .landing import fail, run_or_end, store
+from .landing import Landing, run_or_end
 from .renewal import FlightRenewal
 from .steps import (
     FOUND,
@@ -147,7 +147,7 @@ class Flights:
             return (yield from refreshing)
         if not (yield Depart(refreshing, flight)):
             logger.warning("No room to refresh %s in the background", printable(key))
-            yield from fail([key], token)
+            yield from self._landing(key, token).fail()
         return producer.decode(old)
 
     def _lead_or_keep(
@@ -176,12 +176,12 @@ class Flights:
             value, kept = yield from self._compute(key, producer)
         except ProducerFailed as failed:
             pause = producer.error_ttl if isinstance(failed.error, Exception) else 0
-            yield from fail([key], token, failed.describe(), pause)
+            yield from self._landing(key, token).fail(failed.describe(), pause)
             raise
         finally:  # However it ends: a flight that is renewed for ever would be followed for ever.
             keeper().discard(flight)
         aboard.asked += 1
-        [stored] = yield from store([key], token, {key: kept}, producer, missing)
+        [stored] = yield from self._landing(key, token).store({key: kept}, producer, missing)
         if stored is False:
             # A write or a delete came in between: what we computed is for our caller alone.
             logger.info("%s was written while it was computed; not stored", printable(key))
@@ -206,6 +206,9 @@ class Flights:
     ) -> FlightRenewal:
         about = (key, token, self._flight_timeout, aboard, producer.group)
         return FlightRenewal(self._server, *about)
+
+    def _landing(self, key: bytes, token: bytes) -> Landing:
+        return Landing(self._server, [key], token, self._flight_timeout)
 
     def _compute(self, key: bytes, producer: Producer) -> Steps:
         """The value, and the value as Redis is to keep it."""

@@ -170,15 +170,16 @@ class Renewals:
 
 
 class Abandoned(Job):
-    """Releases what nobody will release: what an acquire may have got although nobody has heard
-    its answer, or what a release was to give up that was interrupted.
+    """Does for whoever cannot stay for it what others wait for: releases what an acquire may have
+    got although nobody has heard its answer, or what a release was to give up that was interrupted;
+    ends a flight that Redis has not heard of ending.
 
     It asks until it is answered, and once more a second later, because what was sent before may
     still lie unread in the server's buffers.
 
     Args:
         release: the call that does it.
-        lifetime: seconds after which nothing can be left of it, None for never.
+        lifetime: seconds after which nothing can be left to do, None for never.
     """
 
     def __init__(self, server: Server, release: Call, lifetime: float | None) -> None:
