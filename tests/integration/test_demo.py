@@ -240,12 +240,6 @@ def test_an_impossible_port(start: Start) -> None:
     assert demo.errors.read_text().startswith("CommandError: Port 70000 ")
 
 
-def test_a_port_that_is_none(start: Start) -> None:
-    demo = start(PORT="http")
-    assert demo.end() == 2
-    assert "--port: invalid int value: 'http'" in demo.errors.read_text()
-
-
 def test_a_given_redis_that_is_not_there_is_an_error(start: Start) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # And nobody listens.

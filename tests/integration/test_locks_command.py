@@ -242,7 +242,7 @@ def test_on_a_narrow_terminal_where_goes_before_what_for(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     screen = Screen()
-    with held(client, "nightly-report") as lock, held(client, "x"):
+    with held(client, "nightly-report") as lock:
         owner = {"host": "worker-1.example", "pid": 4711, "label": "Nightly report " * 3}
         client.hset(lock.keys.owner, mapping=owner)
         client.hincrby(lock.keys.owner, "seen", -200_000_000)
