@@ -109,8 +109,8 @@ class AsyncLock(Handle):
     async def release(self) -> None:
         """As ``Lock.release``."""
         token = self._owned_token("release")
-        call, again, before = self._release(token), self._released_before(), self._state()
-        hold = before[1]
+        call, again, hold = self._release(token), self._released_before(), self.local.hold
+        before = token, hold, self.local.renewal
         self._stop_keeping()
         try:
             answer = await self._run(call)
