@@ -32,6 +32,8 @@ class Extension:
 
     def settle(self, wait: bool) -> float | None:
         """See ``Granted.settle``."""
+        if not wait and self._mutex.locked():
+            return self._answer  # Somebody is just reading it; he may have to wait for that.
         with self._mutex:
             if self._open and (wait or self._has_come()):
                 self._open = False

@@ -17,7 +17,7 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError
-from django_redis_lock.locking import aio_calls, calls
+from django_redis_lock.locking import aio_calls, calls, waiting
 from django_redis_lock.locking.scripts import (
     ACQUIRE,
     LEAVE,
@@ -28,6 +28,7 @@ from django_redis_lock.locking.scripts import (
     script,
 )
 from django_redis_lock.locking.server import server_of
+from django_redis_lock.locking.thread_line import Extension
 from tests.faults.proxy import Proxy
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
@@ -429,3 +430,36 @@ def test_an_announcement_that_is_refused_leaves_no_answer_behind(
             assert (await aio_calls.run(tasks, answers[1])).value == 2
 
     asyncio.run(main())
+
+
+def test_an_answer_that_is_held_up_costs_other_servers_nothing(
+    client: redis.Redis,
+    shaky: redis.Redis,
+    proxy: Proxy,
+    own_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The keeper does not wait for whoever is just reading it."""
+
+    def held_up(*args: Any) -> Extension:
+        proxy._flows.clear()
+        return Extension(*args)
+
+    monkeypatch.setattr(waiting, "Extension", held_up)
+    holder = Lock(client, "shaky", timeout=30)
+    holder.acquire()
+    lock = Lock(shaky, "shaky", timeout=30, thread_local=False)
+    waiter = Background(lock.acquire)
+    until(lambda: client.exists("{shaky}:waiters"))
+    holder.release()
+    assert waiter.result()
+    reader = Background(lambda: Lock(shaky, "another", timeout=30).acquire(blocking=False))
+    with own_server.client() as other:
+        elsewhere = Lock(other, "elsewhere", timeout=1.5, renew=True)
+        elsewhere.acquire()
+        until(lambda: elsewhere.local.renewal.jobs[0]._renewals >= 2)
+        assert not elsewhere.lost
+        assert not reader.done
+        elsewhere.release()
+    proxy._flows.set()
+    reader.result()
