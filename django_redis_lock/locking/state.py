@@ -44,7 +44,7 @@ class TaskState:
         return SimpleNamespace(token=self._initial, hold=None, renewal=None, guard=None)
 
     def _mine(self) -> SimpleNamespace:
-        task = _under_way.get()[0] or _running_task()
+        task = _acting()
         if task is None:
             return self._of_no_task
         state = self._states.get(task)

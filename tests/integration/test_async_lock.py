@@ -23,6 +23,7 @@ import redis.asyncio
 from asgiref.sync import async_to_sync
 
 from django_redis_lock import AsyncLock, Lock, LockError
+from django_redis_lock.locking import events
 from django_redis_lock.locking.aio_clients import asyncio_client
 from django_redis_lock.locking.grants import ALIVE
 from django_redis_lock.locking.scripts import RELEASE, Call
@@ -212,6 +213,29 @@ class TestTasks:
                 assert not await lock.owned()
                 assert lock.local.token is None
                 assert not await lock.acquire(blocking=False)
+
+        asyncio.run(main())
+
+    def test_a_task_that_was_started_within_an_acquire_is_its_own(
+        self, redis_server: RedisServer
+    ) -> None:
+        """As receivers of signals are."""
+        started: list[asyncio.Task[None]] = []
+
+        async def main() -> None:
+            async with connected(redis_server) as client:
+
+                async def work() -> None:
+                    async with AsyncLock(client, "another", timeout=30) as lock:
+                        lock.ensure_held()
+
+                def start(event: Any) -> None:
+                    events.unlisten(start)
+                    started.append(asyncio.ensure_future(work()))
+
+                events.listen(start)
+                async with AsyncLock(client, "tasks", timeout=30):
+                    await started[0]
 
         asyncio.run(main())
 
