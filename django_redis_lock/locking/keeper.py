@@ -19,8 +19,8 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -125,16 +125,22 @@ class Keeper:
             logger.warning("The keeper could not start, locks will not be renewed: %s", error)
 
     def _run(self) -> None:
-        while batch := self._next_batch():
+        batch: Sequence[Job] = ()
+        while True:
             try:
+                with self._mutex:
+                    for job in batch:
+                        if job in self._jobs:
+                            self._enqueue(job)
+                batch = self._next_batch()
+                if not batch:
+                    return
                 self._serve(batch)
             except BaseException:
-                logger.exception(UNEXPECTED)
+                batch = tuple(self._jobs)  # Any of them may have been taken off the heap.
+                with suppress(Exception):  # Out of memory.
+                    logger.exception(UNEXPECTED)
                 time.sleep(0.1)
-            with self._mutex:
-                for job in batch:
-                    if job in self._jobs:
-                        self._enqueue(job)
 
     def _next_batch(self) -> list[Job]:
         """The jobs that are due, as soon as there are any; none when it is time to end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import queue
@@ -238,6 +239,28 @@ class TestTrouble:
         until(lambda: good.answers > 5)
         assert thread_of(keeper).is_alive()
         assert any(r.levelno == logging.ERROR and r.exc_info for r in caplog.records)
+
+    @pytest.mark.parametrize("step", ["heappush", "heappop"])
+    def test_nothing_ends_it(
+        self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        """Such as having no memory while it looks what is to be done: it would never come back."""
+        job = Counting(FakeServer(), keeper)
+        keeper.add(job)
+        until(lambda: job.answers)
+        real = getattr(heapq, step)
+
+        def out_of_memory(*args: Any) -> Any:
+            if threading.current_thread() is not keeper._thread:
+                return real(*args)
+            monkeypatch.setattr(heapq, step, real)
+            raise MemoryError
+
+        monkeypatch.setattr(heapq, step, out_of_memory)
+        until(lambda: getattr(heapq, step) is real)
+        before = job.answers
+        until(lambda: job.answers > before)
+        keeper.discard(job)
 
     def test_what_cannot_be_sent_concerns_one_job(self, keeper: Keeper) -> None:
         """A label made of a file name may not be UTF-8."""
