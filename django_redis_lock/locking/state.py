@@ -105,7 +105,8 @@ def for_the_caller(
         return act(_acting(), *args, **options)
 
     async def act(caller: Task, *args: P.args, **options: P.kwargs) -> T:
-        before = _under_way.set((caller, _running_task()))
+        running = asyncio.current_task()
+        before = _under_way.set((caller or running, running))
         try:
             return await method(*args, **options)
         finally:
@@ -122,13 +123,9 @@ def for_the_caller(
 
 def _acting() -> Task:
     """For which task this one acts: for itself, unless it runs what another has called."""
-    caller, runner = _under_way.get()
-    running = _running_task()
-    return caller if runner is running and caller is not None else running
-
-
-def _running_task() -> Task:
     try:
-        return asyncio.current_task()
+        running = asyncio.current_task()
     except RuntimeError:
         return None
+    caller, runner = _under_way.get()
+    return caller if runner is running else running
