@@ -131,6 +131,7 @@ def behaviour_row(one: Summary) -> dict[str, Any]:
         "refused": str(one.refused),
         "lost": str(one.lost),
         "alarming": one.lost > 0,
+        "stood_in": str(one.stood_in or ""),
         "computed": str(one.computed),
         "saved": str(one.saved),
         "computes": bool(one.computed or one.saved or one.failed),

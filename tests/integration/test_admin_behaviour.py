@@ -14,6 +14,10 @@ from django.test import Client
 
 from django_redis_lock import Lock, locked, metrics
 from django_redis_lock.admin import behaviour
+from django_redis_lock.admin.refs import Ref
+from django_redis_lock.admin.rows import url_of
+from django_redis_lock.locking import events
+from django_redis_lock.locking.inventory import LOCK
 from tests.integration.test_admin import OURS, PAGE, hold
 from tests.redis_server import RedisServer
 
@@ -71,6 +75,17 @@ def test_computations(admin_client: Client) -> None:
     metrics.flush()
     row = figures(admin_client.get(PAGE))["report"]
     assert (row["acquisitions"], row["success"], row["computed"]) == (*("0", "-", "1 saved: 0"),)
+
+
+def test_locks_that_were_taken_without_redis(admin_client: Client) -> None:
+    lock = caches["default"].lock("export")
+    for _ in range(2):
+        events.tell(events.StoodIn(lock.subject, "local", OSError()))
+    with lock:
+        metrics.flush()
+        assert figures(admin_client.get(PAGE))["export"]["acquisitions"] == "1 without Redis: 2"
+        address = url_of(Ref("default", lock.keys.lock, LOCK))
+        assert "<dt>Taken without Redis</dt>" in admin_client.get(address).content.decode()
 
 
 def test_what_was_declared_is_listed_even_when_it_was_never_used(admin_client: Client) -> None:
