@@ -17,7 +17,7 @@ from redis.exceptions import DataError, NoScriptError
 from .locking.calls import run_all
 from .locking.flight_scripts import DELETE, EXPIRE_AT, LET_GO, LETTING_GO, WRITE
 from .locking.keys import flight_key, flights_pattern, key_of_flight, lock_keys
-from .locking.scripts import Call
+from .locking.scripts import Call, Script
 from .locking.server import is_cluster
 from .locking.whole import indexed_locks
 
@@ -30,6 +30,8 @@ class FlightEnding:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._encode = client.get_encoder().encode if hasattr(client, "get_encoder") else None
+        #: What a pipeline will have told the server of by the time its next command is carried out.
+        self._taught: set[Script] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -106,7 +108,13 @@ return number
     def _run(self, call: Call) -> Any:
         execute = self._client.execute_command
         words = (len(call.keys), *call.keys, *call.args)
-        if hasattr(self._client, "command_stack"):  # A pipeline cannot react to a missing script.
+        stack = getattr(self._client, "command_stack", None)
+        if stack is not None:  # A pipeline cannot react to a missing script: the first teaches it.
+            if not stack:
+                self._taught.clear()
+            if call.script in self._taught:
+                return execute("EVALSHA", call.script.sha, *words)
+            self._taught.add(call.script)
             return execute("EVAL", call.script.source, *words)
         try:
             return execute("EVALSHA", call.script.sha, *words)

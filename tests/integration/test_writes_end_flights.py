@@ -13,6 +13,7 @@ from django_redis.cache import RedisCache as DjangoRedisCache
 
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.keys import flight_key, flight_stream
+from django_redis_lock.writes import flight_ending
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
@@ -262,6 +263,29 @@ def test_writes_in_the_callers_own_pipeline_end_flights_when_it_is_sent(
     assert not client.exists(flight_key(KEY))
     computation.finish()
     assert cache.get("report") is None
+
+
+def test_many_writes_send_their_script_once(cache: RedisCache, client: redis.Redis) -> None:
+    data = {f"key {number}": number for number in range(100)}
+    for _ in range(2):
+        client.script_flush()
+        before = client.info("stats")["total_net_input_bytes"]
+        assert cache.set_many(data, 60) == []
+        assert client.info("stats")["total_net_input_bytes"] - before < 100 * 250
+    assert cache.get_many(data) == data
+
+
+def test_a_pipeline_that_is_used_again_sends_it_again(client: redis.Redis) -> None:
+    with client.pipeline() as pipeline:
+        writes = flight_ending(pipeline)
+        for value in (1, 2):
+            client.script_flush()
+            client.set(flight_key(b"a"), "token")
+            writes.set("a", value)
+            writes.set("b", value)
+            pipeline.execute()
+            assert client.mget("a", "b") == [b"%d" % value] * 2
+            assert not client.exists(flight_key(b"a"))
 
 
 def test_a_write_costs_one_command(cache: RedisCache, client: redis.Redis) -> None:
