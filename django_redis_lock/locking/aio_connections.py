@@ -83,8 +83,18 @@ def cut(connection: AsyncRawConnection) -> None:
 async def cancellable(work: Coroutine[Any, Any, T]) -> T:
     """``await work``, sure to end when it is cancelled. Before Python 3.12 ``asyncio.wait_for``,
     with which redis-py sends, forgets a cancellation that comes just when it is done."""
-    if sys.version_info >= (3, 12):
-        return await work
+    if sys.version_info < (3, 11):
+        return await _in_a_task(work)
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    result = await work
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
+
+
+async def _in_a_task(work: Coroutine[Any, Any, T]) -> T:
+    """As ``cancellable``, where a task does not know whether it was cancelled."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
+from django_redis_lock.locking.aio_connections import _in_a_task, cancellable
 from django_redis_lock.locking.keeper import keeper
 from django_redis_lock.locking.watch import Departure
 from tests.integration.test_lock import places
@@ -165,3 +167,25 @@ class TestAtEachWait:
 
 def blocked(client: redis.Redis) -> Any:
     return client.info("clients")["blocked_clients"]
+
+
+@pytest.mark.parametrize("how", [cancellable, _in_a_task])
+def test_a_cancellation_that_is_forgotten_on_the_way(how: Any) -> None:
+    async def forget() -> str:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return "done"
+
+    async def main() -> None:
+        task = asyncio.create_task(how(forget()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        done = asyncio.get_running_loop().create_future()
+        done.set_result("done")
+        assert await how(asyncio.wait_for(done, 1)) == "done"
+        with pytest.raises(asyncio.TimeoutError):  # Not every end of a wait is a cancellation.
+            await how(asyncio.wait_for(asyncio.Event().wait(), 0.01))
+
+    asyncio.run(main())
