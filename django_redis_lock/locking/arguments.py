@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 __all__ = [
@@ -118,6 +119,7 @@ def longest_hold(renew: bool, timeout: float | None, max_hold: float | None) -> 
     return (max_hold if renew else timeout) or math.inf
 
 
+@lru_cache(maxsize=256)
 def milliseconds(seconds: float | None) -> int:
     """Whole milliseconds for Redis, rounded up so that no lifetime becomes 0; 0 stands for none."""
     return 0 if seconds is None else max(1, math.ceil(round(seconds * 1000, 6)))

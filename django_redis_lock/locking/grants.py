@@ -231,7 +231,8 @@ def release(
     """Give up what ``token`` holds; with ``attempt``, only if that attempt acquired it."""
     rest = milliseconds(min_hold) if min_hold else 0
     grant = milliseconds(grant_timeout)
-    return Call(RELEASE, keys, (token, successor, grant, rest, fence, attempt))
+    since = fence if rest else 0
+    return Call(RELEASE, keys, (token, successor, grant, rest, since, attempt))
 
 
 def parse_grant(element: bytes) -> tuple[bytes, int]:

@@ -19,9 +19,18 @@ def pack(call: Call, *, known: bool = True) -> bytes:
     this takes a fraction of the time of redis-py's packing."""
     parts = [_head(call.script, call.keys, len(call.args), known)]
     for arg in call.args:
-        data = arg if isinstance(arg, bytes) else str(arg).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+        if isinstance(arg, bytes):
+            parts.append(b"$%d\r\n%b\r\n" % (len(arg), arg))
+        else:
+            parts.append(_bulk(arg))
     return b"".join(parts)
+
+
+@lru_cache(maxsize=256)
+def _bulk(arg: str | int) -> bytes:
+    """A text or a number. Lifetimes and the like come again and again."""
+    data = str(arg).encode()
+    return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
 def pack_all(calls: Sequence[Call]) -> bytes:

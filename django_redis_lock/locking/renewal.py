@@ -150,6 +150,8 @@ class Renewals:
     nobody knows it any more, because the handle was dropped, or the thread or task has ended that
     acquired by it, nobody can release the lock, and it ends with its lifetime."""
 
+    __slots__ = ("__weakref__", "jobs")
+
     def __init__(self, *jobs: Renewal) -> None:
         self.jobs = jobs
         for job in jobs:

@@ -88,25 +88,27 @@ end
 
 # describe_until(left): the owner's description outlasts the lock by a day, so that whoever finds
 # the lock gone without a release can say whose it was.
-#
+_DESCRIBE = """
+local function describe_until(left)
+  redis.call('PEXPIRE', KEYS[5], string.format('%.0f', left + 86400000))
+end
+"""
+
 # vanished(): of a holder who has gone so: {when the lifetime was over, owner's fields and values}.
 _VANISHED = """
-local afterlife = 86400000
-local function describe_until(left)
-  redis.call('PEXPIRE', KEYS[5], string.format('%.0f', left + afterlife))
-end
 local function vanished()
   local owner = redis.call('HGETALL', KEYS[5])
   if #owner == 0 then return nil end
-  local since = math.max(0, afterlife - redis.call('PTTL', KEYS[5]))
+  local since = math.max(0, 86400000 - redis.call('PTTL', KEYS[5]))
   return {now() - since * 1000, owner}
 end
 """
 
 # set_lock(token, lifetime, before): what every fresh holder starts from. Grants nobody took are
 # void, the owner of before is forgotten, the index knows when the lock ends. Returns ``vanished()``
-# if nobody held the lock before. Lifetimes stay the strings they came as: turning numbers into
-# Redis's arguments costs more than the commands themselves.
+# if nobody held the lock before; who knows that somebody did need not have it. Lifetimes stay the
+# strings they came as: turning numbers into Redis's arguments costs more than the commands
+# themselves.
 _SET_LOCK = """
 local function note(lifetime)
   if not KEYS[6] then return end
@@ -268,7 +270,6 @@ note(ARGV[2])
 return 1
 """,
     _NOW,
-    _VANISHED,
     _SET_LOCK,
 )
 
@@ -304,7 +305,6 @@ return 1
 """,
     _NOW,
     _FENCE,
-    _VANISHED,
     _SET_LOCK,
     _GRANT,
     _PASS_ON,
@@ -334,7 +334,6 @@ return 1
 """,
     _NOW,
     _FENCE,
-    _VANISHED,
     _SET_LOCK,
     _GRANT,
     _PASS_ON,
@@ -375,7 +374,7 @@ end
 return left
 """,
     _NOW,
-    _VANISHED,
+    _DESCRIBE,
     _SET_LOCK,
     _BY_ATTEMPT,
 )
@@ -402,7 +401,7 @@ note(wanted)
 return 1
 """,
     _NOW,
-    _VANISHED,
+    _DESCRIBE,
     _SET_LOCK,
     _BY_ATTEMPT,
 )
