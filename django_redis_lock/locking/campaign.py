@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from .arguments import milliseconds
 from .calls import is_outage, may_have_run
+from .chronicle import note_vanished
 from .grants import LAST_TRY, Clock, Request, new_token
 from .quorum_scripts import VOTE
 from .scripts import Call
@@ -109,6 +110,8 @@ class Campaign:
         for place, answer in answers.items():
             if not isinstance(answer, Exception):
                 _clocks[self._servers[place]] = Clock(int(answer[2]), sent_at)
+                if len(answer) > 3:
+                    note_vanished(self._servers[place], request.keys, answer[3])
             elif may_have_run(answer):
                 self._unheard.add(place)
         ballot = Ballot(len(self._places), self._places, answers, sent_at, request.lifetime)

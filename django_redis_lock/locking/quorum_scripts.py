@@ -11,19 +11,19 @@ __all__ = ["VOTE"]
 #:
 #: KEYS  lock keys
 #: ARGV  token, lifetime, attempt, floor
-#: returns {1, fence, server time in microseconds}
+#: returns {1, fence, server time in microseconds, vanished()}
 #:         or {0, the holder's remaining lifetime as PTTL gives it, server time in microseconds}
 #: atomic for the same reason as ACQUIRE.
 VOTE = script(
     """
-local fence = try(ARGV[1], ARGV[2], ARGV[3])
+local fence, gone = try(ARGV[1], ARGV[2], ARGV[3])
 if not fence then return {0, redis.call('PTTL', KEYS[1]), now()} end
 local floor = tonumber(ARGV[4])
 if fence < floor then
   fence = floor
   redis.call('SET', KEYS[4], string.format('%.0f', fence) .. ' ' .. ARGV[3], 'PX', '86400000')
 end
-return {1, fence, now()}
+return {1, fence, now(), gone}
 """,
     _NOW,
     _FENCE,

@@ -58,9 +58,8 @@ class VotedRenewal(Renewal):
             hold.vote(self._place, sent_at + left / 1000 - drift(left / 1000), sent_at)
             if hold.ended and self._canvassing:
                 self._give_back()
-            elif not (self.named or self._canvassing):
+            elif not self._canvassing:
                 self.named = True
-                self.tell("acquired")
         self._schedule(sent_at)
 
     def _give_back(self) -> None:

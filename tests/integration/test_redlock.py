@@ -12,6 +12,7 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncRedlock, Redlock
+from django_redis_lock.locking.inspection import inspect
 from tests.integration.test_async_lock import ForThreads, Tasks
 from tests.integration.test_lock import places
 from tests.lock_contract import Backend, LockContract
@@ -86,6 +87,18 @@ class TestRedlock(RedlockContract):
     def test_what_nobody_can_release_ends_by_itself(self, clients: list[redis.Redis]) -> None:
         assert Redlock(clients, "forgotten", timeout=0.2, renew=True).acquire()
         until(lambda: not any(client.exists("forgotten") for client in clients))
+
+    def test_who_died_is_remembered_on_each_server(self, clients: list[redis.Redis]) -> None:
+        dead = Redlock(clients, "left", timeout=2, label="nightly")
+        assert dead.acquire()
+        until(lambda: all(client.exists("{left}:owner") for client in clients))
+        dead.local.renewal.discard()  # All that a killed process leaves undone.
+        until(lambda: not any(client.exists("left") for client in clients))
+        with Redlock(clients, "left", timeout=30, server_timeout=AMPLE):
+            until(lambda: all(inspect(client, b"left").events for client in clients))
+        for client in clients:
+            (event,) = inspect(client, b"left").events
+            assert (event.what, event.label) == ("vanished", "nightly")
 
 
 class InTasks(OnFive):
