@@ -112,11 +112,12 @@ LAYERS = (
 )
 KNOWS_NO_DJANGO = ("exceptions", "flights*", "memory", "testing", "writes", "locking", "locking.*")
 
-LONGEST = 280
+#: Lines of the longest module: one class with its documentation fits, a second one does not.
+LONGEST = 420
 #: Modules that are longer, and the number of lines they must not exceed either.
 LONGER = {
     # All Lua in one place, each script under its contract.
-    "locking.scripts": 470,
+    "locking.scripts": 520,
 }
 
 
