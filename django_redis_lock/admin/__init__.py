@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import django
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import (
@@ -108,6 +109,8 @@ class HeldLockAdmin(ModelAdmin):
             {
                 **self.admin_site.each_context(request),
                 "opts": self.opts,
+                "breadcrumbs": self._breadcrumbs(template),
+                "breadcrumbs_are_a_list": django.VERSION >= (6, 1),
                 "list_url": self._url("changelist"),
                 "release_url": self._url("release"),
                 "may_release": self.has_release_permission(request),
@@ -117,6 +120,18 @@ class HeldLockAdmin(ModelAdmin):
                 **context,
             },
         )
+
+    def _breadcrumbs(self, template: str) -> list[dict[str, Any]]:
+        """The pages above this one."""
+        app, site = self.opts.app_config, self.admin_site.name
+        above = [
+            (_("Home"), reverse("admin:index", current_app=site)),
+            (app.verbose_name, reverse("admin:app_list", args=[app.label], current_app=site)),
+            (capfirst(self.opts.verbose_name_plural), self._url("changelist")),
+        ]
+        if template == "change_list":
+            above.pop()
+        return [{"title": title, "url": url} for title, url in above]
 
     # -- the list ----------------------------------------------------------------------------
 

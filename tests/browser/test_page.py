@@ -464,6 +464,33 @@ def test_five_hundred_locks(open_page: Open, client: redis.Redis) -> None:
     expect(page.get_by_role("link", name="lock-250")).to_be_in_viewport()
 
 
+# -- one can read it ---------------------------------------------------------------------------
+
+CELLS = """() => [...document.querySelectorAll('#result_list tbody tr > *')].map(cell => {
+  const box = cell.getBoundingClientRect(), range = document.createRange();
+  range.selectNodeContents(cell);
+  const text = range.getBoundingClientRect();
+  return {
+    name: cell.className, width: box.width, height: box.height,
+    inside: box.left >= 0 && box.right <= innerWidth && text.right <= box.right + 1,
+  };
+})"""
+
+
+@pytest.mark.parametrize("width", [375, 1280, 1920])
+def test_every_cell_is_wide_enough_to_read(
+    open_page: Open, client: redis.Redis, width: int
+) -> None:
+    named(hold("shop.tasks.nightly_report", label="Nightly report", timeout=3600), client)
+    page = open_page(viewport={"width": width, "height": 800})
+    page.wait_for_load_state()  # With its style.
+    cells = page.evaluate(CELLS)
+    assert len(cells) > 5
+    # No text stands beside its cell or the window, or in a column of single characters.
+    assert [cell for cell in cells if not cell["inside"]] == []
+    assert [cell for cell in cells if cell["width"] < 24 or cell["height"] > 110] == []
+
+
 # -- in other languages ------------------------------------------------------------------------
 
 
