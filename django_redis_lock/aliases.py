@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from .cache import RedisCache
+from .conf import given
 
 __all__ = ["BACKEND", "lock_cache", "lock_caches"]
 
@@ -19,8 +20,10 @@ BACKEND = "django_redis_lock.cache.RedisCache"
 
 
 def lock_caches() -> Iterator[str]:
-    """The aliases of the caches that can hold locks; other backends are not even connected."""
-    for alias in settings.CACHES:
+    """The aliases of the caches that can hold locks, that of the setting USING first; other
+    backends are not even connected."""
+    preferred = given().get("USING")
+    for alias in sorted(settings.CACHES, key=lambda alias: alias != preferred):
         if can_lock(alias):
             yield alias
 

@@ -24,7 +24,7 @@ __all__ = ["FOR_THE_PROCESS", "ON_WAIT_TIMEOUT", "Conf"]
 #: What a follower can do when it has waited long enough.
 ON_WAIT_TIMEOUT = ("compute", "raise", "default")
 #: Settings that hold for the whole process: in one cache's options nobody reads them.
-FOR_THE_PROCESS = ("BREAKER_FAILURES", "BREAKER_PAUSE", "EXPORTERS")
+FOR_THE_PROCESS = ("BREAKER_FAILURES", "BREAKER_PAUSE", "EXPORTERS", "USING")
 #: The exporters there are.
 EXPORTERS = ("prometheus", "opentelemetry")
 
@@ -180,6 +180,15 @@ class Conf:
             allowed = ", ".join(map(repr, EXPORTERS))
             raise ImproperlyConfigured(f"{where} must be a list of {allowed}, not {names!r}")
         return tuple(names)
+
+    @property
+    def USING(self) -> str:
+        """The alias of the cache for the locks of ``locked()`` and ``run_locked`` where they name
+        none."""
+        where, alias = self._get("USING", "default")
+        if not isinstance(alias, str) or not alias:
+            raise ImproperlyConfigured(f"{where} must be the alias of a cache, not {alias!r}")
+        return alias
 
     @property
     def LOCK_PREFIX(self) -> str:

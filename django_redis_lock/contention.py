@@ -22,6 +22,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from .conf import Conf
 from .exceptions import LockNotAcquired
 from .locking.aio import AsyncLock
 from .locking.lock import Lock
@@ -135,7 +136,7 @@ class Conflict:
     def line(self) -> str:
         """For people at a terminal: who is in the way, and how to see more."""
         more = ["manage.py", "locks", "show", self.name]
-        if self.using != "default":
+        if self.using != Conf().USING:
             more += ["--using", self.using]
         return _("%(conflict)s. More: %(command)s") % {
             "conflict": self,

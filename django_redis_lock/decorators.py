@@ -48,6 +48,7 @@ def locked(target: Any = None, /, **options: Any) -> Any:
             keyword) a callable that takes those arguments. Left out: the dotted name of what is
             decorated.
         using: the cache alias; or a list of three or more, for a ``Redlock`` over their servers.
+            Left out, the setting USING.
         on_redis_down: ``"raise"``; ``"local"``: a lock of this host stands in; ``"run"``: go ahead
             without. Left out, the setting.
         critical: never do without Redis, whatever the setting says.

@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 
 from ..aliases import lock_cache
+from ..conf import given
 from ..decorating.declared import Declaration, declarations
 from .catalogue import check, found
 
@@ -29,6 +30,8 @@ def _declarations() -> tuple[Declaration, ...]:
 @check()
 def check_caches() -> Iterator[CheckMessage]:
     for lock in _declarations():
+        if lock.given_using is None and "USING" in given():
+            continue  # E007 says it once for all of these.
         try:
             lock_cache(lock.using)
         except ImproperlyConfigured as error:

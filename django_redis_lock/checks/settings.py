@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from django_redis.client import DefaultClient, HerdClient, ShardClient
 
-from ..aliases import BACKEND, lock_caches
+from ..aliases import BACKEND, lock_cache, lock_caches
 from ..conf import FOR_THE_PROCESS, Conf, given
 from .catalogue import check, found
 
@@ -112,6 +112,21 @@ def check_backends() -> Iterator[CheckMessage]:
                 "own, so that get_or_set() raises ImproperlyConfigured.",
                 "Leave CLIENT_CLASS out: get_or_set(stale=...) does what HerdClient is for.",
             )
+
+
+@check()
+def check_cache_for_locks() -> Iterator[CheckMessage]:
+    if "USING" not in given():
+        return
+    try:
+        alias = Conf().USING
+    except ImproperlyConfigured:
+        return  # E002 says so.
+    try:
+        lock_cache(alias)
+    except ImproperlyConfigured as error:
+        hint = f"Name a cache whose BACKEND is {BACKEND!r}."
+        yield found("E007", f"DJANGO_REDIS_LOCK: USING is {alias!r}, but {error}.", hint)
 
 
 @check()

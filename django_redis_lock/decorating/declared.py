@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from ..conf import Conf
 from ..locking.events import as_group
 
 __all__ = ["Declaration", "declarations", "declare"]
@@ -21,14 +22,19 @@ class Declaration:
         target: the dotted name of what is decorated.
         template: the lock's name as it was written, with ``{fields}`` still to be filled in; the
             dotted name if none was given; None if a callable makes the name.
-        using: the cache alias.
+        given_using: the cache alias that was given; None: the setting USING holds.
         options: the other options that were given, by their names.
     """
 
     target: str
     template: str | None
-    using: str
+    given_using: str | None
     options: Mapping[str, Any]
+
+    @property
+    def using(self) -> str:
+        """The cache alias."""
+        return self.given_using or Conf().USING
 
     @property
     def name(self) -> str:
@@ -51,7 +57,7 @@ def declare(
     function: Callable[..., Any],
     target: str,
     template: str | None,
-    using: str,
+    using: str | None,
     options: Mapping[str, Any],
 ) -> Declaration:
     """Note that ``function`` runs under such a lock."""

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 
 from ..aliases import lock_cache
 from ..computing.terms import SETTING
+from ..conf import Conf
 from ..contention import OnConflict
 from ..kinds import check_policy, check_using
 from ..locking.aio import AsyncLock
@@ -35,7 +36,7 @@ class LockOptions(TypedDict, total=False):
     """The options of ``locked()``, explained there."""
 
     key: str | Callable[..., str] | None
-    using: str | Sequence[str]
+    using: str | Sequence[str] | None
     on_redis_down: Literal["raise", "local", "run"] | None
     critical: bool
     timeout: float | None
@@ -67,7 +68,7 @@ class Options:
     """
 
     key: str | Callable[..., str] | None = None
-    using: str = "default"
+    using: str | None = None
     timeout: float | None = SETTING
     blocking: bool = False
     blocking_timeout: float | None = None
@@ -126,7 +127,7 @@ class Options:
             several = check_using(self.using)
             object.__setattr__(self, "several", several)
             object.__setattr__(self, "using", several[0])
-        if not isinstance(self.using, str):
+        if self.using is not None and not isinstance(self.using, str):
             kinds = "the alias of a cache, or a list of them"
             raise TypeError(f"using must be {kinds}, not {self.using!r}")
         check_policy(self.on_redis_down, self.critical)
@@ -163,6 +164,11 @@ class Options:
             if name in self.given():
                 raise TypeError(f"{name} means nothing for {kind}")
 
+    @property
+    def alias(self) -> str:
+        """The cache; it is looked up at each call, where the settings are known."""
+        return self.using or Conf().USING
+
     # -- the locks ---------------------------------------------------------------------------
 
     def lock(self, name: str, use: Use, on_lost: OnLost) -> Lock:
@@ -171,11 +177,11 @@ class Options:
         Raises:
             ImproperlyConfigured: there is no such cache, or it cannot lock.
         """
-        return lock_cache(self.using).lock(name, **self._of_lock(use, on_lost))
+        return lock_cache(self.alias).lock(name, **self._of_lock(use, on_lost))
 
     def alock(self, name: str, use: Use, on_lost: OnLost) -> AsyncLock:
         """As ``lock``, for asyncio."""
-        return lock_cache(self.using).alock(name, **self._of_lock(use, on_lost))
+        return lock_cache(self.alias).alock(name, **self._of_lock(use, on_lost))
 
     def _of_lock(self, use: Use, on_lost: OnLost) -> dict[str, Any]:
         options: dict[str, Any] = {

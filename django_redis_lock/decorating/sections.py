@@ -40,7 +40,8 @@ class _Section:
         self.options = options
         self.name = name
         self.use = use or Use()
-        self._key = (options.using, name)
+        self.using = options.alias
+        self._key = (self.using, name)
         self._on_lost = on_lost or (options.on_lost if callable(options.on_lost) else None)
         self._context = contextvars.copy_context()
         self._taken_up = False
@@ -126,9 +127,9 @@ class Section(_Section):
     def conflict(self) -> Conflict:
         """Who was in the way."""
         try:
-            return Conflict.over(self.lock, self.name, self.options.using)
+            return Conflict.over(self.lock, self.name, self.using)
         except (RedisError, OSError):  # That it is taken is known; by whom is not.
-            return Conflict(self.name, using=self.options.using)
+            return Conflict(self.name, using=self.using)
 
 
 class AsyncSection(_Section):
@@ -189,9 +190,9 @@ class AsyncSection(_Section):
         """As ``Section.conflict``."""
         try:
             lock: Any = self.lock
-            return await Conflict.aover(lock, self.name, self.options.using)
+            return await Conflict.aover(lock, self.name, self.using)
         except (RedisError, OSError):
-            return Conflict(self.name, using=self.options.using)
+            return Conflict(self.name, using=self.using)
 
 
 def _has_parent() -> bool:

@@ -93,7 +93,7 @@ def memory(patient: Patient, node: Node) -> Iterator[Finding]:
             f"{policy}: short of memory (maxmemory is {_bytes(limit)}), locks can be evicted like "
             f"any other key{so_far}",
             "Keep locks on a server with maxmemory-policy noeviction: another cache alias is "
-            "enough, named by locked(using=...).",
+            'enough, named by the setting USING: DJANGO_REDIS_LOCK = {"USING": "locks"}.',
             number="W101",
         )
 

@@ -235,6 +235,18 @@ def test_a_declared_lock_that_does_not(options: dict[str, Any]) -> None:
     assert decorated is not work
 
 
+@pytest.mark.parametrize("alias", ["nope", "plain"])
+def test_a_cache_for_locks_that_cannot_lock_is_said_once(settings: Any, alias: str) -> None:
+    settings.DJANGO_REDIS_LOCK = {"USING": alias}
+    decorated: Callable[[], None] = locked("work")(work)
+    message = only()
+    assert message.id == "django_redis_lock.E007"
+    assert message.msg.startswith(f"DJANGO_REDIS_LOCK: USING is {alias!r}, but ")
+    settings.DJANGO_REDIS_LOCK = {"USING": "default"}
+    assert messages() == []
+    assert decorated is not work
+
+
 def other_work() -> None: ...
 
 

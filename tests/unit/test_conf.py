@@ -16,6 +16,7 @@ DEFAULTS = {
     "WAIT": 60.0,
     "GRANT_TIMEOUT": 2.0,
     "LOCK_PREFIX": "lock:",
+    "USING": "default",
     "STALE": 0.0,
     "BACKGROUND": False,
     "ON_WAIT_TIMEOUT": "compute",
@@ -106,6 +107,13 @@ def test_a_wrong_value_is_refused(settings: Any, name: str, value: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {name: value}
     with pytest.raises(ImproperlyConfigured, match=f"DJANGO_REDIS_LOCK: {name} must be"):
         getattr(Conf(), name)
+
+
+@pytest.mark.parametrize("value", [None, "", ["a", "b", "c"]])
+def test_the_cache_for_locks_is_an_alias(settings: Any, value: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"USING": value}
+    with pytest.raises(ImproperlyConfigured, match="USING must be the alias of a cache"):
+        _ = Conf().USING
 
 
 @pytest.mark.parametrize("value", [None, 5, b"lock:"])

@@ -18,6 +18,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from redis.exceptions import RedisError
 
 from ...aliases import lock_cache
+from ...conf import Conf
 from ...contention import Conflict
 from ...exceptions import TooFewReplicas
 from ...locking.interrupts import unwinding
@@ -93,7 +94,7 @@ class Command(BaseCommand):
             metavar="S",
             help="seconds the command has to end when it must, before it is killed; default: 10",
         )
-        add("--using", default="default", metavar="ALIAS", help="cache alias; default: default")
+        add("--using", metavar="ALIAS", help="cache alias; default: the setting USING")
         add("--shell", action="store_true", help="run a program; one argument: a line for /bin/sh")
         parser.set_defaults(command=[])
         parser.usage = "%(prog)s NAME [options] -- COMMAND [ARGS ...]"
@@ -142,6 +143,7 @@ class Command(BaseCommand):
         if options["timeout"] is not None:
             lifetime = {"timeout": options["timeout"], "renew": True}
         try:
+            options["using"] = options["using"] or Conf().USING
             return lock_cache(options["using"]).lock(
                 options["name"],
                 min_hold=options["min_hold"],
