@@ -273,7 +273,7 @@ def test_a_call_the_function_does_not_take_is_refused_as_usual() -> None:
         ({"on_conflict": print, "default": None}, "give either on_conflict or default"),
         ({"on_lost": "stop"}, 'on_lost must be callable or "terminate"'),
         ({"release": "commit"}, 'release must be "transaction" or "now"'),
-        ({"using": None}, "using must be the alias of a cache"),
+        ({"using": 5}, "using must be the alias of a cache"),
         ({"label": 5}, "label must be a str"),
         ({"group": 5}, "group must be a str or None"),
         ({"group": "a\nb"}, "group must have 1 to 200 printable characters"),
