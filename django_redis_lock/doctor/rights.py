@@ -21,12 +21,12 @@ LOCKING = (
     *("eval", "evalsha", "blpop", "time"),
     *("get", "set", "append", "del", "exists", "pttl", "pexpire", "persist"),
     *("hset", "hgetall", "rpush", "lindex"),
-    *("zadd", "zrem", "zcount", "zremrangebyscore"),
+    *("zadd", "zrem", "zcount", "zrangebyscore", "zremrangebyscore"),
 )
 #: What ``get_or_set`` needs beyond these.
 VALUES = ("xadd", "xread", "mget", "multi", "exec")
 #: What the admin and the command ``locks`` need beyond these.
-LISTING = ("zcard", "zrange", "zrangebyscore", "zrevrangebyscore")
+LISTING = ("zcard", "zrange", "zrevrangebyscore")
 #: What the figures need (the setting METRICS).
 COUNTING = ("hget", "hkeys", "hdel", "hincrby", "expire")
 #: What ``cache.clear()`` needs beyond these, to empty the database but for the locks.

@@ -104,17 +104,34 @@ local function vanished()
 end
 """
 
+# note(lifetime): the index knows when the lock ends. prune(): locks that ended by themselves leave
+# the index. One use in sixteen removes up to 64 of them, four for each that a use can add, so the
+# index stays small without a long script. A lock that another program has extended (redis-py does
+# not know the index) stays, with its true end.
+#
 # set_lock(token, lifetime, before): what every fresh holder starts from. Grants nobody took are
 # void, the owner of before is forgotten, the index knows when the lock ends. Returns ``vanished()``
 # if nobody held the lock before; who knows that somebody did need not have it. Lifetimes stay the
 # strings they came as: turning numbers into Redis's arguments costs more than the commands
 # themselves.
 _SET_LOCK = """
+local function prune()
+  local at = math.floor(now() / 1000)
+  for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', '(' .. at, 'LIMIT', 0, 64)) do
+    local left = redis.pcall('PTTL', key)
+    if type(left) ~= 'number' or left == -2 then
+      redis.call('ZREM', KEYS[6], key)
+    else
+      redis.call('ZADD', KEYS[6], left < 0 and '+inf' or at + left, key)
+    end
+  end
+end
 local function note(lifetime)
   if not KEYS[6] then return end
   local expiry = '+inf'
   if lifetime ~= '0' then expiry = string.format('%.0f', now() / 1000 + lifetime) end
   redis.call('ZADD', KEYS[6], expiry, KEYS[1])
+  if now() % 16 == 0 then prune() end
 end
 local function set_lock(token, lifetime, before)
   if lifetime == '0' then
@@ -368,9 +385,6 @@ if left >= 0 then
 else
   redis.call('PERSIST', KEYS[5])
 end
-if KEYS[6] then
-  redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', '(' .. math.floor(now() / 1000) - 3600000)
-end
 return left
 """,
     _NOW,
@@ -446,7 +460,8 @@ HELD = script(
     """
 local holder = redis.call('GET', KEYS[1])
 if not holder or untaken(holder) then return nil end
-return {holder, redis.call('PTTL', KEYS[1]), redis.call('HGETALL', KEYS[5]), now()}
+local owner = redis.pcall('HGETALL', KEYS[5])
+return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now()}
 """,
     _NOW,
     _UNTAKEN,

@@ -114,6 +114,40 @@ def test_the_index_may_be_wrong_about_the_end(client: redis.Redis) -> None:
     assert lock.ttl == pytest.approx(60, abs=5)
 
 
+def test_the_index_cleans_itself_with_each_use(client: redis.Redis) -> None:
+    """Locks taken for a moment and never released, nor renewed, nor listed: a usual throttle."""
+    dead = {f"dead {number}": number for number in range(2000)}
+    client.zadd(INDEX, dead)
+    lock = Lock(client, "throttle", timeout=60)
+    most, entries = 0, client.zcard(INDEX)
+    for _ in range(5000):
+        lock.acquire(token="chosen")
+        lock.release()
+        entries, before = client.zcard(INDEX), entries
+        most = max(most, before - entries)
+        if not entries:
+            break
+    assert entries == 0
+    assert most <= 64  # No script works for long.
+
+
+def test_a_lock_that_redis_py_extended_stays_on_the_index(client: redis.Redis) -> None:
+    hold(client, "extended", 60)
+    hold(client, "made to last", 60)
+    client.persist("made to last")
+    client.zadd(INDEX, {"extended": 1000, "made to last": 2000, "dead": 3000})
+    lock = Lock(client, "other", timeout=60)
+    for _ in range(1000):
+        with lock:
+            pass
+        if client.zscore(INDEX, "dead") is None:
+            break
+    (noted, forever) = client.zmscore(INDEX, ["extended", "made to last"])
+    assert noted == pytest.approx(time.time() * 1000 + 60_000, abs=10_000)
+    assert forever == float("inf")
+    assert client.zscore(INDEX, "dead") is None
+
+
 def test_two_prefixes_do_not_see_each_other(client: redis.Redis) -> None:
     hold(client, "one:a")
     hold(client, "two:b")
