@@ -14,6 +14,7 @@ from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
 from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
+from django_redis.util import CacheKey
 from redis.exceptions import ResponseError
 
 from .expiring import Expiring
@@ -226,7 +227,20 @@ class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[m
     def incr_version(
         self, key: str, delta: int = 1, version: int | None = None, client: Any = None
     ) -> Any:
-        return self.client.incr_version(key, delta, version, **self._by(client))
+        by = self._by(client)
+        try:
+            return self.client.incr_version(key, delta, version, **by)
+        except ValueError:
+            # To django-redis a value that is None is missing.
+            if self.client.get(key, _MISSING, version=version, **by) is _MISSING:
+                raise
+        version = self.version if version is None else version
+        original = key.original_key() if isinstance(key, CacheKey) else key
+        left = self.client.pttl(key, version=version, **by)
+        lifetime = None if left is None else left / 1000
+        self.client.set(original, None, lifetime, version + delta, **by)
+        self.client.delete(key, version, **by)
+        return version + delta
 
     @_guarded
     def incr(

@@ -218,7 +218,7 @@ class Computing(Reading):
             )
         return Producer(
             default if callable(default) else lambda: default,
-            self.client.encode,
+            self._encoded,
             self.client.decode,
             terms.lifetime(self._timeout(timeout)),
             int(terms.stale * 1000),
@@ -227,6 +227,11 @@ class Computing(Reading):
             check_group(group),
             self,
         )
+
+    def _encoded(self, value: Any) -> bytes | int:
+        """As Redis is to keep it. Serializers and compressors may give any buffer."""
+        encoded: bytes | int = self.client.encode(value)
+        return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
 
     def _timeout(self, timeout: float | None) -> float | None:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout

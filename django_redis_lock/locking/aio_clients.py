@@ -8,7 +8,6 @@ its loop ends.
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
@@ -31,7 +30,11 @@ from .topology import Topology
 
 __all__ = ["asyncio_client", "pool_of"]
 
-_clients: weakref.WeakKeyDictionary[Any, dict[Server, Any]] = weakref.WeakKeyDictionary()
+#: The clients of each event loop, and the generator that closes them. Plain dictionaries, each
+#: step of which is atomic: threads come and go with their loops. (Weak keys would not help: what is
+#: kept for a loop leads back to it.)
+_clients: dict[asyncio.AbstractEventLoop, dict[Server, Any]] = {}
+_closing: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
 
 
 def asyncio_client(client: Any) -> Any:
@@ -114,7 +117,6 @@ def _close_with_the_loop(clients: dict[Server, Any]) -> AsyncGenerator[None, Non
         try:
             yield
         finally:
-            # What is kept for the loop leads back to it, so that it would never go by itself.
             loop = asyncio.get_running_loop()
             _clients.pop(loop, None)
             _closing.pop(loop, None)
@@ -128,12 +130,9 @@ def _close_with_the_loop(clients: dict[Server, Any]) -> AsyncGenerator[None, Non
     return generator
 
 
-_closing: weakref.WeakKeyDictionary[Any, AsyncGenerator[None, None]] = weakref.WeakKeyDictionary()
-
-
 def _forget_closed_loops() -> None:
     """Of loops that were not ended in order nothing is kept either, nor their connections."""
-    for loop in list(_clients):
+    for loop in list(_clients):  # One step, whatever other threads do.
         if loop.is_closed():
             _clients.pop(loop, None)
             _closing.pop(loop, None)

@@ -196,7 +196,8 @@ return deleted
     LETTING_GO,
 )
 
-#: Let a value expire at a time, which may have passed: then it is deleted, and its flight ends.
+#: Let a value expire at a time. If that has passed, the value is deleted and its flight ends, also
+#: if there is no value yet.
 #:
 #: KEYS  the value's key, its flight
 #: ARGV  'EXPIREAT' or 'PEXPIREAT', the time
@@ -205,9 +206,11 @@ return deleted
 EXPIRE_AT = script(
     """
 local found = redis.call(ARGV[1], KEYS[1], ARGV[2])
-if found == 1 and redis.call('EXISTS', KEYS[1]) == 0 then let_go(KEYS[2]) end
+local unit = ARGV[1] == 'EXPIREAT' and 1000000 or 1000
+if ARGV[2] * unit <= now() then let_go(KEYS[2]) end
 return found
 """,
+    _NOW,
     LETTING_GO,
 )
 

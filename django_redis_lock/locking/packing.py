@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from .scripts import Call, Script
 
@@ -21,16 +22,28 @@ def pack(call: Call, *, known: bool = True) -> bytes:
     for arg in call.args:
         if isinstance(arg, bytes):
             parts.append(b"$%d\r\n%b\r\n" % (len(arg), arg))
+        elif type(arg) is int or (isinstance(arg, str) and len(arg) <= LONGEST_CACHED):
+            parts.append(_short(arg))
         else:
             parts.append(_bulk(arg))
     return b"".join(parts)
 
 
-@lru_cache(maxsize=256)
-def _bulk(arg: str | int) -> bytes:
-    """A text or a number. Lifetimes and the like come again and again."""
-    data = str(arg).encode()
+#: The longest text that is kept packed, in characters. Larger arguments would pile up in memory.
+LONGEST_CACHED = 64
+
+
+def _bulk(arg: Any) -> bytes:
+    """A text, a number (also of a subclass of ``int``, as an enumeration), or any buffer."""
+    if isinstance(arg, str):
+        data = arg.encode()
+    else:
+        data = b"%d" % arg if isinstance(arg, int) else bytes(arg)
     return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+#: Lifetimes, modes and the like come again and again. Only of exact types: True equals 1.
+_short = lru_cache(maxsize=256)(_bulk)
 
 
 def pack_all(calls: Sequence[Call]) -> bytes:

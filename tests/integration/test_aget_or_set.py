@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import sys
 import warnings
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -480,6 +481,20 @@ def test_of_those_who_wait_one_is_cancelled_and_the_others_wait_on(
         return await asyncio.gather(*tasks[1:])
 
     assert run(ask()) == [5, 5]
+
+
+def test_threads_with_short_lived_loops(cache: RedisCache) -> None:
+    """As under WSGI, where each call of ``async_to_sync`` makes a loop."""
+    cache.set("report", "there")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        found = in_threads(
+            6, lambda: [asyncio.run(cache.aget_or_set("report", "never")) for _ in range(40)]
+        )
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [["there"] * 40] * 6
 
 
 def test_nothing_is_left_open(cache: RedisCache, client: redis.Redis) -> None:

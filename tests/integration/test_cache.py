@@ -411,6 +411,25 @@ def test_nothing_to_set_or_delete_needs_no_redis(client: redis.Redis, redis_serv
     assert not [name for name in client.info("commandstats") if "eval" in name]
 
 
+@pytest.mark.parametrize("lifetime", [None, 60])
+@pytest.mark.parametrize(("method", "version"), [("incr_version", 3), ("decr_version", 1)])
+def test_none_changes_its_version_as_any_value(
+    redis_server: RedisServer,
+    client: redis.Redis,
+    method: str,
+    version: int,
+    lifetime: float | None,
+) -> None:
+    """As in Django; django-redis takes it for missing."""
+    cache = make(RedisCache, redis_server)
+    cache.set("nothing", None, lifetime, version=2)
+    assert getattr(cache, method)("nothing", version=2) == version
+    assert cache.get("nothing", "missing", version=version) is None
+    assert cache.get("nothing", "missing", version=2) == "missing"
+    left = client.pttl(f"site:{version}:nothing")
+    assert left == -1 if lifetime is None else 50_000 < left <= 60_000
+
+
 @pytest.mark.parametrize("method", ["incr_version", "decr_version"])
 def test_the_version_of_a_missing_key(redis_server: RedisServer, method: str) -> None:
     with pytest.raises(ValueError, match="new"):

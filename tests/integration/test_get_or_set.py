@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
+from django_redis.serializers.pickle import PickleSerializer
 
 from django_redis_lock import LockError, LockNotAcquired
 from django_redis_lock.cache import RedisCache
@@ -229,6 +230,37 @@ def test_values_are_kept_as_django_redis_keeps_them(
     raw = cache.client.get_client()
     assert raw.get(":1:ours") == raw.get(":1:theirs")
     assert cache.get_or_set("theirs", 1) == cache.get_or_set("ours", 1) == value
+
+
+class BufferSerializer(PickleSerializer):
+    """One that saves copying; ``form`` is what it gives."""
+
+    form: Callable[[bytes], Any] = memoryview
+
+    def dumps(self, value: Any) -> Any:
+        return type(self).form(super().dumps(value))
+
+
+class ByteArraySerializer(BufferSerializer):
+    form = bytearray
+
+
+class WideSerializer(BufferSerializer):
+    """Its buffer's length is not that of its bytes."""
+
+    @staticmethod
+    def form(data: bytes) -> memoryview:
+        padded = data + bytes(-len(data) % 8)  # Pickle reads up to its own end.
+        return memoryview(padded).cast("Q")
+
+
+@pytest.mark.parametrize("kind", [BufferSerializer, ByteArraySerializer, WideSerializer])
+def test_a_serializer_may_give_any_buffer(redis_server: RedisServer, kind: type) -> None:
+    cache = make(redis_server, SERIALIZER=f"{__name__}.{kind.__name__}")
+    value = {"rows": ["x" * 1000]}
+    assert cache.get_or_set("one", lambda: value) == value == cache.get("one")
+    found = cache.get_or_set_many(["many"], lambda keys: dict.fromkeys(keys, value))
+    assert found == {"many": value} == cache.get_many(["many"])
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ WRITES: dict[str, tuple[Write, Any]] = {
     ),
     "clear": (lambda c: c.clear(), None),
     "incr": (lambda c: c.incr("report", 3, ignore_key_check=True), 3),
+    "expire in the past": (lambda c: c.expire_at("report", datetime(2020, 1, 1)), None),
+    "pexpire in the past": (lambda c: c.pexpire_at("report", 1), None),
     "set, then delete": (lambda c: (c.set("report", "newer"), c.delete("report")), None),
     "delete, then set": (lambda c: (c.delete("report"), c.set("report", "newer")), "newer"),
 }
@@ -62,8 +64,6 @@ STALE_WRITES: dict[str, tuple[Write, Any]] = {
     "expire at once": (lambda c: c.expire("report", 0), None),
     "expire a day ago": (lambda c: c.expire("report", timedelta(days=-1)), None),
     "pexpire at once": (lambda c: c.pexpire("report", -1), None),
-    "expire in the past": (lambda c: c.expire_at("report", datetime(2020, 1, 1)), None),
-    "pexpire in the past": (lambda c: c.pexpire_at("report", 1), None),
     "expire": (lambda c: c.expire("report", timedelta(hours=1)), "older"),
     "expire in the future": (lambda c: c.expire_at("report", datetime(2200, 1, 1)), "older"),
     "touch": (lambda c: c.touch("report", 100), "older"),
@@ -79,6 +79,10 @@ OTHERS: dict[str, Write] = {
     "set nx for 0": lambda c: c.set("report", "newer", nx=True, timeout=0),
     "reading": lambda c: (c.get("report"), c.get_many(["report"]), c.has_key("report")),
     "touch": lambda c: (c.touch("report", 60), c.expire("report", 60), c.persist("report")),
+    "expire in the future": lambda c: (
+        c.expire_at("report", datetime(2200, 1, 1)),
+        c.pexpire_at("report", datetime(2200, 1, 1)),
+    ),
     "a lock of its name": lambda c: c.lock("report", timeout=60).acquire(),
 }
 
