@@ -33,7 +33,7 @@ class Colour(IntEnum):
         (True, b"1"),
         (Colour.RED, b"1"),
     ],
-    ids=repr,
+    ids=lambda value: value.hex() if isinstance(value, bytes) else type(value).__name__,
 )
 def test_an_argument_is_written_as_redis_reads_it(arg: Any, written: bytes) -> None:
     assert pack(Call(ECHO, (), (arg,))).endswith(b"\r\n$%d\r\n%b\r\n" % (len(written), written))
