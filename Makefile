@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test model lint messages bench clean
+.PHONY: help demo demo-check test model mutations lint messages bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test: $(INSTALLED) ## Run the test suite.
 
 model: | $(RUN) ## Check the model of the lock protocol; needs spin and gcc, takes minutes.
 	$(RUN) -m tests.model.checker $(ARGS)
+
+mutations: $(INSTALLED) ## Test the tests: each small change of a Lua script must make one fail; takes long.
+	$(RUN) -m tests.model.mutations $(ARGS)
 
 lint: $(INSTALLED) ## Check style and types.
 	$(RUN) -m ruff check

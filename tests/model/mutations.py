@@ -1,0 +1,440 @@
+"""Mutation testing of the Lua scripts: ``make mutations``.
+
+Each mutant is the package with one line of one script changed: a comparison swapped, a condition
+negated, a command, a key or a lifetime left out. The mutants are generated from the scripts as they
+are. The tests that matter for a script must fail with each of them; a mutant that passes is a fault
+that no test would find. Nothing in the checkout is changed: each process works on a copy of it.
+
+    make mutations ARGS="--list"                       the mutants, without running them
+    make mutations ARGS="--script ACQUIRE --script _TRY -j 2"
+    make mutations ARGS="--most 0"                     all mutants instead of a sample
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+__all__ = ["EQUIVALENT", "Block", "Mutant", "blocks", "files_for", "mutants"]
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "django_redis_lock"
+#: Percent of the mutants that must be caught.
+THRESHOLD = 95
+#: Not needed to run the tests of the scripts.
+NOT_COPIED = (".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache", "benchmarks")
+
+#: Which tests matter for which scripts (as patterns of their names), the quick ones first. They are
+#: found by file name, wherever in ``tests`` they are.
+TESTS = {
+    (
+        "ACQUIRE",
+        "LEAVE",
+        "TAKE_GRANT",
+        "RELEASE",
+        "RESET",
+        "RENEW",
+        "EXTEND",
+        "WATCH",
+        "HELD",
+        "CLOCK",
+    ): (
+        "test_lock_scripts.py",
+        "test_script_model.py",
+        "test_lock_model.py",
+        "test_lock.py",
+        "test_lock_redis_py.py",
+        "test_lock_waiting.py",
+        "test_lost_replies.py",
+    ),
+    ("VOTE",): (
+        "test_lock_scripts.py",
+        "test_redlock_decisions.py",
+        "test_redlock.py",
+        "test_redlock_faults.py",
+    ),
+    ("*FLIGHT", "STORE", "READ", "TAKE_OVER", "WRITE", "DELETE", "EXPIRE_AT", "LET_GO"): (
+        "test_flight_scripts.py",
+        "test_writes_end_flights.py",
+        "test_error_ttl.py",
+        "test_get_or_set.py",
+        "test_stale.py",
+    ),
+    ("LIST*", "DESCRIBE*", "WAITING", "NOTE"): (
+        "test_inventory_scripts.py",
+        "test_inventory.py",
+        "test_logging.py",
+    ),
+    ("*_FIGURES",): ("test_figure_scripts.py", "test_figures.py", "test_metrics.py"),
+}
+#: For scripts that are in none of the above.
+OTHER_TESTS = ("test_lock_scripts.py", "test_cache.py", "test_get_or_set.py", "test_inventory.py")
+
+#: Mutants that change nothing anybody could notice: (script, mutated line) -> why.
+EQUIVALENT: dict[tuple[str, str], str] = {}
+
+
+class Block(NamedTuple):
+    """Lua text in the package: a script, or functions that scripts share.
+
+    Attributes:
+        scripts: the scripts it is part of; its own name if it is one.
+    """
+
+    name: str
+    path: Path
+    lines: range
+    scripts: frozenset[str]
+
+
+class Mutant(NamedTuple):
+    """One changed line of a block; ``number`` is the line's in the file, from 0."""
+
+    block: Block
+    number: int
+    kind: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.block.name:16} {self.kind:11} {self.before.strip()}  =>  {self.after.strip()}"
+        )
+
+    @property
+    def reason(self) -> str | None:
+        """Why nobody could notice the change, if so."""
+        return EQUIVALENT.get((self.block.name, self.after.strip()))
+
+
+# -- where the scripts are -------------------------------------------------------------------------
+
+
+def blocks(root: Path = ROOT) -> list[Block]:
+    """All Lua in the package: strings assigned to a name at a module's top level."""
+    texts: dict[str, tuple[Path, range]] = {}
+    parts: dict[str, set[str]] = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        source = path.read_text()
+        if "redis.call" not in source:
+            continue
+        for node in ast.parse(source).body:
+            if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
+                continue
+            name, value = node.targets[0].id, node.value
+            is_script = isinstance(value, ast.Call) and getattr(value.func, "id", "") == "script"
+            text = value.args[0] if is_script else value  # type: ignore[attr-defined]
+            if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
+                continue
+            if is_script or "redis.call" in text.value:
+                texts[name] = path, range(text.lineno - 1, text.end_lineno or text.lineno)
+            if is_script:
+                used = {part.id for part in value.args[1:] if isinstance(part, ast.Name)}  # type: ignore[attr-defined]
+                parts[name] = used
+    return [
+        Block(
+            name,
+            path,
+            lines,
+            frozenset(
+                [name] if name in parts else [s for s, used in parts.items() if name in used]
+            ),
+        )
+        for name, (path, lines) in texts.items()
+    ]
+
+
+# -- what is changed -------------------------------------------------------------------------------
+
+
+def _each(pattern: str, *replacements: str) -> Callable[[str], Iterator[str]]:
+    """Replace each match on its own, with each of the replacements."""
+
+    def change(line: str) -> Iterator[str]:
+        for match in re.finditer(pattern, line):
+            for replacement in replacements:
+                yield line[: match.start()] + match.expand(replacement) + line[match.end() :]
+
+    return change
+
+
+def _swapped(pattern: str, **pairs: str) -> Callable[[str], Iterator[str]]:
+    """Replace each match by its counterpart."""
+
+    def change(line: str) -> Iterator[str]:
+        for match in re.finditer(pattern, line):
+            counterpart = pairs[match["it"]]
+            yield line[: match.start("it")] + counterpart + line[match.end("it") :]
+
+    return change
+
+
+def _without_a_key(line: str) -> Iterator[str]:
+    """A command on several keys leaves one of them out."""
+    for command in re.finditer(r"'(DEL|EXISTS)'((?:, KEYS\[\d\]){2,})", line):
+        for key in re.finditer(r", KEYS\[\d\]", command[2]):
+            start = command.start(2) + key.start()
+            yield line[:start] + line[start + len(key[0]) :]
+
+
+def _negated(line: str) -> Iterator[str]:
+    match = re.match(r"^(\s*(?:else)?if )(.+)( then\b.*)$", line)
+    if match and match[2].count("(") == match[2].count(")"):
+        yield f"{match[1]}not ({match[2]}){match[3]}"
+
+
+def _dropped(line: str) -> Iterator[str]:
+    """A command, an assignment to a name that exists, or a whole check."""
+    code = line.strip()
+    complete = code.count("(") == code.count(")") and code.count("{") == code.count("}")
+    is_statement = re.match(r"(redis\.p?call|[a-z_]+)\(.*\)$", code)
+    is_check = re.match(r"(if|elseif) .* then .* end$", code)
+    is_assignment = re.match(r"[a-z_]+(\[[^]]*\])?(, [a-z_]+)* = ", code)
+    if complete and (is_statement or is_check or is_assignment):
+        yield line[: len(line) - len(line.lstrip())] + "-- " + code
+
+
+KINDS: dict[str, Callable[[str], Iterator[str]]] = {
+    "drop": _dropped,
+    "comparison": _swapped(
+        r"(?<![<>=~])(?P<it>==|~=|<=|>=|<|>)(?!=)",
+        **{"==": "~=", "~=": "==", "<": "<=", "<=": "<", ">": ">=", ">=": ">"},
+    ),
+    "condition": _negated,
+    "logic": _swapped(r"\b(?P<it>and|or)\b", **{"and": "or", "or": "and"}),
+    "not": _each(r"\bnot (?!\()", ""),
+    "key": _without_a_key,
+    "lifetime": _each(r", 'PX', [^,)]+(\[\d\])?|, 'KEEPTTL'", ""),
+    "number": _each(r"(?<![\w.%\[])\d{4,}(?!\w)", "1"),
+    "answer": _swapped(
+        r"return \{?(?P<it>-?\d)\b",
+        **{"0": "1", "1": "0", "2": "1", "3": "1", "-1": "1", "-2": "1"},
+    ),
+    "arithmetic": _swapped(
+        r"(?<= )(?P<it>[-+*/]|math\.max|math\.min)(?=[ (])",
+        **{"+": "-", "-": "+", "*": "/", "/": "*", "math.max": "math.min", "math.min": "math.max"},
+    ),
+    "bound": _each(r"'\(' \.\. ", ""),
+    "literal": _swapped(r"(?P<it>''|'0'|'1'|'\+inf'|'RPUSH'|'REV'|'!')", **{
+        "''": "'x'", "'0'": "'1'", "'1'": "'0'", "'+inf'": "'-inf'", "'RPUSH'": "'LPUSH'",
+        "'REV'": "'NX'", "'!'": "'?'",
+    }),
+}  # fmt: skip
+
+
+def mutants(block: Block, most: int = 0) -> list[Mutant]:
+    """The mutants of a block; at most ``most`` of them (0: all), spread over lines and kinds."""
+    source = block.path.read_text().splitlines()
+    found: dict[tuple[int, str], Mutant] = {}
+    for number in block.lines:
+        line = source[number]
+        code, dashes, comment = line.partition("  --")
+        if not code.strip() or code.lstrip().startswith(("--", "#")):
+            continue
+        for kind, change in KINDS.items():
+            for changed in change(code):
+                after = changed + dashes + comment
+                found.setdefault((number, after), Mutant(block, number, kind, line, after))
+    return _sample(list(found.values()), most)
+
+
+def _sample(all_of_them: list[Mutant], most: int) -> list[Mutant]:
+    """Always the same for the same text: those of lines and kinds that come seldom first."""
+    if not most or len(all_of_them) <= most:
+        return all_of_them
+    left = sorted(all_of_them, key=lambda m: hashlib.sha1(f"{m.before}{m.after}".encode()).digest())
+    seen: Counter[object] = Counter()
+    chosen = []
+    while len(chosen) < most:
+        next_one = min(left, key=lambda m: (seen[m.number], seen[m.kind]))
+        left.remove(next_one)
+        seen.update((next_one.number, next_one.kind))
+        chosen.append(next_one)
+    return sorted(chosen, key=lambda m: m.number)
+
+
+# -- what must catch it ----------------------------------------------------------------------------
+
+
+def files_for(block: Block, root: Path = ROOT) -> list[str]:
+    """The test files that matter for a block, as paths from ``root``, the quick ones first."""
+    chosen = [
+        files
+        for patterns, files in TESTS.items()
+        if any(fnmatchcase(script, pattern) for script in block.scripts for pattern in patterns)
+    ]
+    names = dict.fromkeys(name for files in chosen or [OTHER_TESTS] for name in files)
+    found = (next((root / "tests").rglob(name), None) for name in names)
+    return [str(path.relative_to(root)) for path in found if path is not None]
+
+
+class Outcome(NamedTuple):
+    """What the tests said. ``caught_by``: a test, ``time-out`` or empty."""
+
+    mutant: Mutant
+    caught_by: str
+    seconds: float
+
+
+class Workshop:
+    """Copies of the tree, one for each thread, to run tests in."""
+
+    def __init__(self, folder: Path, timeout: float) -> None:
+        self._folder, self._timeout = folder, timeout
+        self._own = threading.local()
+        self._interrupted = False
+
+    def run_unchanged(self, files: Iterable[str]) -> str:
+        """The first test that fails without any mutant; empty if none does."""
+        return self._run(self._copy(), list(files), self._timeout * 3)
+
+    def run(self, mutant: Mutant) -> Outcome:
+        began = time.monotonic()
+        copy = self._copy()
+        path = copy / mutant.block.path.relative_to(ROOT)
+        original = path.read_text()
+        lines = original.splitlines(keepends=True)
+        lines[mutant.number] = mutant.after + "\n"
+        path.write_text("".join(lines))
+        try:
+            caught_by = self._run(copy, files_for(mutant.block), self._timeout)
+        finally:
+            path.write_text(original)
+        return Outcome(mutant, caught_by, time.monotonic() - began)
+
+    def _copy(self) -> Path:
+        if not hasattr(self._own, "copy"):
+            copy = self._folder / f"copy-{threading.get_ident()}"
+            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
+            self._own.copy = copy
+        return self._own.copy  # type: ignore[no-any-return]
+
+    def _run(self, copy: Path, files: list[str], timeout: float) -> str:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        tests = subprocess.Popen(
+            [*command, "-p", "no:xdist", "--tb=no", *files],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            said, _ = tests.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return "time-out"
+        finally:
+            _end(tests)
+        if tests.returncode == 0:
+            return ""
+        failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+)(?: |$)", said, re.MULTILINE)
+        return failed[1] if failed else f"exit code {tests.returncode}: {said[-200:]}"
+
+
+def _end(tests: subprocess.Popen[str]) -> None:
+    """End the tests, and the servers and processes they have started."""
+    if tests.poll() is not None:
+        return
+    with suppress(psutil.NoSuchProcess):
+        started = psutil.Process(tests.pid).children(recursive=True)
+        tests.send_signal(signal.SIGINT)  # They end their servers and remove their folders.
+        with suppress(subprocess.TimeoutExpired):
+            tests.communicate(timeout=15)
+        for process in [*started, psutil.Process(tests.pid) if tests.poll() is None else None]:
+            if process is not None:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+    tests.wait()
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def main(argv: list[str]) -> int:
+    options = _options(argv)
+    wanted = [
+        block
+        for block in blocks()
+        if not options.script or any(fnmatchcase(block.name, each) for each in options.script)
+    ]
+    chosen = [mutant for block in wanted for mutant in mutants(block, options.most)]
+    known = {(m.block.name, m.after.strip()) for block in blocks() for m in mutants(block)}
+    for name, line in EQUIVALENT.keys() - known:
+        print(f"No such mutant any more: {name}: {line}")
+    if options.list:
+        for mutant in chosen:
+            print(f"{mutant}{'  (equivalent)' if mutant.reason else ''}")
+        print(f"{len(chosen)} mutants of {len(wanted)} scripts and parts of scripts")
+        return 0
+    tried = [mutant for mutant in chosen if not mutant.reason]
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        workshop = Workshop(Path(folder), options.timeout)
+        files = dict.fromkeys(file for block in wanted for file in files_for(block))
+        failed = workshop.run_unchanged(files)
+        if failed:
+            print(f"Without any mutant the tests fail: {failed}")
+            return 2
+        outcomes = []
+        with ThreadPoolExecutor(options.jobs) as pool:
+            try:
+                for outcome in pool.map(workshop.run, tried):
+                    outcomes.append(outcome)
+                    said = f"caught {outcome.caught_by}" if outcome.caught_by else "SURVIVED"
+                    print(f"{outcome.seconds:4.0f} s  {outcome.mutant}\n        {said}", flush=True)
+            except KeyboardInterrupt:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return _report(outcomes, options.threshold, len(chosen) - len(tried))
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="mutations", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
+    parser.add_argument("--script", action="append", help="a script, or a pattern; may be repeated")
+    parser.add_argument("--most", type=int, default=10, help="mutants of each script; 0 for all")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at the same time")
+    parser.add_argument("--timeout", type=float, default=180, help="seconds for each mutant")
+    parser.add_argument("--threshold", type=float, default=THRESHOLD, help="percent to be caught")
+    return parser.parse_args(argv)
+
+
+def _report(outcomes: list[Outcome], threshold: float, equivalent: int) -> int:
+    scores: dict[str, list[bool]] = defaultdict(list)
+    for outcome in outcomes:
+        scores[outcome.mutant.block.name].append(bool(outcome.caught_by))
+    print(f"\n{'script':18} {'mutants':>8} {'caught':>7}")
+    for name, caught in scores.items():
+        print(f"{name:18} {len(caught):8} {sum(caught):7}")
+    survivors = [outcome for outcome in outcomes if not outcome.caught_by]
+    for outcome in survivors:
+        print(f"SURVIVED {outcome.mutant}")
+    score = 100 * (1 - len(survivors) / max(1, len(outcomes)))
+    total = f"{len(outcomes)} mutants, {len(outcomes) - len(survivors)} caught"
+    print(f"{total}: {score:.1f} %; {equivalent} more are equivalent")
+    return int(score < threshold)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

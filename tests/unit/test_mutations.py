@@ -1,0 +1,42 @@
+"""The mutants of the Lua scripts: that there are some of each script, and that they are run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from django_redis_lock.locking import scripts
+from tests.model.mutations import Workshop, blocks, files_for, mutants
+
+
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.name)
+def test_each_script_has_mutants_and_tests_to_catch_them(block) -> None:
+    found = mutants(block)
+    assert found or len(block.lines) <= 3, "a longer script without anything to change?"
+    assert files_for(block)
+    for mutant in found:
+        assert mutant.number in block.lines
+        assert mutant.before != mutant.after
+    sample = mutants(block, most=10)
+    assert len(sample) == min(10, len(found))
+    assert sample == mutants(block, most=10)
+
+
+def test_all_scripts_are_found() -> None:
+    known = {name for name in scripts.__all__ if isinstance(getattr(scripts, name), scripts.Script)}
+    assert known <= {block.name for block in blocks()}
+    shared = next(block for block in blocks() if block.name == "_REGISTER")
+    assert {"ACQUIRE", "WATCH"} <= shared.scripts
+
+
+@pytest.mark.slow
+def test_a_mutant_is_caught_and_the_checkout_stays_as_it_is(tmp_path: Path) -> None:
+    release = next(block for block in blocks() if block.name == "RELEASE")
+    before = release.path.read_bytes()
+    mutant = mutants(release)[-1]
+    assert "return 0" in mutant.after
+    workshop = Workshop(tmp_path, timeout=120)
+    assert workshop.run(mutant).caught_by
+    assert release.path.read_bytes() == before
+    assert not workshop.run_unchanged([str(Path("tests", "unit", "test_keys.py"))])
