@@ -25,7 +25,8 @@ class LockReference:
         waiters: until when each registered waiter counts as alive.
         fence, attempt: what the fence key holds; None and empty if there is no such key.
         last_fence: the greatest fence given out, which no script may fall behind.
-        index: when each lock on the index ends.
+        index: when each lock on the index ends. Locks that ended without a release are left out:
+            any script may drop them.
     """
 
     alive: float
@@ -109,9 +110,6 @@ class LockReference:
             self.index[self.name] = ends
         self.owner = {**self.owner, **fields, b"seen": b""}
         self._describe()
-        for lock, end in tuple(self.index.items()):
-            if end < now - 3600:
-                del self.index[lock]
         return True
 
     def extend(self, token: bytes, seconds: float, replace: bool, attempt: bytes) -> int:
