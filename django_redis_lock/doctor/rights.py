@@ -24,7 +24,7 @@ LOCKING = (
     *("zadd", "zrem", "zcount", "zrangebyscore", "zremrangebyscore"),
 )
 #: What ``get_or_set`` needs beyond these.
-VALUES = ("xadd", "xread", "mget", "multi", "exec")
+VALUES = ("xadd", "xread", "mget", "multi", "exec", "strlen", "getrange")
 #: What the admin and the command ``locks`` need beyond these.
 LISTING = ("zcard", "zrange", "zrevrangebyscore")
 #: What the figures need (the setting METRICS).
@@ -40,6 +40,8 @@ TRIED = (
     ("GET", "@1"),
     ("APPEND", "@1", "."),
     ("EXISTS", "@1"),
+    ("STRLEN", "@1"),
+    ("GETRANGE", "@1", "0", "0"),
     ("PTTL", "@1"),
     ("PERSIST", "@1"),
     ("PEXPIRE", "@1", "5000"),

@@ -18,9 +18,13 @@ from ..locking.scripts import Call
 from ..locking.server import Server
 from .steps import Producer, Run, Steps
 
-__all__ = ["Landing", "run_or_end"]
+__all__ = ["NOTHING", "Landing", "Seen", "run_or_end"]
 
 logger = logging.getLogger("django_redis_lock.flights")
+
+#: What was at a value's key when its flight began: digest and expiry, as the scripts give them.
+Seen = Sequence[bytes | str]
+NOTHING: Seen = ("", "0")
 
 #: Milliseconds the end of a flight can be read after it: a follower may be late to its stream.
 STREAM_LIFETIME = 10_000
@@ -39,20 +43,22 @@ class Landing(NamedTuple):
     token: bytes
     timeout: float
 
-    def store(self, kept: Mapping[bytes, bytes | int], producer: Producer, missing: bool) -> Steps:
+    def store(
+        self, kept: Mapping[bytes, bytes | int], producer: Producer, replaced: Mapping[bytes, Seen]
+    ) -> Steps:
         """End the flights, each with its value if there is one, in one trip and if Redis can be
         reached: a computed value is not lost because it cannot.
 
         Args:
             kept: the values as Redis is to keep them.
-            missing: there was no value when the flights began.
+            replaced: what was there when the flights began, by key; nothing, if left out.
 
         Returns: for each whether it was the leader's still; None: not known.
         """
-        about = (producer.lifetime, STREAM_LIFETIME, int(missing))
+        about = (producer.lifetime, STREAM_LIFETIME)
         calls = tuple(
-            Call(STORE, _keys(key, self.token), (self.token, kept[key], *about))
-            if key in kept
+            Call(STORE, _keys(key, self.token), (self.token, kept[key], *about, *seen))
+            if key in kept and (seen := replaced.get(key) or NOTHING)
             else _ending(key, self.token)
             for key in self.keys
         )

@@ -20,7 +20,7 @@ from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
 from ..locking.server import Server
 from .aboard import being_computed, computing
-from .landing import Landing, run_or_end
+from .landing import NOTHING, Landing, Seen, run_or_end
 from .renewal import FlightRenewal
 from .steps import (
     LOOK_EVERY,
@@ -86,11 +86,12 @@ class Several:
                 if not is_outage(error):  # Some of the flights may have been taken.
                     yield from self._landing(keys).fail()
                 raise CoordinationError from error
-            led, failed, streams, look_again = [], None, {}, time.monotonic() + LOOK_EVERY
+            led: dict[bytes, Seen] = {}
+            failed, streams, look_again = None, {}, time.monotonic() + LOOK_EVERY
             there: dict[bytes, Any] = {}
             for key, (status, *news) in zip(keys, replies, strict=True):
                 if int(status) == 1:
-                    led.append(key)
+                    led[key] = news
                 elif int(status) == 2:
                     there[key] = news[0]
                 elif int(status) == 3:
@@ -102,7 +103,7 @@ class Several:
             if followed and shared and failed is None:
                 tell_shared(self._server, self._terms, values=shared)
             if led:
-                found.update((yield from self._lead(led, missing=True)))
+                found.update((yield from self._lead(led)))
             # Not before those that others wait for are computed: it may fail.
             found.update((key, self._terms.decode(value)) for key, value in there.items())
             if failed is not None:
@@ -118,19 +119,20 @@ class Several:
     def compute_anyway(self, keys: list[bytes]) -> Steps:
         """The values, computed here although others compute them."""
         lifetime = milliseconds(self._flight_timeout)
-        taking = (Call(TAKE_OVER, (flight_key(key),), (self._token, lifetime)) for key in keys)
+        taking = (Call(TAKE_OVER, (key, flight_key(key)), (self._token, lifetime)) for key in keys)
         try:
-            yield from run_or_end(keys, self._token, *taking)
+            replaced = yield from run_or_end(keys, self._token, *taking)
         except (RedisError, OSError):
-            pass  # Then nothing can be stored either, which is said there.
-        return (yield from self._lead(keys))
+            replaced = [NOTHING] * len(keys)  # Nothing can be stored either, which is said there.
+        return (yield from self._lead(dict(zip(keys, replaced, strict=True))))
 
     def _taking(self, key: bytes) -> Call:
         args = (self._token, milliseconds(self._flight_timeout), self._terms.stale)
         return Call(TAKE_FLIGHT, (key, flight_key(key)), args)
 
-    def _lead(self, keys: list[bytes], missing: bool = False) -> Steps:
-        """The values of the keys this caller leads; ``missing`` as in ``Flights``."""
+    def _lead(self, replaced: dict[bytes, Seen]) -> Steps:
+        """The values of the keys this caller leads, each with what was there when it began."""
+        keys = list(replaced)
         alive = (self._token, self._flight_timeout, self)
         flights = [FlightRenewal(self._server, key, *alive, self._terms.group) for key in keys]
         try:
@@ -146,7 +148,7 @@ class Several:
         finally:
             for flight in flights:
                 keeper().discard(flight)
-        yield from self._landing(keys).store(kept, self._terms, missing)
+        yield from self._landing(keys).store(kept, self._terms, replaced)
         return values
 
     def _landing(self, keys: list[bytes]) -> Landing:

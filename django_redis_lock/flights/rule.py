@@ -20,7 +20,7 @@ from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
 from ..locking.server import Server
 from .aboard import Aboard, Place, Speaker, being_computed, board, computing, land
-from .landing import Landing, run_or_end
+from .landing import NOTHING, Landing, Seen, run_or_end
 from .renewal import FlightRenewal
 from .steps import (
     FOUND,
@@ -113,14 +113,15 @@ class Flights:
         if alone:
             return (yield from self._compute(key, producer))[0]
         token = new_token()
-        taking = Call(TAKE_OVER, (flight_key(key),), (token, self._lifetime))
+        taking = Call(TAKE_OVER, (key, flight_key(key)), (token, self._lifetime))
+        replaced = NOTHING
         try:
-            yield from run_or_end([key], token, taking)
+            [replaced] = yield from run_or_end([key], token, taking)
         except (RedisError, OSError) as error:
             logger.warning("Could not take over the flight of %s: %s", printable(key), error)
         aboard = Aboard(self._event())
         flight = self._flight(key, token, aboard, producer)
-        return (yield from self._lead(flight, aboard, producer))
+        return (yield from self._lead(flight, aboard, producer, replaced))
 
     def refresh(self, key: bytes, old: Any, producer: Producer, background: bool) -> Steps:
         """A stale value computed anew, unless somebody does that already; otherwise the old one.
@@ -142,7 +143,7 @@ class Flights:
             return producer.decode(old)
         aboard = Aboard(self._event())
         flight = self._flight(key, token, aboard, producer)
-        refreshing = self._lead_or_keep(flight, aboard, old, producer)
+        refreshing = self._lead_or_keep(flight, aboard, old, producer, news)
         if not background:
             return (yield from refreshing)
         if not (yield Depart(refreshing, flight)):
@@ -151,10 +152,10 @@ class Flights:
         return producer.decode(old)
 
     def _lead_or_keep(
-        self, flight: FlightRenewal, aboard: Aboard, old: Any, producer: Producer
+        self, flight: FlightRenewal, aboard: Aboard, old: Any, producer: Producer, replaced: Seen
     ) -> Steps:
         try:
-            return (yield from self._lead(flight, aboard, producer))
+            return (yield from self._lead(flight, aboard, producer, replaced))
         except ProducerFailed as failed:
             if not isinstance(failed.error, Exception):
                 raise
@@ -163,12 +164,12 @@ class Flights:
             return producer.decode(old)
 
     def _lead(
-        self, flight: FlightRenewal, aboard: Aboard, producer: Producer, missing: bool = False
+        self, flight: FlightRenewal, aboard: Aboard, producer: Producer, replaced: Seen
     ) -> Steps:
         """The value, computed and stored; and for those aboard what they may have of it.
 
         Args:
-            missing: there was no value when the flight began.
+            replaced: what was at its key when the flight began.
         """
         key, token = flight.key, flight.token
         try:
@@ -181,7 +182,9 @@ class Flights:
         finally:  # However it ends: a flight that is renewed for ever would be followed for ever.
             keeper().discard(flight)
         aboard.asked += 1
-        [stored] = yield from self._landing(key, token).store({key: kept}, producer, missing)
+        [stored] = yield from self._landing(key, token).store(
+            {key: kept}, producer, {key: replaced}
+        )
         if stored is False:
             # A write or a delete came in between: what we computed is for our caller alone.
             logger.info("%s was written while it was computed; not stored", printable(key))
@@ -230,34 +233,34 @@ class Flights:
             return value
         token = new_token()
         try:
-            outcome = yield from self._find(key, token, aboard, producer, deadline)
+            outcome, replaced = yield from self._find(key, token, aboard, producer, deadline)
         except (RedisError, OSError) as error:
             aboard.outage = error
             raise CoordinationError from error
         if outcome is LEAD:
-            missing = producer.stale == 0  # Else a stale one may have been there.
             flight = self._flight(key, token, aboard, producer)
-            return (yield from self._lead(flight, aboard, producer, missing))
+            return (yield from self._lead(flight, aboard, producer, replaced))
         return outcome
 
     def _find(
         self, key: bytes, token: bytes, aboard: Aboard, producer: Producer, deadline: float
     ) -> Steps:
-        """LEAD, FOUND as soon as Redis keeps a value at ``key``, or TOO_LATE."""
+        """LEAD and what is there to be replaced; FOUND as soon as Redis keeps a value at ``key``;
+        or TOO_LATE."""
         while True:
             aboard.asked += 1
             take = partial(self._take, key, token, producer)
             following = aboard.computed
             status, *news = yield from (outlasting(self._server, take) if following else take())
             if status == 1:
-                return LEAD
+                return LEAD, news
             if status == 2:
                 aboard.found = news[0]
-                return FOUND
+                return FOUND, NOTHING
             if status == 3:
                 raise ComputationFailed(text(news[0]))
             if time.monotonic() >= deadline:
-                return TOO_LATE
+                return TOO_LATE, NOTHING
             leader, pttl = news
             look_again = time.monotonic() + min(LOOK_EVERY, max(int(pttl), 1) / 1000)
             aboard.computed = True

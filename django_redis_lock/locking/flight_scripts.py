@@ -37,16 +37,51 @@ local function let_go(flight)
 end
 """
 
+# seen(key): what tells the value at `key` from one that is written later: a digest ('' if there is
+# none), and when it expires (server ms; 0 never). Of a large value the digest covers the length and
+# both ends only, so that it costs no more than 20 microseconds.
+#
+# unchanged(key, digest, at): whether nobody has written or deleted the value since it was seen so.
+# A large one's expiry counts too, give or take what clocks and scripts take.
+_SEEN = """
+local function seen(key)
+  local left = redis.call('PTTL', key)
+  if left == -2 then return '', '0' end
+  local length, digest = redis.pcall('STRLEN', key), 'not a string'
+  if type(length) == 'number' then
+    if length <= 8192 then
+      digest = redis.sha1hex(redis.call('GET', key))
+    else
+      local head = redis.call('GETRANGE', key, 0, 4095)
+      local tail = redis.call('GETRANGE', key, -4096, -1)
+      digest = length .. ':' .. redis.sha1hex(head .. tail)
+    end
+  end
+  return digest, left < 0 and '0' or string.format('%.0f', now() / 1000 + left)
+end
+
+local function unchanged(key, digest, at)
+  if redis.call('EXISTS', key) == 0 then
+    return digest == '' or (at ~= '0' and tonumber(at) <= now() / 1000 + 100)
+  end
+  if digest == '' then return false end
+  local digest_now, at_now = seen(key)
+  return digest_now == digest and (#digest == 40 or math.abs(at_now - at) <= 100)
+end
+"""
+
 #: Start the computation of a missing or stale cache value, or learn who computes it.
 #:
 #: KEYS  the value's key, its flight
 #: ARGV  token, lifetime of the flight, the value's remaining lifetime up to which it is stale (0:
 #:       it never is)
 #: returns {2, value} it is there after all, {1} this caller leads,
+#:         {1, digest, expiry} it leads, and there is a stale value: see seen,
 #:         {0, the leader's token, remaining lifetime of its flight}, or
 #:         {3, message} the last computation has just failed and nobody is to try again yet
 #: atomic because of two callers that both find nothing only one may lead (invariant C1).
-TAKE_FLIGHT = script("""
+TAKE_FLIGHT = script(
+    """
 local value = redis.call('GET', KEYS[1])
 if value then
   local left = redis.call('PTTL', KEYS[1])
@@ -56,22 +91,26 @@ local leader = redis.call('GET', KEYS[2])
 if leader and string.sub(leader, 1, 1) == '!' then return {3, string.sub(leader, 2)} end
 if leader and leader ~= ARGV[1] then return {0, leader, redis.call('PTTL', KEYS[2])} end
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+if value then return {1, seen(KEYS[1])} end
 return {1}
-""")
+""",
+    _NOW,
+    _SEEN,
+)
 
-#: Store what the leader computed, unless a write or a delete has ended its flight meanwhile; tell
-#: the followers.
+#: Store what the leader computed, unless a write or a delete has ended its flight meanwhile, or the
+#: value was changed by somebody who knows nothing of flights; tell the followers.
 #:
 #: KEYS  the value's key, its flight, the stream of this flight
 #: ARGV  token, value, the value's lifetime (0 none, negative: do not keep it at all), lifetime of
-#:       the stream, '1' if there was no value when the flight began: one that is there now was
-#:       written by somebody who knows nothing of flights, and is newer
-#: returns 1 stored, 0 not this leader's flight any more, or there is a newer value
+#:       the stream, digest and expiry of the value that was there when the flight began (see seen)
+#: returns 1 stored, 0 not this leader's flight any more, or somebody else changed the value
 #: atomic because a write between the check and the store would be overwritten (invariant C2).
-STORE = script("""
+STORE = script(
+    """
 local mine = redis.call('GET', KEYS[2]) == ARGV[1]
 local outcome = 'ended'
-if mine and ARGV[5] == '1' and redis.call('EXISTS', KEYS[1]) == 1 then
+if mine and not unchanged(KEYS[1], ARGV[5], ARGV[6]) then
   redis.call('DEL', KEYS[2])
   mine = false
 end
@@ -90,7 +129,10 @@ end
 redis.call('XADD', KEYS[3], '*', 'outcome', outcome)
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 return mine and 1 or 0
-""")
+""",
+    _NOW,
+    _SEEN,
+)
 
 #: The leader has no value to give: its computation failed.
 #:
@@ -125,12 +167,18 @@ return value and {value, redis.call('PTTL', KEYS[1])}
 
 #: Lead from now on, whoever led.
 #:
-#: KEYS  the flight        ARGV  token, lifetime
-#: returns 1
-TAKE_OVER = script("""
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return 1
-""")
+#: KEYS  the value's key, its flight
+#: ARGV  token, lifetime
+#: returns {digest, expiry} of the value it is to replace (see seen)
+#: atomic because a write between the two would count as older.
+TAKE_OVER = script(
+    """
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+return {seen(KEYS[1])}
+""",
+    _NOW,
+    _SEEN,
+)
 
 #: Keep a flight alive while its leader computes, and say who that is. A flight that has ended
 #: leaves the index by itself: at its end, with the next flight that is renewed.
