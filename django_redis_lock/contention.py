@@ -24,8 +24,6 @@ from django.utils.translation import ngettext
 
 from .conf import Conf
 from .exceptions import LockNotAcquired
-from .locking.aio import AsyncLock
-from .locking.lock import Lock
 from .locking.owner import Held, Owner
 
 __all__ = [
@@ -41,6 +39,11 @@ __all__ = [
 
 TEMPLATE = "django_redis_lock/conflict.html"
 
+#: Seconds after which to try again where nothing is known of the holder.
+RETRY_AFTER = 2
+#: The longest such times: a guess from how long the lock has been held so far, and any.
+LONGEST_GUESS, LONGEST_RETRY = 60.0, 3600.0
+
 
 @dataclass(frozen=True)
 class Conflict:
@@ -53,6 +56,7 @@ class Conflict:
             it never expires.
         held_for: seconds it has been held, if the holder has said so.
         using: the alias of the cache it is in.
+        retry_after: whole seconds after which trying again makes sense, from 1 to 3600.
     """
 
     name: str
@@ -60,27 +64,29 @@ class Conflict:
     ttl: float | None = None
     held_for: float | None = None
     using: str = "default"
+    retry_after: int = RETRY_AFTER
 
     @classmethod
-    def over(cls, lock: Lock, name: str, using: str = "default") -> Conflict:
-        """Ask Redis who is in the way."""
-        return cls._over(name, lock.held(), using)
-
-    @classmethod
-    async def aover(cls, lock: AsyncLock, name: str, using: str = "default") -> Conflict:
-        """As ``over``, for asyncio."""
-        return cls._over(name, await lock.held(), using)
-
-    @classmethod
-    def _over(cls, name: str, held: Held | None, using: str) -> Conflict:
+    def of(
+        cls,
+        name: str,
+        held: Held | None,
+        using: str = "default",
+        retry_after: float | None = None,
+        usual_hold: float | None = None,
+    ) -> Conflict:
+        """
+        Args:
+            held: who holds the lock, as ``lock.held()`` says; None if it is not known.
+            retry_after: seconds, as the code that wants the lock has chosen them.
+            usual_hold: seconds for which such locks are held on average, where that is known.
+        """
+        if retry_after is None:
+            retry_after = _retry_after(held, usual_hold)
+        seconds = max(1, math.ceil(min(retry_after, LONGEST_RETRY)))
         if held is None:
-            return cls(name, using=using)
-        return cls(name, held.owner, held.ttl, held.held_for, using)
-
-    @property
-    def retry_after(self) -> int:
-        """Whole seconds after which trying again makes sense, from 1 to 3600."""
-        return max(1, min(3600, math.ceil(min(self.ttl or 0.0, 3600.0))))
+            return cls(name, using=using, retry_after=seconds)
+        return cls(name, held.owner, held.ttl, held.held_for, using, seconds)
 
     def __str__(self) -> str:
         # In one line, whatever a lock or its holder is called.
@@ -148,8 +154,28 @@ class Conflict:
         return CommandError(self.line(), returncode=exit_code)
 
     def error(self) -> LockNotAcquired:
-        ttl = None if self.ttl is None or math.isinf(self.ttl) else self.ttl
-        return LockNotAcquired(str(self), self.name, self.holder, ttl, self.held_for)
+        return LockNotAcquired(
+            str(self), self.name, self.holder, float(self.retry_after), self.held_for
+        )
+
+
+def _retry_after(held: Held | None, usual_hold: float | None) -> float:
+    """Seconds after which the lock is probably free.
+
+    The lifetime left says little: while its holder lives, it is renewed again and again. It counts
+    only where nobody renews it, or where its renewal is overdue, so that the holder may be dead.
+    """
+    if held is None:
+        return RETRY_AFTER
+    if held.overdue or held.resting:
+        return held.ttl
+    held_for = held.held_for or 0.0
+    if usual_hold is not None and held_for < usual_hold:
+        left = usual_hold - held_for
+    else:  # The longer it has been held, the longer it may still take.
+        left = max(RETRY_AFTER, min(held_for, LONGEST_GUESS))
+    is_last = held.held_for is not None and not held.renews
+    return min(left, held.ttl) if is_last else left
 
 
 def _seconds(seconds: float) -> str:

@@ -69,6 +69,9 @@ def locked(target: Any = None, /, **options: Any) -> Any:
             event loop), when the lock is lost while the work goes on. ``"terminate"``, for
             commands: end the command with ``lost_exit_code``.
         status_code: of the answer to a request.
+        retry_after: seconds after which others are told to try again (``Retry-After``,
+            ``retry_task``); left out, how long this process has usually held such locks, and 2
+            where that is not known.
         exit_code: of a command that finds the lock taken; 0: it is skipped.
         lost_exit_code: of a command that was ended because it lost its lock.
         label: what the lock is for, as shown in the admin; left out, the dotted name.

@@ -74,7 +74,9 @@ class LockNotAcquired(LockError):
     """The lock is held by another, and the time allowed for waiting is over.
 
     Attributes:
-        retry_after (float | None): seconds until the present holder's lifetime runs out, if known.
+        retry_after (float | None): seconds after which to try again. From ``locked()``: as
+            ``Conflict.retry_after``; from a lock itself: until the present holder's lifetime runs
+            out, None if that is not known.
         held_for (float | None): seconds the holder has had it, if known.
     """
 

@@ -48,6 +48,7 @@ class LockOptions(TypedDict, total=False):
     on_conflict: OnConflict | None
     on_lost: Callable[[], Any] | Literal["terminate"] | None
     status_code: int
+    retry_after: float | None
     exit_code: int
     lost_exit_code: int
     label: str | None
@@ -79,6 +80,7 @@ class Options:
     on_lost: Callable[[], Any] | str | None = None
     default: Any = MISSING
     status_code: int = 409
+    retry_after: float | None = None
     exit_code: int = 1
     lost_exit_code: int = 76  # As run_locked's.
     label: str | None = None
@@ -141,6 +143,7 @@ class Options:
         check_seconds("blocking_timeout", self.blocking_timeout, zero=True, none=endless)
         check_seconds("min_hold", self.min_hold, zero=True)
         check_seconds("max_hold", self.max_hold, none="no end to its renewal")
+        check_seconds("retry_after", self.retry_after, none="the time such locks are usually held")
         check_seconds("warn_after", self.warn_after, none="80 % of its lifetime")
         if self.blocking_timeout is not None and not self.blocking:
             raise ValueError("blocking_timeout needs blocking=True")

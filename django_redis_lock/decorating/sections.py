@@ -12,6 +12,7 @@ from typing import Any
 from asgiref.sync import AsyncToSync, sync_to_async
 from redis.exceptions import RedisError
 
+from .. import metrics
 from ..contention import Conflict
 from ..exceptions import LockError
 from ..locking.aio import AsyncLock
@@ -19,6 +20,7 @@ from ..locking.aio_line import in_background
 from ..locking.handle import Handle
 from ..locking.hold import printable
 from ..locking.lock import Lock
+from ..locking.owner import Held
 from . import current, transactions
 from .options import OnLost, Options, Use
 
@@ -71,6 +73,11 @@ class _Section:
     def _enter(self, lock: Handle) -> None:
         current.push(lock, self._key)
         self._context = contextvars.copy_context()
+
+    def _conflict(self, lock: Handle, held: Held | None) -> Conflict:
+        given = self.options.retry_after
+        usual = metrics.usual_hold(lock.subject) if given is None else None
+        return Conflict.of(self.name, held, self.using, given, usual)
 
     @property
     def _waits_for_transactions(self) -> bool:
@@ -127,9 +134,10 @@ class Section(_Section):
     def conflict(self) -> Conflict:
         """Who was in the way."""
         try:
-            return Conflict.over(self.lock, self.name, self.using)
+            held = self.lock.held()
         except (RedisError, OSError):  # That it is taken is known; by whom is not.
-            return Conflict(self.name, using=self.using)
+            held = None
+        return self._conflict(self.lock, held)
 
 
 class AsyncSection(_Section):
@@ -188,11 +196,12 @@ class AsyncSection(_Section):
 
     async def conflict(self) -> Conflict:
         """As ``Section.conflict``."""
+        lock: Any = self.lock
         try:
-            lock: Any = self.lock
-            return await Conflict.aover(lock, self.name, self.using)
+            held = await lock.held()
         except (RedisError, OSError):
-            return Conflict(self.name, using=self.using)
+            held = None
+        return self._conflict(lock, held)
 
 
 def _has_parent() -> bool:

@@ -41,7 +41,7 @@ def _class(options: Options, target: type) -> type:
     dotted = f"{target.__module__}.{target.__qualname__}"
     # A method is exchanged on the class, which is what decorating a class is for.
     if issubclass(target, BaseCommand):
-        options.refuse("a command", "status_code", "default")
+        options.refuse("a command", "status_code", "retry_after", "default")
         target.handle = Guard(options, target.handle, dotted).wrapper()  # type: ignore[method-assign]
     elif is_api_view(target):
         _refuse_those_of_commands(options, "a view")

@@ -92,12 +92,23 @@ class Held:
         owner: who.
         ttl: seconds its lifetime still lasts unless renewed; ``inf`` without end.
         held_for: seconds it has been held, by the server's clock; None until the owner is known.
+        renews: whether its keeper renews it, as far as the owner has said so.
+        overdue: whether a renewal should have come before now: its holder is stopped, cut off or
+            dead. A renewed lock never has less than two thirds of its lifetime left for long.
+        resting: nobody holds it any more; it stays taken until its ``min_hold`` is over.
     """
 
     def __init__(self, reply: Any) -> None:
         token, pttl, fields, server_us = reply
         self.token = as_bytes(token)
         self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
-        self.owner = Owner.from_fields(fields_of(fields), fingerprint(self.token))
+        described = fields_of(fields)
+        self.owner = Owner.from_fields(described, fingerprint(self.token))
+        of_this = described.get("id") == self.owner.id
+        self.renews = of_this and "renews" in described
+        lifetime = described.get("lifetime", "")  # In milliseconds.
+        known = self.renews and lifetime.isascii() and lifetime.isdigit()
+        self.overdue = known and int(pttl) < int(lifetime) / 2
+        self.resting = described.get("rests", "").encode() == self.token
         since = self.owner.since
         self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)

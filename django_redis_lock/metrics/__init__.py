@@ -28,6 +28,7 @@ __all__ = [
     "start",
     "summaries",
     "summary",
+    "usual_hold",
 ]
 
 
@@ -79,6 +80,12 @@ _metrics = Metrics(_wanted)
 def start() -> None:
     """Count from now on; the app does this when Django starts."""
     events.listen(_metrics.collector)
+
+
+def usual_hold(subject: Subject) -> float | None:
+    """Seconds for which this process has lately held the locks that are counted together with
+    ``subject``, on average; None if it has held none, or does not count. Asks nothing of Redis."""
+    return _metrics.collector.usual_hold(subject)
 
 
 def flush() -> None:

@@ -30,6 +30,7 @@ from .figures import (
     STOOD_IN,
     TIMED_OUT,
     WAITS,
+    Distribution,
     add,
     new,
     observe,
@@ -81,6 +82,8 @@ class Collector:
         self._enough = 1
         self._figures: dict[tuple[Server, str, str], list[int]] = {}
         self._unwanted: set[tuple[Server, str, str]] = set()
+        #: What was last counted of those that have held locks, after it was taken, too.
+        self._holders: dict[tuple[Server, str, str], list[int]] = {}
 
     def clear(self) -> None:
         """Forget what was counted."""
@@ -88,6 +91,7 @@ class Collector:
             self._waiting.clear()
             self._figures.clear()
             self._unwanted.clear()
+            self._holders.clear()
             self._enough = 1
 
     def __call__(self, event: Any) -> None:
@@ -136,7 +140,21 @@ class Collector:
             self._count_waiting()
             self._enough = 1  # What comes next may be for a server nobody writes to yet.
             mine = [owner for owner in self._figures if owner[0] is server]
-            return {Owner(*owner): self._figures.pop(owner) for owner in mine}
+            taken = {Owner(*owner): self._figures.pop(owner) for owner in mine}
+            self._holders.update((o, f) for o, f in taken.items() if any(f[HOLDS:COMPUTING]))
+            while len(self._holders) > MOST_GROUPS:
+                del self._holders[next(iter(self._holders))]
+            return taken
+
+    def usual_hold(self, subject: Subject) -> float | None:
+        """Seconds for which locks of the group of ``subject`` were held lately, on average; None if
+        none was counted."""
+        owner = (subject.server, subject.site, subject.group)
+        with self.mutex:
+            self._count_waiting()
+            counted = (self._figures.get(owner), self._holders.get(owner))
+            averages = [Distribution.at(figures, HOLDS).average for figures in counted if figures]
+        return next((average for average in averages if average is not None), None)
 
     def put_back(self, taken: Figures) -> None:
         """Count what could not be written together with what comes."""

@@ -59,7 +59,7 @@ def test_views(names: dict[str, Any]) -> None:
         assert names["send_invoice"](request, pk=8).status_code == 200
         assert report(request, slug="a").status_code == 409
         assert basket(post).status_code == 409
-    answer = names["in_words"](contention.Conflict("x", ttl=7))
+    answer = names["in_words"](contention.Conflict("x", retry_after=7))
     assert answer.content == b"Come again in 7 s."
 
 

@@ -69,7 +69,7 @@ def test_in_either_order(view: Any) -> None:
         answer = call(view, pk=7)
         assert answer.status_code == 409
         assert answer["Content-Type"] == "application/json"
-        assert int(answer["Retry-After"]) > 1
+        assert int(answer["Retry-After"]) >= 1
         assert answer["Cache-Control"] == "no-store"
         assert json.loads(answer.content)["retry_after"] == int(answer["Retry-After"])
         assert call(view, pk=8).status_code == 200

@@ -14,8 +14,9 @@ from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_redis_lock import locked
+from django_redis_lock import locked, metrics
 from django_redis_lock.contention import Conflict
+from django_redis_lock.locking import events
 from tests.held import hold
 from tests.processes import Link, processes
 from tests.redis_server import RedisServer
@@ -89,7 +90,7 @@ def test_the_answer_to_a_browser() -> None:
         answer = export(request("text/html,application/xhtml+xml,*/*;q=0.8"))
     assert answer.status_code == 409
     assert answer["Content-Type"] == "text/html; charset=utf-8"
-    assert 15 <= int(answer["Retry-After"]) <= 20
+    assert answer["Retry-After"] == "2"
     assert answer["Cache-Control"] == "no-store"
     assert b"<html" in answer.content
 
@@ -131,9 +132,22 @@ def test_a_stranger_is_not_told_who_holds_the_lock(accept: str) -> None:
         assert lock.holder().id not in shown
 
 
-def test_a_lock_that_never_expires_gives_a_sensible_time() -> None:
-    with hold("export", timeout=None):
-        assert export(request())["Retry-After"] == "3600"
+def test_it_says_when_to_come_again_by_how_long_it_usually_takes() -> None:
+    """Not by the lifetime left: it is renewed while the work goes on."""
+    before = caches["default"].lock("export-7", group="export-{pk}")
+    events.tell(events.Released(before.subject, 100.0, 1))
+
+    @locked("export-{pk}")
+    def export_one(request: HttpRequest, pk: int) -> HttpResponse: ...
+
+    @locked("export-{pk}", retry_after=7)
+    def export_later(request: HttpRequest, pk: int) -> HttpResponse: ...
+
+    with hold("export-8"):
+        assert 95 < int(export_one(request(), pk=8)["Retry-After"]) <= 101
+        metrics.flush()  # What was written is known still.
+        assert 95 < int(export_one(request(), pk=8)["Retry-After"]) <= 101
+        assert export_later(request(), pk=8)["Retry-After"] == "7"
 
 
 def test_another_status() -> None:

@@ -13,6 +13,7 @@ from django.core.management.base import BaseCommand
 from django_redis_lock import locked
 from django_redis_lock.decorating.options import Options
 from django_redis_lock.exceptions import LockNotAcquired
+from django_redis_lock.locking.events import Subject
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +22,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
 
     class Taken:
+        subject = Subject("", "")
+
         def acquire(self, **wait: Any) -> bool:
             return False
 

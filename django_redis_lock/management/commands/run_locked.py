@@ -162,7 +162,7 @@ class Command(BaseCommand):
         try:
             if lock.acquire(blocking=False):
                 return True
-            conflict = Conflict.over(lock, name, options["using"])
+            conflict = Conflict.of(name, lock.held(), options["using"])
             if wait:
                 self._say(f"{conflict}. Waiting {_for(wait)} …", options)
                 left = None if wait == math.inf else max(0.0, began + wait - time.monotonic())
@@ -170,7 +170,7 @@ class Command(BaseCommand):
                     waited = time.monotonic() - began
                     self._say(f"{name} is ours after {waited:.1f} s.", options)
                     return True
-                conflict = Conflict.over(lock, name, options["using"])
+                conflict = Conflict.of(name, lock.held(), options["using"])
         except KeyboardInterrupt:
             raise CommandError(
                 "interrupted while waiting", returncode=128 + signal.SIGINT
