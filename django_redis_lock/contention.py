@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from .conf import Conf
-from .exceptions import LockNotAcquired
+from .exceptions import LockNotAcquired, TooFewReplicas
 from .locking.owner import Held, Owner
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "respond",
     "retry_task",
     "skip",
+    "unavailable",
 ]
 
 TEMPLATE = "django_redis_lock/conflict.html"
@@ -184,6 +185,13 @@ def _seconds(seconds: float) -> str:
         return ngettext("%(n)d second", "%(n)d seconds", whole) % {"n": whole}
     whole = round(seconds / 60)
     return ngettext("%(n)d minute", "%(n)d minutes", whole) % {"n": whole}
+
+
+def unavailable(name: str, error: Exception, exit_code: int) -> CommandError:
+    """For a command whose lock could not be asked for, so that it has not run: one line."""
+    answered = isinstance(error, TooFewReplicas)
+    why = str(error) if answered else f"the lock {name} could not be asked for: {error}"
+    return CommandError(" ".join(f"nothing was run: {why}".split()), returncode=exit_code)
 
 
 def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

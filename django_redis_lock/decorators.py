@@ -58,6 +58,8 @@ def locked(target: Any = None, /, **options: Any) -> Any:
             goes on. None: without end, which a crash makes for ever.
         blocking: wait for the lock instead of giving up at once.
         blocking_timeout: seconds to wait at most; None: without end.
+        wait_for_redis: within the same time also wait for a Redis that cannot be reached at first,
+            instead of failing at once.
         min_hold: seconds the lock stays taken even if the work ends before, by the server's clock.
         max_hold: seconds after which the lock is renewed no more.
         release: ``"transaction"``: if a database transaction is open when the work ends, the lock
@@ -74,6 +76,7 @@ def locked(target: Any = None, /, **options: Any) -> Any:
             where that is not known.
         exit_code: of a command that finds the lock taken; 0: it is skipped.
         lost_exit_code: of a command that was ended because it lost its lock.
+        unavailable_exit_code: of a command that did not run because Redis is away.
         label: what the lock is for, as shown in the admin; left out, the dotted name.
         group: under which it is counted in metrics; left out, the template or the dotted name.
         warn_after: seconds after which the log says that it is held still; left out, 80 % of
@@ -84,7 +87,8 @@ def locked(target: Any = None, /, **options: Any) -> Any:
             of what is decorated, or the template names an argument that the callable does not have.
             At the call: no name can be made of the arguments.
         ImproperlyConfigured: at the call: there is no such cache, or it cannot lock.
-        redis.exceptions.RedisError: at the call: Redis is away, so nothing may run.
+        redis.exceptions.RedisError: at the call: Redis is away, so nothing may run. (From a
+            command: CommandError.)
     """
     if target is None or isinstance(target, str):
         if target is not None and options.get("key") is not None:
@@ -175,8 +179,8 @@ class Locked:
     def _name(self) -> str:
         """The lock's name where there is no call to take arguments from."""
         options = self.options
-        options.refuse("a with block", "on_conflict", "status_code", "exit_code", "lost_exit_code")
-        options.refuse("a with block", "default")
+        options.refuse("a with block", "on_conflict", "status_code", "default")
+        options.refuse("a with block", "exit_code", "lost_exit_code", "unavailable_exit_code")
         if options.on_lost == "terminate":
             raise TypeError('on_lost="terminate" is for management commands')
         if callable(options.key):

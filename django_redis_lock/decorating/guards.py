@@ -7,18 +7,23 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management.base import BaseCommand
 from django.views import View
+from redis.exceptions import RedisError
 
-from ..contention import Conflict, request_of
+from ..contention import Conflict, request_of, unavailable
+from ..exceptions import LockError
+from ..locking.calls import is_outage
 from .declared import declare
 from .lost import Ending, told_to_end
 from .naming import bound_method, namer
 from .options import MISSING, Options, Use
+from .outages import outages_not_logged
 from .sections import AsyncSection, Section
 
 __all__ = ["ONLY_COMMANDS", "Guard", "is_api_view"]
@@ -105,7 +110,7 @@ class Guard:
 
     def _run(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            entered = section.enter(_teller(args, kwargs))
+            entered = self._entered(section, args, kwargs)
             if entered:
                 try:
                     result = self.function(*args, **kwargs)
@@ -124,6 +129,18 @@ class Guard:
                 "asgiref.sync.markcoroutinefunction"
             )
         return result
+
+    def _entered(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if not (args and isinstance(args[0], BaseCommand)):
+            return section.enter()
+        waits_on = self.options.wait_for_redis
+        try:
+            with nullcontext() if waits_on else outages_not_logged():
+                return section.enter(_teller(args[0], kwargs))
+        except (RedisError, OSError) as error:
+            if isinstance(error, LockError) and not is_outage(error):
+                raise
+            raise unavailable(section.name, error, self.options.unavailable_exit_code) from error
 
     def _answer(self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = self.options
@@ -192,10 +209,9 @@ def _view(function: Any, args: tuple[Any, ...]) -> Any:
     return args[0] if args else None
 
 
-def _teller(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Conflict], None] | None:
+def _teller(command: BaseCommand, kwargs: dict[str, Any]) -> Callable[[Conflict], None] | None:
     """What tells the people at a terminal that a command waits, and for whom."""
-    command = args[0] if args else None
-    if not isinstance(command, BaseCommand) or not kwargs.get("verbosity", 1):
+    if not kwargs.get("verbosity", 1):
         return None
 
     def tell(conflict: Conflict) -> None:

@@ -42,6 +42,7 @@ class LockOptions(TypedDict, total=False):
     timeout: float | None
     blocking: bool
     blocking_timeout: float | None
+    wait_for_redis: bool
     min_hold: float
     max_hold: float | None
     release: Literal["transaction", "now"]
@@ -51,6 +52,7 @@ class LockOptions(TypedDict, total=False):
     retry_after: float | None
     exit_code: int
     lost_exit_code: int
+    unavailable_exit_code: int
     label: str | None
     group: str | None
     warn_after: float | None
@@ -73,6 +75,7 @@ class Options:
     timeout: float | None = SETTING
     blocking: bool = False
     blocking_timeout: float | None = None
+    wait_for_redis: bool = False
     min_hold: float = 0
     max_hold: float | None = None
     release: str = "transaction"
@@ -82,7 +85,8 @@ class Options:
     status_code: int = 409
     retry_after: float | None = None
     exit_code: int = 1
-    lost_exit_code: int = 76  # As run_locked's.
+    lost_exit_code: int = 76  # As run_locked's, and the next.
+    unavailable_exit_code: int = 69
     label: str | None = None
     group: str | None = None
     warn_after: float | None = None
@@ -123,6 +127,11 @@ class Options:
         _check_code("status_code", self.status_code, 100, 599)
         _check_code("exit_code", self.exit_code, 0, 255)
         _check_code("lost_exit_code", self.lost_exit_code, 0, 255)
+        _check_code("unavailable_exit_code", self.unavailable_exit_code, 0, 255)
+        if not isinstance(self.wait_for_redis, bool):
+            raise TypeError(f"wait_for_redis must be True or False, not {self.wait_for_redis!r}")
+        if self.wait_for_redis and not self.blocking:
+            raise ValueError("wait_for_redis needs blocking=True")
 
     def _check_servers(self) -> None:
         if isinstance(self.using, (list, tuple)):

@@ -6,6 +6,8 @@ import asyncio
 import contextvars
 import functools
 import logging
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,7 @@ from ..locking.lock import Lock
 from ..locking.owner import Held
 from . import current, transactions
 from .options import OnLost, Options, Use
+from .outages import RetryUntil
 
 __all__ = ["AsyncSection", "Section"]
 
@@ -74,6 +77,10 @@ class _Section:
         current.push(lock, self._key)
         self._context = contextvars.copy_context()
 
+    def _retry(self) -> RetryUntil:
+        wait = self.options.blocking_timeout
+        return RetryUntil(math.inf if wait is None else time.monotonic() + wait)
+
     def _conflict(self, lock: Handle, held: Held | None) -> Conflict:
         given = self.options.retry_after
         usual = metrics.usual_hold(lock.subject) if given is None else None
@@ -107,11 +114,22 @@ class Section(_Section):
         return True
 
     def _acquire(self, waiting: Callable[[Conflict], None] | None) -> bool:
+        if not self.options.wait_for_redis:
+            return self._ask(waiting, self.options.blocking_timeout)
+        retry = self._retry()
+        while True:
+            left = retry.left()
+            try:
+                return self._ask(waiting, None if math.isinf(left) else left)
+            except (RedisError, OSError) as error:
+                time.sleep(retry.pause_after(error))
+
+    def _ask(self, waiting: Callable[[Conflict], None] | None, timeout: float | None) -> bool:
         if waiting is not None and self.options.blocking:
             if self.lock.acquire(blocking=False):
                 return True
             waiting(self.conflict())
-        return self.lock.acquire()
+        return self.lock.acquire(blocking_timeout=timeout)
 
     def leave(self) -> None:
         """Give the lock back, or have it given back when the transaction ends. What goes wrong with
@@ -155,10 +173,21 @@ class AsyncSection(_Section):
         else:
             self._refuse_to_wait_for_itself()
             self.lock = lock = self.options.alock(self.name, self.use, self._told())
-            if not await lock.acquire():
+            if not await self._acquire(lock):
                 return False
         self._enter(self.lock)
         return True
+
+    async def _acquire(self, lock: AsyncLock) -> bool:
+        if not self.options.wait_for_redis:
+            return await lock.acquire()
+        retry = self._retry()
+        while True:
+            left = retry.left()
+            try:
+                return await lock.acquire(blocking_timeout=None if math.isinf(left) else left)
+            except (RedisError, OSError) as error:
+                await asyncio.sleep(retry.pause_after(error))
 
     async def leave(self) -> None:
         """As ``Section.leave``."""

@@ -58,7 +58,7 @@ def _class(options: Options, target: type) -> type:
 
 
 def _refuse_those_of_commands(options: Options, kind: str) -> None:
-    options.refuse(kind, "exit_code", "lost_exit_code", "default")
+    options.refuse(kind, "exit_code", "lost_exit_code", "unavailable_exit_code", "default")
     if options.on_lost == "terminate":
         raise TypeError(f'on_lost="terminate" means nothing for {kind}: {ONLY_COMMANDS}')
 

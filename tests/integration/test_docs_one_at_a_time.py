@@ -104,7 +104,7 @@ def test_every_option_and_its_default_is_there() -> None:
 
 
 def test_every_ready_made_answer_is_there() -> None:
-    answers = set(contention.__all__) - {"Conflict", "OnConflict", "request_of"}
+    answers = set(contention.__all__) - {"Conflict", "OnConflict", "request_of", "unavailable"}
     table = TEXT.partition("| `on_conflict=` | |")[2].partition("```")[0]
     assert set(re.findall(r"^\| `(\w+)", table, re.MULTILINE)) == answers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from django.core.management.base import BaseCommand
 from django_redis_lock import LockNotAcquired, current_lock, locked
 from django_redis_lock.contention import Conflict
 from django_redis_lock.decorating import lost
+from django_redis_lock.decorating.outages import RetryUntil
 from django_redis_lock.locking.owner import hostname
 from tests.held import hold
 from tests.processes import PATIENCE, Link, in_threads, processes, until
@@ -56,6 +58,11 @@ class Quiet(Ran):
 
 @locked("nightly", exit_code=75)
 class Loud(Ran):
+    pass
+
+
+@locked("nightly", unavailable_exit_code=70)
+class Unavailable(Ran):
     pass
 
 
@@ -566,14 +573,63 @@ def test_an_exception_is_not_hidden_by_a_lost_lock(client: redis.Redis) -> None:
         broken()
 
 
-def test_without_redis_nothing_runs(own_server: RedisServer, settings: Any) -> None:
-    settings.CACHES = {
-        "default": {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": own_server.url}
-    }
+# -- without Redis -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def away(own_server: RedisServer, settings: Any) -> RedisServer:
+    """A server that is not up yet, of the cache."""
     own_server.stop()
+    default = {**settings.CACHES["default"], "LOCATION": own_server.url}
+    settings.CACHES = {"default": default}
+    return own_server
+
+
+@pytest.mark.usefixtures("away")
+@pytest.mark.parametrize(("kind", "code"), [(Nightly, 69), (Unavailable, 70)])
+def test_a_command_says_in_one_line_that_redis_is_away(
+    kind: type[Ran], code: int, capfd: Any
+) -> None:
+    command = kind()
+    with pytest.raises(SystemExit) as ended:
+        command.run_from_argv(["manage.py", "nightly"])
+    assert (ended.value.code, command.runs) == (code, 0)
+    said = capfd.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert said.startswith("CommandError: nothing was run: the lock nightly could not be asked")
+
+
+@pytest.mark.usefixtures("away")
+def test_a_function_raises_redis_own_error() -> None:
     with pytest.raises(redis.ConnectionError):
         add(1)
-    command = Nightly(stdout=StringIO(), stderr=StringIO())
-    with pytest.raises(redis.ConnectionError):
-        command.run_from_argv(["manage.py", "nightly"])
-    assert command.runs == 0
+
+
+def test_it_waits_for_redis_if_asked_to(away: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pause_after = RetryUntil.pause_after
+
+    def pause_and_start(self: RetryUntil, error: Exception) -> float:
+        pause = pause_after(self, error)
+        if not away.runs:
+            away.start()
+        return pause
+
+    monkeypatch.setattr(RetryUntil, "pause_after", pause_and_start)
+    waits = locked("late", blocking=True, blocking_timeout=30, wait_for_redis=True)
+
+    @waits
+    async def coroutine() -> str:
+        return "done"
+
+    for call in (waits(lambda: "done"), lambda: asyncio.run(coroutine())):
+        assert call() == "done"
+        away.stop()
+
+
+@pytest.mark.usefixtures("away")
+def test_that_wait_ends_with_its_time() -> None:
+    waits = locked("late", blocking=True, blocking_timeout=0.2, wait_for_redis=True)
+    with pytest.raises(redis.ConnectionError), waits:
+        raise AssertionError("the body ran without the lock")
+    with pytest.raises(ValueError, match="wait_for_redis needs blocking=True"):
+        locked("late", wait_for_redis=True)

@@ -26,6 +26,7 @@ from django_redis_lock.management import exit_codes
 from django_redis_lock.management.commands.run_locked import Command
 from django_redis_lock.management.programs import Program
 from tests.processes import PATIENCE, until
+from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 KEY = ":1:lock:job"
@@ -198,6 +199,29 @@ def test_without_redis_nothing_runs(capfd: Any, settings: Any) -> None:
     code, out, err = here(capfd, ["job", "--", "check"])
     assert (code, out) == (69, "")
     assert err.startswith("CommandError: nothing was run: the lock job could not be asked for")
+
+
+def test_it_waits_for_a_redis_that_is_not_up_yet(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_server.stop()
+    monkeypatch.setenv("REDIS_URL", own_server.url)
+    with run("--wait", "60", "--shell", "--", "echo ran") as job:
+        said = job.process.stderr.readline()
+        assert said.startswith("Redis cannot be reached: ")
+        assert said.endswith("Waiting up to 60 s …\n")
+        own_server.start()
+        assert job.end() == (0, "ran\n")
+
+
+def test_it_does_not_wait_for_a_redis_that_refuses_it(
+    capfd: Any, own_server: RedisServer, settings: Any
+) -> None:
+    location = own_server.url.replace("//", "//nobody:wrong@")
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": location}}
+    code, _, err = here(capfd, ["job", "--wait", "forever", "--", "check"])
+    assert code == 69
+    assert "Waiting" not in err
 
 
 def test_too_few_replicas(capfd: Any, client: redis.Redis) -> None:

@@ -103,6 +103,7 @@ LAYERS = (
         "decorating.tasks",
         "decorating.transactions",
         "decorating.options",
+        "decorating.outages",
     ),
     ("decorating.sections",),
     ("decorating.guards",),

@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from redis.exceptions import RedisError
 
 from ...aliases import BACKEND, lock_cache, lock_caches
+from ...decorating.outages import outages_not_logged
 from ...metrics import PERIODS
 from ..arguments import count, seconds, seconds_or_none
 from ..diagnosis import diagnose
@@ -127,7 +128,8 @@ class Command(BaseCommand):
                 lock_cache(options["using"])
             elif action != "doctor" and not any(lock_caches()):
                 raise ImproperlyConfigured(f"none of the CACHES can lock: give one the {BACKEND=}")
-            code = ACTIONS[action](self, options)
+            with outages_not_logged():
+                code = ACTIONS[action](self, options)
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=USAGE) from error
         except (RedisError, OSError) as error:

@@ -19,8 +19,8 @@ from redis.exceptions import RedisError
 
 from ...aliases import lock_cache
 from ...conf import Conf
-from ...contention import Conflict
-from ...exceptions import TooFewReplicas
+from ...contention import Conflict, unavailable
+from ...decorating.outages import RetryUntil, outages_not_logged
 from ...locking.interrupts import unwinding
 from ...locking.lock import Lock
 from ..arguments import count_or_none, exit_code, seconds, seconds_or_forever, seconds_or_none
@@ -132,7 +132,9 @@ class Command(BaseCommand):
         with _unwinding():
             loss = Loss(self, work, options["name"], options["on_lost"] == "terminate", grace)
             lock = self._lock(work, loss, options)
-            if not self._acquired(lock, options):
+            with outages_not_logged():
+                acquired = self._acquired(lock, options)
+            if not acquired:
                 return
             code = self._run(lock, work, loss, options)
         if code:
@@ -157,33 +159,46 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=USAGE) from error
 
     def _acquired(self, lock: Lock, options: dict[str, Any]) -> bool:
-        name, wait = options["name"], options["wait"]
-        began = time.monotonic()
+        retry = RetryUntil(time.monotonic() + options["wait"])
         try:
-            if lock.acquire(blocking=False):
-                return True
-            conflict = Conflict.of(name, lock.held(), options["using"])
-            if wait:
-                self._say(f"{conflict}. Waiting {_for(wait)} …", options)
-                left = None if wait == math.inf else max(0.0, began + wait - time.monotonic())
-                if lock.acquire(blocking=True, blocking_timeout=left):
-                    waited = time.monotonic() - began
-                    self._say(f"{name} is ours after {waited:.1f} s.", options)
-                    return True
-                conflict = Conflict.of(name, lock.held(), options["using"])
+            while True:
+                try:
+                    conflict = self._wait(lock, retry, options)
+                    break
+                except (RedisError, OSError) as error:
+                    pause = retry.pause_after(error)
+                    if retry.attempts == 1:
+                        wait = _for(options["wait"])
+                        self._say(f"Redis cannot be reached: {error}. Waiting {wait} …", options)
+                    time.sleep(pause)
         except KeyboardInterrupt:
             raise CommandError(
                 "interrupted while waiting", returncode=128 + signal.SIGINT
             ) from None
         except (RedisError, OSError) as error:
-            answered = isinstance(error, TooFewReplicas)
-            why = error if answered else f"the lock {name} could not be asked for: {error}"
-            raise CommandError(f"nothing was run: {why}", returncode=UNAVAILABLE) from error
+            raise unavailable(options["name"], error, UNAVAILABLE) from error
+        if conflict is None:
+            return True
         code = options["skip_exit_code"]
         if code:
             raise CommandError(f"nothing was run: {conflict.line()}", returncode=code)
         self._say(f"Nothing was run: {conflict.line()}", options)
         return False
+
+    def _wait(self, lock: Lock, retry: RetryUntil, options: dict[str, Any]) -> Conflict | None:
+        """Ask for the lock, and wait for it if that was asked for; None if it is ours."""
+        if lock.acquire(blocking=False):
+            return None
+        conflict = Conflict.of(options["name"], lock.held(), options["using"])
+        if not options["wait"]:
+            return conflict
+        self._say(f"{conflict}. Waiting {_for(options['wait'])} …", options)
+        began, left = time.monotonic(), retry.left()
+        if lock.acquire(blocking=True, blocking_timeout=None if left == math.inf else left):
+            waited = time.monotonic() - began
+            self._say(f"{options['name']} is ours after {waited:.1f} s.", options)
+            return None
+        return Conflict.of(options["name"], lock.held(), options["using"])
 
     def _run(self, lock: Lock, work: Work, loss: Loss, options: dict[str, Any]) -> int:
         environment = {"REDIS_LOCK_NAME": options["name"], "REDIS_LOCK_FENCE": str(lock.fence)}
