@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+MINUTES ?= 10
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -10,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test model mutations lint messages bench clean
+.PHONY: help demo demo-check test model mutations soak lint messages bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +30,9 @@ model: | $(RUN) ## Check the model of the lock protocol; needs spin and gcc, tak
 
 mutations: $(INSTALLED) ## Test the tests: each small change of a Lua script must make one fail; takes long.
 	$(RUN) -m tests.model.mutations $(ARGS)
+
+soak: $(INSTALLED) ## Real processes under faults, MINUTES (10) for each of the workloads in ARGS (all).
+	$(RUN) -m tests.soak.runner --minutes $(MINUTES) $(ARGS)
 
 lint: $(INSTALLED) ## Check style and types.
 	$(RUN) -m ruff check

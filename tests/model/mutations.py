@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -298,14 +298,18 @@ class Outcome(NamedTuple):
 class Workshop:
     """Copies of the tree, one for each thread, to run tests in."""
 
-    def __init__(self, folder: Path, timeout: float) -> None:
-        self._folder, self._timeout = folder, timeout
+    def __init__(self, folder: Path, timeout: float, tests: Sequence[str] = ()) -> None:
+        self._folder, self._timeout, self._tests = folder, timeout, tests
         self._own = threading.local()
         self._interrupted = False
 
     def run_unchanged(self, files: Iterable[str]) -> str:
         """The first test that fails without any mutant; empty if none does."""
         return self._run(self._copy(), list(files), self._timeout * 3)
+
+    def files_for(self, some: Iterable[Block]) -> list[str]:
+        """The test files to run for some blocks."""
+        return list(self._tests or dict.fromkeys(file for each in some for file in files_for(each)))
 
     def run(self, mutant: Mutant) -> Outcome:
         began = time.monotonic()
@@ -316,7 +320,7 @@ class Workshop:
         lines[mutant.number] = mutant.after + "\n"
         path.write_text("".join(lines))
         try:
-            caught_by = self._run(copy, files_for(mutant.block), self._timeout)
+            caught_by = self._run(copy, self.files_for([mutant.block]), self._timeout)
         finally:
             path.write_text(original)
         return Outcome(mutant, caught_by, time.monotonic() - began)
@@ -333,7 +337,7 @@ class Workshop:
         tests = subprocess.Popen(
             [*command, "-p", "no:xdist", "--tb=no", *files],
             cwd=copy,
-            env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, "PYTHONPATH": str(copy), "TESTING_MUTANTS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -390,9 +394,8 @@ def main(argv: list[str]) -> int:
         return 0
     tried = [mutant for mutant in chosen if not mutant.reason]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        workshop = Workshop(Path(folder), options.timeout)
-        files = dict.fromkeys(file for block in wanted for file in files_for(block))
-        failed = workshop.run_unchanged(files)
+        workshop = Workshop(Path(folder), options.timeout, options.tests)
+        failed = workshop.run_unchanged(workshop.files_for(wanted))
         if failed:
             print(f"Without any mutant the tests fail: {failed}")
             return 2
@@ -413,6 +416,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mutations", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
     parser.add_argument("--script", action="append", help="a script, or a pattern; may be repeated")
+    parser.add_argument("--tests", nargs="+", default=(), help="run these test files instead")
     parser.add_argument("--most", type=int, default=10, help="mutants of each script; 0 for all")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at the same time")
     parser.add_argument("--timeout", type=float, default=180, help="seconds for each mutant")

@@ -1,0 +1,1 @@
+"""Long runs with real processes, servers and faults: ``make soak``."""

@@ -1,0 +1,136 @@
+"""What the histories of a soak run must not contain.
+
+Events of lock workloads, each with ``lock`` and ``fence``:
+
+``held``      the handle said that it held the lock, at ``at`` and since ``since`` (both certain)
+``wrote``     the ledger has taken the number ``number`` from the holder
+
+Events of the cache workload, each with ``key``:
+
+``computed``  a computation ran from ``began`` until ``at``; ``id`` names it
+``written``   another value or a deletion was confirmed; sent at ``began``; ``id`` names the value
+``read``      ``get_or_set``, called at ``began``, returned the value ``id``
+
+``fault``     something was done to a process or server between ``began`` and ``at``
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from .history import Event
+
+__all__ = ["check", "check_cache", "check_fences", "check_holders", "check_ledger"]
+
+#: Seconds after a fault during which computations may run beside each other: a frozen or cut off
+#: leader's flight has ended, and it does not know yet.
+AFTERMATH = 15.0
+
+
+def check(events: list[Event], *, exclusive: bool = True) -> list[str]:
+    """All violations, a sentence each. ``exclusive``: False if locks themselves may be evicted."""
+    found = [*check_fences(events), *check_ledger(events), *check_cache(events)]
+    return [*check_holders(events), *found] if exclusive else found
+
+
+def check_holders(events: Iterable[Event]) -> Iterator[str]:
+    """S1: no two holders of one lock at the same time."""
+    for lock, spans in _holders(events).items():
+        latest: tuple[float, float, int, str] | None = None
+        for span in sorted(spans):
+            if latest is not None and span[0] < latest[1]:
+                yield (
+                    f"S1: {lock} was held by {latest[3]} (fence {latest[2]}) until {latest[1]:.6f}"
+                    f" and by {span[3]} (fence {span[2]}) from {span[0]:.6f}"
+                )
+            if latest is None or span[1] > latest[1]:
+                latest = span
+
+
+def check_fences(events: Iterable[Event]) -> Iterator[str]:
+    """S4: who holds a lock later has a greater fence."""
+    for lock, spans in _holders(events).items():
+        for one, other in itertools.pairwise(sorted(spans)):
+            if other[2] <= one[2]:
+                yield f"S4: {lock} had fence {one[2]} ({one[3]}) and later {other[2]} ({other[3]})"
+
+
+def _holders(events: Iterable[Event]) -> dict[str, list[tuple[float, float, int, str]]]:
+    """For each lock when who held it: from, until, fence, process. One span for each fence."""
+    spans: dict[tuple[str, int, str], tuple[float, float]] = {}
+    for event in events:
+        if event.kind == "held":
+            holder = event.values["lock"], event.values["fence"], event.process
+            since, _ = spans.get(holder, (event.values["since"], 0.0))
+            spans[holder] = min(since, event.values["since"]), event.at
+    found = defaultdict(list)
+    for (lock, fence, process), (since, until) in spans.items():
+        found[lock].append((since, until, fence, process))
+    return found
+
+
+def check_ledger(events: Iterable[Event]) -> Iterator[str]:
+    """A counter that takes a write only with the greatest fence it has seen loses none."""
+    numbers: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for event in events:
+        if event.kind == "wrote":
+            numbers[event.values["lock"]].append((event.values["fence"], event.values["number"]))
+    for lock, written in numbers.items():
+        for (_, one), (fence, other) in itertools.pairwise(sorted(written)):
+            if other <= one:
+                yield f"the counter of {lock} went from {one} to {other} with fence {fence}"
+
+
+def check_cache(events: list[Event]) -> Iterator[str]:
+    """C1: one computation of a key at a time. C2: what was written is not overwritten by an older
+    computation."""
+    faults = [(e.values["began"], e.at + AFTERMATH) for e in events if e.kind == "fault"]
+    by_key: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.kind in ("computed", "written", "read"):
+            by_key[event.values["key"]].append(event)
+    for key, mine in by_key.items():
+        written = sorted(
+            (e.values["began"], e.at, e.values["id"]) for e in mine if e.kind == "written"
+        )
+        computed = sorted(
+            (e.values["began"], e.at, e.values["id"]) for e in mine if e.kind == "computed"
+        )
+        yield from _computed_twice(key, computed, written, faults)
+        began = {value: start for start, _, value in (*computed, *written)}
+        yield from _stale_reads(key, [e for e in mine if e.kind == "read"], began, written)
+
+
+def _computed_twice(
+    key: str,
+    computed: list[tuple[float, float, str]],
+    written: list[tuple[float, float, str]],
+    faults: list[tuple[float, float]],
+) -> Iterator[str]:
+    for one, other in itertools.pairwise(computed):
+        if other[0] >= one[1]:
+            continue
+        # A write ends a computation; it may have been carried out at any moment of its call.
+        ended = any(start < other[0] and end > one[0] for start, end, _ in written)
+        excused = any(start < other[0] and end > one[0] for start, end in faults)
+        if not ended and not excused:
+            yield f"C1: {key} was computed as {one[2]} and as {other[2]} at the same time"
+
+
+def _stale_reads(
+    key: str,
+    reads: list[Event],
+    began: dict[str, float],
+    written: list[tuple[float, float, str]],
+) -> Iterator[str]:
+    for read in reads:
+        value, asked = read.values["id"], read.values["began"]
+        origin = began.get(value)
+        if origin is None:
+            continue  # Its process was killed before it could say when it began.
+        for start, end, by in written:
+            if origin < start and end < asked and by != value:
+                yield f"C2: {key} had the value {value} although {by} was written after it began"
+                break

@@ -1,0 +1,109 @@
+"""The soak runs' checker finds what it is there to find; and a brief run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .checker import AFTERMATH, check
+from .history import Event, History, read_histories
+from .runner import Run
+
+
+def event(kind: str, at: float, process: str = "a", **values: Any) -> Event:
+    return Event(kind, at, process, values)
+
+
+def held(fence: int, since: float, until: float, process: str = "a", lock: str = "x") -> Event:
+    return event("held", until, process, lock=lock, fence=fence, since=since)
+
+
+def wrote(fence: int, number: int, lock: str = "x") -> Event:
+    return event("wrote", 0.0, lock=lock, fence=fence, number=number)
+
+
+def computed(value: str, began: float, until: float) -> Event:
+    return event("computed", until, key="k", began=began, id=value)
+
+
+def written(value: str, began: float, until: float) -> Event:
+    return event("written", until, key="k", began=began, id=value)
+
+
+def read(value: str, began: float) -> Event:
+    return event("read", began + 0.1, key="k", began=began, id=value)
+
+
+@pytest.mark.parametrize(
+    ("history", "finding"),
+    [
+        pytest.param([held(1, 0, 2), held(2, 1, 3, "b")], "S1: x was held by a", id="overlap"),
+        pytest.param(
+            [held(1, 0, 9), held(2, 1, 2, "b"), held(3, 3, 4, "c")],
+            "S1: x was held by a (fence 1) until 9.000000 and by c",
+            id="overlap with an earlier one than the last",
+        ),
+        pytest.param(
+            [held(1, 0, 0), held(1, 5, 5), held(2, 3, 3, "b")], "S1: x", id="held at two moments"
+        ),
+        pytest.param(
+            [held(2, 0, 1), held(1, 2, 3, "b")], "S4: x had fence 2", id="fence goes back"
+        ),
+        pytest.param([held(2, 0, 1), held(2, 2, 3, "b")], "S4: x had fence 2", id="fence again"),
+        pytest.param([wrote(1, 1), wrote(2, 1)], "went from 1 to 1", id="lost count"),
+        pytest.param([computed("v", 0, 2), computed("w", 1, 3)], "C1: k", id="computed twice"),
+        pytest.param(
+            [event("fault", 1, began=0), *(computed(v, 1 + AFTERMATH, 90) for v in "vw")],
+            "C1: k",
+            id="computed twice, long after a fault",
+        ),
+        pytest.param(
+            [computed("v", 0, 3), written("w", 1, 2), read("v", 4)], "C2: k", id="write overwritten"
+        ),
+        pytest.param(
+            [written("v", 0, 1), written("w", 2, 3), read("v", 4)], "C2: k", id="write forgotten"
+        ),
+    ],
+)
+def test_a_wrong_history_is_found(history: list[Event], finding: str) -> None:
+    found = check(history)
+    assert any(violation.startswith(finding) or finding in violation for violation in found), found
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [held(1, 0, 1), held(2, 1, 3, "b"), held(1, 0, 9, lock="y")],
+        [wrote(1, 1), wrote(2, 2), wrote(1, 1, lock="y")],
+        [computed("v", 0, 2), written("", 1, 1.5), computed("w", 1.6, 3), read("w", 4)],
+        [event("fault", 1, began=0.5), computed("v", 0, 9), computed("w", 8, 9)],
+        # The read had begun before the write was confirmed.
+        [computed("v", 0, 3), written("w", 1, 4), read("v", 3.5)],
+    ],
+)
+def test_a_right_history_is_not(history: list[Event]) -> None:
+    assert check(history) == []
+
+
+def test_eviction_of_locks_excuses_two_holders_but_no_fence() -> None:
+    assert check([held(1, 0, 2), held(2, 1, 3, "b")], exclusive=False) == []
+    assert check([held(2, 0, 1), held(1, 2, 3, "b")], exclusive=False)
+
+
+def test_a_killed_process_leaves_its_history(tmp_path) -> None:
+    history = History(tmp_path, "killed")
+    history.write("held", lock="x", fence=1, since=1.0)
+    with (tmp_path / "killed.history").open("a") as file:
+        file.write('{"kind": "he')
+    (found,) = read_histories(tmp_path)
+    assert (found.kind, found.process, found.values["fence"]) == ("held", "killed", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["plain", "cache"])
+def test_a_brief_run(workload: str) -> None:
+    run = Run(workload, seconds=7, seed=1, count=3)
+    assert run.violations() == []
+    assert run.summary["fault"]
+    assert run.summary["read" if workload == "cache" else "held"] > 50
