@@ -130,37 +130,40 @@ class Mutant(NamedTuple):
 
 
 def blocks(root: Path = ROOT) -> list[Block]:
-    """All Lua in the package: strings assigned to a name at a module's top level."""
+    """All Lua in the package: strings in what is assigned to a name at a module's top level."""
     texts: dict[str, tuple[Path, range]] = {}
     parts: dict[str, set[str]] = {}
+    scripts: set[str] = set()
     for path in sorted((root / PACKAGE).rglob("*.py")):
         source = path.read_text()
-        if "redis.call" not in source:
+        if "redis.call" not in source and "redis.pcall" not in source:
             continue
         for node in ast.parse(source).body:
             if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
                 continue
             name, value = node.targets[0].id, node.value
+            lua = [each for each in ast.walk(value) if isinstance(each, ast.Constant)]
+            text = next((each for each in lua if isinstance(each.value, str)), None)
             is_script = isinstance(value, ast.Call) and getattr(value.func, "id", "") == "script"
-            text = value.args[0] if is_script else value  # type: ignore[attr-defined]
-            if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
+            if text is None or not (is_script or re.search(r"redis\.p?call", text.value)):
                 continue
-            if is_script or "redis.call" in text.value:
-                texts[name] = path, range(text.lineno - 1, text.end_lineno or text.lineno)
+            texts[name] = path, range(text.lineno - 1, text.end_lineno or text.lineno)
+            parts[name] = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
             if is_script:
-                used = {part.id for part in value.args[1:] if isinstance(part, ast.Name)}  # type: ignore[attr-defined]
-                parts[name] = used
+                scripts.add(name)
     return [
-        Block(
-            name,
-            path,
-            lines,
-            frozenset(
-                [name] if name in parts else [s for s, used in parts.items() if name in used]
-            ),
-        )
+        Block(name, path, lines, frozenset(each for each in scripts if name in _all(each, parts)))
         for name, (path, lines) in texts.items()
     ]
+
+
+def _all(script: str, parts: dict[str, set[str]]) -> set[str]:
+    """A script, what it is made of, and what that is made of."""
+    found, left = set[str](), {script}
+    while left:
+        found.add(name := left.pop())
+        left |= parts.get(name, set()) - found
+    return found
 
 
 # -- what is changed -------------------------------------------------------------------------------

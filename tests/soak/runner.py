@@ -47,6 +47,8 @@ ROOT = Path(__file__).parents[2]
 CALM = 4.0
 #: Seconds after which nothing of a process that has ended may be left.
 LIFETIMES = 10.0
+#: Values of 20 kB; all of them are more than a server with a limit has room for.
+FILLERS = 400
 #: A process may keep its connections, its keeper and the threads behind them.
 MOST_FILES, MOST_THREADS = 40, 12
 
@@ -191,13 +193,12 @@ class Run:
         """Memory is full for a while."""
         with self._servers[0].client() as client:
             try:
-                for number in range(20_000):
-                    client.set(f"filler-{number}", b"x" * 1000, px=20_000)
+                for number in range(FILLERS):
+                    client.set(f"filler-{number}", b"x" * 20_000, px=20_000)
             except redis.ResponseError:
                 pass
             time.sleep(self._random.random() * 3)
-            for start in range(0, 20_000, 1000):
-                client.delete(*(f"filler-{number}" for number in range(start, start + 1000)))
+            client.delete(*(f"filler-{number}" for number in range(FILLERS)))
 
     # -- what is left --------------------------------------------------------------------------
 
