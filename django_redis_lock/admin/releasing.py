@@ -72,11 +72,11 @@ def _effects(lock: HeldLock) -> list[str]:
     effects.append(
         _("The holder is not stopped: if it is still at work, two are at work at the same time.")
     )
-    if lock.sign_every is None:
+    if lock.look_every is None:
         effects.append(_("The holder learns of it when it next asks for its lock."))
     else:
         told = _("The holder, if it is alive, is told within %(seconds)s.")
-        effects.append(told % {"seconds": duration(max(1.0, lock.sign_every))})
+        effects.append(told % {"seconds": duration(max(1.0, lock.look_every))})
     return effects
 
 

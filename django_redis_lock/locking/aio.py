@@ -23,6 +23,7 @@ from .calls import Answer
 from .chronicle import note_vanished
 from .grants import Granted, Request
 from .handle import Handle
+from .heartbeat import question_about, with_answer
 from .hold import Hold
 from .owner import Held, Owner
 from .replicas import aconfirm, patience_of
@@ -158,7 +159,12 @@ class AsyncLock(Handle):
     async def holder(self) -> Owner | None:
         """As ``Lock.holder``."""
         held = await self.held()
-        return None if held is None else held.owner
+        if held is None:
+            return None
+        question = question_about(held.owner)
+        if question is None:
+            return held.owner
+        return with_answer(held.owner, (await self._run(question)).value)
 
     async def ttl(self) -> float | None:
         """As ``Lock.ttl``."""

@@ -18,7 +18,7 @@ from typing import Any
 from . import events
 from .events import Lost, Subject
 from .keys import LockKeys
-from .owner import Owner, fingerprint, hostname
+from .owner import Owner, encodable, fingerprint, hostname, process_id
 
 __all__ = ["Hold", "in_a_thread", "printable"]
 
@@ -113,7 +113,8 @@ class Hold:
         """Who holds the lock, as it is written beside it."""
         since = self.fence / 1e6
         name = fingerprint(self.token)
-        return Owner(name, hostname(), self.pid, self.thread, self.label, since)
+        thread, label = encodable(self.thread), encodable(self.label)
+        return Owner(name, hostname(), self.pid, thread, label, since, process_id())
 
     @property
     def elsewhere(self) -> bool:

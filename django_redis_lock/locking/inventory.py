@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .calls import run, run_all
 from .events import group_of
+from .heartbeat import last_heartbeats
 from .inventory_scripts import DESCRIBE, DESCRIBE_FLIGHTS, LIST, LIST_FLIGHTS
 from .keys import FLIGHTS, INDEX, flight_key, flight_leader, lock_keys
-from .owner import Owner, as_bytes, fields_of, fingerprint
+from .owner import HEARTBEAT_EVERY, SILENT_AFTER, Owner, as_bytes, fields_of, fingerprint
 from .scripts import Call, Script
 from .server import is_cluster
 from .whole import indexes
@@ -31,9 +32,9 @@ MOST_ENTRIES = 10_000
 MOST_DESCRIBED = 2_000
 #: Seconds to wait for each of the two answers.
 PATIENCE = 5.0
-#: A keeper is heard of at each third of the lifetime, or so many seconds where there is none.
-SIGNS_A_LIFETIME, LOOK = 3, 10.0
-#: Seconds by which a sign of life may be late before the holder counts as silent.
+#: A keeper looks at its lock at each third of the lifetime, or so many seconds where there is none.
+LOOKS_A_LIFETIME, LOOK = 3, 10.0
+#: Seconds by which it may be late before the holder counts as silent, if it sends no heartbeats.
 GRACE = 2.0
 
 
@@ -55,7 +56,9 @@ class HeldLock:
             never expires.
         renews: whether its holder's keeper renews it; None where that is not known.
         renewals: how often that has happened; None where it is not known.
-        seen: seconds since its holder's keeper was last heard of; None where it never was.
+        seen: seconds since its holder's process was last heard of, by its heartbeat or of any of
+            the locks that are listed; None where it never was.
+        heartbeats: whether that process sends heartbeats, as far as it is known.
         resting: nobody holds it any more; it stays taken until its ``min_hold`` is over.
         group: under which it is counted in metrics.
     """
@@ -74,22 +77,30 @@ class HeldLock:
     seen: float | None = None
     resting: bool = False
     group: str = ""
+    heartbeats: bool = False
+
+    @property
+    def look_every(self) -> float | None:
+        """Seconds between two looks of its holder's keeper at the lock; None where it is not
+        known."""
+        if self.lifetime is None:
+            return None
+        return LOOK if math.isinf(self.lifetime) else self.lifetime / LOOKS_A_LIFETIME
 
     @property
     def sign_every(self) -> float | None:
-        """Seconds between two signs of life of its holder's keeper; None where it is not known."""
-        if self.lifetime is None:
-            return None
-        return LOOK if math.isinf(self.lifetime) else self.lifetime / SIGNS_A_LIFETIME
+        """Seconds within which its holder's process is heard of; None where it is not known."""
+        every = self.look_every
+        return min(every, HEARTBEAT_EVERY) if every is not None and self.heartbeats else every
 
     @property
     def silent(self) -> bool | None:
         """Whether its holder's process should have been heard of since: it is stopped, cut off or
         dead. None where nobody can tell: it never said who it is."""
-        every = self.sign_every
+        every = self.look_every
         if self.seen is None or every is None:
             return None
-        return self.seen > every + GRACE
+        return self.seen > (SILENT_AFTER if self.heartbeats else every + GRACE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +181,24 @@ def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> t
         for group, (now_us, *described) in zip(groups, _answers(client, asking), strict=True)
         for reply in described
     ]
-    return tuple(sorted(locks, key=_longest_first))
+    return tuple(sorted(_heard_of(client, locks), key=_longest_first))
+
+
+def _heard_of(client: Any, locks: Sequence[HeldLock]) -> list[HeldLock]:
+    """``locks`` with what was last heard of their holders' processes: all locks of one process are
+    judged by the latest."""
+    beats = last_heartbeats(client, (lock.owner.process for lock in locks))
+    latest = dict(beats)
+    for lock in locks:
+        process = lock.owner.process
+        if process and lock.seen is not None:
+            latest[process] = min(lock.seen, latest.get(process, math.inf))
+    return [
+        replace(lock, seen=latest[lock.owner.process], heartbeats=lock.owner.process in beats)
+        if lock.owner.process in latest
+        else lock
+        for lock in locks
+    ]
 
 
 def _named(kind: str, keys: Sequence[bytes]) -> tuple[Script, tuple[bytes, ...]]:

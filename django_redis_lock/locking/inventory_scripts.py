@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from .scripts import _NOW, _UNTAKEN, _VANISHED, script
 
-__all__ = ["DESCRIBE", "DESCRIBE_FLIGHTS", "LIST", "LIST_FLIGHTS", "NOTE", "WAITING"]
+__all__ = [
+    "DESCRIBE",
+    "DESCRIBE_FLIGHTS",
+    "HEARTBEAT",
+    "HEARTBEATS",
+    "LIST",
+    "LIST_FLIGHTS",
+    "NOTE",
+    "WAITING",
+]
 
 #: Which locks are held, by the index, latest end first. Entries whose lock is gone are dropped. The
 #: script finds the locks in the index, as CLEAR does: not for a cluster, where each is elsewhere.
@@ -148,6 +157,35 @@ end
 local left = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
 redis.call('SET', KEYS[1], table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
 return 1
+""",
+    _NOW,
+)
+
+#: Note that a process is alive.
+#:
+#: KEYS  its heartbeat        ARGV  for how many milliseconds to keep it        returns 1
+#: atomic because it is the server's time that is kept.
+HEARTBEAT = script(
+    """
+redis.call('SET', KEYS[1], string.format('%.0f', now()), 'PX', ARGV[1])
+return 1
+""",
+    _NOW,
+)
+
+#: When processes gave their last heartbeats.
+#:
+#: KEYS  heartbeats        ARGV  none
+#: returns {server time in microseconds, then what HEARTBEAT keeps of each, '' if nothing}
+#: atomic because the ages are reckoned from one reading of the clock.
+HEARTBEATS = script(
+    """
+local found = {now()}
+for i, key in ipairs(KEYS) do
+  local beat = redis.pcall('GET', key)
+  found[i + 1] = type(beat) == 'string' and beat or ''
+end
+return found
 """,
     _NOW,
 )

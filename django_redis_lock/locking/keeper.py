@@ -87,6 +87,9 @@ class Keeper:
             with self._mutex:
                 self._condition.notify()  # Let it see that it need not wait for that any more.
 
+    def __contains__(self, job: Job) -> bool:
+        return job in self._jobs
+
     def reschedule(self, job: Job, due: float) -> None:
         """Do ``job`` at ``due`` and not when it was planned."""
         with self._mutex:

@@ -35,6 +35,7 @@ __all__ = [
     "index_key",
     "key_of_flight",
     "lock_keys",
+    "process_key",
     "slot_of",
     "slot_tag",
     "wake_key",
@@ -134,6 +135,11 @@ def lock_keys(key: bytes, on_cluster: bool = False) -> LockKeys:
         prefix + b"owner",
         index_key(INDEX, slot_of(key)) if on_cluster else INDEX,
     )
+
+
+def process_key(process: str) -> bytes:
+    """Where the last heartbeat of a process is noted; see ``owner.process_id``."""
+    return b"django_redis_lock:process:" + process.encode()
 
 
 def wake_key(key: bytes, waiter: bytes) -> bytes:

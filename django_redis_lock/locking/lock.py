@@ -14,6 +14,7 @@ from .calls import Answer, run
 from .chronicle import note_vanished
 from .grants import Granted, Request
 from .handle import Handle
+from .heartbeat import question_about, with_answer
 from .hold import Hold, in_a_thread
 from .owner import Held, Owner
 from .replicas import confirm, patience_of
@@ -170,9 +171,15 @@ class Lock(Handle):
 
     def holder(self) -> Owner | None:
         """Who holds the lock; None if nobody does. Host and the like are known after half a
-        second of holding."""
+        second of holding. ``seen`` is the number of seconds since its process was last heard of; a
+        process that runs sends a heartbeat every 10 s."""
         held = self.held()
-        return None if held is None else held.owner
+        if held is None:
+            return None
+        question = question_about(held.owner)
+        return (
+            held.owner if question is None else with_answer(held.owner, self._run(question).value)
+        )
 
     def ttl(self) -> float | None:
         """Seconds the lock still lives unless renewed: ``inf`` for one that never expires, None if

@@ -45,6 +45,8 @@ class Server:
         shortest = min(settings.get("socket_connect_timeout") or self.timeout, self.timeout)
         self.breaker = Breaker(_shown(settings), shortest)
         self._resting: list[tuple[RawConnection, Unread | None, float]] = []
+        #: What tells it that this process is alive; see ``heartbeat``.
+        self.heartbeat: Any = None
         #: Whether the server knows the script that takes grants up; see ``thread_line.Extension``.
         self.knows_grants = False
 

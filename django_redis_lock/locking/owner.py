@@ -4,18 +4,51 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["Held", "Owner", "as_bytes", "fields_of", "fingerprint", "hostname"]
+__all__ = [
+    "HEARTBEAT_EVERY",
+    "SILENT_AFTER",
+    "Held",
+    "Owner",
+    "as_bytes",
+    "encodable",
+    "fields_of",
+    "fingerprint",
+    "hostname",
+    "process_id",
+]
+
+#: Seconds between two heartbeats of a process that holds locks (``heartbeat``), and seconds after
+#: the last one from which on it counts as silent.
+HEARTBEAT_EVERY, SILENT_AFTER = 10.0, 15.0
 
 
 @lru_cache(maxsize=1)
 def hostname() -> str:
-    return socket.gethostname()
+    return encodable(socket.gethostname())
+
+
+@lru_cache(maxsize=1)
+def process_id() -> str:
+    """What tells this process from all others, also from an earlier one with the same pid on the
+    same host."""
+    return secrets.token_urlsafe(6)
+
+
+os.register_at_fork(after_in_child=process_id.cache_clear)
+
+
+def encodable(text: str) -> str:
+    """``text`` as it can be kept: what is no character (``os.fsdecode`` gives such, for a file name
+    that is no UTF-8) is written as an escape."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def fingerprint(token: bytes) -> str:
@@ -43,6 +76,9 @@ class Owner:
         host, pid, thread: where it runs; empty and 0 when it has not said so (yet).
         label: what the lock was taken for, in the words of the code that took it.
         since: Unix time in seconds, by the server's clock, at which it took the lock.
+        process: what its process's heartbeats are known by; empty where it sends none.
+        seen: seconds since its process was last heard of; None where that is not known. More than
+            SILENT_AFTER: it is stopped, cut off from Redis, or dead.
     """
 
     id: str
@@ -51,11 +87,14 @@ class Owner:
     thread: str = ""
     label: str = ""
     since: float | None = None
+    process: str = ""
+    seen: float | None = None
 
     def fields(self) -> list[str]:
         """Names and values in turn, as HSET takes them."""
         return [
             *("id", self.id, "host", self.host, "pid", str(self.pid)),
+            *(("process", self.process) if self.process else ()),
             *("thread", self.thread, "label", self.label, "since", f"{self.since or 0:.6f}"),
         ]
 
@@ -76,13 +115,17 @@ class Owner:
             fields.get("thread", ""),
             fields.get("label", ""),
             since if 0 < since < math.inf else None,
+            fields.get("process", ""),
         )
 
     def __str__(self) -> str:
         if not self.host:
             return f"an unnamed holder ({self.id})"
         named = f"{self.host}, process {self.pid}, thread {self.thread}"
-        return f"{named} ({self.label})" if self.label else named
+        named = f"{named} ({self.label})" if self.label else named
+        if self.seen is None or self.seen <= SILENT_AFTER:
+            return named
+        return f"{named}, last seen {self.seen:.0f} s ago"
 
 
 class Held:
@@ -103,12 +146,16 @@ class Held:
         self.token = as_bytes(token)
         self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
         described = fields_of(fields)
-        self.owner = Owner.from_fields(described, fingerprint(self.token))
-        of_this = described.get("id") == self.owner.id
+        owner = Owner.from_fields(described, fingerprint(self.token))
+        of_this = described.get("id") == owner.id
+        seen = described.get("seen", "") if of_this else ""
+        if seen.isascii() and seen.isdigit():
+            owner = replace(owner, seen=max(0.0, (int(server_us) - float(seen)) / 1e6))
+        self.owner = owner
         self.renews = of_this and "renews" in described
         lifetime = described.get("lifetime", "")  # In milliseconds.
         known = self.renews and lifetime.isascii() and lifetime.isdigit()
         self.overdue = known and int(pttl) < int(lifetime) / 2
         self.resting = described.get("rests", "").encode() == self.token
-        since = self.owner.since
+        since = owner.since
         self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)

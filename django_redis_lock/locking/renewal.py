@@ -12,6 +12,7 @@ from typing import Any
 from .arguments import milliseconds
 from .chronicle import Note
 from .events import group_of
+from .heartbeat import Heartbeat
 from .hold import Hold, printable
 from .keeper import Job, keeper
 from .scripts import RENEW, Call
@@ -48,6 +49,18 @@ class Renewal(Job):
         super().__init__(server, 0.0)
         self._schedule(hold.began)
 
+    def stop(self) -> None:
+        """Do nothing more for this hold."""
+        keeper().discard(self)
+        if self.named:
+            Heartbeat.leave(self.server, self.hold)
+
+    def _described(self) -> None:
+        """It is said beside the lock who holds it."""
+        if not self.named:
+            self.named = True
+            Heartbeat.join(self.server, self.hold)
+
     def _schedule(self, last: float) -> None:
         """Set ``due``, given that the lifetime was last confirmed at ``last``. A lock that is not
         renewed is looked at as often: its holder wants to know if it is reset or deleted."""
@@ -60,7 +73,7 @@ class Renewal(Job):
     def call(self, now: float) -> Call | None:
         hold = self.hold
         if hold.ended:
-            keeper().discard(self)
+            self.stop()
             return None
         settle = hold.settle
         if settle is not None:
@@ -105,7 +118,7 @@ class Renewal(Job):
         keeper().add(Note(self.server, now, hold.keys, what, hold.owner(), note, now - hold.began))
 
     def _lose(self, reason: str) -> None:
-        keeper().discard(self)
+        self.stop()
         if self.hold.lose(reason):
             self.tell("lost", reason)
 
@@ -127,7 +140,7 @@ class Renewal(Job):
         if left == -2:
             self._lose("it expired, was reset, or its key was deleted")
             return
-        self.named = True
+        self._described()
         self.hold.settle = None
         self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000, sent_at)
         self._schedule(sent_at)
@@ -160,7 +173,7 @@ class Renewals:
 
     def discard(self) -> None:
         for job in self.jobs:
-            keeper().discard(job)
+            job.stop()
 
     def reschedule(self, due: float) -> None:
         for job in self.jobs:

@@ -59,7 +59,7 @@ class VotedRenewal(Renewal):
             if hold.ended and self._canvassing:
                 self._give_back()
             elif not self._canvassing:
-                self.named = True
+                self._described()
         self._schedule(sent_at)
 
     def _give_back(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from ..exceptions import TooFewServers
 from .grants import Granted
 from .hold import Hold
+from .inventory_scripts import HEARTBEATS
 from .owner import as_bytes, fingerprint
 from .scripts import EXTEND, HELD, RESET, Call
 
@@ -133,10 +134,17 @@ def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | byt
         raise too_few(answers, servers, name)
     if call.script is HELD:
         return _held(replies, needed)
+    if call.script is HEARTBEATS:
+        return min(replies, key=lambda reply: int(reply[0]) - _number(reply[1]))
     if call.script in (EXTEND, RESET):
         return next((n for n in (1, -1) if sum(int(r) == n for r in replies) >= needed), 0)
     # A release: what cannot be asked has not refused either.
     return int(sum(not int(reply) for reply in replies) < needed)
+
+
+def _number(kept: Any) -> int:
+    digits = as_bytes(kept)
+    return int(digits) if digits.isdigit() and len(digits) < 20 else 0
 
 
 def _held(replies: Sequence[Any], needed: int) -> Any:

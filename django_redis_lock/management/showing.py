@@ -169,7 +169,7 @@ def _time_left(holding: Holding) -> str:
 def _advice(holding: Holding) -> str:
     lock = holding.lock
     if lock.silent:
-        return f"Its holder is stopped, cut off or dead: it has been {note(lock)}."
+        return f"Its holder is stopped, cut off or dead: {note(lock)}."
     return "It ends only when it is released; if its holder is gone: manage.py locks release."
 
 

@@ -68,7 +68,7 @@ def holder(lock: HeldLock, *, labelled: bool = True) -> str:
 def note(lock: HeldLock) -> str:
     """What is worth a second look."""
     if lock.silent:
-        return f"silent for {duration(lock.seen)}"
+        return f"last seen {duration(lock.seen)} ago"
     if math.isinf(lock.ttl):
         return "never expires"
     if lock.kind == FLIGHT:

@@ -17,6 +17,7 @@ from django_redis_lock.locking.chronicle import note_call
 from django_redis_lock.locking.owner import Owner
 from tests.browser.conftest import Open
 from tests.browser.test_page import named, queued
+from tests.held import silence
 from tests.integration.test_admin import hold
 
 axe_playwright = pytest.importorskip("axe_playwright_python", reason="it is not installed")
@@ -57,7 +58,7 @@ def test_nothing_serious(open_page: Open, client: redis.Redis) -> None:
     check(open_page())
     lock = named(hold("nightly-report", label="Nightly report", timeout=60), client)
     silent = named(hold("silent", timeout=300), client)
-    client.hincrby(silent.keys.owner, "seen", -200_000_000)
+    silence(client, silent.keys.lock, 200)
     hold("rests", min_hold=30).release()
     hold("endless", timeout=None)
     run(client, note_call(lock.keys.lock, "lost", Owner("x", "web-1", 7, "T"), "it expired"))

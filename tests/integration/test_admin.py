@@ -35,6 +35,7 @@ from django_redis_lock.locking.inventory import LOCK
 from django_redis_lock.locking.keys import events_key, lock_keys
 from django_redis_lock.locking.owner import Owner
 from django_redis_lock.models import HeldLock
+from tests.held import silence
 from tests.processes import until
 from tests.redis_server import RedisServer
 
@@ -272,7 +273,7 @@ def test_a_holder_that_is_silent(admin_client: Client, client: redis.Redis) -> N
     lock = hold("a", timeout=300)
     keys = lock_keys(lock.keys.lock)
     until(lambda: client.exists(keys.owner))
-    client.hincrby(keys.owner, "seen", -130_000_000)
+    silence(client, keys.lock, 130)
     (row,) = rows_of(admin_client.get(PAGE))
     assert "silent for 2 min 10 s" in row["holder"]
 

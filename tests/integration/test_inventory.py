@@ -36,8 +36,15 @@ from django_redis_lock.locking.inventory import (
     look_at,
 )
 from django_redis_lock.locking.keeper import keeper
-from django_redis_lock.locking.keys import FLIGHTS, INDEX, events_key, flight_key, lock_keys
-from django_redis_lock.locking.owner import Owner, fingerprint
+from django_redis_lock.locking.keys import (
+    FLIGHTS,
+    INDEX,
+    events_key,
+    flight_key,
+    lock_keys,
+    process_key,
+)
+from django_redis_lock.locking.owner import Owner, fingerprint, process_id
 from django_redis_lock.locking.scripts import CLOCK, Call
 from django_redis_lock.locking.server import server_of
 from tests.processes import until
@@ -300,9 +307,13 @@ def test_signs_of_life(client: redis.Redis) -> None:
     _kept = hold(client, "renewed", 3, renew=True)
     hold(client, "as it is", 90)
     hold(client, "endless", None)
+    until(lambda: server_of(client).heartbeat in keeper())
+    keeper().reschedule(server_of(client).heartbeat, time.monotonic())
+    until(lambda: client.exists(process_key(process_id())))
     renewed, as_it_is, endless = (described(client, n) for n in ("renewed", "as it is", "endless"))
     assert (renewed.lifetime, renewed.renews, renewed.sign_every) == (3, True, 1)
     assert (as_it_is.lifetime, as_it_is.renews, as_it_is.renewals) == (90, False, 0)
+    assert (as_it_is.look_every, as_it_is.sign_every) == (30, 10)
     assert (endless.lifetime, endless.renews, endless.sign_every) == (math.inf, False, 10)
     until(lambda: (described(client, "renewed").renewals or 0) >= 2)
     seen = described(client, "renewed").seen
@@ -311,9 +322,11 @@ def test_signs_of_life(client: redis.Redis) -> None:
 
 
 def test_a_holder_that_is_silent(client: redis.Redis) -> None:
+    """As it is judged where its process sends no heartbeats: one of an older version."""
     hold(client, "a", 30)
     assert described(client, "a").silent is False
     owner = lock_keys(b"a").owner
+    client.hdel(owner, "process")
     client.hincrby(owner, "seen", -13_000_000)
     assert described(client, "a").silent is True
     client.hdel(owner, "seen")

@@ -57,6 +57,7 @@ LAYERS = (
         "locking.replicas",
         "locking.keeper",
         "locking.chronicle",
+        "locking.heartbeat",
         "locking.renewal",
         "locking.line",
         "locking.pop",

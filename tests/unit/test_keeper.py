@@ -35,6 +35,7 @@ class FakeServer:
         self.asked = 0
         self.closed = 0
         self.breaker = Breaker("nowhere")
+        self.heartbeat: Any = None
 
     def at(self, keys: Any, patience: float) -> FakeServer:
         return self

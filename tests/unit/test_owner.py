@@ -13,7 +13,7 @@ import pytest
 
 from django_redis_lock.locking.hold import Hold
 from django_redis_lock.locking.keys import lock_keys
-from django_redis_lock.locking.owner import Owner, fingerprint, hostname
+from django_redis_lock.locking.owner import Owner, fingerprint, hostname, process_id
 
 OWNER = Owner("c0ffee", "web-1", 4711, "MainThread", "nightly report", 1_750_000_000.25)
 
@@ -59,7 +59,7 @@ def test_the_thread_that_took_a_lock_is_its_owner() -> None:
     thread.start()
     thread.join()
     here = (hostname(), os.getpid(), "worker", "nightly")
-    assert holds[0].owner() == Owner(fingerprint(b"token"), *here, 5.25)
+    assert holds[0].owner() == Owner(fingerprint(b"token"), *here, 5.25, process_id())
     assert hostname() == socket.gethostname()
 
 

@@ -1,0 +1,133 @@
+"""A heartbeat for each process that holds locks, so that its death is seen within seconds however
+long its locks live.
+
+One key for the process on each server, written every HEARTBEAT_EVERY seconds while the process
+holds a lock there that is described (held longer than half a second), however many there are. A
+lock's description says which key that is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+from .calls import run, run_all
+from .hold import Hold
+from .inventory_scripts import HEARTBEAT, HEARTBEATS
+from .keeper import Job, keeper
+from .keys import process_key
+from .owner import HEARTBEAT_EVERY, SILENT_AFTER, Owner, as_bytes, process_id
+from .scripts import Call
+from .server import Server, is_cluster
+
+__all__ = ["Heartbeat", "last_heartbeats", "question_about", "with_answer"]
+
+logger = logging.getLogger("django_redis_lock.keeper")
+
+#: Milliseconds for which a heartbeat is kept: as long as a dead holder's lock lives, within reason.
+DAY = 86_400_000
+#: Seconds to wait for an answer about heartbeats.
+REPLY_TIMEOUT = 5.0
+
+
+class Heartbeat(Job):
+    """Says every HEARTBEAT_EVERY seconds that this process is alive, while it holds locks on
+    ``server``."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server, time.monotonic())
+        self._mutex = threading.RLock()  # A signal handler may come in between.
+        self._holds: set[Hold] = set()
+        self._call = Call(HEARTBEAT, (process_key(process_id()),), (DAY,))
+
+    @classmethod
+    def join(cls, server: Server, hold: Hold) -> None:
+        """Send heartbeats to ``server`` while ``hold`` lasts."""
+        if server.heartbeat is None:
+            server.heartbeat = cls(server)
+        beat: Heartbeat = server.heartbeat
+        with beat._mutex:
+            beat._holds.add(hold)
+            if beat not in keeper():
+                keeper().add(beat)
+
+    @staticmethod
+    def leave(server: Server, hold: Hold) -> None:
+        """Do so no longer."""
+        beat: Heartbeat | None = server.heartbeat
+        if beat is not None:
+            with beat._mutex:
+                beat._holds.discard(hold)
+                if not beat._holds:
+                    keeper().discard(beat)
+
+    def call(self, now: float) -> Call | None:
+        with self._mutex:
+            # Whoever was interrupted while it released has not left.
+            self._holds = {hold for hold in self._holds if not hold.ended}
+            if self._holds:
+                return self._call
+            keeper().discard(self)
+            return None
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        self.due = sent_at + HEARTBEAT_EVERY
+
+    def failed(self, error: Exception, now: float) -> None:
+        logger.info("Could not send a heartbeat: %s", error)
+        if isinstance(error, NoPermissionError):
+            self.due = math.inf
+        elif isinstance(error, ResponseError):
+            self.due = now + HEARTBEAT_EVERY
+        else:
+            self.due = now + HEARTBEAT_EVERY / 4
+
+
+def last_heartbeats(client: Any, processes: Iterable[str]) -> dict[str, float]:
+    """Seconds since the last heartbeat of each of ``processes``, in one round trip; those of which
+    none is known are left out.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked.
+    """
+    known = sorted(set(processes) - {""})
+    if not known:
+        return {}
+    if not is_cluster(client):
+        return _ages(known, run(client, _question(*known), patience=REPLY_TIMEOUT).value)
+    found: dict[str, float] = {}
+    for process, answer in zip(known, run_all(client, [*map(_question, known)]), strict=True):
+        found.update(_ages([process], answer))
+    return found
+
+
+def question_about(owner: Owner) -> Call | None:
+    """Asks for the last heartbeat of a holder's process; None if there is no need to ask."""
+    if not owner.process or owner.seen is None or owner.seen <= SILENT_AFTER:
+        return None
+    return _question(owner.process)
+
+
+def with_answer(owner: Owner, answer: Any) -> Owner:
+    """``owner`` with the answer to that question."""
+    ages = _ages([owner.process], answer)
+    return replace(owner, seen=min(owner.seen or 0.0, ages.get(owner.process, math.inf)))
+
+
+def _question(*processes: str) -> Call:
+    return Call(HEARTBEATS, tuple(map(process_key, processes)), ())
+
+
+def _ages(processes: Sequence[str], answer: Any) -> dict[str, float]:
+    now_us, *beats = answer
+    texts = zip(processes, map(as_bytes, beats), strict=True)
+    # Nobody but us should write there, but anybody can.
+    known = {process: int(beat) for process, beat in texts if beat.isdigit() and len(beat) < 20}
+    return {process: max(0.0, (int(now_us) - beat) / 1e6) for process, beat in known.items()}
