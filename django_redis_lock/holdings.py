@@ -196,7 +196,7 @@ def _databases(result: Holdings) -> Iterator[_Database]:
             cache: Any = lock_cache(alias)
             client = cache._lock_client()
             space = _space_of(alias, cache)
-            database = found.setdefault(server_of(client), _Database(client, []))
+            database = found.setdefault(server_of(client).database, _Database(client, []))
         except UNAVAILABLE as error:
             result.failures.append(_failure(alias, error))
         else:
@@ -206,8 +206,8 @@ def _databases(result: Holdings) -> Iterator[_Database]:
 
 def _database_of(alias: str) -> _Database:
     # Asking for its client first: what is wrong with this very cache is for the caller to see.
-    server = server_of(lock_cache(alias)._lock_client())
-    return next(d for d in _databases(Holdings()) if server_of(d.client) is server)
+    database = server_of(lock_cache(alias)._lock_client()).database
+    return next(d for d in _databases(Holdings()) if server_of(d.client).database == database)
 
 
 def _space_of(alias: str, cache: Any) -> _Space:

@@ -166,7 +166,7 @@ def _percent(share: float | None) -> str:
 def _site(alias: str) -> Any:
     """Caches with the same server and key prefix have their figures together."""
     cache = lock_cache(alias)
-    return server_of(cache._lock_client()), str(cache.key_prefix)
+    return server_of(cache._lock_client()).database, str(cache.key_prefix)
 
 
 def _same_site(one: str, other: str) -> bool:

@@ -20,6 +20,7 @@ from ..flights.steps import Run
 from ..locking.breaker import Breaker, ServerAway
 from ..locking.calls import is_pool_exhausted
 from ..locking.flight_scripts import READ
+from ..locking.routes import is_busy
 from ..locking.scripts import Call
 from ..locking.server import server_of
 from ..locking.topology import Topology
@@ -58,8 +59,10 @@ class Reading:
                 look.missing = value is MISSING
             return value
         except ConnectionInterrupted as error:
-            # So many look already that one of them will find it missing, if it is.
-            if error.__cause__ is not None and is_pool_exhausted(error.__cause__):
+            # So many look already that one of them will find it missing, if it is. A server that is
+            # busy with a script is asked again by those who ask who computes the value.
+            cause = error.__cause__
+            if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
                 return MISSING
             raise
         finally:

@@ -95,6 +95,7 @@ class ThreadCrew:
             # Redis looks at the time-outs of blocked clients ten times a second only.
             if connection.can_read(max(0.0, step.until - time.monotonic())):
                 connection.read_response()
+                server.answered()
                 server.rest(connection)
                 connection = None
         except (RedisError, OSError) as error:

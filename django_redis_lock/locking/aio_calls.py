@@ -30,7 +30,7 @@ from .calls import (
 from .connections import may_have_run
 from .node import Server
 from .packing import pack, pack_all
-from .routes import Route
+from .routes import Route, is_busy
 from .scripts import Call
 from .server import server_of
 from .topology import Topology
@@ -104,6 +104,10 @@ async def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
         return await _run_all_at(server, client, calls)
     try:
         return await _run_all(server, client.connection_pool, calls)
+    except ResponseError as error:
+        if not is_busy(error):
+            raise
+        return [(await run(client, call)).value for call in calls]
     except (RedisConnectionError, RedisTimeoutError) as error:
         if is_pool_exhausted(error) or not may_have_run(error):
             raise
@@ -111,12 +115,16 @@ async def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
 
 
 async def _heeding(
-    node: Server, pool: Any, work: Callable[[], Coroutine[Any, Any, T]], patience: float | None
+    node: Server,
+    pool: Any,
+    work: Callable[[], Coroutine[Any, Any, T]],
+    patience: float | None,
+    calls: Sequence[Call],
 ) -> T:
     """Ask and tell the breaker of ``node``."""
     breaker = node.breaker
     if breaker.failing:
-        patience = admitted(breaker, patience)
+        patience = admitted(breaker, patience, *calls)
     began = time.monotonic()
     try:
         answer = await _within(patience, work())
@@ -129,8 +137,7 @@ async def _heeding(
             timeout = pool.connection_kwargs.get("socket_timeout")
             breaker.failed(error, time.monotonic() - began, timeout)
         raise
-    if breaker.failing:
-        breaker.answered()
+    node.answered()
     return answer
 
 
@@ -151,7 +158,7 @@ async def _run_all_at(server: Topology, client: Any, calls: Sequence[Call]) -> l
 
 
 async def _run_all(node: Server, pool: Any, calls: Sequence[Call]) -> list[Any]:
-    return await _heeding(node, pool, lambda: _exchange_all(pool, calls), None)
+    return await _heeding(node, pool, lambda: _exchange_all(pool, calls), None, calls)
 
 
 async def _exchange_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
@@ -189,7 +196,7 @@ async def _run(
     asking: bool = False,
 ) -> Any:
     pool = pool_of(client, server, node)
-    return await _heeding(node, pool, lambda: _run_pooled(pool, call, asking), patience)
+    return await _heeding(node, pool, lambda: _run_pooled(pool, call, asking), patience, (call,))
 
 
 async def _run_pooled(pool: Any, call: Call, asking: bool) -> Any:

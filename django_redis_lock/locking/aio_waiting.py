@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import time
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError
@@ -23,6 +24,7 @@ from .grants import LAST_TRY, Granted, Request
 from .hold import printable
 from .keys import wake_key
 from .line import Place, join
+from .routes import ServerBusy
 from .server import server_of
 from .waiting import FIRST_PAUSE, LONGEST_PAUSE
 
@@ -51,8 +53,9 @@ class TaskPlace(Place[TaskLine]):
             while turn is not None and not await turn.wait(self._request.left()):
                 if self._request.deadline is not None:
                     return None
-            if not self.line.registered and (granted := await self._ask()):
-                return granted if turn is None else granted._replace(contended=True)
+            with suppress(ServerBusy):
+                if not self.line.registered and (granted := await self._ask()):
+                    return granted if turn is None else granted._replace(contended=True)
             granted = await self._wait_through_outages()
             return granted and granted._replace(contended=True)
         except BaseException:

@@ -2,8 +2,11 @@
 
 A call to a frozen or unreachable server costs its whole socket timeout. After a few such calls in
 a row the others fail at once, with ``ServerAway``; every so often one is let through, with little
-patience, and its answer ends the outage. A refused connection costs nothing, so it never holds
-anybody back, and a server that is back is used at once.
+patience. Any answer ends the outage, whoever asked. A refused connection costs nothing, so it never
+holds anybody back, and a server that is back is used at once.
+
+What keeps or ends a lock that is held (a release, an extension, a renewal) is never held back:
+whoever waits for that lock would pay for it.
 
 One breaker for each server and process. The decisions are here, without input or output; ``calls``
 asks and tells it.
@@ -113,7 +116,14 @@ class Breaker:
                 )
             # The probe. Should it end without a word, another follows.
             self._open_until = now + PROBE + limits()[1]
-            return min(PROBE, self._timeout, math.inf if patience is None else patience)
+            return self._briefly(patience)
+
+    def insist(self, patience: float | None) -> float | None:
+        """For a call that is made although others are held back: how patient it may be."""
+        return patience if self._open_until is None else self._briefly(patience)
+
+    def _briefly(self, patience: float | None) -> float:
+        return min(PROBE, self._timeout, math.inf if patience is None else patience)
 
     def failed(self, error: BaseException, cost: float, timeout: float | None = None) -> None:
         """A call, or an attempt to connect, has failed.

@@ -29,8 +29,8 @@ from .breaker import Breaker
 from .connections import RawConnection, may_have_run, note_sent
 from .node import Unread
 from .packing import ASKING, pack, pack_all
-from .routes import Route
-from .scripts import Call
+from .routes import Route, is_busy
+from .scripts import EXTEND, LEAVE, RELEASE, RENEW, RESET, Call
 from .server import Server, server_of
 from .topology import Topology
 
@@ -61,7 +61,13 @@ OUTAGE: tuple[type[Exception], ...] = (
     OSError,
 )
 #: The same, as a script or a blocking pop reports it.
-_OUTAGE_REPLIES = ("UNBLOCKED", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
+_OUTAGE_REPLIES = (
+    *("UNBLOCKED", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"),
+    "BUSY ",  # Not BUSYKEY and the like.
+)
+
+#: What keeps or ends a lock that is held, or leaves a wait: no circuit breaker refuses it.
+NEVER_HELD_BACK = (RELEASE, EXTEND, RENEW, RESET, LEAVE)
 
 #: How a call can end that is then looked into.
 REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
@@ -143,7 +149,7 @@ def _run_again(
 
 def _run(server: Server, call: Call, patience: float | None, asking: bool = False) -> Any:
     if server.breaker.failing:
-        patience = admitted(server.breaker, patience)
+        patience = admitted(server.breaker, patience, call)
     connection, unread = _borrowed(server, patience)
     try:
         if asking:
@@ -169,8 +175,7 @@ def _run(server: Server, call: Call, patience: float | None, asking: bool = Fals
             server.breaker.failed(error, server.timeout if patience is None else patience)
         raise
     server.rest(connection)
-    if server.breaker.failing:
-        server.breaker.answered()
+    server.answered()
     return answer
 
 
@@ -205,6 +210,10 @@ def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
         return _run_all_at(server, client, calls)
     try:
         return _run_all(server, calls)
+    except ResponseError as error:
+        if not is_busy(error):
+            raise
+        return [run(client, call).value for call in calls]
     except (RedisConnectionError, RedisTimeoutError) as error:
         server.close()
         if not may_have_run(error):
@@ -237,7 +246,7 @@ def by_node(server: Server, calls: Sequence[Call]) -> dict[Server, list[int]]:
 
 
 def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
-    patience = admitted(server.breaker, None) if server.breaker.failing else None
+    patience = admitted(server.breaker, None, *calls) if server.breaker.failing else None
     connection, unread = _borrowed(server, patience)
     try:
         connection.send_packed_command([pack_all(calls)])
@@ -249,13 +258,15 @@ def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
             server.breaker.failed(error, server.timeout if patience is None else patience)
         raise
     server.rest(connection)
-    if server.breaker.failing:
-        server.breaker.answered()
+    server.answered()
     return answers
 
 
-def admitted(breaker: Breaker, patience: float | None) -> float | None:
-    """How patient a call may be that the breaker lets through; its error says nothing was sent."""
+def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | None:
+    """How patient ``calls`` may be that the breaker lets through; its error says nothing was
+    sent."""
+    if any(call.script in NEVER_HELD_BACK for call in calls):
+        return breaker.insist(patience)
     try:
         return breaker.admit(patience)
     except Exception as error:

@@ -225,8 +225,7 @@ class Keeper:
                     job = unanswered.popleft()
                     with _alone(job):
                         job.answered(value, sent_at)
-            if server.breaker.failing:
-                server.breaker.answered()
+            server.answered()
         except Exception as error:
             if not isinstance(error, OUTAGE):
                 logger.exception(UNEXPECTED)

@@ -196,6 +196,7 @@ class Line(ABC):
     def came(self, request: Request, reply: Any) -> Came | None:
         """The answer to the blocking pop: a grant, or None for the farewell."""
         at = time.monotonic()
+        (self.node or self.server).answered()
         grant = self.grant_in(reply)
         if grant is None:
             return None

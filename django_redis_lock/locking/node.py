@@ -40,9 +40,10 @@ class Server:
     def __init__(self, pool: Any) -> None:
         # The pool itself is not kept: it must be able to go away before its server does.
         self.address = for_threads(pool)
-        self.timeout = timeout_of(self.address.connection_kwargs)
         settings = self.address.connection_kwargs
-        shortest = min(settings.get("socket_connect_timeout") or self.timeout, self.timeout)
+        self.timeout, shortest = self.patience(settings)
+        #: Equal for servers that lead to one database, whatever their time-outs are.
+        self.database: tuple[Any, ...] = (self,)
         self.breaker = Breaker(_shown(settings), shortest)
         self._resting: list[tuple[RawConnection, Unread | None, float]] = []
         #: What tells it that this process is alive; see ``heartbeat``.
@@ -52,7 +53,7 @@ class Server:
 
     @classmethod
     def identity(cls, pool: Any) -> tuple[Any, ...]:
-        """Equal for pools that lead to one database as one user."""
+        """Equal for pools that lead to one database as one user, whatever their time-outs are."""
         settings = pool.connection_kwargs
         where = [settings.get(name) for name in ("host", "port", "path")]
         if not any(where):
@@ -60,6 +61,13 @@ class Server:
         who = [settings.get(name) for name in ("db", "username", "password")]
         provider = id(settings.get("credential_provider"))
         return (for_threads(pool).connection_class, *where, *who, provider)
+
+    @staticmethod
+    def patience(settings: Mapping[str, Any]) -> tuple[float, float]:
+        """Seconds after which connections of these settings are given up, and attempts to
+        connect."""
+        timeout = timeout_of(settings)
+        return timeout, min(settings.get("socket_connect_timeout") or timeout, timeout)
 
     # -- where a key is, for those whose keys are not all at one address ------------------------
 
@@ -106,6 +114,11 @@ class Server:
     def sent_to(self, error: Any) -> Server:
         """The server that ``error``, a refusal, names."""
         return self
+
+    def answered(self) -> None:
+        """It has answered something."""
+        if self.breaker.failing:
+            self.breaker.answered()
 
     # -- connections -----------------------------------------------------------------------------
 

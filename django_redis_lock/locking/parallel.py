@@ -48,8 +48,8 @@ def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -
     for place, answer in asking.answers.items():
         if isinstance(answer, RedisTimeoutError):
             servers[place].breaker.failed(answer, patience, patience)
-        elif not isinstance(answer, Exception) and servers[place].breaker.failing:
-            servers[place].breaker.answered()
+        elif not isinstance(answer, Exception):
+            servers[place].answered()
     return asking.answers
 
 
@@ -67,7 +67,7 @@ class _Asking:
         server = self._servers[place]
         if server.breaker.failing:
             try:
-                admitted(server.breaker, None)
+                admitted(server.breaker, None, self._calls[place])
             except RedisError as error:
                 self.answers[place] = error
                 return

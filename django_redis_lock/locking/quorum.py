@@ -216,9 +216,9 @@ def _checked(redis: Iterable[Any]) -> tuple[Any, ...]:
     clients = tuple(redis)
     if len(clients) < 3:
         raise ValueError(f"a lock on several servers needs at least 3 of them, not {len(clients)}")
-    servers = {server_of(client) for client in clients}
+    servers = [server_of(client) for client in clients]
     if any(isinstance(server, Topology) for server in servers):
         raise TypeError("a lock on several servers needs single ones: no cluster, no Sentinel")
-    if len(servers) < len(clients):
+    if len({server.database for server in servers}) < len(clients):
         raise ValueError("the servers of a lock must be different ones")
     return clients

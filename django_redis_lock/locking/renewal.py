@@ -39,6 +39,7 @@ class Renewal(Job):
         self.hold = hold
         #: Whether it is said beside the lock who holds it.
         self.named = False
+        self._naming = False
         self._renewals = 0
         lifetime = hold.lifetime
         self._third = LOOK if lifetime is None else lifetime / 3
@@ -91,6 +92,7 @@ class Renewal(Job):
             hold.renews_until = -math.inf
             name = printable(hold.keys.lock)
             logger.warning("Nobody can release %s: its handle is gone. It is renewed no more", name)
+        self._naming = True
         fields = () if self.named else (*hold.owner().fields(), *self._terms())
         wanted = self._wanted(now)
         if wanted and self._renewing(now):
@@ -111,7 +113,7 @@ class Renewal(Job):
 
     def tell(self, what: str, note: str = "") -> None:
         """Have it noted what has happened to the lock, unless that was over in no time."""
-        if not self.named:
+        if not self._naming:
             return
         hold = self.hold
         now = time.monotonic()

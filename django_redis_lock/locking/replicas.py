@@ -82,6 +82,7 @@ def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: 
     except BaseException:
         connection.disconnect()
         raise
+    server.answered()
     server.rest(connection)
     return Confirmed(bool(replies[0]), int(replies[1]))
 

@@ -51,10 +51,14 @@ def server_of(client: Any) -> Server:
             kind = Cluster
         elif hasattr(pool, "service_name"):
             kind = Service
-        address = (kind, *kind.identity(pool))
-        server = _servers.get(address)
+        database = (kind, *kind.identity(pool))
+        # Whoever has less patience must not decide for the others how long they wait.
+        settings = pool.nodes_manager if kind is Cluster else pool
+        place = (*database, kind.patience(settings.connection_kwargs))
+        server = _servers.get(place)
         if server is None:
-            server = _servers[address] = kind(pool)
+            server = _servers[place] = kind(pool)
+            server.database = database
         _by_pool[pool] = server
         return server
 

@@ -44,6 +44,7 @@ class Extension:
                 except (RedisError, OSError):
                     self._connection.disconnect()  # Unknown; the keeper's renewal will tell.
                 else:
+                    self._server.answered()
                     self._answer = self._until if taken else -math.inf
             return self._answer
 

@@ -146,5 +146,6 @@ def ask(server: Server, until: float, *command: Any) -> Any:
     except BaseException:
         connection.disconnect()
         raise
+    server.answered()
     server.rest(connection)
     return answer

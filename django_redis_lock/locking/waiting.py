@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import NoPermissionError
@@ -25,6 +26,7 @@ from .keeper import keeper
 from .keys import wake_key
 from .line import Came, Place, join
 from .pop import Farewell, Pop
+from .routes import ServerBusy
 from .server import RawConnection, server_of
 from .thread_line import Extension, ThreadLine, ThreadTurn
 
@@ -84,9 +86,11 @@ class ThreadPlace(Place[ThreadLine]):
         while turn is not None and not turn.wait(self._request.left()):
             if self._request.deadline is not None:
                 return None
-        # Who finds Redis away at the first question is told so; who waits already, waits on.
-        if not self.line.registered and (granted := self._ask()):
-            return granted if turn is None else granted._replace(contended=True)
+        # Who finds Redis away at the first question is told so; who waits already, waits on. A
+        # server that is busy with somebody's script has answered: that will pass.
+        with suppress(ServerBusy):
+            if not self.line.registered and (granted := self._ask()):
+                return granted if turn is None else granted._replace(contended=True)
         granted = self._wait_through_outages()
         return granted and granted._replace(contended=True)
 

@@ -66,7 +66,7 @@ def _read(using: str | None, period: str) -> tuple[dict[str, list[Summary]], dic
     for alias in list(lock_caches()) if using is None else [using]:
         try:
             cache: Any = lock_cache(alias)
-            place = (server_of(cache._lock_client()), str(cache.key_prefix))
+            place = (server_of(cache._lock_client()).database, str(cache.key_prefix))
             if place not in seen:
                 seen.add(place)
                 found[alias] = summaries(alias, period)

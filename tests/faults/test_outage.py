@@ -12,8 +12,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock import AsyncLock, Lock
+from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.locking.aio_clients import asyncio_client
 from django_redis_lock.locking.breaker import Breaker, ServerAway
 from django_redis_lock.locking.server import outages, server_of
 from tests.integration.test_lock import places
@@ -65,7 +66,7 @@ def test_few_calls_wait_for_a_server_that_is_frozen(
     own_server.pause()
     assert 1 <= waited_for(CALLS, lock.owned) <= 3
     with pytest.raises(ServerAway, match="has not answered for"):
-        lock.release()
+        lock.locked()
     address = f"127.0.0.1:{own_server.port}/0"
     (outage,) = (known for known in outages() if known.server == address)
     assert outage.held_back
@@ -179,6 +180,72 @@ def test_a_holders_renewal_ends_it(own_server: RedisServer, own_client: redis.Re
     until(lambda: not breaker_of(own_client).failing)
     holder.ensure_held()
     holder.release()
+
+
+@pytest.mark.parametrize("verb", ["release", "extend", "reset", "task releases", "redlock"])
+def test_nothing_that_keeps_or_ends_a_lock_is_held_back(
+    own_server: RedisServer, own_client: redis.Redis, verb: str
+) -> None:
+    """Redis is back, nobody has noticed yet, and the next attempt is not due yet."""
+    if verb == "redlock":
+        address = own_server.url.rpartition("/")[0]
+        others = [redis.Redis.from_url(f"{address}/{db}") for db in (1, 2)]
+        lock: Any = Redlock([own_client, *others], "faulty", 30)
+    else:
+        lock = Lock(own_client, "faulty", timeout=30)
+    lock.acquire()
+    hold_back(own_client)
+    with pytest.raises(ServerAway):
+        Lock(own_client, "another", timeout=30).acquire(blocking=False)
+
+    async def release_in_a_task() -> None:
+        other = AsyncLock(asyncio_client(own_client), "faulty", 30)
+        other.local.token = lock.local.token
+        await other.release()
+
+    if verb == "task releases":
+        asyncio.run(release_in_a_task())
+    elif verb == "extend":
+        lock.extend(5)
+    else:
+        getattr(lock, "reset" if verb == "reset" else "release")()
+    assert own_client.exists("faulty") == (verb == "extend")
+    assert not breaker_of(own_client).failing
+
+
+def hold_back(client: redis.Redis) -> None:
+    """Let calls be held back as after an outage that is over."""
+    for _ in range(2):
+        breaker_of(client).failed(redis.TimeoutError("no answer"), cost=5.0)
+    breaker_of(client)._open_until += PATIENCE  # type: ignore[operator]
+    assert breaker_of(client).held_back
+
+
+def test_a_grant_that_comes_ends_it(own_server: RedisServer, own_client: redis.Redis) -> None:
+    """A waiter hears of it first, on the connection it waits on."""
+    holder = Lock(own_client, "faulty", timeout=30)
+    holder.acquire()
+    waiter = Background(lambda: Lock(own_client, "faulty", 30).acquire(blocking_timeout=PATIENCE))
+    until(lambda: own_client.info("clients")["blocked_clients"])
+    hold_back(own_client)
+    with own_server.client(socket_timeout=7) as another:  # With a breaker of its own.
+        Lock(another, "faulty", 30).reset()
+    assert waiter.result() is True
+    assert not breaker_of(own_client).failing
+
+
+def test_a_call_that_is_not_held_back_is_not_patient_either(
+    own_server: RedisServer, own_client: redis.Redis
+) -> None:
+    lock = Lock(own_client, "faulty", timeout=30)
+    lock.acquire()
+    own_server.pause()
+    waited_for(5, lock.owned)
+    with pytest.raises(redis.TimeoutError):
+        lock.release()
+    own_server.resume()
+    until(lambda: answers(lock.owned))
+    lock.release()
 
 
 class TestGetOrSet:

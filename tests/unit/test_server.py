@@ -83,6 +83,17 @@ class TestAddresses:
         one, two = (redis.Redis.from_url("redis://localhost:1/3") for _ in range(2))
         assert server_of(one) is server_of(two)
 
+    @pytest.mark.parametrize("settings", [{"socket_timeout": 0.25}, {"socket_connect_timeout": 1}])
+    def test_each_has_its_own_patience(self, settings: dict[str, float]) -> None:
+        """But they lead to one database."""
+        patient = redis.Redis(port=1, socket_timeout=30)
+        hasty = redis.Redis(port=1, **{"socket_timeout": 30, **settings})
+        assert server_of(patient).timeout == 30
+        assert server_of(hasty).timeout == settings.get("socket_timeout", 30)
+        assert server_of(hasty) is not server_of(patient)
+        assert server_of(hasty).database == server_of(patient).database
+        assert server_of(redis.Redis(port=2)).database != server_of(patient).database
+
     @pytest.mark.parametrize(
         "url",
         [

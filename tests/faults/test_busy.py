@@ -1,0 +1,195 @@
+"""Somebody's long script keeps Redis from doing anything else: it answers BUSY. That passes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import AsyncLock, Lock, Redlock
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.locking.aio_clients import asyncio_client
+from django_redis_lock.locking.calls import is_outage, run_all
+from django_redis_lock.locking.routes import Route, ServerBusy
+from django_redis_lock.locking.scripts import CLOCK, Call
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, until
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture
+def own_client(own_server: RedisServer) -> Iterator[redis.Redis]:
+    with own_server.client() as client:
+        client.config_set("lua-time-limit", 1)
+        yield client
+
+
+@contextmanager
+def busy(server: RedisServer) -> Iterator[Callable[[], None]]:
+    """Redis runs a script until the block is left, or what it gives is called."""
+
+    def run_for_ever() -> None:
+        with suppress(redis.ResponseError), server.client(socket_timeout=None) as client:
+            client.eval("while true do end", 0)
+
+    script = threading.Thread(target=run_for_ever, daemon=True)
+    script.start()
+    with server.client() as client:
+
+        def answers_busy() -> bool:
+            try:
+                client.exists("x")
+            except redis.ResponseError as error:
+                return str(error).startswith("BUSY ")
+            return False
+
+        def end() -> None:
+            if script.is_alive():
+                client.script_kill()
+                script.join(PATIENCE)
+
+        until(answers_busy)
+        try:
+            yield end
+        finally:
+            end()
+
+
+@pytest.fixture
+def refusals(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """What calls were refused with."""
+    found: list[Exception] = []
+    after = Route.after
+
+    def noted(self: Route, error: Exception, node: Any) -> float:
+        found.append(error)
+        return after(self, error, node)
+
+    monkeypatch.setattr(Route, "after", noted)
+    return found
+
+
+def ask_the_time_twice(client: redis.Redis, lock: Lock) -> Any:
+    return len(run_all(client, [Call(CLOCK, (), ())] * 2)) == 2
+
+
+def release_in_a_task(client: redis.Redis, lock: Lock) -> Any:
+    async def release() -> None:
+        other = AsyncLock(asyncio_client(client), "busy", 30)
+        other.local.token = lock.local.token
+        await other.release()
+
+    return asyncio.run(release())
+
+
+def acquire_in_a_task(client: redis.Redis, lock: Lock) -> Any:
+    async def acquire() -> bool:
+        return await AsyncLock(asyncio_client(client), "free", 30).acquire()
+
+    return asyncio.run(acquire())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, lock: lock.release(),
+        lambda client, lock: lock.extend(5),
+        lambda client, lock: lock.owned(),
+        lambda client, lock: Lock(client, "free", 30).acquire(blocking_timeout=PATIENCE),
+        lambda client, lock: Lock(client, "free", 30).acquire(),
+        lambda client, lock: Lock(client, "free", 30).acquire(blocking=False),
+        ask_the_time_twice,
+        release_in_a_task,
+        acquire_in_a_task,
+    ],
+    ids=(
+        *("release", "extend", "owned", "acquire-for-a-time", "acquire", "try"),
+        *("several", "task-releases", "task-acquires"),
+    ),
+)
+def test_calls_wait_until_it_is_over(
+    call: Callable[[redis.Redis, Lock], Any],
+    own_server: RedisServer,
+    own_client: redis.Redis,
+    refusals: list[Exception],
+) -> None:
+    lock = Lock(own_client, "busy", timeout=30, thread_local=False)
+    assert lock.acquire(blocking=False)
+    with busy(own_server) as end:
+        calling = Background(lambda: call(own_client, lock))
+        until(lambda: len(refusals) > 3 or calling.done)
+        assert not calling.done
+        end()
+        assert calling.result() in (True, None)
+
+
+def test_a_newcomer_that_may_wait_waits_longer_than_for_an_answer(
+    own_server: RedisServer, refusals: list[Exception]
+) -> None:
+    with own_server.client(socket_timeout=0.2) as client:
+        client.config_set("lua-time-limit", 1)
+        with busy(own_server) as end:
+            with pytest.raises(ServerBusy):
+                Lock(client, "free", 30).acquire(blocking=False)
+            newcomer = Background(Lock(client, "free", 30).acquire)
+            until(lambda: len(refusals) > 12 or newcomer.done)
+            assert not newcomer.done
+            end()
+            assert newcomer.result() is True
+
+
+def test_a_lock_is_renewed_when_it_is_over(
+    own_server: RedisServer, own_client: redis.Redis
+) -> None:
+    lock = Lock(own_client, "busy", timeout=3, renew=True)
+    with lock:
+        with busy(own_server):
+            until(lambda: lock.local.hold.deadline - lock.local.hold.now() < 1.9)
+        until(lambda: lock.local.hold.deadline - lock.local.hold.now() > 2)
+        assert not lock.lost
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_value_is_computed_once(
+    own_server: RedisServer, own_client: redis.Redis, refusals: list[Exception], warm: bool
+) -> None:
+    cache = RedisCache(own_server.url, {})
+    if warm:
+        cache.set("report", 1, 60)
+    with busy(own_server) as end:
+        reading = Background(lambda: cache.get_or_set("report", lambda: 2, 60))
+        until(lambda: len(refusals) > 3 or reading.done)
+        assert not reading.done
+        end()
+        assert reading.result() == (1 if warm else 2)
+    assert cache.get("report") == (1 if warm else 2)
+
+
+def test_one_of_several_servers(own_server: RedisServer) -> None:
+    with RedisServer() as second, RedisServer() as third:
+        clients = [server.client() for server in (own_server, second, third)]
+        clients[0].config_set("lua-time-limit", 1)
+        lock = Redlock(clients, "free", 30)
+        with busy(own_server):
+            assert lock.acquire(blocking=False)
+            lock.release()
+        for client in clients:
+            until(lambda client=client: not client.exists("free"))
+            client.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "passes"),
+    [
+        ("BUSY Redis is busy running a script. You can only call SCRIPT KILL.", True),
+        ("BUSYKEY Target key name already exists.", False),
+        ("BUSYGROUP Consumer Group name already exists", False),
+    ],
+)
+def test_what_passes_by_itself(said: str, passes: bool) -> None:
+    assert is_outage(redis.ResponseError(said)) is passes
