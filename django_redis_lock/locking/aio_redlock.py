@@ -17,6 +17,7 @@ from .calls import Answer
 from .campaign import Ask, Queue, Step
 from .driver import adrive
 from .grants import Granted, Request
+from .parallel import spared
 from .quorum import Quorum
 from .scripts import Call
 from .server import server_of
@@ -49,17 +50,22 @@ async def _ask(
     clients: Sequence[Any], calls: Mapping[int, Call], patience: float
 ) -> dict[int, Any]:
     """As ``parallel.ask``."""
+    servers = [server_of(client) for client in clients]
+    away = spared(servers, calls)
     asking = {
         place: asyncio.ensure_future(run(clients[place], call, patience=patience))
         for place, call in calls.items()
+        if place not in away
     }
     try:
         await wait_awake(asking.values(), patience)
     finally:
         for task in asking.values():
             task.cancel()
-    await asyncio.wait(asking.values())
-    return {place: _outcome(task, clients[place], patience) for place, task in asking.items()}
+    if asking:
+        await asyncio.wait(asking.values())
+    answers = {place: _outcome(task, clients[place], patience) for place, task in asking.items()}
+    return {**answers, **away}
 
 
 def _outcome(task: asyncio.Task[Answer], client: Any, patience: float) -> Any:

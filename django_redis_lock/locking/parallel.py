@@ -19,7 +19,7 @@ from .packing import pack
 from .scripts import Call
 from .server import Server
 
-__all__ = ["ask"]
+__all__ = ["ask", "spared"]
 
 #: The share of the time that one look at what has come may count for.
 TURN = 0.1
@@ -37,9 +37,11 @@ def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -
             counts for little: answers may have come, and servers must not be taken to be away.
     """
     asking = _Asking(servers, calls)
+    asking.answers.update(spared(servers, calls))
     try:
         for place in calls:
-            asking.send(place)
+            if place not in asking.answers:
+                asking.send(place)
         asking.finish(patience)
     finally:
         # A connection with a reply still to come is of no use.
@@ -51,6 +53,21 @@ def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -
         elif not isinstance(answer, Exception):
             servers[place].answered()
     return asking.answers
+
+
+def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, Any]:
+    """The servers that need not be waited for: they are a minority and known to be away. By place,
+    with the error that says so. The keeper releases a lock there."""
+    away: dict[int, Any] = {}
+    held_back = [place for place in calls if servers[place].breaker.held_back]
+    if 2 * len(held_back) >= len(servers):
+        return away
+    for place in held_back:
+        try:
+            admitted(servers[place].breaker, None)
+        except RedisError as error:
+            away[place] = error
+    return away
 
 
 class _Asking:

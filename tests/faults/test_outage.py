@@ -187,6 +187,7 @@ def test_nothing_that_keeps_or_ends_a_lock_is_held_back(
     own_server: RedisServer, own_client: redis.Redis, verb: str
 ) -> None:
     """Redis is back, nobody has noticed yet, and the next attempt is not due yet."""
+    others: list[redis.Redis] = []
     if verb == "redlock":
         address = own_server.url.rpartition("/")[0]
         others = [redis.Redis.from_url(f"{address}/{db}") for db in (1, 2)]
@@ -194,7 +195,8 @@ def test_nothing_that_keeps_or_ends_a_lock_is_held_back(
     else:
         lock = Lock(own_client, "faulty", timeout=30)
     lock.acquire()
-    hold_back(own_client)
+    for client in (own_client, *others):
+        hold_back(client)
     with pytest.raises(ServerAway):
         Lock(own_client, "another", timeout=30).acquire(blocking=False)
 

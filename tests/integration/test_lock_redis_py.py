@@ -283,7 +283,7 @@ class TestClients:
     def test_a_user_with_few_rights(self, own_server: RedisServer, may_block: bool) -> None:
         """Who may not block polls, every ``sleep`` seconds."""
         commands = RIGHTS if may_block else tuple(c for c in RIGHTS if c != "blpop")
-        keys = ("~name", "~{name}:*", "~django_redis_lock:locks")
+        keys = ("~name", "~{name}:*", "~django_redis_lock:*")
         options: dict[str, Any] = {"username": "locker", "password": "secret"}
         with own_server.client() as admin:
             rights = ("reset", "on", ">secret", *keys, *(f"+{command}" for command in commands))
