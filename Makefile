@@ -7,6 +7,7 @@ MINUTES ?= 10
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
+INSTALLED_DEMO := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
 
@@ -16,10 +17,10 @@ INSTALLED_BENCH := $(VENV)/.installed-bench
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## Show the locks at work, then serve the demo site on PORT (8000) until Ctrl-C.
+demo: $(INSTALLED_DEMO) ## Show the locks at work, then serve the demo site on PORT (8000) until Ctrl-C.
 	$(RUN) manage.py demo $(ARGS)
 
-demo-check: $(INSTALLED) ## The demo without the site.
+demo-check: $(INSTALLED_DEMO) ## The demo without the site.
 	$(RUN) manage.py demo --no-serve $(ARGS)
 
 test: $(INSTALLED) ## Run the test suite.
@@ -56,10 +57,15 @@ $(RUN):
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # With a new setup.cfg the package is installed again.
-$(INSTALLED): setup.cfg pyproject.toml | $(RUN)
+$(INSTALLED_DEMO): setup.cfg pyproject.toml | $(RUN)
 	@echo 'Installing into $(VENV); once, it takes a minute.'
 	@$(REDIS_PROGRAM)
-	@$(PIP) --editable '.[demo,test,lint]'
+	@$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(INSTALLED): $(INSTALLED_DEMO)
+	@echo 'Installing what the tests need, too.'
+	@$(PIP) --editable '.[test,lint]'
 	@touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)

@@ -15,7 +15,6 @@ class RedisLockConfig(AppConfig):
     def ready(self) -> None:
         # They need the apps to be there.
         from . import checks, exporters, metrics  # noqa: F401, PLC0415 - checks are registered
-        from .conf import Conf  # noqa: PLC0415
 
         metrics.start()
-        exporters.start(Conf().EXPORTERS)
+        exporters.start_configured()

@@ -23,6 +23,7 @@ CHECKS = {
     "E005": "a use of `locked()` names a cache that does not exist or cannot lock",
     "E006": "the `on_conflict` of a use of `locked()` takes no argument",
     "E007": "the setting `USING` names a cache that does not exist or cannot lock",
+    "E008": "the setting `EXPORTERS` has one whose package is not installed",
     "W001": "`DJANGO_REDIS_LOCK` has a key that is no setting",
     "W002": "a cache's `OPTIONS` have a setting that is not read there",
     "W003": "no cache can lock",

@@ -13,6 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from django_redis.client import DefaultClient, HerdClient, ShardClient
 
+from .. import exporters
 from ..aliases import BACKEND, lock_cache, lock_caches
 from ..conf import FOR_THE_PROCESS, Conf, given
 from .catalogue import check, found
@@ -127,6 +128,19 @@ def check_cache_for_locks() -> Iterator[CheckMessage]:
     except ImproperlyConfigured as error:
         hint = f"Name a cache whose BACKEND is {BACKEND!r}."
         yield found("E007", f"DJANGO_REDIS_LOCK: USING is {alias!r}, but {error}.", hint)
+
+
+@check()
+def check_exporters() -> Iterator[CheckMessage]:
+    try:
+        names = Conf().EXPORTERS
+    except ImproperlyConfigured:
+        return  # E002 says so.
+    for name in names:
+        try:
+            exporters.load(name)
+        except ImproperlyConfigured as error:
+            yield found("E008", f"{error}.", "Install it, or leave the exporter out.")
 
 
 @check()

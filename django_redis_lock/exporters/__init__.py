@@ -7,11 +7,17 @@ goes wrong in one is logged and touches no lock.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Iterable
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-__all__ = ["start"]
+from ..conf import Conf
+
+__all__ = ["load", "start", "start_configured"]
+
+logger = logging.getLogger("django_redis_lock.metrics")
 
 _NEEDS = {
     "prometheus": ("prometheus_client", "prometheus"),
@@ -26,14 +32,37 @@ def start(names: Iterable[str]) -> None:
         ImproperlyConfigured: what one of them needs is not installed.
     """
     for name in names:
-        package, extra = _NEEDS[name]
+        load(name).start()
+
+
+def start_configured() -> None:
+    """Start those of the setting EXPORTERS. What is wrong with it is logged, and a system check
+    says so: a process that cannot count is no reason for a site that does not start."""
+    try:
+        names = Conf().EXPORTERS
+    except ImproperlyConfigured as error:
+        logger.error("No exporter is started: %s", error)
+        return
+    for name in names:
         try:
-            exporter = importlib.import_module(f"{__name__}.{name}")
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] != package:
-                raise
-            raise ImproperlyConfigured(
-                f"DJANGO_REDIS_LOCK: EXPORTERS has {name!r}, which needs the package {package}: "
-                f"pip install django-redis-lock[{extra}]"
-            ) from error
-        exporter.start()
+            start([name])
+        except ImproperlyConfigured as error:
+            logger.error("An exporter is not started: %s", error)
+
+
+def load(name: str) -> Any:
+    """The module of the exporter with this name.
+
+    Raises:
+        ImproperlyConfigured: what it needs is not installed.
+    """
+    package, extra = _NEEDS[name]
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        raise ImproperlyConfigured(
+            f"DJANGO_REDIS_LOCK: EXPORTERS has {name!r}, which needs the package {package}: "
+            f"pip install django-redis-lock[{extra}]"
+        ) from error

@@ -139,7 +139,8 @@ def test_one_computation_instead_of_nine_and_a_line_in_order(start: Start) -> No
     arrived, served = ([place[column] for place in places] for column in (0, 1))
     assert arrived == served
     assert sorted(served) == [f"process {number}" for number in range(1, 10)]
-    assert demo.output.count("\nyes  ") == 4
+    assert demo.output.count("\nPASS  ") == 5
+    assert "\nPASS  served in order of arrival\n" in demo.output
     # A log, not a terminal: no control sequences and no bars.
     assert "\x1b" not in demo.output
     assert "\r" not in demo.output

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 from django.core.cache import caches
+from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -339,11 +340,35 @@ def test_an_exporter_that_fails_touches_nothing(
     assert "nothing else did" in caplog.text
 
 
+@pytest.mark.usefixtures("nothing_is_declared")
 @pytest.mark.parametrize("name", EXPORTERS)
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_what_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
     package, extra = exporters._NEEDS[name]
     monkeypatch.delitem(sys.modules, f"django_redis_lock.exporters.{name}")
     for module in [m for m in sys.modules if m.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImproperlyConfigured, match=rf"pip install django-redis-lock\[{extra}\]"):
         exporters.start([name])
+    settings.DJANGO_REDIS_LOCK = {"EXPORTERS": [name]}
+    exporters.start_configured()  # Logged, and no reason not to start.
+    assert f"django-redis-lock[{extra}]" in caplog.text
+    (message,) = run_checks(tags=["redis_lock"])
+    assert message.id == "django_redis_lock.E008"
+    assert f"django-redis-lock[{extra}]" in message.msg
+
+
+@pytest.mark.parametrize("value", ['{"EXPORTERS": "prometheus"}', "None"])
+def test_a_wrong_setting_is_a_check_and_no_traceback(tmp_path: Path, value: str) -> None:
+    code = f"from testproject.settings import *\nDJANGO_REDIS_LOCK = {value}\n"
+    (tmp_path / "wrong_settings.py").write_text(code)
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "wrong_settings"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, "manage.py", "check", "--tag", "redis_lock"]
+    ended = subprocess.run(
+        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert "(django_redis_lock.E00" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -95,7 +95,7 @@ LAYERS = (
     ("kinds",),
     ("computing.*", "expiring", "python_redis_lock", "cache", "clients"),
     ("aliases",),
-    ("contention", "metrics*", "checks*", "doctor*", "models", "holdings"),
+    ("contention", "metrics*", "doctor*", "models", "holdings"),
     (
         "exporters*",
         "decorating.naming",
@@ -109,7 +109,7 @@ LAYERS = (
     ("decorating.sections",),
     ("decorating.guards",),
     ("decorating.targets",),
-    ("decorators", "caching", "admin*"),
+    ("decorators", "caching", "admin*", "checks*"),
     ("", "apps", "management*", "migrations*", "templatetags*"),
 )
 KNOWS_NO_DJANGO = ("exceptions", "flights*", "memory", "testing", "writes", "locking", "locking.*")
