@@ -16,6 +16,9 @@ __all__ = [
     "seconds_or_none",
 ]
 
+#: What may follow a number, and how many seconds that is.
+UNITS = {"s": 1, "m": 60, "h": 3600}
+
 
 def seconds_or_forever(text: str) -> float:
     return math.inf if text in ("forever", "inf") else seconds_or_none(text)
@@ -31,10 +34,13 @@ def seconds_or_none(text: str) -> float:
 
 def _checked(text: str, *, zero: bool) -> float:
     try:
-        return check_seconds("it", float(text), zero=zero) or 0.0
+        number, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
+        return check_seconds("it", float(number) * unit, zero=zero) or 0.0
     except ValueError:
         allowed = "of 0 or more" if zero else "greater than 0"
-        raise ArgumentTypeError(f"it must be a number of seconds {allowed}, not {text!r}") from None
+        raise ArgumentTypeError(
+            f"it must be a number of seconds {allowed}, or like 90s, 5m or 1h, not {text!r}"
+        ) from None
 
 
 def exit_code(text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "CHANGED_HANDS",
+    "CLOSED",
     "HELD",
     "LOST",
     "NOT_FOUND",
@@ -30,3 +31,5 @@ TAKEN = 75
 LOST = 76
 #: There is no such command; as in a shell.
 NOT_FOUND = 127
+#: Whoever read the output has closed it; as in a shell, where SIGPIPE ends a program.
+CLOSED = 141

@@ -16,7 +16,7 @@ from .exit_codes import HELD, TROUBLE, UNAVAILABLE
 from .tables import Column, Style, clip, table, width_of, width_of_table
 from .wording import as_json, counted, duration, holder, in_trouble, note, one_line
 
-__all__ = ["KINDS", "found", "lines", "list_locks", "verdict"]
+__all__ = ["KINDS", "failures", "found", "lines", "list_locks", "verdict"]
 
 #: The terminal's upper left corner.
 HOME = "\x1b[H"
@@ -49,7 +49,7 @@ def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
     else:
         shown = lines(result, command, options)
         if screen:
-            shown += _failures(result)
+            shown += failures(result)
             text = _redrawn(shown, options)
         else:
             text = "\n".join(shown)
@@ -57,14 +57,22 @@ def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
         command.stdout.write(text)
         command.stdout.flush()
     if not screen:
-        for sentence in _failures(result):
+        for sentence in failures(result):
             command.stderr.write(sentence)
     return verdict(result, options)
 
 
-def _failures(result: Holdings) -> list[str]:
-    found = [f"The cache {f.alias} could not be asked: {f.error}" for f in result.failures]
-    return found + [f"{one_line(name)} is held on this host: {who}" for name, who in result.local]
+def failures(result: Holdings) -> list[str]:
+    """What could not be asked, each reason once; and what is held on this host instead."""
+    found: dict[str, list[str]] = {}
+    for failure in result.failures:
+        found.setdefault(failure.error, []).append(failure.alias)
+    failed = [
+        f"The {'caches' if len(aliases) > 1 else 'cache'} {', '.join(aliases)} could not be asked: "
+        f"{error}"
+        for error, aliases in found.items()
+    ]
+    return failed + [f"{one_line(name)} is held on this host: {who}" for name, who in result.local]
 
 
 def found(options: dict[str, Any]) -> Holdings:
@@ -72,6 +80,7 @@ def found(options: dict[str, Any]) -> Holdings:
     kinds = KINDS[options["kind"]]
     result = holdings(aliases, kinds=kinds, search=options["search"], limit=options["limit"])
     oldest = options["older_than"]
+    options["held"] = sum(h.lock.kind == LOCK for h in result.found)
     result.found = [h for h in result.found if oldest is None or (h.lock.held_for or 0.0) > oldest]
     return result
 
@@ -131,7 +140,7 @@ def _summary(result: Holdings, options: dict[str, Any]) -> str:
         held += sum(cut.total - cut.shown for cut in result.cuts if cut.kind == LOCK)
     parts = []
     if options["kind"] != "value":
-        parts.append(counted(held, "lock is held", "locks are held") if held else "No lock is held")
+        parts.append(counted(held, "lock is held", "locks are held") if held else _none(options))
         if waiting:
             parts.append(counted(waiting, "process waits", "processes wait"))
     if options["kind"] != "lock":
@@ -144,6 +153,14 @@ def _summary(result: Holdings, options: dict[str, Any]) -> str:
         what = "locks" if cut.kind == LOCK else "values"
         text += f" Only {cut.shown} of {cut.total} {what} of the cache {cut.alias} are listed."
     return text
+
+
+def _none(options: dict[str, Any]) -> str:
+    """No lock is listed: because none is held, or none of those that are asked for."""
+    held = options.get("held")
+    if held:
+        return f"No lock matches ({held} {'is' if held == 1 else 'are'} held)"
+    return "No lock matches" if options["search"] else "No lock is held"
 
 
 def _document(result: Holdings) -> dict[str, Any]:

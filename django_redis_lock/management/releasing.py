@@ -14,7 +14,7 @@ from ..holdings import Holding, release
 from ..locking.forced import Outcome
 from ..locking.inventory import MOST_ENTRIES
 from .exit_codes import CHANGED_HANDS, UNAVAILABLE, USAGE
-from .listing import found, lines
+from .listing import failures, found, lines
 from .showing import find
 from .wording import duration, holder, one_line
 
@@ -66,14 +66,15 @@ def _agreed(command: BaseCommand) -> bool:
 def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
     """End all locks whose names match a pattern, or only say which; returns the exit code."""
     pattern = options["name"]
-    result = found({**options, "limit": MOST_ENTRIES})
+    options = {**options, "limit": MOST_ENTRIES}
+    result = found(options)
     result.found = [
         h
         for h in result.found
         if fnmatchcase(h.name, pattern) and (options["foreign"] or not h.foreign)
     ]
-    for failure in result.failures:
-        command.stderr.write(f"The cache {failure.alias} could not be asked: {failure.error}")
+    for sentence in failures(result):
+        command.stderr.write(sentence)
     code = UNAVAILABLE if result.failures else 0
     if not options["yes"] or not result.found:
         for line in lines(result, command, options):

@@ -74,7 +74,10 @@ def _look(places: list[tuple[str, bytes, str]]) -> tuple[list[Found], Exception 
     failure: Exception | None = None
     for place in places:
         try:
-            looked.append(Found(*place, *look_closely(*place)))
+            holding, inspection = look_closely(*place)
+            # Of several caches that lead to one lock it is listed under one.
+            alias = place[0] if holding is None or holding.foreign else holding.alias
+            looked.append(Found(alias, *place[1:], holding, inspection))
         except (RedisError, OSError) as error:
             failure = error
     return looked, failure
@@ -133,7 +136,9 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
 def _facts(found: Found) -> list[tuple[str, str]]:
     place = f"{found.alias}, at the key {one_line(found.key.decode(errors='backslashreplace'))}"
     if found.holding is None:
-        return [("state", "free"), ("cache", place)]
+        seen = found.inspection.events or found.inspection.waiters
+        state = "free" if seen else "free; no lock of this name has been seen: is it spelled right?"
+        return [("state", state), ("cache", place)]
     lock, owner = found.holding.lock, found.holding.lock.owner
     if lock.resting:
         facts = [("state", "held by nobody, and taken until its min_hold is over")]

@@ -136,8 +136,50 @@ def test_it_can_be_searched_and_cut(run: Run, client: redis.Redis) -> None:
         assert run("--search", "INVOICE")[1].splitlines()[-1] == "2 locks are held."
         last = run("--limit", "1")[1].splitlines()[-1]
         assert last == "3 locks are held. Only 1 of 3 locks of the cache default are listed."
-        assert run("--older-than", "3600", "--exit-code") == (0, "No lock is held.\n", "")
+        said = "No lock matches (3 are held).\n"
+        assert run("--older-than", "1h", "--exit-code") == (0, said, "")
+        assert run("reset", "nothing-*") == (0, said, "")
+        assert run("--search", "nothing") == (0, "No lock matches.\n", "")
         assert run("--older-than", "0", "--exit-code")[0] == 1
+
+
+def test_two_caches_on_one_database_are_one_place(
+    run: Run, client: redis.Redis, settings: Any
+) -> None:
+    settings.CACHES = {**settings.CACHES, "other": settings.CACHES["default"]}
+    with held(client, "nightly"):
+        (listed,) = json.loads(run("--json")[1])["locks"]
+        assert listed["cache"] == json.loads(run("show", "nightly", "--json")[1])["cache"]
+        assert f"cache       {listed['cache']}, at the key" in run("show", "nightly")[1]
+
+
+def test_one_failure_of_several_caches_is_said_once(run: Run, settings: Any) -> None:
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {"default": away, "other": away}
+    code, out, err = run()
+    assert (code, out) == (69, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith("The caches default, other could not be asked: ")
+
+
+@pytest.mark.parametrize("action", ["doctor", "list", "show"])
+def test_the_help_of_an_action_has_its_options_only(run: Run, action: str) -> None:
+    code, out, _ = run(action, "--help")
+    assert code == 0
+    assert f"locks {action}" in out
+    assert "--yes" not in out
+    assert ("--exit-code" in out) is (action != "doctor")
+    assert "--using" in out
+
+
+def test_who_reads_only_the_beginning_is_no_failure() -> None:
+    """As head does."""
+    command = [sys.executable, "manage.py", "locks", "doctor"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as examining:
+        examining.stdout.close()
+        assert examining.stderr.read() == b""
+    assert examining.returncode == 141
 
 
 def test_a_list_for_programs(run: Run, client: redis.Redis) -> None:
@@ -291,7 +333,8 @@ def test_whose_lock_was_left_behind(run: Run, client: redis.Redis) -> None:
 
 def test_a_free_lock(run: Run) -> None:
     code, out, _ = run("show", "nightly", "--exit-code")
-    assert (code, out.split()[:3]) == (0, ["nightly", "state", "free"])
+    assert (code, out.split()[:3]) == (0, ["nightly", "state", "free;"])
+    assert "no lock of this name has been seen" in out
     assert json.loads(run("show", "nightly", "--json")[1])["held"] is False
 
 

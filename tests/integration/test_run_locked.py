@@ -188,7 +188,7 @@ def test_a_wait_says_what_it_waits_for(capfd: Any) -> None:
 
 def test_a_wait_ends(capfd: Any) -> None:
     with lock():
-        code, out, err = here(capfd, ["job", "--wait", "0.2", "--", "check"])
+        code, out, err = here(capfd, ["job", "--wait", "0.002m", "--", "check"])
     assert (code, out) == (75, "")
     assert err.splitlines()[-1].startswith("CommandError: nothing was run: job is held by")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from ...decorating.outages import outages_not_logged
 from ...metrics import PERIODS
 from ..arguments import count, seconds, seconds_or_none
 from ..diagnosis import diagnose
-from ..exit_codes import UNAVAILABLE, USAGE
+from ..exit_codes import CLOSED, UNAVAILABLE, USAGE
 from ..figures import show_figures
 from ..listing import KINDS, list_locks
 from ..releasing import release_lock, reset_locks
@@ -31,6 +32,15 @@ ACTIONS: dict[str, Callable[[BaseCommand, dict[str, Any]], int]] = {
     "reset": reset_locks,
     "stats": show_figures,
     "doctor": diagnose,
+}
+#: What each does, for its help.
+ABOUT = {
+    "list": "Shows which locks are held.",
+    "show": "Shows one lock, who waits for it and what happened to it last.",
+    "release": "Ends a lock that another holds, after asking.",
+    "reset": "Ends all locks whose names match a pattern.",
+    "stats": "Shows how locks and computations behaved.",
+    "doctor": "Says whether Redis serves locks well.",
 }
 #: What needs a NAME (or a PATTERN); the others take none.
 NAMED = ("show", "release", "reset")
@@ -117,7 +127,16 @@ class Command(BaseCommand):
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         # "locks show --json NAME" is as good as "locks show NAME --json".
-        parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
+        parse = parser.parse_intermixed_args
+
+        def parse_args(args: Any = None, namespace: Any = None) -> Any:
+            words = list(sys.argv[2:] if args is None else args)
+            actions = [word for word in words if word in ACTIONS]
+            if actions and {"-h", "--help"} & {*words}:
+                _tell_only(parser, actions[0])
+            return parse(words, namespace)
+
+        parser.parse_args = parse_args  # type: ignore[method-assign]
         return parser
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -130,8 +149,13 @@ class Command(BaseCommand):
                 raise ImproperlyConfigured(f"none of the CACHES can lock: give one the {BACKEND=}")
             with outages_not_logged():
                 code = ACTIONS[action](self, options)
+            self.stdout.flush()
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=USAGE) from error
+        except BrokenPipeError:
+            # Whoever read our output, such as head, has seen enough. What is left goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = CLOSED
         except (RedisError, OSError) as error:
             raise CommandError(
                 f"Redis could not be asked: {error}", returncode=UNAVAILABLE
@@ -161,3 +185,13 @@ class Command(BaseCommand):
         if getattr(self, "_called_from_command_line", False):
             sys.exit(code)
         raise CommandError(f"exit code {code}", returncode=code)
+
+
+def _tell_only(parser: CommandParser, name: str) -> None:
+    """Let the help of ``parser`` be that of one action."""
+    what = {"reset": " PATTERN"}.get(name, " NAME" if name in NAMED else "")
+    parser.usage, parser.description = f"%(prog)s {name}{what} [options]", ABOUT[name]
+    for option in parser._actions:
+        of_others = name not in TAKEN_BY.get(option.dest, ACTIONS)
+        if of_others or option.dest == "action" or (option.dest == "name" and not what):
+            option.help = SUPPRESS

@@ -168,8 +168,8 @@ class Command(BaseCommand):
                 except (RedisError, OSError) as error:
                     pause = retry.pause_after(error)
                     if retry.attempts == 1:
-                        wait = _for(options["wait"])
-                        self._say(f"Redis cannot be reached: {error}. Waiting {wait} …", options)
+                        why, wait = str(error).rstrip("."), _for(options["wait"])
+                        self._say(f"Redis cannot be reached: {why}. Waiting {wait} …", options)
                     time.sleep(pause)
         except KeyboardInterrupt:
             raise CommandError(
