@@ -6,7 +6,7 @@ The same names, prefixed ``LOCK_``, in a cache's ``OPTIONS`` override them for t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
 
@@ -23,6 +23,8 @@ __all__ = ["FOR_THE_PROCESS", "ON_WAIT_TIMEOUT", "Conf"]
 
 #: What a follower can do when it has waited long enough.
 ON_WAIT_TIMEOUT = ("compute", "raise", "default")
+#: What ``get_or_set`` can do while Redis is away.
+VALUES_ON_REDIS_DOWN = ("compute", "raise")
 #: Settings that hold for the whole process: in one cache's options nobody reads them.
 FOR_THE_PROCESS = ("BREAKER_FAILURES", "BREAKER_PAUSE", "EXPORTERS", "USING")
 #: The exporters there are.
@@ -90,6 +92,14 @@ class Conf:
             raise ImproperlyConfigured(f"{where} must be True or False, not {value!r}")
         return value
 
+    def _choice(self, name: str, choices: Sequence[str]) -> str:
+        """One of ``choices``; the first is the default."""
+        where, choice = self._get(name, choices[0])
+        if choice not in choices:
+            allowed = ", ".join(map(repr, choices))
+            raise ImproperlyConfigured(f"{where} must be one of {allowed}, not {choice!r}")
+        return str(choice)
+
     def _share(self, name: str, default: float) -> float:
         try:
             return check_share(*self._get(name, default))
@@ -126,11 +136,12 @@ class Conf:
     @property
     def ON_WAIT_TIMEOUT(self) -> str:
         """What a follower does after WAIT: "compute", "raise" or "default"."""
-        where, choice = self._get("ON_WAIT_TIMEOUT", "compute")
-        if choice not in ON_WAIT_TIMEOUT:
-            allowed = ", ".join(map(repr, ON_WAIT_TIMEOUT))
-            raise ImproperlyConfigured(f"{where} must be one of {allowed}, not {choice!r}")
-        return str(choice)
+        return self._choice("ON_WAIT_TIMEOUT", ON_WAIT_TIMEOUT)
+
+    @property
+    def VALUES_ON_REDIS_DOWN(self) -> str:
+        """What ``get_or_set`` does when Redis is down: "compute" the value or "raise" the error."""
+        return self._choice("VALUES_ON_REDIS_DOWN", VALUES_ON_REDIS_DOWN)
 
     @property
     def JITTER(self) -> float:

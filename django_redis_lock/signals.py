@@ -55,7 +55,8 @@ lock_lost = Signal()
 lock_timed_out = Signal()
 #: A lock was taken without Redis (ON_REDIS_DOWN). Also: how ("local" or "run"), error.
 lock_stood_in = Signal()
-#: A value was computed. Also: seconds, values (how many, by ``get_or_set_many``).
+#: A value was computed. Also: seconds, values (how many, by ``get_or_set_many``), without_redis
+#: (bool: Redis was away).
 value_computed = Signal()
 #: A stale value could not be computed anew, and the old one is served on. Also: error.
 value_refresh_failed = Signal()

@@ -32,7 +32,7 @@ class ComputingAnew(Computing):
         producer = self._producer(key, default, timeout, terms, group)
         crew = self._thread_crew()
         nkey = self._encoded_key(key, version)
-        return crew.do(crew.flights.compute_anyway(nkey, producer, alone=False))
+        return crew.do(crew.flights.compute_anyway(nkey, producer))
 
     async def acompute(
         self,
@@ -49,4 +49,4 @@ class ComputingAnew(Computing):
         producer = self._producer(key, awaitable(default), timeout, terms, group)
         crew = self._task_crew()
         nkey = self._encoded_key(key, version)
-        return await crew.do(crew.flights.compute_anyway(nkey, producer, alone=False))
+        return await crew.do(crew.flights.compute_anyway(nkey, producer))

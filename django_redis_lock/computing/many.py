@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
-from redis.exceptions import ConnectionError as RedisConnectionError
+from django_redis.exceptions import ConnectionInterrupted
 
 from ..exceptions import LockNotAcquired
 from ..flights import CoordinationError, Steps, TaskCrew, ThreadCrew
 from ..flights.many import Several
-from ..flights.steps import Compute
 from ..locking.calls import is_pool_exhausted
 from .awaitables import awaitable
 from .single import Computing, OnWaitTimeout
@@ -24,8 +23,6 @@ __all__ = ["ComputingMany"]
 
 class ComputingMany(Computing):
     """The part of ``RedisCache`` that computes several missing values at once."""
-
-    get_many: Any
 
     def get_or_set_many(
         self,
@@ -60,9 +57,10 @@ class ComputingMany(Computing):
             error_ttl=error_ttl,
         )
         names = list(dict.fromkeys(keys))
-        found = self._look_for(names, version)
+        found, alone = self._look_for(names, version)
         crew = self._thread_crew()
-        steps = self._values(crew, names, found, default_many, timeout, version, terms, group)
+        produce = default_many
+        steps = self._values(crew, names, found, produce, timeout, version, terms, group, alone)
         return _in_order(names, crew.do(steps))
 
     async def aget_or_set_many(
@@ -94,16 +92,16 @@ class ComputingMany(Computing):
         steps = self._values(crew, names, {}, produce, timeout, version, terms, group)
         return _in_order(names, await crew.do(steps))
 
-    def _look_for(self, names: list[str], version: int | None) -> dict[str, Any]:
-        """What is there. Nothing, if Redis is away or the pool is used up: then it is asked again
-        with the question who computes."""
+    def _look_for(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        """What is there, and why Redis could not be asked. If the pool is used up, nothing is
+        found: it is asked again with the question who computes."""
         try:
-            found: dict[str, Any] = self.get_many(names, version=version)
-        except RedisConnectionError as error:
-            if is_pool_exhausted(error):
-                return {}
-            raise
-        return found
+            return self._heeded(self.client.get_many, names, version=version), None
+        except ConnectionInterrupted as error:
+            cause = error.__cause__ or error
+            return {}, None if is_pool_exhausted(cause) else self._go_on_alone(cause)
 
     def _values(
         self,
@@ -115,6 +113,7 @@ class ComputingMany(Computing):
         version: int | None,
         terms: Terms,
         group: str | None,
+        alone: BaseException | None = None,
     ) -> Steps:
         deadline = time.monotonic() + terms.wait
         missing = {self._encoded_key(name, version): name for name in names if name not in found}
@@ -138,11 +137,14 @@ class ComputingMany(Computing):
         if not missing:
             return found
         several = Several(crew.server, self.conf.FLIGHT_TIMEOUT, producer, produce)
-        try:
-            got, late = yield from several.get_or_compute(list(missing), deadline)
-        except CoordinationError as error:
-            self._may_go_on_alone(error.__cause__)
-            got, late = (yield Compute(lambda: produce(list(missing)))), []
+        got, late = {}, list(missing)
+        if alone is None:
+            try:
+                got, late = yield from several.get_or_compute(late, deadline)
+            except CoordinationError as error:
+                alone = self._go_on_alone(error.__cause__ or error)
+        if alone is not None:
+            got, late = (yield from several.compute_alone(late, alone)), []
         if late and terms.on_wait_timeout == "raise":
             raise LockNotAcquired("A value is still being computed elsewhere", missing[late[0]])
         if late and terms.on_wait_timeout == "compute":

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from django.utils.functional import cached_property
-from django_redis.cache import CONNECTION_INTERRUPTED, omit_exception
 from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -42,10 +41,13 @@ class Reading:
     _encoded_key: Any
     _lock_client: Any
 
-    @omit_exception(return_value=CONNECTION_INTERRUPTED)  # type: ignore[untyped-decorator]
     def _look(self, key: str, version: int | None) -> Any:
         """The value, or MISSING. Many callers at once would take a connection each; so while this
-        process is after the value, one at a time looks, and the others may as well wait for it."""
+        process is after the value, one at a time looks, and the others may as well wait for it.
+
+        Raises:
+            ConnectionInterrupted: Redis could not be asked.
+        """
         crowded = self._pool is not None and _must_connect(self._pool)
         if crowded and self._looks.wait_for((self.key_prefix, key, version)):
             return MISSING

@@ -10,15 +10,14 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.utils.functional import cached_property
-from django_redis.cache import CONNECTION_INTERRUPTED
 from django_redis.client import HerdClient
+from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
 from ..conf import Conf
 from ..exceptions import LockNotAcquired
 from ..flights import TOO_LATE, CoordinationError, Producer, Steps, TaskCrew, ThreadCrew
 from ..locking.aio_clients import asyncio_client
-from ..locking.calls import OUTAGE
 from ..locking.events import check_group
 from .awaitables import awaitable
 from .reading import MISSING, Reading
@@ -35,7 +34,6 @@ class Computing(Reading):
     default_timeout: float | None
     get_many: Any
     _params: dict[str, Any]
-    _ignore_exceptions: bool
 
     @cached_property
     def conf(self) -> Conf:
@@ -85,7 +83,8 @@ class Computing(Reading):
             ComputationFailed: see ``error_ttl``.
             LockError: ``default`` asked for its own key.
             TypeError, ValueError: an option makes no sense.
-            redis.exceptions.RedisError: Redis is away and IGNORE_EXCEPTIONS is off.
+            redis.exceptions.RedisError: Redis is away, and VALUES_ON_REDIS_DOWN is ``"raise"``;
+                otherwise the value is computed, and not stored.
         """
         # A hit is to cost what a plain GET costs, so the settings have to wait.
         given: dict[str, Any] = {}
@@ -107,14 +106,17 @@ class Computing(Reading):
                 background=background,
                 error_ttl=error_ttl,
             )
-        alone, may_be_stale = False, self.conf.STALE if stale is SETTING else stale
+        may_be_stale = self.conf.STALE if stale is SETTING else stale
         if may_be_stale and stale is SETTING:
             may_be_stale = self._timeout(timeout) is not None
+        alone: BaseException | None = None
         if not may_be_stale:
-            value = self._look(key, version)
-            alone = value is CONNECTION_INTERRUPTED
-            if value is not MISSING and not alone:
-                return value
+            try:
+                value = self._look(key, version)
+                if value is not MISSING:
+                    return value
+            except ConnectionInterrupted as error:
+                alone = self._go_on_alone(error.__cause__ or error)
         try:
             terms = Terms.of(self.conf, self._timeout(timeout), **given)
             producer = self._producer(key, default, timeout, terms, group)
@@ -157,7 +159,7 @@ class Computing(Reading):
         producer = self._producer(key, awaitable(default), timeout, terms, group)
         crew = self._task_crew()
         nkey = self._encoded_key(key, version)
-        steps = self._value(crew, key, nkey, producer, terms, default, alone=False, read=True)
+        steps = self._value(crew, key, nkey, producer, terms, default, alone=None, read=True)
         return await crew.do(steps)
 
     # -- the same for threads and tasks --------------------------------------------------------
@@ -170,7 +172,7 @@ class Computing(Reading):
         producer: Producer,
         terms: Terms,
         default: Any,
-        alone: bool,
+        alone: BaseException | None,
         read: bool,
     ) -> Steps:
         deadline = time.monotonic() + terms.wait
@@ -180,7 +182,7 @@ class Computing(Reading):
             try:
                 kept = yield from self._read(flights.place(nkey), bool(producer.stale))
             except (RedisError, OSError) as error:
-                alone = self._may_go_on_alone(error)
+                alone = self._go_on_alone(error)
             if kept is not None:
                 value, left = kept
                 if 0 <= int(left) <= producer.stale:
@@ -189,7 +191,7 @@ class Computing(Reading):
         try:
             found = yield from flights.get_or_compute(nkey, producer, deadline, alone)
         except CoordinationError as error:
-            alone = self._may_go_on_alone(error.__cause__)
+            alone = self._go_on_alone(error.__cause__ or error)
             found = yield from flights.get_or_compute(nkey, producer, deadline, alone)
         finally:
             self._looks.forget(nkey)
@@ -201,12 +203,12 @@ class Computing(Reading):
             return None if callable(default) else default
         return (yield from flights.compute_anyway(nkey, producer, alone))
 
-    def _may_go_on_alone(self, error: BaseException | None) -> bool:
-        """Redis went away, or lets us read but not coordinate. Whatever goes wrong with that, the
-        caller gets its value (invariant C3), unless it wants to see outages."""
-        if isinstance(error, OUTAGE) and not self._ignore_exceptions:
+    def _go_on_alone(self, error: BaseException) -> BaseException:
+        """Redis is away, or refuses to answer: ``error``. Whatever goes wrong with it, the caller
+        gets its value (invariant C3), unless the setting says that errors are to show."""
+        if self.conf.VALUES_ON_REDIS_DOWN == "raise":
             raise error
-        return True
+        return error
 
     def _producer(
         self, key: str, default: Any, timeout: float | None, terms: Terms, group: str | None

@@ -57,6 +57,9 @@ class OpenTelemetry:
         self._missed = counter("missed", "Locks that were not acquired")
         self._lost = counter("lost", "Locks that ended before they were released")
         self._computed = counter("values_computed", "Values computed by get_or_set")
+        self._without_redis = counter(
+            "values_computed_without_redis", "Values computed while Redis was away"
+        )
         self._saved = counter("computations_saved", "Computations spared to callers")
         self._refreshes_failed = counter("refreshes_failed", "Stale values not computed anew")
         self._outages = counter("outages", "Times a Redis server went away")
@@ -126,6 +129,8 @@ class OpenTelemetry:
         self._computations.record(event.seconds, {"group": group, "failed": failed})
         if not failed:
             self._computed.add(event.values, {"group": group})
+            if event.without_redis:
+                self._without_redis.add(event.values, {"group": group})
 
     def _on_shared(self, event: events.Shared, group: str) -> None:
         self._saved.add(event.values, {"group": group, "stale": event.stale})

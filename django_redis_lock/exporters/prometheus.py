@@ -39,6 +39,9 @@ class Prometheus:
         self.waits = self._histogram("wait_seconds", "How long acquisitions waited")
         self.holds = self._histogram("hold_seconds", "How long locks were held")
         self.computed = self._counter("values_computed", "Values computed by get_or_set", *group)
+        self.without_redis = self._counter(
+            "values_computed_without_redis", "Values computed while Redis was away", *group
+        )
         self.failed = self._counter("computations_failed", "Computations that raised", *group)
         self.computations = self._histogram("computation_seconds", "How long computations took")
         self.saved = self._counter(
@@ -98,6 +101,8 @@ class Prometheus:
     def _computed(self, event: events.Computed, group: str) -> None:
         if event.error is None:
             self.computed.labels(group).inc(event.values)
+            if event.without_redis:
+                self.without_redis.labels(group).inc(event.values)
         else:
             self.failed.labels(group).inc()
         self.computations.labels(group).observe(event.seconds)

@@ -33,7 +33,7 @@ from .steps import (
     outlasting,
     text,
 )
-from .telling import tell_shared, told
+from .telling import note_without_redis, tell_shared, told
 
 __all__ = ["Several"]
 
@@ -125,6 +125,12 @@ class Several:
         except (RedisError, OSError):
             replaced = [NOTHING] * len(keys)  # Nothing can be stored either, which is said there.
         return (yield from self._lead(dict(zip(keys, replaced, strict=True))))
+
+    def compute_alone(self, keys: list[bytes], why: BaseException) -> Steps:
+        """The values, computed without Redis, which is away: ``why``."""
+        note_without_redis(self._server, keys[0], why, len(keys))
+        with told(self._server, self._terms, len(keys), without_redis=True):
+            return (yield Compute(lambda: self._produce(keys)))
 
     def _taking(self, key: bytes) -> Call:
         args = (self._token, milliseconds(self._flight_timeout), self._terms.stale)

@@ -39,7 +39,7 @@ from .steps import (
     outlasting,
     text,
 )
-from .telling import tell_refresh_failed, tell_shared, told
+from .telling import note_without_redis, tell_refresh_failed, tell_shared, told
 
 __all__ = ["Flights"]
 
@@ -68,12 +68,14 @@ class Flights:
         """Where those of this process meet who are after the value at ``key``."""
         return self._server, key, self._loop
 
-    def get_or_compute(self, key: bytes, producer: Producer, deadline: float, alone: bool) -> Steps:
+    def get_or_compute(
+        self, key: bytes, producer: Producer, deadline: float, alone: BaseException | None = None
+    ) -> Steps:
         """The value at ``key``, computed here or by whoever already does; or ``TOO_LATE``.
 
         Args:
             deadline: monotonic time until which to wait for another's computation.
-            alone: Redis is away; only those of this process share the computation.
+            alone: why Redis cannot be asked; only those of this process share the computation.
 
         Raises:
             LockError: the producer of this key asked for this key again.
@@ -107,11 +109,13 @@ class Flights:
             if aboard.outage is not None and not alone:
                 raise CoordinationError from aboard.outage
 
-    def compute_anyway(self, key: bytes, producer: Producer, alone: bool) -> Steps:
+    def compute_anyway(
+        self, key: bytes, producer: Producer, alone: BaseException | None = None
+    ) -> Steps:
         """The value, computed here although another computes it. This caller leads from now on:
         the result of who began last is kept, and a write meanwhile wins over both."""
         if alone:
-            return (yield from self._compute(key, producer))[0]
+            return (yield from self._compute(key, producer, alone))[0]
         token = new_token()
         taking = Call(TAKE_OVER, (key, flight_key(key)), (token, self._lifetime))
         replaced = NOTHING
@@ -213,9 +217,12 @@ class Flights:
     def _landing(self, key: bytes, token: bytes) -> Landing:
         return Landing(self._server, [key], token, self._flight_timeout)
 
-    def _compute(self, key: bytes, producer: Producer) -> Steps:
+    def _compute(self, key: bytes, producer: Producer, alone: BaseException | None = None) -> Steps:
         """The value, and the value as Redis is to keep it."""
-        with computing(self._server, (key,)), told(self._server, producer):
+        if alone:
+            note_without_redis(self._server, key, alone)
+        without_redis = alone is not None
+        with computing(self._server, (key,)), told(self._server, producer, 1, without_redis):
             value = yield Compute(producer.compute)
         try:
             return value, producer.encode(value)
@@ -223,11 +230,16 @@ class Flights:
             raise ProducerFailed(error) from error
 
     def _speak(
-        self, key: bytes, aboard: Aboard, producer: Producer, deadline: float, alone: bool
+        self,
+        key: bytes,
+        aboard: Aboard,
+        producer: Producer,
+        deadline: float,
+        alone: BaseException | None,
     ) -> Steps:
         """The value, TOO_LATE, or FOUND; and for those aboard what they may have."""
         if alone:
-            value, aboard.found = yield from self._compute(key, producer)
+            value, aboard.found = yield from self._compute(key, producer, alone)
             aboard.asked += 1
             aboard.computed = True
             return value

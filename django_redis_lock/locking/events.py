@@ -118,12 +118,14 @@ class Computing(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """``values`` values were computed by one call in ``seconds``; or not, because of ``error``."""
+    """``values`` values were computed by one call in ``seconds``; or not, because of ``error``.
+    ``without_redis``: it was away, so others may have computed them as well."""
 
     subject: Subject
     seconds: float
     error: BaseException | None
     values: int = 1
+    without_redis: bool = False
 
 
 class Shared(NamedTuple):

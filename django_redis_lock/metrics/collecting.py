@@ -30,6 +30,7 @@ from .figures import (
     STOOD_IN,
     TIMED_OUT,
     WAITS,
+    WITHOUT_REDIS,
     Distribution,
     add,
     new,
@@ -196,6 +197,8 @@ def _stood_in(figures: list[int], event: events.StoodIn) -> None:
 def _computed(figures: list[int], event: events.Computed) -> None:
     if event.error is None:
         figures[COMPUTED] += event.values
+        if event.without_redis:
+            figures[WITHOUT_REDIS] += event.values
     else:
         figures[FAILED] += 1
     observe(figures, COMPUTING, event.seconds)

@@ -27,7 +27,8 @@ CONTENDED, TIMED_OUT, REFUSED, LOST, COMPUTED, FAILED, SHARED, STALE, REFRESH_FA
 # A distribution is the sum in microseconds, then the classes.
 WAITS, HOLDS, COMPUTING = (9 + n * (1 + _CLASSES) for n in range(3))
 STOOD_IN = 9 + 3 * (1 + _CLASSES)
-_LENGTH = STOOD_IN + 1
+WITHOUT_REDIS = STOOD_IN + 1
+_LENGTH = WITHOUT_REDIS + 1
 
 
 class Period(NamedTuple):
@@ -125,6 +126,7 @@ class Summary:
         waits: how long the acquisitions waited.
         holds: how long locks were held.
         computed: values computed by ``get_or_set`` and its kin.
+        without_redis: how many of these were computed while Redis was away.
         failed: computations that raised.
         saved: computations that callers were saved, because another's result was theirs too.
         stale: how many of these got the old value at once.
@@ -143,6 +145,7 @@ class Summary:
     waits: Distribution
     holds: Distribution
     computed: int
+    without_redis: int
     failed: int
     saved: int
     stale: int
@@ -168,6 +171,7 @@ class Summary:
             waits=Distribution.at(total, WAITS),
             holds=Distribution.at(total, HOLDS),
             computed=total[COMPUTED],
+            without_redis=total[WITHOUT_REDIS],
             failed=total[FAILED],
             saved=total[SHARED] + total[STALE],
             stale=total[STALE],

@@ -251,8 +251,22 @@ def test_a_call_that_is_not_held_back_is_not_patient_either(
 
 
 class TestGetOrSet:
+    def test_few_calls_for_many_values_wait(self, own_server: RedisServer) -> None:
+        cache = cache_of(own_server)
+        own_server.pause()
+        waited = 0
+        for _ in range(CALLS):
+            began = time.monotonic()
+            assert cache.get_or_set_many(["a", "b"], lambda keys: dict.fromkeys(keys, 1)) == {
+                "a": 1,
+                "b": 1,
+            }
+            waited += time.monotonic() - began > TIMEOUT / 2
+        assert waited <= 3
+        own_server.resume()
+
     def test_few_calls_wait(self, own_server: RedisServer) -> None:
-        cache = cache_of(own_server, IGNORE_EXCEPTIONS=True)
+        cache = cache_of(own_server)
         assert cache.get_or_set("report", lambda: 1, 60) == 1
         own_server.pause()
         waited = 0
@@ -265,7 +279,7 @@ class TestGetOrSet:
         until(lambda: cache.get_or_set("report", lambda: 2, 60) == 1)
 
     def test_an_outage_that_is_to_show_shows_at_once(self, own_server: RedisServer) -> None:
-        cache = cache_of(own_server)
+        cache = cache_of(own_server, LOCK_VALUES_ON_REDIS_DOWN="raise")
         own_server.pause()
         assert waited_for(CALLS, lambda: cache.get_or_set("report", lambda: 1, 60)) <= 3
         with pytest.raises(ServerAway):
@@ -276,7 +290,7 @@ class TestGetOrSet:
     def test_the_threads_of_a_process_still_compute_once(
         self, own_server: RedisServer, how: str
     ) -> None:
-        cache = cache_of(own_server, IGNORE_EXCEPTIONS=True)
+        cache = cache_of(own_server)
         assert cache.get_or_set("warm", lambda: 1, 60) == 1
         getattr(own_server, how)()
         calls: list[int] = []
@@ -290,7 +304,7 @@ class TestGetOrSet:
         assert len(calls) == 1
 
     def test_so_do_its_tasks(self, own_server: RedisServer) -> None:
-        cache = cache_of(own_server, IGNORE_EXCEPTIONS=True)
+        cache = cache_of(own_server)
         own_server.kill()
         calls: list[int] = []
 

@@ -614,19 +614,8 @@ def test_stale(cache: RedisCache, client: redis.Redis, background: bool) -> None
     run(ask())
 
 
-@pytest.mark.parametrize("how", ["ignored", "shown"])
-def test_without_redis(own_server: RedisServer, how: str) -> None:
-    cache = make(own_server, IGNORE_EXCEPTIONS=how == "ignored")
-    own_server.stop()
-    if how == "ignored":
-        assert run(cache.aget_or_set("report", coroutine_function)) == 5
-    else:
-        with pytest.raises(redis.ConnectionError):
-            run(cache.aget_or_set("report", coroutine_function))
-
-
 def test_without_redis_tasks_still_share_a_computation(own_server: RedisServer) -> None:
-    cache = make(own_server, IGNORE_EXCEPTIONS=True)
+    cache = make(own_server)
     own_server.stop()
 
     async def ask() -> None:

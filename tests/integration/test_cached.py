@@ -178,11 +178,11 @@ def test_a_computation_under_way_is_not_kept_when_it_is_invalidated(slow: Any) -
 
 
 def test_during_a_refresh_others_get_the_old_value_or_wait(slow: Any, client: redis.Redis) -> None:
-    cache.set("slow", "old")
+    cache.set("slow", "old", 3)
     refreshing = Asking(slow.refresh)
     assert slow.begun.wait(PATIENCE)
     assert slow() == "old"
-    client.delete(":1:slow")  # It has run out: the flight goes on.
+    until(lambda: not client.exists(":1:slow"))  # It has run out: the flight goes on.
     waiting = Asking(slow)
     until(lambda: blocked(client) == 1)
     slow.finish.set()

@@ -30,7 +30,7 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import EXPORTERS
 from django_redis_lock.exporters import labels, opentelemetry, prometheus
 from django_redis_lock.locking import events
-from django_redis_lock.locking.events import ServerDown, ServerUp, StoodIn, Subject
+from django_redis_lock.locking.events import Computed, ServerDown, ServerUp, StoodIn, Subject
 from tests.integration.test_get_or_set import (
     Asking,
     Broken,
@@ -80,6 +80,7 @@ def live_a_little(cache: RedisCache, client: redis.Redis) -> None:
     events.tell(ServerDown("redis:6379/0", OSError()))
     events.tell(ServerUp("redis:6379/0", 2.5, 7, 1))
     events.tell(StoodIn(Subject("export", "export"), "local", OSError()))
+    events.tell(Computed(Subject("alone", "alone"), 0.1, None, 3, without_redis=True))
 
 
 # -- Prometheus --------------------------------------------------------------------------------
@@ -120,6 +121,8 @@ def test_prometheus_counts(
     assert value(registry, "outages_total", server="redis:6379/0") == 1
     assert value(registry, "outage_seconds_total", server="redis:6379/0") == 2.5
     assert value(registry, "stood_in_total", group="export", how="local") == 1
+    assert value(registry, "values_computed_without_redis_total", group="alone") == 3
+    assert value(registry, "values_computed_without_redis_total", **report) is None
 
 
 def test_prometheus_is_registered_once(cache: RedisCache) -> None:
@@ -227,8 +230,10 @@ def test_opentelemetry_has_metrics(
     assert ({"group": "lost"}, 1) in exported.points("lost")
     assert ({"group": "lost", "lost": True}, 1) in exported.points("hold")
     assert sorted(a["why"] for a, _ in exported.points("missed")) == ["busy", "timeout"]
-    assert exported.points("values_computed") == [({"group": "report"}, 1)]
-    assert sorted(a["failed"] for a, _ in exported.points("computation")) == [False, True]
+    computed = [({"group": "report"}, 1), ({"group": "alone"}, 3)]
+    assert exported.points("values_computed") == computed
+    assert exported.points("values_computed_without_redis") == computed[1:]
+    assert sorted(a["failed"] for a, _ in exported.points("computation")) == [False, False, True]
     assert sorted(a["stale"] for a, _ in exported.points("computations_saved")) == [False, True]
     assert exported.points("refreshes_failed") == [({"group": "report"}, 1)]
     assert exported.points("outages") == [({"server": "redis:6379/0"}, 1)]

@@ -5,6 +5,7 @@ Another process is stood in for by its flight in Redis; real processes are in ``
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -17,10 +18,10 @@ from django_redis.serializers.pickle import PickleSerializer
 
 from django_redis_lock import LockError, LockNotAcquired
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.flights import crews, rule
+from django_redis_lock.flights import crews, rule, telling
 from django_redis_lock.flights.renewal import FlightRenewal
 from django_redis_lock.flights.steps import Follow
-from django_redis_lock.locking import calls
+from django_redis_lock.locking import calls, events
 from django_redis_lock.locking.flight_scripts import STORE, TAKE_FLIGHT
 from django_redis_lock.locking.keeper import keeper
 from django_redis_lock.locking.keys import flight_key, flight_stream
@@ -75,6 +76,20 @@ class Producer:
         if isinstance(self.value, BaseException):
             raise self.value
         return self.value
+
+
+#: Each way to ask for a value, once: given the cache and the function that computes it.
+WAYS_TO_ASK: dict[str, Callable[[RedisCache, Callable[[], Any]], Any]] = {
+    "get_or_set": lambda c, f: c.get_or_set("report", f),
+    "stale": lambda c, f: c.get_or_set("report", f, 60, stale=60),
+    "get_or_set_many": lambda c, f: c.get_or_set_many(["report"], lambda _: {"report": f()})[
+        "report"
+    ],
+    "aget_or_set": lambda c, f: asyncio.run(c.aget_or_set("report", f)),
+    "aget_or_set_many": lambda c, f: asyncio.run(
+        c.aget_or_set_many(["report"], lambda _: {"report": f()})
+    )["report"],
+}
 
 
 @pytest.fixture
@@ -826,13 +841,62 @@ def test_what_was_written_meanwhile_is_found_beside_the_computation(
 # -- Redis is away -----------------------------------------------------------------------------
 
 
-def test_without_redis_the_error_shows(own_server: RedisServer) -> None:
-    cache = make(own_server)
+#: Options with which outages show.
+RAISE: dict[str, Any] = {"LOCK_VALUES_ON_REDIS_DOWN": "raise"}
+
+
+@pytest.mark.parametrize("ignore", [True, False])
+@pytest.mark.parametrize("name", WAYS_TO_ASK)
+def test_without_redis_values_are_computed_or_the_error_shows(
+    own_server: RedisServer, name: str, ignore: bool
+) -> None:
+    """Whatever django-redis is told to do with errors."""
+    computing, raising = (
+        make(own_server, IGNORE_EXCEPTIONS=ignore, **options) for options in ({}, RAISE)
+    )
     own_server.stop()
     producer = Producer()
+    assert WAYS_TO_ASK[name](computing, producer) == "computed"
     with pytest.raises(redis.ConnectionError):
-        cache.get_or_set("report", producer)
-    assert not producer.calls
+        WAYS_TO_ASK[name](raising, producer)
+    assert producer.calls == 1
+
+
+@pytest.mark.parametrize("name", WAYS_TO_ASK)
+def test_redis_that_refuses_to_answer_costs_no_value(own_server: RedisServer, name: str) -> None:
+    with own_server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "nobody", "on", "nopass", "-@all")
+    url = own_server.url.replace("://", "://nobody:@")
+    computing, raising = (RedisCache(url, {"OPTIONS": options}) for options in ({}, RAISE))
+    assert WAYS_TO_ASK[name](computing, Producer()) == "computed"
+    with pytest.raises(redis.RedisError):
+        WAYS_TO_ASK[name](raising, Producer())
+
+
+def test_values_computed_without_redis_are_logged_once_a_minute_and_counted(
+    own_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = make(own_server)
+    own_server.stop()
+    told: list[Any] = []
+    events.listen(told.append)
+    try:
+        for way in WAYS_TO_ASK.values():
+            way(cache, Producer())
+    finally:
+        events.unlisten(told.append)
+    computed = [event for event in told if type(event) is events.Computed]
+    assert [event.without_redis for event in computed] == [True] * len(WAYS_TO_ASK)
+
+    def lines() -> list[str]:
+        every = (r.getMessage() for r in caplog.records if r.name == "django_redis_lock.outage")
+        return [line for line in every if "computes without it" in line]
+
+    [line] = lines()
+    assert ":1:report, and 0 other values" in line
+    monkeypatch.setattr(telling, "LOG_PAUSE_SECONDS", 0.0)
+    cache.get_or_set("other", 1)
+    assert f":1:other, and {len(WAYS_TO_ASK) - 1} other values" in lines()[-1]
 
 
 def test_without_redis_the_value_is_computed(own_server: RedisServer) -> None:
@@ -911,7 +975,7 @@ def test_redis_dies_while_followers_wait_and_the_value_is_computed(own_server: R
 
 
 def test_redis_dies_while_followers_wait_and_the_error_shows(own_server: RedisServer) -> None:
-    cache = make(own_server)
+    cache = make(own_server, **RAISE)
     with own_server.client() as client:
         elsewhere(client)
         producer = Producer()
@@ -924,9 +988,10 @@ def test_redis_dies_while_followers_wait_and_the_error_shows(own_server: RedisSe
 
 
 def test_the_threads_of_a_process_meet_an_outage_together(
-    cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a server that does not answer, each try costs a time-out: they are not to line up."""
+    cache = make(redis_server, **RAISE)
     tries = 0
 
     def away(*args: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from django_redis_lock.locking import calls
 from django_redis_lock.locking.keys import flight_key
 from tests.integration.test_get_or_set import (
     KEY,
+    RAISE,
     Asking,
     Broken,
     blocked,
@@ -324,7 +325,7 @@ def test_too_late(many: Any, client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
 def test_without_redis_all_are_computed(own_server: RedisServer, kind: str) -> None:
-    cache = make(own_server, IGNORE_EXCEPTIONS=True)
+    cache = make(own_server)
     own_server.stop()
     producer = Many()
     assert way(kind, cache)(["a", "b"], producer) == {"a": "A", "b": "B"}
@@ -333,7 +334,7 @@ def test_without_redis_all_are_computed(own_server: RedisServer, kind: str) -> N
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
 def test_without_redis_the_error_shows(own_server: RedisServer, kind: str) -> None:
-    cache = make(own_server)
+    cache = make(own_server, **RAISE)
     own_server.stop()
     producer = Many()
     with pytest.raises(redis.ConnectionError):

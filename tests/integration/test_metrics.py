@@ -245,7 +245,7 @@ def test_nothing_is_lost_while_redis_is_away(
     assert Summary.of("bare", "day", read(client, "", "day")["bare"]).acquisitions == 1
 
 
-def test_what_stood_in_for_locks_while_redis_was_away(
+def test_what_was_done_without_redis_while_it_was_away(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "AWAY", 0.02)
@@ -254,6 +254,7 @@ def test_what_stood_in_for_locks_while_redis_was_away(
     for _ in range(2):
         with cache.lock("export"):
             pass
+        cache.get_or_set("report", 5)
     own_server.start()
     [job] = metrics._metrics._jobs.values()
     keeper().reschedule(job, 0.0)
@@ -261,6 +262,8 @@ def test_what_stood_in_for_locks_while_redis_was_away(
     until(lambda: read(client, "", "hour"))
     found = Summary.of("export", "hour", read(client, "", "hour")["export"])
     assert (found.stood_in, found.acquisitions, found.events) == (2, 0, 2)
+    found = Summary.of("report", "hour", read(client, "", "hour")["report"])
+    assert (found.without_redis, found.computed) == (2, 2)
 
 
 def test_the_end_of_a_process_does_not_wait_for_a_dead_redis(own_server: RedisServer) -> None:

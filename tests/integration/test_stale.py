@@ -17,7 +17,15 @@ from django_redis_lock.flights import crews
 from django_redis_lock.flights.background import Background
 from django_redis_lock.locking.keys import flight_key, flight_leader, flight_stream
 from django_redis_lock.signals import value_refresh_failed
-from tests.integration.test_get_or_set import KEY, Asking, Broken, Producer, elsewhere, make
+from tests.integration.test_get_or_set import (
+    KEY,
+    RAISE,
+    Asking,
+    Broken,
+    Producer,
+    elsewhere,
+    make,
+)
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
 
@@ -455,13 +463,13 @@ def test_redis_dies_during_a_refresh(own_server: RedisServer, slow: Producer, ig
 
 
 def test_without_redis_the_value_is_computed(own_server: RedisServer) -> None:
-    cache = make(own_server, IGNORE_EXCEPTIONS=True)
+    cache = make(own_server)
     own_server.stop()
     assert cache.get_or_set("report", lambda: "new", **TERMS) == "new"
 
 
 def test_without_redis_the_error_shows(own_server: RedisServer) -> None:
-    cache = make(own_server)
+    cache = make(own_server, **RAISE)
     own_server.stop()
     producer = Producer()
     with pytest.raises(redis.ConnectionError):

@@ -20,6 +20,7 @@ DEFAULTS = {
     "STALE": 0.0,
     "BACKGROUND": False,
     "ON_WAIT_TIMEOUT": "compute",
+    "VALUES_ON_REDIS_DOWN": "compute",
     "JITTER": 0.0,
     "ERROR_TTL": 0.0,
     "METRICS": True,
@@ -54,10 +55,12 @@ def test_a_share_is_from_0_to_1(settings: Any, value: Any) -> None:
         _ = Conf().JITTER
 
 
-def test_a_choice_is_one_of_those_there_are(settings: Any) -> None:
-    settings.DJANGO_REDIS_LOCK = {"ON_WAIT_TIMEOUT": "skip"}
-    with pytest.raises(ImproperlyConfigured, match="must be one of 'compute'"):
-        _ = Conf().ON_WAIT_TIMEOUT
+@pytest.mark.parametrize("name", ["ON_WAIT_TIMEOUT", "VALUES_ON_REDIS_DOWN"])
+@pytest.mark.parametrize("value", ["skip", "", None, True, ["compute"]])
+def test_a_choice_is_one_of_those_there_are(settings: Any, name: str, value: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {name: value}
+    with pytest.raises(ImproperlyConfigured, match=f"{name} must be one of 'compute', "):
+        getattr(Conf(), name)
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "2", None, True])
