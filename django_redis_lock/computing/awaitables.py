@@ -7,6 +7,8 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 
+from ..flights.aboard import DeferredCall
+
 __all__ = ["awaitable"]
 
 
@@ -18,4 +20,4 @@ def awaitable(function: Any) -> Any:
         for code in (function, type(function).__call__)
     ):
         return function
-    return sync_to_async(function, thread_sensitive=True)
+    return DeferredCall(function, sync_to_async)

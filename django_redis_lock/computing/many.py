@@ -118,7 +118,7 @@ class ComputingMany(Computing):
         deadline = time.monotonic() + terms.wait
         missing = {self._encoded_key(name, version): name for name in names if name not in found}
         first = names[0] if names else ""
-        producer = self._producer(first, None, timeout, terms, group)
+        producer = self._producer(first, default_many, timeout, terms, group)
 
         def by_key(values: Any, nkeys: list[bytes]) -> dict[bytes, Any]:
             if not isinstance(values, Mapping):
@@ -136,7 +136,8 @@ class ComputingMany(Computing):
 
         if not missing:
             return found
-        several = Several(crew.server, self.conf.FLIGHT_TIMEOUT, producer, produce)
+        in_thread = isinstance(crew, ThreadCrew)
+        several = Several(crew.server, self.conf.FLIGHT_TIMEOUT, producer, produce, in_thread)
         got, late = {}, list(missing)
         if alone is None:
             try:

@@ -5,14 +5,28 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
+from ..locking.grants import new_token
 from ..locking.server import Server
 
-__all__ = ["Aboard", "Place", "Speaker", "being_computed", "board", "boarded", "computing", "land"]
+__all__ = [
+    "Aboard",
+    "DeferredCall",
+    "Overtaken",
+    "Place",
+    "Speaker",
+    "being_computed",
+    "board",
+    "boarded",
+    "computing",
+    "land",
+    "overtake",
+    "token_for",
+]
 
 
 class Speaker:
@@ -39,6 +53,62 @@ Place = tuple[Server, bytes, Any]
 boarded: dict[Place, Aboard] = {}
 #: What the present thread or task is computing.
 _computing: ContextVar[tuple[set[tuple[Server, bytes]], ...]] = ContextVar("computing", default=())
+
+
+class Overtaken(Exception):
+    """The call had not begun, and another thread computes the value instead."""
+
+
+class DeferredCall:
+    """A function for another thread, which runs it when it has time: Django's thread for
+    synchronous code. That thread may be waiting for the very value. So as long as the function has
+    not begun, a thread that would wait for it may ``overtake`` it and compute the value itself.
+
+    Args:
+        defer: makes of a function one that runs in that thread, and is awaited.
+    """
+
+    def __init__(self, function: Callable[..., Any], defer: Callable[..., Any]) -> None:
+        self._function = function
+        self._defer = defer
+        self._mutex = threading.Lock()
+        self._begun = self._overtaken = False
+
+    def __call__(self, *args: Any) -> Any:
+        return self._defer(self._begin)(*args)
+
+    def _begin(self, *args: Any) -> Any:
+        with self._mutex:
+            if self._overtaken:
+                self._overtaken = False
+                raise Overtaken
+            self._begun = True
+        return self._function(*args)
+
+    def overtake(self) -> bool:
+        """Whether it has not begun. Then it will not, and its caller follows whoever computes."""
+        with self._mutex:
+            self._overtaken = not self._begun
+            return self._overtaken
+
+
+#: Calls of this process that compute a value, or are about to, by the tokens of their flights.
+_deferred: weakref.WeakValueDictionary[bytes, DeferredCall] = weakref.WeakValueDictionary()
+
+
+def token_for(compute: Callable[..., Any]) -> bytes:
+    """A token for the flight of a value that ``compute`` gives."""
+    token = new_token()
+    if isinstance(compute, DeferredCall):
+        _deferred[token] = compute
+    return token
+
+
+def overtake(leader: bytes) -> bool:
+    """Whether the flight with the token ``leader`` is this process's and its function has not begun
+    to run, and will not."""
+    call = _deferred.get(leader)
+    return call is not None and call.overtake()
 
 
 def being_computed() -> set[tuple[Server, bytes]]:
@@ -78,3 +148,4 @@ def land(place: Place, aboard: Aboard) -> None:
 
 
 os.register_at_fork(after_in_child=boarded.clear)
+os.register_at_fork(after_in_child=_deferred.clear)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,12 +15,11 @@ from ..exceptions import ComputationFailed, LockError
 from ..locking.arguments import milliseconds
 from ..locking.calls import is_outage
 from ..locking.flight_scripts import TAKE_FLIGHT, TAKE_OVER
-from ..locking.grants import new_token
 from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
 from ..locking.server import Server
-from .aboard import being_computed, computing
+from .aboard import Overtaken, being_computed, computing, overtake, token_for
 from .landing import NOTHING, Landing, Seen, run_or_end
 from .renewal import FlightRenewal
 from .steps import (
@@ -49,18 +49,25 @@ class Several:
     Args:
         server: where the values are.
         flight_timeout: seconds after which the followers of a dead leader take over.
-        terms: how to keep the values; its ``compute`` is not used.
+        terms: how to keep the values; its ``compute`` is what ``produce`` calls.
         produce: computes those that this caller leads.
+        in_thread: the caller is a thread, no task.
     """
 
     def __init__(
-        self, server: Server, flight_timeout: float, terms: Producer, produce: Produce
+        self,
+        server: Server,
+        flight_timeout: float,
+        terms: Producer,
+        produce: Produce,
+        in_thread: bool,
     ) -> None:
         self._server = server
         self._flight_timeout = flight_timeout
         self._terms = terms
         self._produce = produce
-        self._token = new_token()
+        self._in_thread = in_thread
+        self._token = token_for(terms.compute)
 
     def get_or_compute(self, keys: list[bytes], deadline: float) -> Steps:
         """The values found or computed, and the keys others were still computing at ``deadline``
@@ -87,6 +94,7 @@ class Several:
                     yield from self._landing(keys).fail()
                 raise CoordinationError from error
             led: dict[bytes, Seen] = {}
+            overtaken: list[bytes] = []
             failed, streams, look_again = None, {}, time.monotonic() + LOOK_EVERY
             there: dict[bytes, Any] = {}
             for key, (status, *news) in zip(keys, replies, strict=True):
@@ -96,14 +104,24 @@ class Several:
                     there[key] = news[0]
                 elif int(status) == 3:
                     failed = ComputationFailed(text(news[0]))
+                elif self._in_thread and overtake(text(news[0]).encode()):
+                    overtaken.append(key)
                 else:
                     streams[key] = flight_stream(key, text(news[0]).encode())
                     look_again = min(look_again, time.monotonic() + max(int(news[1]), 1) / 1000)
+            if overtaken:
+                try:
+                    led.update((yield from self._take_over(overtaken)))
+                except (RedisError, OSError) as error:
+                    raise CoordinationError from error
             shared = len(keys) - len(led) - len(streams)
             if followed and shared and failed is None:
                 tell_shared(self._server, self._terms, values=shared)
             if led:
-                found.update((yield from self._lead(led)))
+                try:
+                    found.update((yield from self._lead(led)))
+                except Overtaken:  # It is asked again who computes these.
+                    streams.update(dict.fromkeys(led, b""))
             # Not before those that others wait for are computed: it may fail.
             found.update((key, self._terms.decode(value)) for key, value in there.items())
             if failed is not None:
@@ -111,20 +129,29 @@ class Several:
             keys = list(streams)
             if keys and time.monotonic() >= deadline:
                 break
-            if keys:
+            if keys and all(streams.values()):
                 followed = True
                 yield Follow(tuple(streams.values()), min(look_again, deadline))
         return found, keys
 
     def compute_anyway(self, keys: list[bytes]) -> Steps:
         """The values, computed here although others compute them."""
-        lifetime = milliseconds(self._flight_timeout)
-        taking = (Call(TAKE_OVER, (key, flight_key(key)), (self._token, lifetime)) for key in keys)
+        replaced: dict[bytes, Seen] = dict.fromkeys(keys, NOTHING)
         try:
-            replaced = yield from run_or_end(keys, self._token, *taking)
+            replaced = yield from self._take_over(keys)
         except (RedisError, OSError):
-            replaced = [NOTHING] * len(keys)  # Nothing can be stored either, which is said there.
-        return (yield from self._lead(dict(zip(keys, replaced, strict=True))))
+            pass  # Then nothing can be stored either, which is said there.
+        try:
+            return (yield from self._lead(replaced))
+        except Overtaken:
+            return (yield from self.get_or_compute(keys, math.inf))[0]
+
+    def _take_over(self, keys: list[bytes]) -> Steps:
+        """Lead from now on; what is there to be replaced, by key."""
+        args = (self._token, milliseconds(self._flight_timeout))
+        taking = (Call(TAKE_OVER, (key, flight_key(key)), args) for key in keys)
+        replaced = yield from run_or_end(keys, self._token, *taking)
+        return dict(zip(keys, replaced, strict=True))
 
     def compute_alone(self, keys: list[bytes], why: BaseException) -> Steps:
         """The values, computed without Redis, which is away: ``why``."""
@@ -148,6 +175,9 @@ class Several:
                 values = yield Compute(lambda: self._produce(keys))
             kept = self._encoded(values)
         except ProducerFailed as failed:
+            if isinstance(failed.error, Overtaken):
+                yield from self._landing(keys).fail()
+                raise failed.error from None
             pause = self._terms.error_ttl if isinstance(failed.error, Exception) else 0
             yield from self._landing(keys).fail(failed.describe(), pause)
             raise

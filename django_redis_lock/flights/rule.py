@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,13 +15,23 @@ from redis.exceptions import RedisError
 from ..exceptions import ComputationFailed, LockError
 from ..locking.arguments import milliseconds
 from ..locking.flight_scripts import READ, TAKE_FLIGHT, TAKE_OVER
-from ..locking.grants import new_token
 from ..locking.hold import printable
 from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
 from ..locking.scripts import Call
 from ..locking.server import Server
-from .aboard import Aboard, Place, Speaker, being_computed, board, computing, land
+from .aboard import (
+    Aboard,
+    Overtaken,
+    Place,
+    Speaker,
+    being_computed,
+    board,
+    computing,
+    land,
+    overtake,
+    token_for,
+)
 from .landing import NOTHING, Landing, Seen, run_or_end
 from .renewal import FlightRenewal
 from .steps import (
@@ -116,16 +128,18 @@ class Flights:
         the result of who began last is kept, and a write meanwhile wins over both."""
         if alone:
             return (yield from self._compute(key, producer, alone))[0]
-        token = new_token()
-        taking = Call(TAKE_OVER, (key, flight_key(key)), (token, self._lifetime))
+        token = token_for(producer.compute)
         replaced = NOTHING
         try:
-            [replaced] = yield from run_or_end([key], token, taking)
+            replaced = yield from self._take_over(key, token)
         except (RedisError, OSError) as error:
             logger.warning("Could not take over the flight of %s: %s", printable(key), error)
         aboard = Aboard(self._event())
         flight = self._flight(key, token, aboard, producer)
-        return (yield from self._lead(flight, aboard, producer, replaced))
+        try:
+            return (yield from self._lead(flight, aboard, producer, replaced))
+        except Overtaken:
+            return (yield from self.get_or_compute(key, producer, math.inf))
 
     def refresh(self, key: bytes, old: Any, producer: Producer, background: bool) -> Steps:
         """A stale value computed anew, unless somebody does that already; otherwise the old one.
@@ -134,7 +148,7 @@ class Flights:
             old: the value as Redis keeps it.
             background: give the old one at once, and compute behind the caller's back.
         """
-        token = new_token()
+        token = token_for(producer.compute)
         try:
             status, *news = yield from self._take(key, token, producer)
         except (RedisError, OSError) as error:
@@ -160,6 +174,8 @@ class Flights:
     ) -> Steps:
         try:
             return (yield from self._lead(flight, aboard, producer, replaced))
+        except Overtaken:
+            return producer.decode(old)
         except ProducerFailed as failed:
             if not isinstance(failed.error, Exception):
                 raise
@@ -174,12 +190,18 @@ class Flights:
 
         Args:
             replaced: what was at its key when the flight began.
+
+        Raises:
+            Overtaken: another thread leads instead.
         """
         key, token = flight.key, flight.token
         try:
             keeper().add(flight)
             value, kept = yield from self._compute(key, producer)
         except ProducerFailed as failed:
+            if isinstance(failed.error, Overtaken):
+                yield from self._landing(key, token).fail()
+                raise failed.error from None
             pause = producer.error_ttl if isinstance(failed.error, Exception) else 0
             yield from self._landing(key, token).fail(failed.describe(), pause)
             raise
@@ -243,16 +265,18 @@ class Flights:
             aboard.asked += 1
             aboard.computed = True
             return value
-        token = new_token()
-        try:
-            outcome, replaced = yield from self._find(key, token, aboard, producer, deadline)
-        except (RedisError, OSError) as error:
-            aboard.outage = error
-            raise CoordinationError from error
-        if outcome is LEAD:
+        token = token_for(producer.compute)
+        while True:
+            try:
+                outcome, replaced = yield from self._find(key, token, aboard, producer, deadline)
+            except (RedisError, OSError) as error:
+                aboard.outage = error
+                raise CoordinationError from error
+            if outcome is not LEAD:
+                return outcome
             flight = self._flight(key, token, aboard, producer)
-            return (yield from self._lead(flight, aboard, producer, replaced))
-        return outcome
+            with suppress(Overtaken):
+                return (yield from self._lead(flight, aboard, producer, replaced))
 
     def _find(
         self, key: bytes, token: bytes, aboard: Aboard, producer: Producer, deadline: float
@@ -273,11 +297,12 @@ class Flights:
                 raise ComputationFailed(text(news[0]))
             if time.monotonic() >= deadline:
                 return TOO_LATE, NOTHING
-            leader, pttl = news
+            leader, pttl = text(news[0]).encode(), news[1]
+            if self._loop is None and overtake(leader):
+                return LEAD, (yield from self._take_over(key, token))
             look_again = time.monotonic() + min(LOOK_EVERY, max(int(pttl), 1) / 1000)
             aboard.computed = True
-            stream = flight_stream(key, text(leader).encode())
-            yield Follow((stream,), min(look_again, deadline))
+            yield Follow((flight_stream(key, leader),), min(look_again, deadline))
 
     def _last_look(self, key: bytes, producer: Producer) -> Steps:
         """The value, or TOO_LATE: whom we have waited for may have been a mere reader of it."""
@@ -286,6 +311,12 @@ class Flights:
         except (RedisError, OSError):
             return TOO_LATE
         return TOO_LATE if kept is None else producer.decode(kept[0])
+
+    def _take_over(self, key: bytes, token: bytes) -> Steps:
+        """Lead from now on; what is there to be replaced."""
+        call = Call(TAKE_OVER, (key, flight_key(key)), (token, self._lifetime))
+        [replaced] = yield from run_or_end([key], token, call)
+        return replaced
 
     def _take(self, key: bytes, token: bytes, producer: Producer) -> Steps:
         taking = (token, self._lifetime, producer.stale)

@@ -13,6 +13,7 @@ from ..locking import events
 from ..locking.events import Computed, Computing, RefreshFailed, Shared
 from ..locking.hold import printable
 from ..locking.server import Server
+from .aboard import Overtaken
 from .steps import Producer
 
 __all__ = ["note_without_redis", "tell_refresh_failed", "tell_shared", "told"]
@@ -66,6 +67,8 @@ def told(
         yield
     except BaseException as failed:
         error = getattr(failed, "error", failed)  # As the producer raised it.
+        if isinstance(error, Overtaken):
+            error, values = None, 0
         seconds = time.monotonic() - began
         events.tell(Computed(subject, seconds, error, values, without_redis))
         raise

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import sys
+import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -13,12 +14,12 @@ from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 
 from django_redis_lock import LockError, LockNotAcquired
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.flights.aboard import boarded
-from django_redis_lock.locking import aio_calls
+from django_redis_lock.locking import aio_calls, events
 from django_redis_lock.locking.flight_scripts import END_FLIGHT
 from django_redis_lock.locking.keys import flight_key
 from tests.integration.test_get_or_set import (
@@ -155,6 +156,54 @@ def test_a_plain_function_has_the_callers_context(cache: RedisCache) -> None:
         return await cache.aget_or_set("report", who.get)
 
     assert run(ask()) == "somebody"
+
+
+@pytest.mark.parametrize("leading", ["aget_or_set", "aget_or_set_many", "acompute"])
+@pytest.mark.parametrize("following", ["get_or_set", "get_or_set_many"])
+def test_a_plain_function_waits_for_the_thread_that_needs_the_value(
+    cache: RedisCache, client: redis.Redis, leading: str, following: str
+) -> None:
+    """Django's thread for synchronous code computes the value itself, once for both."""
+    begun, go_on = threading.Event(), threading.Event()
+    view, never = Producer(), Producer()
+    heard: list[Any] = []
+
+    def compute_many(producer: Producer) -> Callable[[list[str]], dict[str, Any]]:
+        return lambda keys: {key: producer() for key in keys}
+
+    def in_the_thread() -> Any:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        if following == "get_or_set":
+            return [cache.get_or_set(key, view) for key in ("report", "other")]
+        return list(cache.get_or_set_many(["report", "other"], compute_many(view)).values())
+
+    async def lead() -> Any:
+        if leading == "aget_or_set_many":
+            found = await cache.aget_or_set_many(["report", "other"], compute_many(never))
+            return list(found.values())
+        compute = getattr(cache, leading)
+        return await asyncio.gather(*(compute(key, never) for key in ("report", "other")))
+
+    async def ask() -> Any:
+        thread = asyncio.ensure_future(sync_to_async(in_the_thread)())
+        await happens(begun.is_set)
+        leaders = asyncio.ensure_future(lead())
+        await happens(lambda: client.exists(flight_key(KEY), flight_key(b":1:other")) == 2)
+        go_on.set()
+        return await asyncio.gather(thread, leaders)
+
+    events.listen(heard.append)
+    try:
+        assert run(ask()) == [["computed"] * 2] * 2
+    finally:
+        events.unlisten(heard.append)
+    assert never.calls == 0
+    assert view.calls == 2
+    computed = [event for event in heard if type(event) is events.Computed]
+    assert sum(event.values for event in computed) == 2
+    assert not any(event.error for event in computed)
+    assert not client.exists(flight_key(KEY), flight_key(b":1:other"))
 
 
 def test_following_does_not_hold_up_the_loop(cache: RedisCache, client: redis.Redis) -> None:
