@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from django.core.cache.backends.base import DEFAULT_TIMEOUT
+from django.core.cache.backends.base import DEFAULT_TIMEOUT, default_key_func
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
@@ -23,8 +23,9 @@ from .locking.aio import AsyncLock
 from .locking.arguments import check_name, longest_hold
 from .locking.calls import OUTAGE
 from .locking.inventory import Inventory, list_held
+from .locking.keys import RESERVED, refuse_reserved
 from .locking.lock import Lock
-from .locking.whole import empty
+from .locking.whole import STEP, delete_matching, empty
 from .python_redis_lock import PythonRedisLock
 from .writes import flight_ending
 
@@ -47,8 +48,27 @@ def _guarded(method: _Method) -> _Method:
     return guarded
 
 
+def _allowed(key_func: Callable[..., Any]) -> Callable[..., Any]:
+    """``key_func``, refusing keys at which the data of locks are kept."""
+
+    def make_key(key: str, prefix: str, version: Any) -> Any:
+        made = key_func(key, prefix, version)
+        refuse_reserved(str(made).encode(errors="surrogatepass"))
+        return made
+
+    return make_key
+
+
 class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
     """django-redis's cache; what differs is documented at each method."""
+
+    key_func: Any
+
+    def __init__(self, server: str, params: dict[str, Any]) -> None:
+        super().__init__(server, params)
+        # Django's own keys begin with the prefix: only with others need each be looked at.
+        if self.key_func is not default_key_func or str(self.key_prefix).startswith(RESERVED):
+            self.key_func = _allowed(self.key_func)
 
     # -- locks -------------------------------------------------------------------------------
 
@@ -219,9 +239,20 @@ class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[m
         client: Any = None,
         itersize: int | None = None,
     ) -> Any:
-        """As in django-redis; held locks whose keys match are left alone."""
-        by = {"itersize": itersize or self._default_scan_itersize, **self._by(client)}
-        return self.client.delete_pattern(pattern, version, prefix, **by)
+        """As in django-redis; held locks whose keys match are left alone.
+
+        Args:
+            itersize: how many keys Redis looks at in one step; at most 500, which is the default.
+        """
+        if isinstance(self.client, ShardClient):
+            by = {} if client is None else {"client": client}
+            return self.client.delete_pattern(pattern, version, prefix, itersize=itersize, **by)
+        redis = client or self.client.get_client(write=True)
+        keys = redis.get_encoder().encode(self.client.make_pattern(pattern, version, prefix))
+        try:
+            return delete_matching(redis, keys, itersize or STEP)
+        except _FAILED as error:
+            raise ConnectionInterrupted(connection=redis) from error
 
     @_guarded
     def incr_version(

@@ -7,19 +7,16 @@ gives one result in a pipeline.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 from redis.exceptions import DataError, NoScriptError
 
 from .locking.calls import run_all
-from .locking.flight_scripts import DELETE, EXPIRE_AT, LET_GO, LETTING_GO, WRITE
-from .locking.keys import flight_key, flights_pattern, key_of_flight, lock_keys
+from .locking.flight_scripts import DELETE, EXPIRE_AT, LETTING_GO, WRITE
+from .locking.keys import flight_key
 from .locking.scripts import Call, Script
 from .locking.server import is_cluster
-from .locking.whole import indexed_locks
 
 __all__ = ["FlightEnding", "flight_ending"]
 
@@ -81,21 +78,6 @@ if number then let_go(KEYS[2]) end
 return number
 """
         return self._client.eval(counting, 2, key, flight_key(key), *args)
-
-    def scan_iter(self, match: str, count: int | None = None) -> Iterator[bytes]:
-        """What ``delete_pattern`` is to delete: what matches, but for held locks. A key that is
-        just being computed is not there to be found, so its flight is ended here."""
-        pattern = self._key(match)
-        beginning = re.split(rb"[*?\[\\]", pattern, maxsplit=1)[0]
-        for found in self._client.scan_iter(match=flights_pattern(pattern), count=count):
-            flight = self._key(found)
-            key = key_of_flight(flight)
-            if key is not None and key.startswith(beginning):
-                self._run(Call(LET_GO, (flight,), ()))
-        held = {key for lock in indexed_locks(self._client) for key in lock_keys(lock)}
-        for key in self._client.scan_iter(match=match, count=count):
-            if key not in held:
-                yield key
 
     def pipeline(self, *args: Any, **kwargs: Any) -> FlightEnding:
         return FlightEnding(self._client.pipeline(*args, **kwargs))

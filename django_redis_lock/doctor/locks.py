@@ -146,7 +146,7 @@ def held(patient: Patient) -> Iterator[Finding]:
 def stuck(patient: Patient) -> Iterator[Finding]:
     """Grants that nobody takes, and that do not run out: neither may be, whatever has happened."""
     try:
-        keys = indexed_locks(patient.client)[:MOST]
+        keys = indexed_locks(patient.client, MOST)
     except NoPermissionError:
         return  # Nothing that locks need; what lists them says it.
     calls = [Call(GRANT_OF, lock_keys(key)[:5], ()) for key in keys]

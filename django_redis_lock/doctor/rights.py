@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from ..locking.calls import run
-from ..locking.keys import FIGURES, INDEX, companion, flight_stream, lock_keys
+from ..locking.keys import FIGURES, INDEX, flight_stream, lock_keys, wake_key
 from ..locking.scripts import Call, script
 from .findings import Finding, Level
 from .patient import Patient
@@ -29,8 +29,9 @@ VALUES = ("xadd", "xread", "mget", "multi", "exec", "strlen", "getrange")
 LISTING = ("zcard", "zrange", "zrevrangebyscore")
 #: What the figures need (the setting METRICS).
 COUNTING = ("hget", "hkeys", "hdel", "hincrby", "expire")
-#: What ``cache.clear()`` needs beyond these, to empty the database but for the locks.
-CLEARING = ("flushdb", "dump", "restore")
+#: What ``cache.clear()`` needs beyond these, to empty the database but for the locks; of these
+#: ``delete_pattern()`` needs the last two.
+CLEARING = ("flushdb", "dump", "restore", "scan", "zscore")
 
 HINT = "See docs/commands.md, Rights."
 
@@ -136,8 +137,8 @@ def _refused(patient: Patient, text: str, missing: Sequence[str] = ()) -> Findin
 
 def _may_wait(patient: Patient, command: str, key: bytes) -> bool:
     words: dict[str, tuple[object, ...]] = {
-        "blpop": ("BLPOP", companion(key, "trial"), 0.05),
-        "xread": ("XREAD", "BLOCK", 1, "STREAMS", companion(key, "trial"), "0"),
+        "blpop": ("BLPOP", wake_key(key, b"trial"), 0.05),
+        "xread": ("XREAD", "BLOCK", 1, "STREAMS", flight_stream(key, b"trial"), "0"),
     }
     try:
         patient.client.execute_command(*words[command])

@@ -1,22 +1,24 @@
 """The only place that builds and reads key names.
 
 A lock named ``K`` lives at the key ``K`` itself, where a plain redis-py lock would be, and has
-companion keys beside it. In a cluster all of them must share a slot, so a companion carries ``K``
-as its hash tag:
+companion keys beside it. In a cluster all of them must share a slot, so a companion has a hash tag:
 
-=====================  =========================================================
-``report``             ``{report}:grants``
-``{shop:7}:report``    ``{shop:7}:report::grants``: the name has a tag of its own
-``a}b``                ``{<n>}a}b|grants``: ``K`` cannot be a tag; the number has its slot
-=====================  =========================================================
+=====================  =========================================================================
+``report``             ``{report}:fence``: ``K`` has no ``}``, so it can be the tag
+``{shop:7}:report``    ``{shop:7}|{shop:7}:report|fence``: ``K`` has a tag
+``a}b``                ``{<n>}|a}b|fence``: ``K`` cannot be a tag; the number ``n`` is in its slot
+=====================  =========================================================================
 
-What stands before the last word tells the forms apart, so no two locks share a companion: with
-one colon in the second form the locks ``a`` and ``{a}`` would.
+A companion can be read in one way only: what follows the first ``}`` tells the forms apart, and in
+the second form the part is what follows the last ``|``. So no two keys share a companion. And no
+name is a companion: a lock name or a cache key that reads as one (each begins with ``{``), or that
+is one of the keys of a whole database, is refused. ``tests/unit/test_keys.py`` proves both.
 """
 
 from __future__ import annotations
 
 import binascii
+import re
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,18 +26,21 @@ __all__ = [
     "FIGURES",
     "FLIGHTS",
     "INDEX",
+    "RESERVED",
     "SLOTS",
     "LockKeys",
-    "companion",
     "events_key",
     "flight_key",
     "flight_leader",
     "flight_stream",
     "flights_pattern",
     "index_key",
-    "key_of_flight",
+    "is_of_a_database",
+    "is_reserved",
+    "key_of_companion",
     "lock_keys",
     "process_key",
+    "refuse_reserved",
     "slot_of",
     "slot_tag",
     "wake_key",
@@ -55,6 +60,20 @@ FIGURES = {
 }
 
 SLOTS = 16384
+
+#: What every reserved key begins with.
+RESERVED = ("{", "django_redis_lock")
+#: A companion: the key it belongs to, in the first form or in the second, and its part.
+_COMPANION = re.compile(
+    rb"\{([^}]*)\}(?::|\|(.*)\|)"
+    rb"(grants|waiters|fence|owner|events|flight|leader|wake:[^|]*|done:[^|]*)",
+    re.DOTALL,
+)
+_OF_A_DATABASE = re.compile(
+    rb"django_redis_lock:(locks|flights)(:\{\d+\})?|django_redis_lock:process:.*"
+    rb"|\{django_redis_lock:metrics\}:(hour|day)",
+    re.DOTALL,
+)
 
 
 class LockKeys(NamedTuple):
@@ -109,23 +128,57 @@ def index_key(index: bytes, slot: int) -> bytes:
     return index + b":{" + slot_tag(slot) + b"}"
 
 
-@lru_cache(maxsize=1024)
-def _prefix(key: bytes) -> bytes:
-    if _hash_tag(key) is not None:
-        return key + b"::"
+def _before_part(key: bytes) -> bytes:
     if b"}" not in key:
         return b"{" + key + b"}:"
-    return b"{" + _numbers()[_slot(key)] + b"}" + key + b"|"
+    tag = _hash_tag(key)
+    return b"{" + (_numbers()[_slot(key)] if tag is None else tag) + b"}|" + key + b"|"
 
 
-def companion(key: bytes, part: str) -> bytes:
-    """The key beside ``key`` that holds its ``part``; always in the same cluster slot."""
-    return _prefix(key) + part.encode()
+def key_of_companion(companion: bytes) -> bytes | None:
+    """The lock's or cache key beside which ``companion`` is kept; None: that is no companion."""
+    found = _COMPANION.fullmatch(companion)
+    if found is None:
+        return None
+    key = found[1] if found[2] is None else found[2]
+    return key if companion.startswith(_before_part(key)) else None
+
+
+def is_of_a_database(key: bytes) -> bool:
+    """Whether ``key`` is an index, a heartbeat, or holds figures."""
+    return _OF_A_DATABASE.fullmatch(key) is not None
+
+
+def is_reserved(key: bytes) -> bool:
+    """Whether ``key`` is another key's companion, or a key of the whole database."""
+    return key_of_companion(key) is not None or is_of_a_database(key)
+
+
+def refuse_reserved(key: bytes) -> None:
+    """
+    Raises:
+        ValueError: a lock or a cache value at ``key`` would break another lock.
+    """
+    if is_reserved(key):
+        raise ValueError(
+            f"{key!r} is no name for a lock or a cache value: django_redis_lock keeps its own data "
+            "at keys of this form. Another KEY_PREFIX, which does not begin with '{', will do"
+        )
+
+
+@lru_cache(maxsize=1024)
+def _prefix(key: bytes) -> bytes:
+    refuse_reserved(key)
+    return _before_part(key)
 
 
 @lru_cache(maxsize=1024)
 def lock_keys(key: bytes, on_cluster: bool = False) -> LockKeys:
-    """All keys of the lock at ``key``; on a cluster with the index of its slot."""
+    """All keys of the lock at ``key``; on a cluster with the index of its slot.
+
+    Raises:
+        ValueError: ``key`` is reserved, as for all companions.
+    """
     prefix = _prefix(key)
     return LockKeys(
         key,
@@ -144,7 +197,9 @@ def process_key(process: str) -> bytes:
 
 def wake_key(key: bytes, waiter: bytes) -> bytes:
     """The list that wakes one waiter out of its blocking pop without giving it the lock."""
-    return _prefix(key) + b"wake:" + waiter
+    # The token may be any caller's; a "|" in it would be read as the end of the key.
+    quoted = waiter.replace(b"%", b"%25").replace(b"|", b"%7C")
+    return _prefix(key) + b"wake:" + quoted
 
 
 def events_key(key: bytes) -> bytes:
@@ -159,17 +214,8 @@ def flight_key(key: bytes) -> bytes:
 
 def flights_pattern(pattern: bytes) -> bytes:
     """A glob pattern for the flights of all keys that ``pattern`` matches, whatever form they have.
-    It matches some others too, also keys that are no flights: see ``key_of_flight``."""
-    return b"*" + pattern + b"[}:|]*flight"
-
-
-def key_of_flight(flight: bytes) -> bytes | None:
-    """The cache key whose flight is noted at ``flight``; None: that is another kind of key."""
-    for start, end in ((1, b"}:flight"), (0, b"::flight"), (flight.find(b"}") + 1, b"|flight")):
-        key = flight[start : -len(end)]
-        if flight_key(key) == flight:
-            return key
-    return None
+    It matches some others too, also keys that are no flights: see ``key_of_companion``."""
+    return b"{*" + pattern + b"[}|]*flight"
 
 
 def flight_leader(key: bytes) -> bytes:

@@ -18,7 +18,9 @@ def pack(call: Call, *, known: bool = True) -> bytes:
     """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
     the server, by its source, which teaches it. Nothing is converted but what a ``Call`` holds, so
     this takes a fraction of the time of redis-py's packing."""
-    parts = [_head(call.script, call.keys, len(call.args), known)]
+    # What concerns many keys is not said again, and would only fill the memory.
+    head = _head if len(call.keys) < 10 else _head.__wrapped__
+    parts = [head(call.script, call.keys, len(call.args), known)]
     for arg in call.args:
         if isinstance(arg, bytes):
             parts.append(b"$%d\r\n%b\r\n" % (len(arg), arg))

@@ -11,7 +11,7 @@ import redis
 
 from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.locking.keys import INDEX, flight_key, lock_keys
+from django_redis_lock.locking.keys import FIGURES, INDEX, flight_key, lock_keys
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
@@ -124,6 +124,79 @@ def test_a_thousand_locks(cache: RedisCache, client: redis.Redis) -> None:
     assert all(lock.owned() for lock in locks)
     assert len(client.keys("site:1:*")) == 1000
     assert cache.held_locks(2000).total == 1000
+
+
+@EMPTYING
+@pytest.mark.parametrize("before", [0, 100], ids="{} locks before".format)
+def test_a_lock_taken_meanwhile_stays_held(
+    cache: RedisCache, client: redis.Redis, empty: Any, before: int
+) -> None:
+    """With 100 locks ``clear`` goes step by step."""
+    held = [cache.lock(f"before {number}", timeout=600) for number in range(before)]
+    for lock in held:
+        lock.acquire()
+    done = threading.Event()
+
+    def take() -> None:
+        for number in range(10_000):
+            if done.is_set():
+                return
+            lock = cache.lock(f"meanwhile {number}", timeout=600)
+            lock.acquire()
+            held.append(lock)
+
+    cache.set_many({f"value {number}": number for number in range(3000)})
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        until(lambda: len(held) > before)
+        empty(cache)
+    finally:
+        done.set()
+        thread.join()
+    assert [lock.name for lock in held if not client.exists(lock.keys.lock)] == []
+
+
+def test_a_pattern_for_everything_spares_what_belongs_to_locks(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """Where cache keys are the keys of Redis, "*" matches all there is in the database."""
+    cache = RedisCache(redis_server.url, {"KEY_FUNCTION": lambda key, *_: key})
+    locks = [cache.lock(name, label="x") for name in ("plain", "{tag}x", "a}b")]
+    for lock in locks:
+        lock.acquire()
+    until(lambda: all(client.exists(lock.keys.owner) for lock in locks))
+    with cache.lock("released"):
+        pass
+    figures = FIGURES["day"]
+    client.hset(figures, "a", 1)
+    cache.set("value", 1)
+    before = {key for lock in locks for key in lock.keys if client.exists(key)}
+    assert cache.delete_pattern("*") == 2  # The value, and the fence of the lock released.
+    assert {*client.keys()} - {FIGURES["hour"]} == {*before, figures}
+    assert all(lock.owned() for lock in locks)
+
+
+@EMPTYING
+def test_no_script_works_for_long(
+    cache: RedisCache, redis_server: RedisServer, client: redis.Redis, empty: Any
+) -> None:
+    with client.pipeline(transaction=False) as pipeline:
+        for number in range(10_000):
+            name = f"site:1:lock:{number}"
+            pipeline.set(name, "token", px=600_000)
+            pipeline.set(lock_keys(name.encode()).fence, "1", px=600_000)
+            pipeline.zadd(INDEX, {name: (time.time() + 600) * 1000})
+        pipeline.execute()
+    cache.set_many({f"value {number}": number for number in range(1000)}, None)
+    client.config_set("slowlog-log-slower-than", 50_000)
+    client.slowlog_reset()
+    empty(cache)
+    # It takes a millisecond; here other processes may want the processor. With all locks in one
+    # script it was a second.
+    assert [entry["duration"] for entry in client.slowlog_get()] == []
+    assert len(client.keys("site:1:*")) == 10_000
+    assert len(client.keys("{site:1:*}:fence")) == 10_000
 
 
 def test_at_no_moment_is_a_lock_missing(cache: RedisCache, client: redis.Redis) -> None:
@@ -293,6 +366,36 @@ def test_a_lock_of_the_same_name_is_no_business_of_the_value(cache: RedisCache) 
     lock.release()
     lock.reset()
     assert cache.get("report") == "value"
+
+
+def test_no_lock_and_no_value_can_be_what_is_kept_for_another(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    cache = RedisCache(redis_server.url, {"KEY_FUNCTION": lambda key, *_: key, "LOCK_PREFIX": ""})
+    cache.set("ordinary", 1)
+    for key in ("{a}:fence", "{a}|{a}|flight", "{a}:owner", INDEX.decode()):
+        writes: list[Any] = [
+            lambda key=key: cache.set(key, 1),
+            lambda key=key: cache.set_many({key: 1}),
+            lambda key=key: cache.delete(key),
+            lambda key=key: cache.incr(key),
+            lambda key=key: cache.expire(key, 1),
+            lambda key=key: cache.persist(key),
+            lambda key=key: cache.hset(key, "field", 1),
+            lambda key=key: cache.get_or_set(key, 1),
+            lambda key=key: Lock(client, key),
+        ]
+        for write in writes:
+            with pytest.raises(ValueError, match="no name for a lock or a cache value"):
+                write()
+    assert client.keys() == [b"ordinary"]
+
+
+def test_a_name_that_a_visitor_chose_is_never_refused(cache: RedisCache) -> None:
+    for name in ("{a}::fence", "{a}:fence", "{a}|{a}|fence", "}:fence", "django_redis_lock:locks"):
+        with cache.lock(name, timeout=5), cache.lock("{a}", timeout=5):
+            cache.set(name, 1)
+            assert cache.get_or_set(name, 2) == 1
 
 
 @pytest.mark.parametrize("name", ["report", "{tag}x", "a}b", "{", "{}"])

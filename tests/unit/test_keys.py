@@ -1,20 +1,34 @@
-"""Key names: every companion of a lock shares its cluster slot, and is no other lock's."""
+"""Key names: every companion of a lock shares its cluster slot, and no key is another's companion.
+
+What holds: let ``names`` be the keys that are not refused, for locks and cache values alike, and
+``companions`` all that is kept beside any of them. (1) No name is a companion. (2) A companion
+belongs to one name and is one part of it. (3) Neither is a key of the whole database.
+"""
 
 from __future__ import annotations
 
+import fnmatch
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from django_redis_lock.locking import keys
 from django_redis_lock.locking.keys import (
+    FIGURES,
+    FLIGHTS,
     INDEX,
-    companion,
+    events_key,
     flight_key,
+    flight_leader,
     flight_stream,
-    key_of_flight,
+    flights_pattern,
+    index_key,
+    is_reserved,
+    key_of_companion,
     lock_keys,
+    process_key,
     wake_key,
 )
 
@@ -46,18 +60,27 @@ NAMES = [
     b"x" * 10_000,
 ]
 
-braced = st.text("{}:a1", min_size=1, max_size=8).map(str.encode)
-names = st.one_of(st.sampled_from(NAMES), braced, st.binary(min_size=1, max_size=20))
-thorough = settings(max_examples=500, derandomize=True, database=None, deadline=None)
+PARTS = (b"grants waiters fence owner events flight leader wake: done: wake:a done:a trial").split()
+
+#: What looks like a key of ours, and nearly so: pieces of all forms, put together at random.
+hostile = st.lists(
+    st.sampled_from([b"{", b"}", b"{}", b"|", b":", b"a", b"b", b"7", b"%7C", b"\n", *PARTS]),
+    min_size=1,
+    max_size=9,
+).map(b"".join)
+candidates = st.one_of(st.sampled_from(NAMES), hostile, st.binary(min_size=1, max_size=20))
+names = candidates.filter(lambda key: not is_reserved(key))
+thorough = settings(max_examples=1000, derandomize=True, database=None, deadline=None)
 
 
-def companions(name: bytes) -> list[bytes]:
+def companions(name: bytes, token: bytes = TOKEN) -> list[bytes]:
     """All keys that are kept for a lock, or a cache key, called ``name``."""
-    lock = lock_keys(name)
     return [
-        *(lock.grants, lock.waiters, lock.fence, lock.owner),
-        wake_key(name, WAITER),
+        *lock_keys(name)[1:5],
+        events_key(name),
+        wake_key(name, token),
         flight_key(name),
+        flight_leader(name),
         flight_stream(name, TOKEN),
     ]
 
@@ -88,33 +111,80 @@ def test_no_two_locks_share_a_companion() -> None:
 
 
 @thorough
-@given(names, names)
-def test_no_two_locks_of_any_names_share_a_companion(one: bytes, other: bytes) -> None:
-    if one != other:
-        assert not set(companions(one)) & set(companions(other))
+@given(names, names, candidates)
+def test_no_two_names_share_a_companion(one: bytes, other: bytes, token: bytes) -> None:
+    kept = companions(one, token)
+    assert len({one, *kept}) == 1 + len(kept)
+    assert one == other or not set(kept) & set(companions(other, token))
+
+
+@thorough
+@given(names, candidates)
+def test_a_companion_is_read_in_one_way(name: bytes, token: bytes) -> None:
+    """So it is no other name's, and no name: see the next test."""
+    assert {key_of_companion(key) for key in companions(name, token)} == {name}
+
+
+@thorough
+@given(candidates)
+def test_no_name_is_a_companion(key: bytes) -> None:
+    belongs_to = key_of_companion(key)
+    if belongs_to is None:
+        assume(not is_reserved(key))
+        assert companions(key)
+        return
+    for build in (lock_keys, flight_key, flight_leader, events_key):
+        with pytest.raises(ValueError, match="no name for a lock or a cache value"):
+            build(key)
+
+
+@thorough
+@given(names, candidates, candidates)
+def test_no_name_is_a_companion_of_a_name_built_around_it(
+    name: bytes, token: bytes, more: bytes
+) -> None:
+    for companion in companions(name, token):
+        for key in (companion, companion + more, more + companion):
+            if key_of_companion(key) is None:
+                assert key not in companions(name, token)
+            else:
+                assert is_reserved(key)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=shown)
+def test_ordinary_names_are_allowed(name: bytes) -> None:
+    assert not is_reserved(name)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    "key",
     [
-        (b"a", b"{a}"),
-        (b"a", b"{a}:"),
-        (b"a:", b"{a}"),
-        (b"{a}", b"{a}:"),
-        (b"a", b"{a}:grants"),
-        (b"a}b", b"{a}b"),
+        b"{a}:fence",
+        b"{}:grants",
+        b"{a{b}:owner",
+        b"{a}:wake:x",
+        b"{a}:done:x",
+        b"{a}|{a}|fence",
+        b"{a}|b{a}:c|d|flight",
+        INDEX,
+        FLIGHTS,
+        index_key(INDEX, 77),
+        *FIGURES.values(),
+        process_key("a"),
     ],
     ids=shown,
 )
-def test_names_that_look_like_companions_of_another(one: bytes, other: bytes) -> None:
-    assert not set(companions(one)) & set(companions(other))
+def test_reserved_keys(key: bytes) -> None:
+    assert is_reserved(key)
+    with pytest.raises(ValueError, match="no name for a lock or a cache value"):
+        lock_keys(key)
 
 
-@pytest.mark.parametrize("name", [b"a}b:", b"a}b::", b"a}b}:"], ids=shown)
-def test_a_name_that_looks_like_the_long_form_of_another(name: bytes) -> None:
-    prefix = lock_keys(name).grants.removesuffix(b"grants")
-    other = prefix.removesuffix(b"|")
-    assert not set(companions(name)) & set(companions(other))
+@pytest.mark.parametrize(
+    "key", [b"{a}:fences", b"{a}::fence", b":1:{a}:fence", b"{a}|b|fence", b"x}:fence"], ids=shown
+)
+def test_keys_that_only_look_reserved(key: bytes) -> None:
+    assert not is_reserved(key)
 
 
 def test_the_names_an_operator_sees() -> None:
@@ -126,15 +196,15 @@ def test_the_names_an_operator_sees() -> None:
         b"{report}:owner",
         INDEX,
     )
-    assert lock_keys(b"{shop:7}:report").grants == b"{shop:7}:report::grants"
-    assert companion(b"report", "flight") == flight_key(b"report") == b"{report}:flight"
+    assert lock_keys(b"{shop:7}:report").grants == b"{shop:7}|{shop:7}:report|grants"
+    assert flight_key(b"report") == b"{report}:flight"
 
 
-@thorough
-@given(names)
-def test_whose_flight_it_is(name: bytes) -> None:
-    assert key_of_flight(flight_key(name)) == name
-    assert key_of_flight(name + b":flight") is None or name[-1:] in (b":", b"}")
+def test_flights_are_found_by_a_pattern_of_their_keys() -> None:
+    glob = flights_pattern(b"a*c").decode()
+    assert glob == "{*a*c[}|]*flight"
+    for key in (b"abc", b"{a}c", b"a}c"):
+        assert fnmatch.fnmatchcase(flight_key(key).decode(), glob)
 
 
 def test_names_are_not_remembered_for_ever() -> None:
