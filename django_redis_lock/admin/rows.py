@@ -77,6 +77,8 @@ def _state(lock: HeldLock) -> tuple[str, str]:
     """What can be told of the holder's health: a word for the style sheet, and one for people."""
     if lock.resting:
         return "resting", _("released; it stays taken until its min_hold is over")
+    if lock.broken:
+        return "unknown", _("cannot be read: %(parts)s") % {"parts": ", ".join(lock.broken)}
     if lock.silent is None:
         return "unknown", ""
     return ("silent", _("silent for")) if lock.silent else ("alive", _("alive"))
@@ -92,6 +94,11 @@ def _verdict(lock: HeldLock) -> str:
     """What that means, in a sentence."""
     if lock.resting:
         return ""
+    if lock.broken:
+        return _(
+            "Other data is stored at keys of this lock, so some values are missing. "
+            "Delete those keys to repair it."
+        )
     if lock.silent is None:
         return _(
             "Nothing is known of it: it has had the lock for less than half a second, "

@@ -20,7 +20,7 @@ from .hold import printable
 from .inventory_scripts import NOTE
 from .keeper import Job, keeper
 from .keys import LockKeys, events_key
-from .owner import Owner, fields_of
+from .owner import FAR, MOST_PID, Owner, bounded, fields_of
 from .scripts import Call
 from .server import Server
 
@@ -154,11 +154,15 @@ def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
 
 
 def _read(kept: bytes) -> Event | None:
-    at, _, event = kept.partition(b" ")
+    at_us, _, event = kept.partition(b" ")
     try:
         said = json.loads(event)
         texts = {n: str(said.get(n, "")) for n in ("what", "id", "host", "thread", "label", "note")}
-        held = None if said.get("held") is None else float(said["held"])
-        return Event(at=int(at) / 1e6, pid=int(said.get("pid", 0)), held=held, **texts)
-    except (ValueError, TypeError, AttributeError, OverflowError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
+    at = bounded(at_us, FAR * 1e6)
+    pid = bounded(said.get("pid", 0), MOST_PID)
+    held = None if said.get("held") is None else bounded(said["held"], FAR)
+    if at is None or pid is None or (held is None and said.get("held") is not None):
+        return None
+    return Event(at=at / 1e6, pid=int(pid), held=held, **texts)

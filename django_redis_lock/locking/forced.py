@@ -13,7 +13,7 @@ from .chronicle import note_call
 from .flight_scripts import END_FLIGHT
 from .grants import new_token
 from .inventory import FLIGHT, LOCK, PATIENCE
-from .keys import flight_key, flight_stream, lock_keys
+from .keys import flight_key, flight_stream, is_reserved, lock_keys
 from .owner import Held, as_bytes, fingerprint
 from .scripts import HELD, RESET, Call
 from .server import is_cluster
@@ -62,6 +62,8 @@ def release(
     Raises:
         redis.exceptions.RedisError: Redis could not be asked. It may have been carried out.
     """
+    if is_reserved(key):
+        return Outcome.FREE
     if kind == FLIGHT:
         return _end_flight(client, key, owner_id)
     keys = lock_keys(key, is_cluster(client))

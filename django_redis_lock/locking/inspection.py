@@ -9,8 +9,8 @@ from .calls import run
 from .chronicle import Event, read_events
 from .inventory import LOCK, PATIENCE, HeldLock, look_at
 from .inventory_scripts import WAITING
-from .keys import events_key, lock_keys
-from .owner import as_bytes
+from .keys import events_key, is_reserved, lock_keys
+from .owner import FAR, MOST_PID, as_bytes, bounded
 from .scripts import Call
 
 __all__ = ["Inspection", "Waiter", "inspect"]
@@ -60,7 +60,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> I
         redis.exceptions.RedisError: Redis could not be asked.
     """
     held = look_at(client, key, kind, prefix)
-    if kind != LOCK:
+    if kind != LOCK or is_reserved(key):
         return Inspection(held, (), ())
     asking = Call(WAITING, (*lock_keys(key)[:5], events_key(key)), (MOST_WAITERS,))
     now_us, ids, kept, *vanished = run(client, asking, patience=PATIENCE).value
@@ -75,9 +75,10 @@ def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> I
 def _waiter(id: bytes, now: float) -> Waiter:
     """The waiter whose name ``grants.waiter_id`` has made."""
     parts = id.decode(errors="replace").split(" ", 4)
-    try:
-        _, began, pid, host, thread = parts
-        since = float(began)
-        return Waiter(host, int(pid), thread, since, max(0.0, now - since))
-    except ValueError:
+    if len(parts) < 5:
         return Waiter()
+    _, began, pid, host, thread = parts
+    since, process = bounded(began, FAR), bounded(pid, MOST_PID)
+    if since is None or process is None:
+        return Waiter()
+    return Waiter(host, int(process), thread, since, max(0.0, now - since))

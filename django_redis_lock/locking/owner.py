@@ -13,11 +13,14 @@ from functools import lru_cache
 from typing import Any
 
 __all__ = [
+    "FAR",
     "HEARTBEAT_EVERY",
+    "MOST_PID",
     "SILENT_AFTER",
     "Held",
     "Owner",
     "as_bytes",
+    "bounded",
     "encodable",
     "fields_of",
     "fingerprint",
@@ -25,6 +28,10 @@ __all__ = [
     "process_id",
 ]
 
+#: Unix times beyond this are none: about the year 5000.
+FAR = 1e11
+#: No process id is greater.
+MOST_PID = 2**32
 #: Seconds between two heartbeats of a process that holds locks (``heartbeat``), and seconds after
 #: the last one from which on it counts as silent.
 HEARTBEAT_EVERY, SILENT_AFTER = 10.0, 15.0
@@ -67,6 +74,16 @@ def fields_of(reply: Any) -> dict[str, str]:
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
+def bounded(value: Any, most: float) -> float | None:
+    """``value``, of which nobody knows who wrote it, as a number from 0 to ``most``; None if it is
+    none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if 0 <= number <= most else None
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """The holder of a lock.
@@ -103,18 +120,13 @@ class Owner:
         """The owner that ``fields`` describe, or only ``id`` where they describe another's lock."""
         if fields.get("id") != id:
             return cls(id)
-        pid = fields.get("pid", "")
-        try:
-            since = float(fields.get("since", ""))
-        except ValueError:
-            since = 0.0
         return cls(
             id,
             fields.get("host", ""),
-            int(pid) if pid.isascii() and pid.isdigit() else 0,
+            int(bounded(fields.get("pid"), MOST_PID) or 0),
             fields.get("thread", ""),
             fields.get("label", ""),
-            since if 0 < since < math.inf else None,
+            bounded(fields.get("since"), FAR) or None,
             fields.get("process", ""),
         )
 
@@ -148,14 +160,13 @@ class Held:
         described = fields_of(fields)
         owner = Owner.from_fields(described, fingerprint(self.token))
         of_this = described.get("id") == owner.id
-        seen = described.get("seen", "") if of_this else ""
-        if seen.isascii() and seen.isdigit():
-            owner = replace(owner, seen=max(0.0, (int(server_us) - float(seen)) / 1e6))
+        seen = bounded(described.get("seen"), FAR * 1e6) if of_this else None
+        if seen is not None:
+            owner = replace(owner, seen=max(0.0, (int(server_us) - seen) / 1e6))
         self.owner = owner
         self.renews = of_this and "renews" in described
-        lifetime = described.get("lifetime", "")  # In milliseconds.
-        known = self.renews and lifetime.isascii() and lifetime.isdigit()
-        self.overdue = known and int(pttl) < int(lifetime) / 2
+        lifetime = bounded(described.get("lifetime"), FAR * 1e3)  # In milliseconds.
+        self.overdue = self.renews and lifetime is not None and int(pttl) < lifetime / 2
         self.resting = described.get("rests", "").encode() == self.token
         since = owner.since
         self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)

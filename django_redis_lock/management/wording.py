@@ -67,6 +67,8 @@ def holder(lock: HeldLock, *, labelled: bool = True) -> str:
 
 def note(lock: HeldLock) -> str:
     """What is worth a second look."""
+    if lock.broken:
+        return f"cannot be read: {', '.join(lock.broken)}"
     if lock.silent:
         return f"last seen {duration(lock.seen)} ago"
     if math.isinf(lock.ttl):
@@ -109,6 +111,7 @@ def as_json(holding: Holding) -> dict[str, Any]:
         "resting": lock.resting,
         "fence": lock.fence,
         "waiters": lock.waiters,
+        "broken": list(lock.broken),
     }
 
 

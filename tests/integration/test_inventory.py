@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import socket
@@ -20,7 +21,9 @@ import redis
 from django.core.cache import caches
 
 from django_redis_lock import Lock
+from django_redis_lock.admin.rows import event_rows, row, waiter_rows
 from django_redis_lock.flights.renewal import FlightRenewal
+from django_redis_lock.holdings import Holding
 from django_redis_lock.locking import inventory
 from django_redis_lock.locking.calls import run
 from django_redis_lock.locking.chronicle import note_call
@@ -41,12 +44,14 @@ from django_redis_lock.locking.keys import (
     INDEX,
     events_key,
     flight_key,
+    flight_leader,
     lock_keys,
     process_key,
 )
 from django_redis_lock.locking.owner import Owner, fingerprint, process_id
 from django_redis_lock.locking.scripts import CLOCK, Call
 from django_redis_lock.locking.server import server_of
+from django_redis_lock.management.wording import as_json, note
 from tests.processes import until
 from tests.redis_server import RedisServer
 
@@ -595,6 +600,108 @@ def test_the_list_of_events_is_bounded(client: redis.Redis) -> None:
     odd = ("no event", "5 no json", "5 []", '5 {"pid": "x"}', '5 {"held": "x"}', "5 {}")
     client.append(events_key(b"a"), "\n" + "\n".join(odd))
     assert len(inspect(client, b"a").events) == 11
+
+
+#: What can be wrong with what is kept for a lock, and the part that is then said to be unreadable.
+DAMAGE: dict[str, tuple[Callable[[redis.Redis, Any], object], str]] = {
+    "owner is a string": (lambda c, keys: c.set(keys.owner, "x"), "owner"),
+    "owner has many fields": (
+        lambda c, keys: c.hset(keys.owner, mapping=dict.fromkeys(map(str, range(100)), 1)),
+        "owner",
+    ),
+    "waiters is a string": (lambda c, keys: c.set(keys.waiters, "x"), "waiters"),
+    "grants is a hash": (lambda c, keys: c.hset(keys.grants, "a", 1), "grants"),
+    "fence is a list": (lambda c, keys: c.rpush(keys.fence, "a"), "fence"),
+    "fence of 5,000 digits": (lambda c, keys: c.set(keys.fence, "9" * 5000), ""),
+    "pid of 5,000 digits": (lambda c, keys: c.hset(keys.owner, "pid", "9" * 5000), ""),
+    "since is far": (lambda c, keys: c.hset(keys.owner, "since", "1e300"), ""),
+    "numbers of 5,000 digits": (
+        lambda c, keys: c.hset(
+            keys.owner, mapping=dict.fromkeys(("seen", "renewals", "lifetime"), "9" * 5000)
+        ),
+        "",
+    ),
+    "owner is not text": (lambda c, keys: c.hset(keys.owner, b"\xff", b"\xfe"), ""),
+    "waiters are odd": (
+        lambda c, keys: c.zadd(
+            keys.waiters,
+            dict.fromkeys(("1 nan 5 h t", "1 1e300 5 h t", f"1 1 {'9' * 5000} h t"), 1e13),
+        ),
+        "",
+    ),
+    "events is a list": (lambda c, keys: c.rpush(events_key(keys.lock), "a"), ""),
+    "events are deep": (lambda c, keys: c.set(events_key(keys.lock), "5 " + "[" * 100_000), ""),
+    "events are odd": (
+        lambda c, keys: c.set(
+            events_key(keys.lock),
+            f'{"9" * 5000} {{}}\n5 {{"pid": 1e400}}\n5 {{"held": NaN}}\n{10**30} {{}}',
+        ),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_one_broken_lock_is_one_row(client: redis.Redis, damage: str) -> None:
+    hold(client, "whole", label="whole")
+    described(client, "whole")
+    lock = hold(client, "broken", label="broken")
+    described(client, "broken")
+    break_it, part = DAMAGE[damage]
+    if part:
+        client.delete(getattr(lock.keys, part))
+    break_it(client, lock.keys)
+
+    found = {held.name: held for held in list_held(client, b"").locks}
+    assert (found["whole"].owner.label, found["whole"].broken) == ("whole", ())
+    broken = Holding("default", "broken", found["broken"])
+    assert broken.lock.broken == ((part,) if part else ())
+    if part:
+        assert part in row(broken)["said"]
+        assert part in note(broken.lock)
+    json.dumps(as_json(broken))
+    inspected = inspect(client, b"broken")
+    assert inspected.events == ()
+    assert event_rows(inspected.events) == []
+    waiter_rows(inspected.waiters)
+    if part != "grants":
+        assert lock.holder() is not None
+
+
+def test_a_broken_computation_is_one_row(client: redis.Redis) -> None:
+    for key in (b"broken", b"whole"):
+        client.set(flight_key(key), "token", px=60_000)
+        client.zadd(FLIGHTS, {key: (time.time() + 60) * 1000})
+    client.set(flight_leader(b"broken"), "x")
+    found = {flight.name: flight.broken for flight in list_flights(client, b"").locks}
+    assert found == {"broken": ("leader",), "whole": ()}
+
+
+def test_what_cannot_be_a_lock_is_passed_over(client: redis.Redis) -> None:
+    """Somebody wrote to the index; nothing of ours can be at such a key."""
+    hold(client, "a")
+    for key in (b"{a}:fence", INDEX):
+        client.zadd(INDEX, {key: (time.time() + 60) * 1000})
+        assert inspect(client, key) == Inspection(None, (), ())
+        assert release(client, key, "x") is Outcome.FREE
+    assert names(client) == ["a"]
+
+
+def test_a_long_index_is_read_in_pages(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "PAGE", 3)
+    monkeypatch.setattr(inventory, "GROUP", 2)
+    for number in range(10):
+        hold(client, f"lock {number}")
+    for number in range(0, 10, 3):
+        client.delete(f"lock {number}")
+    found = list_held(client, b"")
+    assert sorted(lock.name for lock in found.locks) == [
+        f"lock {number}" for number in range(10) if number % 3
+    ]
+    assert (found.total, found.complete) == (6, True)
+    assert client.zcard(INDEX) == 6
 
 
 # -- releasing what another holds --------------------------------------------------------------
