@@ -26,14 +26,14 @@ from hypothesis.stateful import (
 
 from django_redis_lock.locking import calls, grants
 from django_redis_lock.locking.grants import Request, new_token
-from django_redis_lock.locking.keys import companion, lock_keys, wake_key
+from django_redis_lock.locking.keys import lock_keys, wake_key
 from django_redis_lock.locking.scripts import EXTEND, HELD, RENEW, RESET, Call
 from tests.model.lock_reference import DAY, LockReference
 
 NAME = b"model"
 KEYS = lock_keys(NAME)
 PARTS = {"lock": NAME, "index": KEYS.held_index} | {
-    part: companion(NAME, part) for part in ("grants", "waiters", "fence", "owner")
+    part: getattr(lock_keys(NAME), part) for part in ("grants", "waiters", "fence", "owner")
 }
 #: Seconds. They are so far apart, and so long, that no delay of the machine can confuse them.
 LIFETIMES = st.sampled_from((300.0, 3000.0, math.inf))
