@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 from .expiring import Expiring
 from .kinds import for_tasks, for_threads
 from .locking.aio import AsyncLock
-from .locking.arguments import check_name, longest_hold
+from .locking.arguments import check_name_in_cache, longest_hold
 from .locking.calls import OUTAGE
 from .locking.inventory import Inventory, list_held
 from .locking.keys import RESERVED, refuse_reserved
@@ -100,7 +100,8 @@ class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[m
         options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
         options.update(thread_local=thread_local, **self._lifetime(timeout, options))
         make = for_threads(self, client, options)
-        return self._own(make(self._lock_name(key, version), **options), key)
+        name = check_name_in_cache(key)
+        return self._own(make(self._lock_name(name, version), **options), name)
 
     def alock(
         self,
@@ -122,10 +123,11 @@ class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[m
         """
         options.update(self._lifetime(timeout, options))
         make = for_tasks(self, client, options)
-        return self._own(make(self._lock_name(key, version), **options), key)
+        name = check_name_in_cache(key)
+        return self._own(make(self._lock_name(name, version), **options), name)
 
     def _own(self, lock: _Handle, key: str) -> _Handle:
-        lock.cache, lock.called = self, str(key)
+        lock.cache, lock.called = self, key
         if lock.warn_after is None:
             longest = longest_hold(lock.renew, lock.timeout, lock.max_hold)
             lock.warns_after = self.conf.warn_after(longest)
@@ -140,7 +142,6 @@ class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[m
         return {"timeout": self.conf.TIMEOUT, "renew": renew, "grant_timeout": grant_timeout}
 
     def _lock_name(self, key: str, version: int | None) -> str:
-        check_name("" if key is None else str(key))  # A number will do, as for any cache key.
         name: str = self.client.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version)
         return name
 

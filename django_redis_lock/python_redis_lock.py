@@ -1,4 +1,4 @@
-"""The methods of python-redis-lock's cache backend, for those who switch."""
+"""What python-redis-lock has under these names, for those who switch from it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,47 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from .computing.anew import ComputingAnew
 from .computing.many import ComputingMany
+from .exceptions import LockError
+from .locking.inventory import list_held
 from .locking.lock import Lock
 
-__all__ = ["PythonRedisLock"]
+__all__ = ["AlreadyAcquired", "NotAcquired", "PythonRedisLock", "reset_all"]
+
+#: What is raised where python-redis-lock raises these: when a handle is to acquire what it holds
+#: for ever already, and when a lock that is not held is released or extended.
+AlreadyAcquired = NotAcquired = LockError
+
+
+def reset_all(redis_client: Any, prefix: bytes = b"") -> int:
+    """Release all locks of a database, whoever holds them. Their holders are told that they are
+    lost. Locks of other libraries are left alone, and so is everything that is no lock.
+
+    Args:
+        redis_client: a redis-py client.
+        prefix: only locks whose keys begin so.
+
+    Returns:
+        the number of locks released.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked. Some may be released.
+    """
+    released = 0
+    while True:
+        inventory = list_held(redis_client, prefix, limit=1000)
+        now = sum(Lock(redis_client, held.key).reset() for held in inventory.locks)
+        released += now
+        if inventory.complete or not now:
+            return released
 
 
 class PythonRedisLock(ComputingMany, ComputingAnew):
     """The part of ``RedisCache`` that goes by python-redis-lock's names."""
 
     lock: Any
-    held_locks: Any
+    conf: Any
+    _encoded_key: Any
+    _lock_client: Any
 
     def locked_get_or_set(
         self,
@@ -54,10 +85,4 @@ class PythonRedisLock(ComputingMany, ComputingAnew):
         """Release the locks of this cache and its default version, whoever holds them; the number
         of those released. Their holders are told that they are lost. Values are not touched, nor
         are locks with another key prefix."""
-        client, released = self._lock_client(), 0
-        while True:
-            inventory = self.held_locks(limit=1000)
-            now = sum(Lock(client, held.key).reset() for held in inventory.locks)
-            released += now
-            if inventory.complete or not now:
-                return released
+        return reset_all(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None))

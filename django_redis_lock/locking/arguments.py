@@ -9,6 +9,7 @@ from typing import Any
 __all__ = [
     "check_count",
     "check_name",
+    "check_name_in_cache",
     "check_seconds",
     "check_share",
     "check_token",
@@ -17,6 +18,8 @@ __all__ = [
     "milliseconds",
 ]
 
+#: The shortest lifetime: Redis counts in milliseconds.
+SHORTEST = 0.001
 #: The longest lifetime or wait. Redis takes more, but a value beyond this is a wrong unit.
 LONGEST = 100 * 365 * 24 * 3600.0
 
@@ -29,15 +32,15 @@ def check_seconds(
     Args:
         what: the argument's name, for the message.
         value: int or float, in seconds.
-        zero: whether 0 is allowed.
+        zero: whether 0 is allowed, and anything down to it.
         none: what None means for this argument; None is refused when this is not given.
 
     Raises:
         TypeError: not a number.
-        ValueError: NaN, infinite, negative, longer than a hundred years, or 0 where that makes
-            no sense.
+        ValueError: NaN, infinite, negative, longer than a hundred years; or 0, or shorter than a
+            millisecond, where that makes no sense.
     """
-    if type(value) is float and 0 < value <= LONGEST:
+    if type(value) is float and SHORTEST <= value <= LONGEST:
         return value
     allowed = f"a number of seconds {'of 0 or more' if zero else 'greater than 0'}"
     if none is not None:
@@ -48,6 +51,8 @@ def check_seconds(
         raise TypeError(f"{what} must be {allowed}, not {value!r}")
     if not (value > 0 or (value == 0 and zero)):  # NaN is neither.
         raise ValueError(f"{what} must be {allowed}, not {value!r}")
+    if value < SHORTEST and not zero:
+        raise ValueError(f"{what} must be at least a millisecond, 0.001, not {value!r}")
     if value > LONGEST:
         raise ValueError(f"{what} must be at most a hundred years, given in seconds, not {value!r}")
     return float(value)
@@ -82,17 +87,41 @@ def check_count(what: str, value: Any) -> int:
 
 
 def check_name(value: Any) -> str | bytes:
-    """``value`` as a lock's name.
+    """``value`` as a lock's name. A memoryview is taken as bytes, as redis-py does.
 
     Raises:
         TypeError: neither str nor bytes.
         ValueError: empty.
     """
+    if isinstance(value, memoryview):
+        value = bytes(value)
     if not isinstance(value, (str, bytes)):
         raise TypeError(f"a lock's name must be a str or bytes, not {type(value).__name__}")
     if not value:
         raise ValueError("a lock's name must not be empty")
     return value
+
+
+def check_name_in_cache(value: Any) -> str:
+    """``value`` as the name of a lock in a cache: a text, or what has one of its own, such as a
+    number or a UUID. Bytes are decoded.
+
+    Raises:
+        TypeError: no text stands for it, as for a tuple or a list.
+        ValueError: empty or None, or bytes that are not UTF-8.
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        try:
+            value = bytes(value).decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"a lock's name must be UTF-8 if it is bytes, not {value!r}") from None
+    if value is None:
+        value = ""
+    own_text: Any = type(value).__str__  # object's is the repr; numbers have no other.
+    has_text = isinstance(value, (str, int, float)) or own_text is not object.__str__
+    if isinstance(value, bool) or not has_text:
+        raise TypeError(f"a lock's name must be a str, bytes or number, not {value!r}")
+    return str(check_name(f"{value}"))
 
 
 def check_token(value: Any) -> str | bytes:

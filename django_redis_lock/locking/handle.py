@@ -37,7 +37,7 @@ class Handle(Kept, Telling):
 
     Args:
         redis: the redis-py client.
-        name: str or bytes; the token is kept at exactly this key, as by redis-py.
+        name: str, bytes or memoryview; the token is kept at exactly this key, as by redis-py.
         timeout: seconds the lock lives on the server unless renewed; None: until released, which
             a crash makes for ever.
         sleep: seconds between two tries where waiting cannot be signalled.

@@ -181,6 +181,12 @@ class Lock(Handle):
             held.owner if question is None else with_answer(held.owner, self._run(question).value)
         )
 
+    def get_owner_id(self) -> str | None:
+        """The token of the lock's holder, by python-redis-lock's name; None if nobody holds it. A
+        lock made with this token as its ``id`` can release it."""
+        held = self.held()
+        return None if held is None else held.token.decode(errors="replace")
+
     def ttl(self) -> float | None:
         """Seconds the lock still lives unless renewed: ``inf`` for one that never expires, None if
         nobody holds it."""

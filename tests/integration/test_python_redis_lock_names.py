@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import LockError
+from django_redis_lock import Lock, LockError
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.python_redis_lock import AlreadyAcquired, NotAcquired, reset_all
 from tests.integration.test_get_or_set import Asking, Producer, make
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
@@ -86,6 +87,45 @@ def test_reset_all_releases_all_locks_of_this_cache(
         locks[0].release()
     assert mine.reset_all() == 0
     theirs.release()
+
+
+def test_the_modules_reset_all_releases_all_locks_of_the_database(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    locks = [
+        RedisCache(redis_server.url, {"KEY_PREFIX": "mine"}).lock("a", timeout=60),
+        RedisCache(redis_server.url, {"KEY_PREFIX": "others"}).lock("b", timeout=None),
+        Lock(client, "bare", timeout=60),
+    ]
+    for lock in locks:
+        lock.acquire()
+    client.set("lock:theirs", "a lock of another library")
+    assert reset_all(client) == 3
+    assert not any(lock.locked() for lock in locks)
+    assert client.exists("lock:theirs")
+    assert reset_all(client) == 0
+
+
+def test_the_id_of_the_owner_lets_another_release(client: redis.Redis) -> None:
+    lock = Lock(client, "a", timeout=60)
+    assert lock.get_owner_id() is None
+    lock.acquire()
+    token = lock.get_owner_id()
+    assert token == client.get("a").decode()
+    Lock(client, "a", id=token).release()
+    assert lock.get_owner_id() is None
+
+
+def test_their_errors(client: redis.Redis) -> None:
+    lock = Lock(client, "a", timeout=60, renew=True)
+    with pytest.raises(NotAcquired):
+        lock.release()
+    lock.acquire()
+    with pytest.raises(AlreadyAcquired):
+        lock.acquire()
+    client.delete("a")
+    with pytest.raises(NotAcquired):
+        lock.release()
 
 
 def test_reset_all_gives_a_waiter_its_turn(cache: RedisCache, client: redis.Redis) -> None:

@@ -7,8 +7,10 @@ from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
+from uuid import UUID
 
 import pytest
+from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from django_redis_lock.locking.arguments import (
     LONGEST,
     check_name,
+    check_name_in_cache,
     check_seconds,
     milliseconds,
 )
@@ -26,7 +29,7 @@ NO_LENGTHS = [math.nan, math.inf, -math.inf, -1, -0.001, -1e300]
 TOO_LONG = [1e12, LONGEST * 1.001, 10**18]
 
 
-@pytest.mark.parametrize("value", [1, 0.5, 30, 1e-9, 86400.0, LONGEST])
+@pytest.mark.parametrize("value", [1, 0.5, 30, 0.001, 86400.0, LONGEST])
 def test_seconds_become_a_float(value: float) -> None:
     seconds = check_seconds("timeout", value)
     assert seconds == value
@@ -66,6 +69,14 @@ def test_zero_only_where_it_makes_sense(value: float) -> None:
         check_seconds("timeout", value)
 
 
+@pytest.mark.parametrize("value", [1e-9, 0.0009, 1e-300])
+def test_a_lifetime_under_a_millisecond_is_refused(value: float) -> None:
+    """It would be over at once; a wait may be as short."""
+    with pytest.raises(ValueError, match=r"timeout must be at least a millisecond, 0\.001, not"):
+        check_seconds("timeout", value)
+    assert check_seconds("wait", value, zero=True) == value
+
+
 def test_none_only_where_it_means_something() -> None:
     assert check_seconds("timeout", None, none="a lock that never expires") is None
     with pytest.raises(TypeError, match="not None"):
@@ -80,6 +91,42 @@ def test_the_refusal_says_what_none_means() -> None:
 @pytest.mark.parametrize("name", ["report", b"report", "ü", b"\xff", " ", "\n", "{}"])
 def test_names(name: str | bytes) -> None:
     assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", [b"report", b"\xff"])
+def test_a_memoryview_is_taken_as_bytes(name: bytes) -> None:
+    assert check_name(memoryview(name)) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("report", "report"),
+        (b"report", "report"),
+        ("ü".encode(), "ü"),
+        (memoryview(b"report"), "report"),
+        (5, "5"),
+        (0.5, "0.5"),
+        (Decimal("1.50"), "1.50"),
+        (UUID(int=7), "00000000-0000-0000-0000-000000000007"),
+        (gettext_lazy("report"), "report"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_names_in_a_cache_are_texts(name: Any, text: str) -> None:
+    assert check_name_in_cache(name) == text
+
+
+@pytest.mark.parametrize("name", [True, ("a", 1), ["a"], {"a"}, {}, object(), print], ids=repr)
+def test_what_has_no_text_is_no_name(name: Any) -> None:
+    with pytest.raises(TypeError, match="a lock's name must be a str, bytes or number, not "):
+        check_name_in_cache(name)
+
+
+@pytest.mark.parametrize("name", ["", None, b"", b"\xff", gettext_lazy("")])
+def test_a_name_in_a_cache_must_be_readable(name: Any) -> None:
+    with pytest.raises(ValueError, match="a lock's name must "):
+        check_name_in_cache(name)
 
 
 @pytest.mark.parametrize("name", [None, 5, ["report"], bytearray(b"report"), ...], ids=repr)
