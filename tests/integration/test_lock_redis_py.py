@@ -340,7 +340,7 @@ RIGHTS = (
     *("eval", "evalsha", "blpop", "time"),
     *("get", "set", "append", "del", "exists", "pttl", "pexpire", "persist"),
     *("hset", "hgetall", "rpush", "lindex"),
-    *("zadd", "zrem", "zcount", "zremrangebyscore"),
+    *("zadd", "zrem", "zcount", "zrangebyscore", "zremrangebyscore"),
 )
 
 

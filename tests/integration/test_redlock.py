@@ -71,15 +71,7 @@ class OnFive(Backend):
         return places(name)
 
 
-class RedlockContract(LockContract):
-    """What a lock is, but for what the clocks of several servers don't allow."""
-
-    def test_a_lifetime_of_less_than_a_millisecond(self, make: Any) -> None:
-        with pytest.raises(ValueError, match="timeout must be at least"):
-            make(timeout=0.0004)
-
-
-class TestRedlock(RedlockContract):
+class TestRedlock(LockContract):
     @pytest.fixture
     def backend(self, clients: list[redis.Redis]) -> Backend:
         return OnFive(clients)
@@ -112,7 +104,7 @@ class InTasks(OnFive):
         return ForThreads(self._tasks, AsyncRedlock(self._async_clients, name, **options))
 
 
-class TestAsyncRedlock(RedlockContract):
+class TestAsyncRedlock(LockContract):
     @pytest.fixture
     def backend(self, clients: list[redis.Redis], five: list[RedisServer]) -> Iterator[Backend]:
         tasks = Tasks()
