@@ -26,7 +26,7 @@ LOCKING = (
 #: What ``get_or_set`` needs beyond these.
 VALUES = ("xadd", "xread", "mget", "multi", "exec", "strlen", "getrange")
 #: What the admin and the command ``locks`` need beyond these.
-LISTING = ("zcard", "zrange", "zrevrangebyscore")
+LISTING = ("hlen", "zcard", "zrange", "zrevrangebyscore")
 #: What the figures need (the setting METRICS).
 COUNTING = ("hget", "hkeys", "hdel", "hincrby", "expire")
 #: What ``cache.clear()`` needs beyond these, to empty the database but for the locks; of these
@@ -54,6 +54,7 @@ TRIED = (
     ("ZREM", "@3", "trial"),
     ("HSET", "@5", "trial", "1"),
     ("HGETALL", "@5"),
+    ("HLEN", "@5"),
     ("XADD", "@6", "*", "trial", "1"),
     ("ZCARD", "@3"),
     ("ZRANGE", "@3", "0", "0"),

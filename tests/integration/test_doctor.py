@@ -287,7 +287,7 @@ def test_the_documented_rights_are_those_of_the_code() -> None:
 def test_every_command_of_a_script_is_in_the_list_of_rights() -> None:
     folder = Path(scripts.__file__).parent
     source = "".join(path.read_text() for path in folder.glob("*scripts.py"))
-    used = {name.lower() for name in re.findall(r"call\('(\w+)'", source)}
+    used = {name.lower() for name in re.findall(r"(?:call\(|read\([^,]+,)\s*'(\w+)'", source)}
     known = {*rights.LOCKING, *rights.VALUES, *rights.LISTING, *rights.CLEARING}
     known |= {*rights.COUNTING}
     assert used <= known
