@@ -20,6 +20,9 @@ __all__ = ["MISSING", "LockOptions", "OnLost", "Options", "Use"]
 
 OnLost = Callable[[], Any] | None
 
+#: Made once, as each call asks for the cache; what it answers is read each time.
+_CONF = Conf()
+
 #: For ``default`` left out, where None means something.
 MISSING: Any = object()
 
@@ -179,7 +182,7 @@ class Options:
     @property
     def alias(self) -> str:
         """The cache; it is looked up at each call, where the settings are known."""
-        return self.using or Conf().USING
+        return self.using or _CONF.USING
 
     # -- the locks ---------------------------------------------------------------------------
 
