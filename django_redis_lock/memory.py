@@ -185,7 +185,7 @@ class MemoryServer:
             del self._entries[key]
         return 1
 
-    def _extend(self, key: bytes, token: Any, amount: Any, replace: Any, attempt: Any) -> int:
+    def _extend(self, key: bytes, token: Any, amount: Any, replace: Any, *_: Any) -> int:
         entry = self._live(key)
         if entry is None or entry.token != token:
             return 0
@@ -201,7 +201,7 @@ class MemoryServer:
         now = self.clock()
         pttl = -1 if math.isinf(entry.until) else math.ceil((entry.until - now) * 1000)
         fields = [] if entry.hold is None else entry.hold.owner().fields()
-        return [entry.token, pttl, fields, int(now * 1e6)]
+        return [entry.token, pttl, fields, int(now * 1e6), self._fences[key]]
 
     def _reset(self, key: bytes, *args: Any) -> int:
         if self._live(key) is None:

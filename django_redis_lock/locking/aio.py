@@ -178,7 +178,10 @@ class AsyncLock(Handle):
 
     async def reset(self) -> bool:
         """As ``Lock.reset``."""
-        return bool((await self._run(self._reset_call())).value)
+        reply = (await self._run(self._held_call())).value
+        if reply is not None:
+            await self._run(self._reset_call(reply))
+        return reply is not None
 
     async def _run(self, call: Call) -> Answer:
         return await run(self.redis, call)

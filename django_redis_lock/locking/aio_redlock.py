@@ -32,6 +32,9 @@ class AsyncRedlock(AsyncLock, Quorum):
         granted: Granted | None = await adrive(self._elect(request, wait), self._do)
         return granted
 
+    async def reset(self) -> bool:
+        return bool(await adrive(self._reset(), self._do))
+
     async def _do(self, step: Step) -> Any:
         if isinstance(step, Ask):
             return await cancellable(_ask(self.redis, step.calls, step.patience))

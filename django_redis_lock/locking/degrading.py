@@ -203,7 +203,7 @@ class Degrading(Handle):
             owner = guard.holder() if away or not guard.is_beside() else None
         if owner is None:
             return None
-        held = Held([b"", -1, [], 0])
+        held = Held([b"", -1, [], 0, 0])
         held.owner = owner
         held.held_for = None if owner.since is None else max(0.0, time.time() - owner.since)
         return held

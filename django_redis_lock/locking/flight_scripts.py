@@ -6,7 +6,7 @@ stream. Times are milliseconds.
 
 from __future__ import annotations
 
-from .scripts import _NOW, script
+from .scripts import _NOW, _PUT, script
 
 __all__ = [
     "DELETE",
@@ -144,14 +144,11 @@ return mine and 1 or 0
 END_FLIGHT = script("""
 local mine = redis.call('GET', KEYS[2]) == ARGV[1]
 if mine then
-  if ARGV[4] == '0' then
-    redis.call('DEL', KEYS[2])
-  else
-    redis.call('SET', KEYS[2], '!' .. ARGV[3], 'PX', ARGV[4])
-  end
+  redis.call('DEL', KEYS[2])  -- Out of memory, this is not refused, and so the rest is not either.
+  if ARGV[4] ~= '0' then redis.call('SET', KEYS[2], '!' .. ARGV[3], 'PX', ARGV[4]) end
 end
-redis.call('XADD', KEYS[3], '*', 'outcome', 'failed')
-redis.call('PEXPIRE', KEYS[3], ARGV[2])
+redis.pcall('XADD', KEYS[3], '*', 'outcome', 'failed')
+redis.pcall('PEXPIRE', KEYS[3], ARGV[2])
 return mine and 1 or 0
 """)
 
@@ -195,18 +192,19 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 if #ARGV > 4 then
   redis.call('DEL', KEYS[2])
   local since = string.format('%.6f', now() / 1000000 - ARGV[5] / 1000)
-  redis.call('HSET', KEYS[2], 'since', since, unpack(ARGV, 6))
+  put('HSET', KEYS[2], 'since', since, unpack(ARGV, 6))
 end
-redis.call('HSET', KEYS[2], 'seen', string.format('%.0f', now()), 'renewals', ARGV[4])
+put('HSET', KEYS[2], 'seen', string.format('%.0f', now()), 'renewals', ARGV[4])
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
 if KEYS[3] then
   local at = math.floor(now() / 1000)
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. at)
-  redis.call('ZADD', KEYS[3], at + ARGV[2], ARGV[3])
+  redis.pcall('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. at)
+  put('ZADD', KEYS[3], at + ARGV[2], ARGV[3])
 end
 return 1
 """,
     _NOW,
+    _PUT,
 )
 
 #: SET, and end the flight of what it writes: an older computation must not overwrite it.

@@ -73,7 +73,8 @@ def release(
     held = Held(reply)
     if held.owner.id != owner_id:
         return Outcome.CHANGED_HANDS
-    wanted = (new_token(), milliseconds(grant_timeout), held.token, "" if fence is None else fence)
+    seen = held.fence if fence is None else fence
+    wanted = (new_token(), milliseconds(grant_timeout), held.token, seen)
     answer = run(client, Call(RESET, keys, wanted), patience=PATIENCE)
     if not answer.value and not answer.sent_twice:
         free = run(client, Call(HELD, keys, ()), patience=PATIENCE).value is None

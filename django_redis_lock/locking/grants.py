@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import secrets
 import threading
 import time
@@ -45,6 +46,8 @@ LAST_TRY = 0.1
 #: about before it is believed; so is one that seems to come from the future by as much (the
 #: server's clock was set back).
 FRESH = 0.5
+#: How a fence is written.
+FENCE = re.compile(rb"\d{1,16}")
 
 
 def new_token() -> bytes:
@@ -184,9 +187,9 @@ class Request(NamedTuple):
         mine = (token, milliseconds(self.lifetime), self.attempt)
         return Call(LEAVE, (*self.keys, wake), (*mine, waiter))
 
-    def take(self, token: bytes, waiter: bytes) -> Call:
+    def take(self, token: bytes, waiter: bytes, fence: int = 0) -> Call:
         """Give a grant its full lifetime; take ``waiter``, if any, off the register."""
-        own = (self.token, self.attempt) if self.chosen else (b"", b"")
+        own = (self.token, self.attempt, fence) if self.chosen else (b"", b"", 0)
         return Call(TAKE_GRANT, self.keys, (token, milliseconds(self.lifetime), waiter, *own))
 
     def watch(self, waiter: bytes) -> Call:
@@ -236,6 +239,7 @@ def release(
 
 
 def parse_grant(element: bytes) -> tuple[bytes, int]:
-    """Token and fence of an element of the grants list."""
+    """Token and fence of an element of the grants list; what is none is worth as much as a grant
+    that is over."""
     token, _, fence = element.rpartition(b":")
-    return token, int(fence)
+    return (token, int(fence)) if FENCE.fullmatch(fence) else (element, 0)

@@ -250,7 +250,8 @@ class Handle(Kept, Telling):
         amount = milliseconds(check_seconds("the time to extend by", seconds))
         hold: Hold | None = self.local.hold
         attempt = b"" if hold is None else hold.attempt
-        return Call(EXTEND, self.keys, (token, amount, "1" if replace else "0", attempt))
+        how = ("1", attempt, b"") if replace else ("0", attempt, secrets.token_hex(8).encode())
+        return Call(EXTEND, self.keys, (token, amount, *how))
 
     def _extended(self, answer: Any, verb: str, seconds: float, replace: bool, at: float) -> None:
         if int(answer) == 0:
@@ -268,8 +269,10 @@ class Handle(Kept, Telling):
     def _held_call(self) -> Call:
         return Call(HELD, self.keys, ())
 
-    def _reset_call(self) -> Call:
-        return Call(RESET, self.keys, (new_token(), milliseconds(self.grant_timeout), b"", b""))
+    def _reset_call(self, reply: Any) -> Call:
+        """Ends the lock of the holder that ``reply``, to HELD, has named."""
+        held, grant = Held(reply), (new_token(), milliseconds(self.grant_timeout))
+        return Call(RESET, self.keys, (*grant, held.token, held.fence))
 
     def _is_mine(self, reply: Any) -> bool:
         hold: Hold | None = self.local.hold

@@ -202,7 +202,7 @@ class Line(ABC):
             return None
         token, fence = grant
         closed = self._close_if_last()
-        call = request.take(token, self.waiter if closed else b"")
+        call = request.take(token, self.waiter if closed else b"", fence)
         age = self.clock.age(fence) if self.clock else math.inf
         fresh = abs(age) < min(FRESH, request.grant_timeout / 4) and not request.believes_nothing
         believed = request.granted(token, fence, age, at) if fresh else None

@@ -203,9 +203,13 @@ class Lock(Handle):
         """End the lock, whoever holds it; the first waiter gets it. Returns whether it was held.
 
         The holder is told that it has lost the lock, but only when its keeper next asks; until
-        then two may believe to hold it.
+        then two may believe to hold it. Two round trips: the second names the holder that the first
+        has found, so that it can be sent again without ending the next holder's lock.
         """
-        return bool(self._run(self._reset_call()).value)
+        reply = self._run(self._held_call()).value
+        if reply is not None:
+            self._run(self._reset_call(reply))
+        return reply is not None
 
     def _run(self, call: Call) -> Answer:
         return run(self.redis, call)

@@ -151,11 +151,13 @@ class Held:
         overdue: whether a renewal should have come before now: its holder is stopped, cut off or
             dead. A renewed lock never has less than two thirds of its lifetime left for long.
         resting: nobody holds it any more; it stays taken until its ``min_hold`` is over.
+        fence: its fence, 0 if that is not on record.
     """
 
     def __init__(self, reply: Any) -> None:
-        token, pttl, fields, server_us = reply
+        token, pttl, fields, server_us, fence = reply
         self.token = as_bytes(token)
+        self.fence = int(fence)
         self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
         described = fields_of(fields)
         owner = Owner.from_fields(described, fingerprint(self.token))

@@ -36,9 +36,10 @@ LONGEST_CACHED = 64
 
 
 def _bulk(arg: Any) -> bytes:
-    """A text, a number (also of a subclass of ``int``, as an enumeration), or any buffer."""
+    """A text, a number (also of a subclass of ``int``, as an enumeration), or any buffer. A label
+    or a thread's name that has no encoding must not keep its lock from being renewed."""
     if isinstance(arg, str):
-        data = arg.encode()
+        data = arg.encode(errors="backslashreplace")
     else:
         data = b"%d" % arg if isinstance(arg, int) else bytes(arg)
     return b"$%d\r\n%b\r\n" % (len(data), data)

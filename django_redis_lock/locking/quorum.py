@@ -19,7 +19,7 @@ from typing import Any
 
 from ..exceptions import TooFewServers
 from .arguments import check_seconds
-from .campaign import Campaign, Pause, Steps
+from .campaign import Ask, Campaign, Pause, Steps
 from .grants import Granted, Request
 from .handle import Handle
 from .hold import Hold
@@ -29,7 +29,7 @@ from .scripts import EXTEND, RELEASE, Call
 from .server import Server, server_of
 from .topology import Topology
 from .voted_renewal import VotedRenewal
-from .votes import Ballot, Elected, VotedHold, drift, merged, too_few
+from .votes import Ballot, Elected, VotedHold, drift, majority, merged, too_few
 from .waiting import FIRST_PAUSE, LONGEST_PAUSE
 
 __all__ = ["Quorum"]
@@ -145,6 +145,23 @@ class Quorum(Handle):
 
     # -- everything else -----------------------------------------------------------------------
 
+    def _reset(self) -> Steps:
+        """End the lock on each server, whoever holds it there, as ``Lock.reset`` does on one.
+
+        Raises:
+            TooFewServers: less than a majority has answered.
+        """
+        question = self._held_call()
+        answers = yield Ask(self._calls(question), self.server_timeout)
+        held = {p: a for p, a in answers.items() if a and not isinstance(a, Exception)}
+        resets = {p: self._reset_call(held[p]) for p in reversed(self._order()) if p in held}
+        ended = (yield Ask(resets, self.server_timeout)) if resets else {}
+        found = merged(question, answers, len(self.redis), self._shown)
+        away = {p: a for p, a in {**answers, **ended}.items() if isinstance(a, Exception)}
+        if len(away) > len(self.redis) - majority(len(self.redis)):
+            raise too_few(away, len(self.redis), self._shown)
+        return found is not None
+
     def _calls(self, call: Call) -> dict[int, Call]:
         """The first in order is asked last: who waits there is to find the others released."""
         return dict.fromkeys(reversed(self._order()), call)
@@ -155,7 +172,7 @@ class Quorum(Handle):
             self._leave((p for p, a in answers.items() if isinstance(a, Exception)), call)
         hold: VotedHold | None = self.local.hold
         if call.script is EXTEND and hold is not None:
-            _, amount, replace, _ = call.args
+            _, amount, replace, *_ = call.args
             for place, answer in answers.items():
                 if isinstance(answer, Exception):
                     continue

@@ -7,7 +7,8 @@ from .scripts import _BY_ATTEMPT, _FENCE, _NOW, _SET_LOCK, _TRY, _UNTAKEN, _VANI
 __all__ = ["VOTE"]
 
 #: Take one server's part of the lock, as ACQUIRE does, with a fence of at least ``floor``. Said
-#: again by who has it already, it gives its whole lifetime anew.
+#: again by who has it already, it gives its whole lifetime anew. Redis out of memory does not
+#: refuse it: the lock is passed on by one server only, and its next holder takes the others so.
 #:
 #: KEYS  lock keys
 #: ARGV  token, lifetime, attempt, floor
@@ -16,14 +17,10 @@ __all__ = ["VOTE"]
 #: atomic for the same reason as ACQUIRE.
 VOTE = script(
     """
-local fence, gone = try(ARGV[1], ARGV[2], ARGV[3])
-if not fence then return {0, redis.call('PTTL', KEYS[1]), now()} end
-local floor = tonumber(ARGV[4])
-if fence < floor then
-  fence = floor
-  redis.call('SET', KEYS[4], string.format('%.0f', fence) .. ' ' .. ARGV[3], 'PX', '86400000')
-end
-return {1, fence, now(), gone}
+redis.call('PEXPIRE', KEYS[4], '86400000')  -- Never refused, so the rest is not either.
+local fence, gone = try(ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]))
+if fence then return {1, fence, now(), gone} end
+return {0, redis.call('PTTL', KEYS[1]), now()}
 """,
     _NOW,
     _FENCE,

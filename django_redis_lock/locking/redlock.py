@@ -46,6 +46,9 @@ class Redlock(Lock, Quorum):
         granted: Granted | None = drive(self._elect(request, wait), self._do)
         return granted
 
+    def reset(self) -> bool:
+        return bool(drive(self._reset(), self._do))
+
     def _do(self, step: Step) -> Any:
         if isinstance(step, Ask):
             return ask(self.servers, step.calls, step.patience)

@@ -4,6 +4,15 @@ Keys of a lock are always passed in the order of ``LockKeys``: the lock, grants,
 owner and, except on a cluster where it lives in another slot, the index. Times are milliseconds
 unless a name says otherwise; a lifetime of 0 means none. Redis's own clock judges all of them.
 
+Companion keys may vanish (evicted, deleted by hand) or hold something else than they should. So no
+script trusts their form: what is unreadable counts as missing and is replaced, and nothing is
+written without a lifetime.
+
+Redis out of memory (``noeviction``) refuses a script's commands that may allocate, until the script
+has written: after a first DEL or PEXPIRE they pass. So every script that keeps a lock, frees it or
+passes it on begins with one of those. Only ACQUIRE of a free lock may be refused, and then as a
+whole.
+
 A script is a value without a client: it is bound to one when it is called.
 """
 
@@ -62,13 +71,23 @@ local function now()
 end
 """
 
-# next_fence(attempt): a number greater than all this lock has had. The clock sets the floor, so a
-# lost counter (expired, flushed, a server without persistence) cannot start again from 1.
-# `attempt` is kept behind the number: it tells a repeated acquire from a second one (ACQUIRE).
+# last_fence(): the last fence of this lock, 0 if it is not on record (any more), and the attempt
+# that got it, nil if that is not.
+#
+# next_fence(attempt, floor): a number greater than all this lock has had, and at least `floor`. The
+# clock is a floor as well, so a lost counter (expired, flushed, a server without persistence)
+# cannot start again from 1. `attempt` is kept behind the number: it tells a repeated acquire from a
+# second one (ACQUIRE).
 _FENCE = """
-local function next_fence(attempt)
-  local last = tonumber(string.match(redis.call('GET', KEYS[4]) or '0', '^%d+'))
-  local fence = math.max(last + 1, now())
+local function last_fence()
+  local kept = redis.pcall('GET', KEYS[4])
+  if type(kept) ~= 'string' then return 0 end
+  local last = tonumber(string.match(kept, '^%d+')) or 0
+  if last >= 2^53 then return 0 end  -- Not from here: Lua cannot count on from there.
+  return last, string.match(kept, '^%d+ (.*)$')
+end
+local function next_fence(attempt, floor)
+  local fence = math.max(last_fence() + 1, now(), floor or 0)
   local kept = string.format('%.0f', fence)
   if attempt ~= '' then kept = kept .. ' ' .. attempt end
   redis.call('SET', KEYS[4], kept, 'PX', '86400000')
@@ -80,25 +99,46 @@ end
 # `unknown` if that is not on record any more.
 _BY_ATTEMPT = """
 local function by_attempt(attempt, unknown)
-  local kept = redis.call('GET', KEYS[4])
+  local _, kept = last_fence()
   if not kept then return unknown end
-  return string.match(kept, ' (.*)$') == attempt
+  return kept == attempt
 end
 """
 
 # describe_until(left): the owner's description outlasts the lock by a day, so that whoever finds
-# the lock gone without a release can say whose it was.
+# the lock gone without a release can say whose it was. A lock without end keeps its own.
+# describe(left, ...): note fields and values of the description, which is never worth an error.
 _DESCRIBE = """
 local function describe_until(left)
-  redis.call('PEXPIRE', KEYS[5], string.format('%.0f', left + 86400000))
+  if left < 0 then
+    redis.call('PERSIST', KEYS[5])
+  else
+    redis.call('PEXPIRE', KEYS[5], string.format('%.0f', left + 86400000))
+  end
+end
+local function describe(left, ...)
+  describe_until(left)  -- Never refused, so the next is not either.
+  put('HSET', KEYS[5], ...)
+  describe_until(left)
+end
+"""
+
+# put(command, key, ...): write to a companion key that is for people only; what has another form is
+# replaced.
+_PUT = """
+local function put(command, key, ...)
+  if type(redis.pcall(command, key, ...)) == 'table' then
+    redis.call('DEL', key)
+    redis.pcall(command, key, ...)
+  end
 end
 """
 
 # vanished(): of a holder who has gone so: {when the lifetime was over, owner's fields and values}.
 _VANISHED = """
 local function vanished()
-  local owner = redis.call('HGETALL', KEYS[5])
-  if #owner == 0 then return nil end
+  local owner = redis.pcall('HGETALL', KEYS[5])
+  if #owner == 0 then return nil end  -- Nor has an error any.
   local since = math.max(0, 86400000 - redis.call('PTTL', KEYS[5]))
   return {now() - since * 1000, owner}
 end
@@ -109,12 +149,14 @@ end
 # index stays small without a long script. A lock that another program has extended (redis-py does
 # not know the index) stays, with its true end.
 #
-# set_lock(token, lifetime, before): what every fresh holder starts from. Grants nobody took are
-# void, the owner of before is forgotten, the index knows when the lock ends. Returns ``vanished()``
-# if nobody held the lock before; who knows that somebody did need not have it. Lifetimes stay the
-# strings they came as: turning numbers into Redis's arguments costs more than the commands
-# themselves.
-_SET_LOCK = """
+# set_lock(token, lifetime, before): what every fresh holder starts from, once it has its fence.
+# Grants nobody took are void, the owner of before is forgotten, the index knows when the lock ends.
+# Returns ``vanished()`` if nobody held the lock before; who knows that somebody did need not have
+# it. Lifetimes stay the strings they came as: turning numbers into Redis's arguments costs more
+# than the commands themselves.
+_SET_LOCK = (
+    _PUT
+    + """
 local function prune()
   local at = math.floor(now() / 1000)
   for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', '(' .. at, 'LIMIT', 0, 64)) do
@@ -130,7 +172,7 @@ local function note(lifetime)
   if not KEYS[6] then return end
   local expiry = '+inf'
   if lifetime ~= '0' then expiry = string.format('%.0f', now() / 1000 + lifetime) end
-  redis.call('ZADD', KEYS[6], expiry, KEYS[1])
+  put('ZADD', KEYS[6], expiry, KEYS[1])
   if now() % 16 == 0 then prune() end
 end
 local function set_lock(token, lifetime, before)
@@ -146,14 +188,17 @@ local function set_lock(token, lifetime, before)
   return gone
 end
 """
+)
 
 # grant(token, lifetime, before): pass the lock straight to whoever has waited longest. Redis hands
 # an element pushed to a list to the client that has been blocked on it longest. Returns what
 # set_lock does.
 _GRANT = """
 local function grant(token, lifetime, before)
+  redis.call('DEL', KEYS[2])  -- Never refused, so the rest is not either.
+  local fence = string.format('%.0f', next_fence(''))
   local gone = set_lock(token, lifetime, before)
-  redis.call('RPUSH', KEYS[2], token .. ':' .. string.format('%.0f', next_fence('')))
+  redis.call('RPUSH', KEYS[2], token .. ':' .. fence)
   redis.call('PEXPIRE', KEYS[2], lifetime)
   return gone
 end
@@ -163,8 +208,8 @@ end
 # `grants` names another lock's list.
 _UNTAKEN = """
 local function untaken(holder, grants)
-  local first = redis.call('LINDEX', grants or KEYS[2], 0)
-  return first and string.sub(first, 1, #holder + 1) == holder .. ':'
+  local first = redis.pcall('LINDEX', grants or KEYS[2], 0)
+  return type(first) == 'string' and string.sub(first, 1, #holder + 1) == holder .. ':'
 end
 """
 
@@ -172,38 +217,45 @@ end
 # nobody waits, and there is not even the key to look into.
 _PASS_ON = """
 local function pass_on(successor, lifetime)
-  if redis.call('EXISTS', KEYS[3]) == 1
-    and redis.call('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf') > 0 then
-    grant(successor, lifetime, true)
-    return
+  if redis.call('EXISTS', KEYS[3]) == 1 then
+    local waiting = redis.pcall('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf')
+    if type(waiting) == 'number' and waiting > 0 then
+      grant(successor, lifetime, true)
+      return
+    end
   end
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
-  if KEYS[6] then redis.call('ZREM', KEYS[6], KEYS[1]) end
+  if KEYS[6] then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
 end
 """
 
-# register(waiter, alive): count this waiter as alive for `alive` ms more; drop the dead.
+# register(waiter, alive): count this waiter as alive for `alive` ms more; drop the dead. Its
+# blocking pop must find a list, or nothing.
 _REGISTER = """
 local function register(waiter, alive)
   local at = math.floor(now() / 1000)
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. at)
+  local dropped = redis.pcall('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. at)
+  if type(dropped) == 'table' then redis.call('DEL', KEYS[3]) end
+  if type(redis.pcall('LLEN', KEYS[2])) == 'table' then redis.call('DEL', KEYS[2]) end
   redis.call('ZADD', KEYS[3], at + alive, waiter)
   redis.call('PEXPIRE', KEYS[3], alive)
 end
 """
 
-# try(token, lifetime, attempt): the fence if the lock could be taken, else nil; and what set_lock
-# returns.
+# try(token, lifetime, attempt, floor): the fence if the lock could be taken, else nil; and what
+# set_lock returns. Out of memory, a free lock is refused before anything is written; a lock that is
+# this token's already, or that was granted, is not.
 _TRY = """
-local function try(token, lifetime, attempt)
+local function try(token, lifetime, attempt, floor)
   local holder = redis.call('GET', KEYS[1])
   if holder then
     local mine = holder == token
     if mine and attempt ~= '' then mine = by_attempt(attempt, false) end
     if not mine and not untaken(holder) then return nil end
+    redis.call('DEL', KEYS[2])
   end
-  local gone = set_lock(token, lifetime, holder)
-  return next_fence(attempt), gone
+  local fence = next_fence(attempt, floor)
+  return fence, set_lock(token, lifetime, holder)
 end
 """
 
@@ -245,7 +297,8 @@ LEAVE = script(
     """
 local wake = KEYS[#KEYS]
 if #KEYS < 7 then KEYS[6] = nil end
-if ARGV[4] ~= '' then redis.call('ZREM', KEYS[3], ARGV[4]) end
+redis.call('DEL', wake)
+if ARGV[4] ~= '' then redis.pcall('ZREM', KEYS[3], ARGV[4]) end
 local fence, gone
 if ARGV[1] ~= '' then fence, gone = try(ARGV[1], ARGV[2], ARGV[3]) end
 redis.call('RPUSH', wake, 'leave')
@@ -267,26 +320,29 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 #:
 #: KEYS  lock keys
 #: ARGV  the grant's token, lifetime, waiter ('' to leave it registered), the token the waiter wants
-#:       to hold the lock with ('' for the grant's own) and the attempt that goes with it
+#:       to hold the lock with ('' for the grant's own), the attempt that goes with it, and the
+#:       grant's fence
 #: returns 1, or 0 if the grant is over
 #: atomic because the lifetime must not be given to another holder's lock.
 TAKE_GRANT = script(
     """
-if ARGV[3] ~= '' then redis.call('ZREM', KEYS[3], ARGV[3]) end
+if ARGV[3] ~= '' then redis.pcall('ZREM', KEYS[3], ARGV[3]) end
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-if ARGV[4] ~= '' then
-  redis.call('SET', KEYS[1], ARGV[4], 'KEEPTTL')
-  redis.call('APPEND', KEYS[4], ' ' .. ARGV[5])
-end
 if ARGV[2] == '0' then
   redis.call('PERSIST', KEYS[1])
 else
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
+if ARGV[4] ~= '' then
+  redis.call('SET', KEYS[1], ARGV[4], 'KEEPTTL')
+  local fence = string.format('%.0f', math.max(last_fence(), tonumber(ARGV[6])))
+  redis.call('SET', KEYS[4], fence .. ' ' .. ARGV[5], 'PX', '86400000')
+end
 note(ARGV[2])
 return 1
 """,
     _NOW,
+    _FENCE,
     _SET_LOCK,
 )
 
@@ -312,6 +368,7 @@ if left > 0 then
 end
 if left > 0 then
   left = string.format('%.0f', left)
+  redis.call('DEL', KEYS[2], KEYS[5])
   set_lock(ARGV[2], left, holder)
   redis.call('HSET', KEYS[5], 'rests', ARGV[2])
   redis.call('PEXPIRE', KEYS[5], left)
@@ -328,24 +385,19 @@ return 1
     _BY_ATTEMPT,
 )
 
-#: End the lock whoever owns it; the first live waiter gets it.
+#: End the lock of the holder that HELD named, whoever that is; the first live waiter gets it. It
+#: names the holder so that it is safe to send twice: the next holder's lock must not be ended too.
 #:
 #: KEYS  lock keys
-#: ARGV  successor, lifetime of the grant, the only token to end ('' for any), the only fence to end
-#: ('' for any)
+#: ARGV  successor, lifetime of the grant, the token to end, the greatest fence to end (two holders
+#:       in turn may have one chosen token)
 #: returns 1 ended, 0 it was free or held by another than the named one
 #: atomic for the same reason as RELEASE.
 RESET = script(
     """
 local holder = redis.call('GET', KEYS[1])
-if holder and ARGV[4] ~= '' then
-  if string.match(redis.call('GET', KEYS[4]) or '', '^%d+') ~= ARGV[4] then return 0 end
-end
-if not holder or (ARGV[3] ~= '' and holder ~= ARGV[3]) then
-  if not holder and KEYS[6] then redis.call('ZREM', KEYS[6], KEYS[1]) end
-  return 0
-end
-if untaken(holder) then return 0 end
+if not holder and KEYS[6] then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
+if holder ~= ARGV[3] or last_fence() > tonumber(ARGV[4]) or untaken(holder) then return 0 end
 pass_on(ARGV[1], ARGV[2])
 return 1
 """,
@@ -370,26 +422,21 @@ RENEW = script(
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
 if ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then return -2 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
-redis.call('HSET', KEYS[5], 'seen', string.format('%.0f', now()), unpack(ARGV, 4))
 if left >= 0 and wanted > left then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   left = wanted
 elseif left >= 0 and wanted < 0 then
   redis.call('PERSIST', KEYS[1])
-  note('0')
   left = -1
 end
-if left >= 0 then
-  describe_until(left)
-  note(left)
-else
-  redis.call('PERSIST', KEYS[5])
-end
+describe(left, 'seen', string.format('%.0f', now()), unpack(ARGV, 4))
+note(left < 0 and '0' or left)
 return left
 """,
     _NOW,
-    _DESCRIBE,
+    _FENCE,
     _SET_LOCK,
+    _DESCRIBE,
     _BY_ATTEMPT,
 )
 
@@ -397,7 +444,8 @@ return left
 #:
 #: KEYS  lock keys
 #: ARGV  token, milliseconds, '1' to replace the lifetime left or '0' to add to it, the attempt that
-#:       must have acquired it ('' for any)
+#:       must have acquired it ('' for any), a name for this call if it adds: sent twice, it adds
+#:       once
 #: returns 1 done, 0 not this token's lock, -1 the lock has no lifetime to add to
 #: atomic because it must not change another holder's lock.
 EXTEND = script(
@@ -407,16 +455,18 @@ if ARGV[4] ~= '' and not by_attempt(ARGV[4], true) then return 0 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
 if ARGV[3] == '0' then
   if left < 0 then return -1 end
+  if redis.pcall('HGET', KEYS[5], 'extension') == ARGV[5] then return 1 end
   wanted = wanted + left
 end
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', wanted))
-describe_until(wanted)
+if ARGV[3] == '0' then describe(wanted, 'extension', ARGV[5]) else describe_until(wanted) end
 note(wanted)
 return 1
 """,
     _NOW,
-    _DESCRIBE,
+    _FENCE,
     _SET_LOCK,
+    _DESCRIBE,
     _BY_ATTEMPT,
 )
 
@@ -433,14 +483,10 @@ WATCH = script(
     """
 register(ARGV[1], tonumber(ARGV[2]))
 local holder = redis.call('GET', KEYS[1])
-local lying, gone = 0, nil
-if not holder then
-  gone = grant(ARGV[3], ARGV[4], false)
-  lying = 1  -- For all we know here: blocked clients are served after the script.
-elseif untaken(holder) then
-  lying = 1
-end
-return {redis.call('PTTL', KEYS[1]), now(), lying, gone}
+local lying, gone = not holder or untaken(holder), nil
+-- For all we know here it lies there: blocked clients are served after the script.
+if not holder then gone = grant(ARGV[3], ARGV[4], false) end
+return {redis.call('PTTL', KEYS[1]), now(), lying and 1 or 0, gone}
 """,
     _NOW,
     _FENCE,
@@ -455,16 +501,17 @@ return {redis.call('PTTL', KEYS[1]), now(), lying, gone}
 #:
 #: KEYS  lock keys
 #: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
-#:         server time in microseconds} or nil
+#:         server time in microseconds, fence (0 if it is not on record)} or nil
 HELD = script(
     """
 local holder = redis.call('GET', KEYS[1])
 if not holder or untaken(holder) then return nil end
 local owner = redis.pcall('HGETALL', KEYS[5])
-return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now()}
+return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now(), (last_fence())}
 """,
     _NOW,
     _UNTAKEN,
+    _FENCE,
 )
 
 #: The server's time in microseconds, from a script so that every user who may lock may ask.

@@ -18,7 +18,7 @@ from .grants import Granted
 from .hold import Hold
 from .inventory_scripts import HEARTBEATS
 from .owner import as_bytes, fingerprint
-from .scripts import EXTEND, HELD, RESET, Call
+from .scripts import EXTEND, HELD, Call
 
 __all__ = ["Ballot", "Elected", "VotedHold", "drift", "majority", "merged", "too_few"]
 
@@ -136,7 +136,7 @@ def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | byt
         return _held(replies, needed)
     if call.script is HEARTBEATS:
         return min(replies, key=lambda reply: int(reply[0]) - _number(reply[1]))
-    if call.script in (EXTEND, RESET):
+    if call.script is EXTEND:
         return next((n for n in (1, -1) if sum(int(r) == n for r in replies) >= needed), 0)
     # A release: what cannot be asked has not refused either.
     return int(sum(not int(reply) for reply in replies) < needed)
@@ -157,7 +157,8 @@ def _held(replies: Sequence[Any], needed: int) -> Any:
         if len(of_it) >= needed:
             lives = sorted(math.inf if int(r[1]) < 0 else int(r[1]) for r in of_it)[-needed]
             told = next((r for r in of_it if _tells(r[2], token)), of_it[0])
-            return [token, -1 if math.isinf(lives) else lives, told[2], told[3]]
+            fence = max(int(r[4]) for r in of_it)
+            return [token, -1 if math.isinf(lives) else lives, told[2], told[3], fence]
     return None
 
 

@@ -20,9 +20,12 @@ from django_redis_lock import AsyncLock, Lock, LockNotOwnedError
 from django_redis_lock.locking import aio_calls, calls, waiting
 from django_redis_lock.locking.scripts import (
     ACQUIRE,
+    EXTEND,
+    HELD,
     LEAVE,
     RELEASE,
     RENEW,
+    RESET,
     TAKE_GRANT,
     Call,
     script,
@@ -296,6 +299,41 @@ class TestRelease:
         client.delete("shaky")
         with pytest.raises(LockNotOwnedError):
             lock.release()
+
+
+class TestReset:
+    @pytest.mark.parametrize("token", [None, "chosen"])
+    def test_the_next_holder_keeps_the_lock(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
+    ) -> None:
+        """The reply is lost, the reset is sent again, and by then the lock has passed on."""
+        options: dict[str, Any] = {"timeout": 30, "grant_timeout": GRANT, "thread_local": False}
+        holder, waiter = Lock(client, "shaky", **options), Lock(client, "shaky", **options)
+        assert holder.acquire(token=token)
+        waiting = Background(lambda: waiter.acquire(token=token))
+        until(lambda: client.info("clients")["blocked_clients"])
+        held = calls.run(client, Call(HELD, holder.keys, ())).value
+        late = holder._reset_call(held)
+        rule = proxy.lose_reply(RESET)
+        assert Lock(shaky, "shaky", grant_timeout=GRANT).reset() is True
+        assert rule.left == 0
+        assert waiting.result() is True
+        assert waiter.owned()
+        assert calls.run(client, late).value == 0, "also if it arrives late"
+        assert waiter.owned()
+        waiter.release()
+
+
+class TestExtend:
+    def test_it_is_added_once(self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy) -> None:
+        lock = Lock(shaky, "shaky", timeout=10)
+        assert lock.acquire()
+        for expected in (20, 30):
+            rule = proxy.lose_reply(EXTEND)
+            lock.extend(10)
+            assert rule.left == 0
+            assert expected - 5 < lock.ttl() <= expected
+        lock.release()
 
 
 class TestRenewal:

@@ -59,7 +59,7 @@ class Caller:
         self.request = self.new_request(300.0, chosen=False)
         self.token, self.attempt = b"none yet", b""
         self.fence = 0
-        self.popped = b""
+        self.popped, self.popped_fence = b"", 0
 
     def new_request(self, lifetime: float, *, chosen: bool) -> Request:
         token, attempt = (CHOSEN, new_token()) if chosen else (new_token(), b"")
@@ -140,7 +140,8 @@ class Scripts(RuleBasedStateMachine):
     def pop(self, who: int) -> None:
         """What a waiter's blocking pop does."""
         element = self.client.lpop(KEYS.grants)
-        self.callers[who].popped, _ = grants.parse_grant(element)
+        caller = self.callers[who]
+        caller.popped, caller.popped_fence = grants.parse_grant(element)
         self.model.pop()
         self._look()
 
@@ -153,9 +154,10 @@ class Scripts(RuleBasedStateMachine):
             self.pop(who)
         request, waiter = caller.request, caller.waiter if unregisters else b""
         own = (request.token, request.attempt) if request.chosen else (b"", b"")
+        popped, fence = caller.popped, caller.popped_fence
         for _ in range(1 + twice):
-            taken = self.model.take_grant(caller.popped, caller.lifetime, waiter, *own)
-            assert self._run(request.take(caller.popped, waiter)) == taken
+            taken = self.model.take_grant(popped, caller.lifetime, waiter, *own, fence)
+            assert self._run(request.take(popped, waiter, fence)) == taken
             if taken:
                 caller.token, caller.attempt = own if own[0] else (caller.popped, b"")
                 caller.fence = self.model.fence or 0
@@ -192,11 +194,11 @@ class Scripts(RuleBasedStateMachine):
 
     @rule(who=HOLDERS, by_token=st.booleans(), by_fence=st.booleans())
     def reset(self, who: int | None, by_token: bool, by_fence: bool) -> None:
+        """Named by a token and the fence up to which it is meant."""
         caller, successor = self._holder(who), new_token()
-        token = caller.token if by_token else b""
-        fence = self.model.until.get("fence")
-        ended = self.model.reset(successor, GRANT, token, caller.fence if by_fence else None)
-        wanted = caller.fence if by_fence else b""
+        token = caller.token if by_token else self.model.token or b""
+        wanted, fence = caller.fence if by_fence else 2**53, self.model.until.get("fence")
+        ended = self.model.reset(successor, GRANT, token, wanted)
         assert self._run(Call(RESET, KEYS, (successor, int(GRANT * 1000), token, wanted))) == ended
         if self.model.until.get("fence") != fence:
             self._granted()
@@ -223,13 +225,14 @@ class Scripts(RuleBasedStateMachine):
                 assert left == -2
         self._look()
 
-    @rule(who=HOLDERS, seconds=st.sampled_from((300.0, 2000.0)), replace=st.booleans())
-    def extend(self, who: int | None, seconds: float, replace: bool) -> None:
+    @rule(who=HOLDERS, seconds=st.sampled_from((300.0, 2000.0)), replace=st.booleans(), twice=TWICE)
+    def extend(self, who: int | None, seconds: float, replace: bool, twice: bool) -> None:
         caller = self._holder(who)
-        attempt = caller.attempt
-        expected = self.model.extend(caller.token, seconds, replace, attempt)
-        args = (caller.token, int(seconds * 1000), "1" if replace else "0", attempt)
-        assert self._run(Call(EXTEND, KEYS, args)) == expected
+        attempt, name = caller.attempt, b"" if replace else new_token()
+        args = (caller.token, int(seconds * 1000), "1" if replace else "0", attempt, name)
+        for _ in range(1 + twice):
+            expected = self.model.extend(caller.token, seconds, replace, attempt, name)
+            assert self._run(Call(EXTEND, KEYS, args)) == expected
         self._look()
 
     @rule(who=CALLERS, twice=TWICE)
@@ -257,6 +260,7 @@ class Scripts(RuleBasedStateMachine):
         self._lasts(reply[1], self.model.until["lock"])
         assert set(reply[2][::2]) == set(self.model.owner)
         assert abs(reply[3] - self._server_us()) < TOLERANCE * 1e6
+        assert reply[4] == (self.model.fence or 0)
 
     # -- what happens to the keys --------------------------------------------------------------
 

@@ -54,13 +54,21 @@ class LockReference:
         return bool(token) and self._try(token, lifetime, attempt)
 
     def take_grant(
-        self, granted: bytes, lifetime: float, waiter: bytes, token: bytes, attempt: bytes
+        self,
+        granted: bytes,
+        lifetime: float,
+        waiter: bytes,
+        token: bytes,
+        attempt: bytes,
+        fence: int,
     ) -> bool:
         self._unregister(waiter)
         if self.token != granted:
             return False
         if token:
             self.token, self.attempt = token, attempt
+            self.fence = max(self.fence or 0, fence)
+            self.last_fence = max(self.last_fence, fence)
             self.until["fence"] = time.monotonic() + DAY
         self._lives(lifetime)
         return True
@@ -73,7 +81,7 @@ class LockReference:
             return False
         if self.token != token:
             return self.token == successor
-        if attempt and self.fence is not None and self.attempt != attempt:
+        if attempt and self.attempt and self.attempt != attempt:
             return False
         if rest > 0:
             self._set_lock(successor, rest)
@@ -83,13 +91,11 @@ class LockReference:
             self._pass_on(successor, grant)
         return True
 
-    def reset(self, successor: bytes, grant: float, token: bytes, fence: int | None) -> bool:
+    def reset(self, successor: bytes, grant: float, token: bytes, fence: int) -> bool:
         if self.token is None:
             self.index.pop(self.name, None)
             return False
-        if (fence is not None and fence != self.fence) or (token and token != self.token):
-            return False
-        if self.untaken:
+        if (self.fence or 0) > fence or token != self.token or self.untaken:
             return False
         self._pass_on(successor, grant)
         return True
@@ -106,18 +112,24 @@ class LockReference:
             self._lives(lifetime)
         elif lifetime == math.inf and ends < math.inf:
             self._lives(math.inf)
-        elif ends < math.inf:
+        else:
             self.index[self.name] = ends
         self.owner = {**self.owner, **fields, b"seen": b""}
         self._describe()
         return True
 
-    def extend(self, token: bytes, seconds: float, replace: bool, attempt: bytes) -> int:
+    def extend(
+        self, token: bytes, seconds: float, replace: bool, attempt: bytes, extension: bytes
+    ) -> int:
         if not self._is_mine(token, attempt):
             return 0
         now = time.monotonic()
         if not replace and self.until["lock"] == math.inf:
             return -1
+        if not replace:
+            if self.owner.get(b"extension") == extension:
+                return 1
+            self.owner = {**self.owner, b"extension": extension}
         self._lives(seconds if replace else self.until["lock"] - now + seconds)
         if self.owner:
             self._describe()
@@ -175,7 +187,7 @@ class LockReference:
     # -- what scripts share --------------------------------------------------------------------
 
     def _is_mine(self, token: bytes, attempt: bytes) -> bool:
-        known = bool(attempt) and self.fence is not None
+        known = bool(attempt and self.attempt)
         return self.token == token and (not known or self.attempt == attempt)
 
     def _try(self, token: bytes, lifetime: float, attempt: bytes) -> bool:

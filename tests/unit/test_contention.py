@@ -64,7 +64,7 @@ def held(ttl: float, held_for: float | None, **fields: str) -> Held:
     if held_for is None:
         said = {}
     reply = [text.encode() for pair in said.items() if pair[1] for text in pair]
-    return Held([token, pttl, reply, int((1000 + (held_for or 0)) * 1e6)])
+    return Held([token, pttl, reply, int((1000 + (held_for or 0)) * 1e6), 1])
 
 
 ONCE = {"renews": ""}

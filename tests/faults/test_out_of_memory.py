@@ -1,0 +1,264 @@
+"""Redis has no memory left (S8): with ``noeviction`` it refuses what may allocate, with the other
+policies it throws keys away. Neither loses a healthy lock, nor keeps a free one from anybody."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.test import override_settings
+from redis.exceptions import OutOfMemoryError
+
+from django_redis_lock import Lock, LockError, Redlock
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, until
+from tests.redis_server import RedisServer
+
+NAME = "full"
+#: A grant lives so long that nothing but the release can have brought it in time.
+GRANT = 60.0
+
+
+class Memory:
+    """Three servers whose memory can be used up, and back again."""
+
+    def __init__(self, servers: list[RedisServer]) -> None:
+        self.clients = [server.client() for server in servers]
+
+    @property
+    def client(self) -> redis.Redis:
+        return self.clients[0]
+
+    def is_used_up(self) -> None:
+        for client in self.clients:
+            client.config_set("maxmemory", 1)
+        with pytest.raises(OutOfMemoryError):
+            self.client.set("anything", "")
+
+    def is_there(self) -> None:
+        for client in self.clients:
+            client.config_set("maxmemory", 0)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[RedisServer]]:
+    with RedisServer() as one, RedisServer() as two, RedisServer() as three:
+        yield [one, two, three]
+
+
+@pytest.fixture
+def memory(servers: list[RedisServer]) -> Iterator[Memory]:
+    memory = Memory(servers)
+    memory.is_there()
+    for client in memory.clients:
+        client.flushall()
+        client.config_set("maxmemory-policy", "noeviction")
+    yield memory
+    memory.is_there()
+    for client in memory.clients:
+        client.close()
+
+
+#: Handles of every kind of token, and on several servers. They may be released in another thread.
+KINDS: dict[str, Callable[..., Any]] = {
+    "random token": lambda memory, **options: Lock(memory.client, NAME, **SHARED, **options),
+    "chosen token": lambda memory, **options: Lock(
+        memory.client, NAME, id=secrets.token_hex(8), **SHARED, **options
+    ),
+    "several servers": lambda memory, **options: Redlock(
+        memory.clients, NAME, server_timeout=5, **SHARED, **options
+    ),
+}
+SHARED = {"thread_local": False}
+kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+
+
+def waits(memory: Memory) -> bool:
+    return any(client.info("clients")["blocked_clients"] for client in memory.clients)
+
+
+def renewals(memory: Memory) -> int:
+    return int(memory.client.hget(f"{{{NAME}}}:owner", "renewals") or 0)
+
+
+@kinds
+def test_a_renewed_lock_is_kept(memory: Memory, make: Callable[..., Any]) -> None:
+    with make(memory, timeout=0.6, renew=True) as lock:
+        memory.is_used_up()
+        until(lambda: lock.lost or renewals(memory) > 4)
+        lock.ensure_held()
+        assert lock.owned()
+
+
+@kinds
+def test_the_holder_is_described_all_the_same(memory: Memory, make: Callable[..., Any]) -> None:
+    """Also if there is nothing to renew."""
+    with make(memory, timeout=30, label="for people") as lock:
+        memory.is_used_up()
+        until(lambda: lock.holder().label)
+        assert lock.holder().label == "for people"
+
+
+@kinds
+@pytest.mark.parametrize("min_hold", [0, 0.3])
+def test_it_is_passed_on_extended_and_released(
+    memory: Memory, make: Callable[..., Any], min_hold: float
+) -> None:
+    options: dict[str, Any] = {"timeout": 50, "grant_timeout": GRANT, "blocking_timeout": 10}
+    holder = make(memory, min_hold=min_hold, **options)
+    assert holder.acquire()
+    waiter = make(memory, **options)
+    waiting = Background(waiter.acquire)
+    until(lambda: waits(memory))
+    memory.is_used_up()
+    holder.release()
+    assert waiting.result() is True
+    assert waiter.fence > holder.fence
+    waiter.extend(40)
+    assert 80 < waiter.ttl() < 91
+    waiter.reacquire()
+    assert 40 < waiter.ttl() < 51
+    waiter.release()
+    memory.is_there()
+    with make(memory, timeout=30, blocking_timeout=0.1) as lock:
+        assert lock.fence > waiter.fence
+
+
+@kinds
+def test_whoever_stops_waiting_leaves_at_once(memory: Memory, make: Callable[..., Any]) -> None:
+    with (
+        Lock(memory.client, NAME, timeout=30) as first,
+        Redlock(memory.clients, NAME + " elsewhere", timeout=30),
+    ):
+        assert first.owned()
+        waiting = Background(lambda: make(memory, timeout=30).acquire(blocking_timeout=0.5))
+        until(lambda: waits(memory))
+        memory.is_used_up()
+        assert waiting.result() is False
+        until(lambda: not waits(memory))
+
+
+@kinds
+def test_it_can_be_reset(memory: Memory, make: Callable[..., Any]) -> None:
+    assert make(memory, timeout=50).acquire()
+    waiter = make(memory, timeout=50, grant_timeout=GRANT, blocking_timeout=10)
+    waiting = Background(waiter.acquire)
+    until(lambda: waits(memory))
+    memory.is_used_up()
+    assert make(memory, grant_timeout=GRANT).reset() is True
+    assert waiting.result() is True
+    waiter.release()
+
+
+def test_a_vanished_holders_lock_is_the_waiters(memory: Memory) -> None:
+    assert Lock(memory.client, NAME, timeout=50).acquire()
+    waiter = KINDS["random token"](memory, timeout=50, blocking_timeout=10)
+    waiting = Background(waiter.acquire)
+    until(lambda: waits(memory))
+    memory.is_used_up()
+    memory.client.delete(NAME)
+    assert waiting.result() is True
+    waiter.release()
+
+
+@pytest.mark.parametrize("token", [None, "chosen"])
+def test_a_free_lock_may_be_refused_and_nothing_is_left_of_it(
+    memory: Memory, token: str | None
+) -> None:
+    memory.is_used_up()
+    lock = Lock(memory.client, NAME)  # It would never expire.
+    with pytest.raises(redis.ResponseError, match="OOM"):
+        lock.acquire(token=token)
+    assert not memory.client.keys()
+    memory.is_there()
+    with Lock(memory.client, NAME, blocking_timeout=0.1):
+        pass
+
+
+class TestComputations:
+    @pytest.fixture
+    def cache(self, memory: Memory, servers: list[RedisServer]) -> Iterator[Any]:
+        settings = {
+            "BACKEND": "django_redis_lock.cache.RedisCache",
+            "LOCATION": servers[0].url,
+            "OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 0.6},
+        }
+        with override_settings(CACHES={"default": settings}):
+            yield caches["default"]
+
+    def test_one_that_began_before_ends_as_others_do(self, memory: Memory, cache: Any) -> None:
+        """It is renewed meanwhile, and nobody waits for its lifetime to run out at its end."""
+        computing, done = threading.Event(), threading.Event()
+
+        def compute() -> str:
+            computing.set()
+            assert done.wait(PATIENCE)
+            return "computed"
+
+        leader = Background(cache.get_or_set, "key", compute)
+        assert computing.wait(PATIENCE)
+        (flight,) = memory.client.keys("*flight")
+        memory.is_used_up()
+        leading = memory.client.get(flight)
+        time.sleep(1.2)  # Two lifetimes.
+        assert memory.client.get(flight) == leading
+        done.set()
+        assert leader.result() == "computed"
+        assert not memory.client.exists(flight)
+        assert cache.get("key") is None, "a value is not worth more memory"
+
+    def test_values_are_computed_all_the_same(self, memory: Memory, cache: Any) -> None:
+        memory.is_used_up()
+        assert cache.get_or_set("key", lambda: "computed") == "computed"
+
+
+@pytest.mark.parametrize("policy", ["allkeys-random", "allkeys-lru"])
+def test_eviction_leaves_no_name_that_cannot_be_locked(memory: Memory, policy: str) -> None:
+    """Keys of locks are thrown away, so a lock may be lost; but nothing else."""
+    for client in memory.clients:
+        client.config_set("maxmemory-policy", policy)
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 300_000)
+    over = time.monotonic() + 2.5
+
+    def press(client: redis.Redis) -> None:
+        number = 0
+        while time.monotonic() < over:
+            with client.pipeline(transaction=False) as pipe:
+                for number in range(number, number + 20):  # noqa: B020
+                    pipe.set(f"value {number % 5000}", "x" * 500)
+                pipe.execute(raise_on_error=False)
+
+    def compete(make: Callable[..., Any]) -> int:
+        acquired = 0
+        while time.monotonic() < over:
+            lock = make(memory, timeout=0.5, grant_timeout=0.2)
+            try:
+                if lock.acquire(blocking_timeout=0.5):
+                    acquired += 1
+                    lock.release()
+            except (LockError, redis.ConnectionError):
+                pass  # Its key was thrown away, or its grant was, and the wait ended just then.
+        return acquired
+
+    filling = [Background(press, client) for client in memory.clients]
+    makes = [make for make in KINDS.values() for _ in range(3)]
+    competing = [Background(compete, make) for make in makes]
+    assert sum(each.result() for each in competing) > 20
+    for each in filling:
+        each.result()
+    for make in KINDS.values():
+        with make(memory, timeout=30, blocking_timeout=10) as lock:
+            assert lock.owned()
+    _expect_lifetimes(memory)
+
+
+def _expect_lifetimes(memory: Memory) -> None:
+    for client in memory.clients:
+        for key in client.scan_iter(f"{{{NAME}}}:*"):
+            assert client.pttl(key) != -1, key
