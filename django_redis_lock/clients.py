@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,8 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.connection import ConnectionPool, SSLConnection, parse_url
 from redis.exceptions import ClusterError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
+
+from .locking.forks import after_fork, free_after_fork
 
 __all__ = ["ClusterClient"]
 
@@ -114,7 +115,7 @@ class LazyCluster:
         self._nodes = nodes
         self._settings = settings
         self._cluster: RedisCluster | None = None
-        self._connecting = threading.Lock()
+        self._connecting = free_after_fork(threading.Lock())
         names = ("encoding", "encoding_errors")
         given = {name: settings[name] for name in names if name in settings}
         self._encoder = ConnectionPool(**given).get_encoder()
@@ -167,13 +168,5 @@ def _outages_as_of_one_server() -> Iterator[None]:
 
 #: A client connects to all nodes, so the threads of a process share it, as they share pools.
 _clusters: dict[str, LazyCluster] = {}
-_mutex = threading.Lock()
-
-
-def _after_fork_in_child() -> None:
-    global _mutex
-    _mutex = threading.Lock()
-    _clusters.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_mutex = free_after_fork(threading.Lock())
+after_fork(_clusters.clear)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from typing import Any
 
 from django.db import connections
@@ -29,6 +28,7 @@ from .flights.background import Background
 from .locking import events
 from .locking.aio_line import in_background
 from .locking.events import Subject
+from .locking.forks import after_fork
 from .locking.lock import Lock
 
 __all__ = [
@@ -113,11 +113,11 @@ def _send(event: Any) -> None:
         signal.send_robust(**news)
 
 
-def _after_fork_in_child() -> None:
+@after_fork
+def _begin_anew() -> None:
     global _behind
     _behind = Background(threads=1, room=ROOM)
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
 # Whoever wants to receive a signal imports this module first.
 events.listen(_send)

@@ -89,7 +89,9 @@ return number
 
     def _run(self, call: Call) -> Any:
         execute = self._client.execute_command
-        words = (len(call.keys), *call.keys, *call.args)
+        # Bytes for the same reason as in ``pack_words``.
+        args = (a if isinstance(a, bytes) else str(a).encode() for a in call.args)
+        words = (b"%d" % len(call.keys), *call.keys, *args)
         stack = getattr(self._client, "command_stack", None)
         if stack is not None:  # A pipeline cannot react to a missing script: the first teaches it.
             if not stack:

@@ -10,6 +10,7 @@ A subclass says where its locks live::
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import threading
@@ -137,6 +138,23 @@ class LockContract:
         until(lambda: backend.waiting(self.name) >= count)
 
     # -- taking and giving back ----------------------------------------------------------------
+
+    def test_a_handle_that_is_collected_within_its_block_releases(self, make: Any) -> None:
+        """An interrupt at the entry of ``__exit__`` leaves the block without a release."""
+        lock = make(timeout=60)
+        lock.__enter__()
+        del lock
+        gc.collect()
+        other = make(timeout=60)
+        assert other.acquire(blocking_timeout=PATIENCE)
+        other.release()
+
+    def test_one_that_is_collected_outside_of_a_block_is_kept(self, make: Any) -> None:
+        lock = make(timeout=60)
+        lock.acquire()
+        del lock
+        gc.collect()
+        assert not make(timeout=60).acquire(blocking_timeout=0.1)
 
     def test_it_is_taken_and_given_back(self, make: Any) -> None:
         lock = make(timeout=30)

@@ -9,11 +9,11 @@ before he came may be older than his own last write.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Hashable
 from weakref import WeakKeyDictionary
 
+from ..locking.forks import after_fork
 from ..locking.server import Server
 
 __all__ = ["Look", "Looks", "looks_at"]
@@ -80,9 +80,7 @@ def looks_at(server: Server) -> Looks:
     return _looks.setdefault(server, Looks())
 
 
-def _after_fork_in_child() -> None:
+@after_fork
+def _forget_readers() -> None:
     for looks in tuple(_looks.values()):
         looks.clear()  # Those who read are the parent's threads.
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -74,6 +74,7 @@ class _Section:
             )
 
     def _enter(self, lock: Handle) -> None:
+        lock._entered()
         current.push(lock, self._key)
         self._context = contextvars.copy_context()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +9,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
+from ..locking.forks import after_fork
 from ..locking.grants import new_token
 from ..locking.server import Server
 
@@ -147,5 +147,5 @@ def land(place: Place, aboard: Aboard) -> None:
         aboard.landed.set()
 
 
-os.register_at_fork(after_in_child=boarded.clear)
-os.register_at_fork(after_in_child=_deferred.clear)
+after_fork(boarded.clear)
+after_fork(_deferred.clear)

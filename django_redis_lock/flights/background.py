@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+
+from ..locking.forks import after_fork
 
 __all__ = ["Background"]
 
@@ -100,9 +101,7 @@ def background() -> Background:
     return _background
 
 
-def _after_fork_in_child() -> None:
+@after_fork
+def _begin_anew() -> None:
     global _background
     _background = Background()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -20,6 +20,7 @@ from ..locking.aio_line import in_background
 from ..locking.calls import is_outage, is_pool_exhausted
 from ..locking.driver import adrive, drive
 from ..locking.keeper import keeper
+from ..locking.packing import pack_words
 from ..locking.server import server_of
 from .background import background
 from .rule import Flights
@@ -91,7 +92,7 @@ class ThreadCrew:
         try:
             server = self.server.at(streams)
             connection = server.borrow()
-            connection.send_command(*_reading(streams, step.until))
+            connection.send_packed_command([_reading(streams, step.until)])
             # Redis looks at the time-outs of blocked clients ten times a second only.
             if connection.can_read(max(0.0, step.until - time.monotonic())):
                 connection.read_response()
@@ -168,7 +169,8 @@ class TaskCrew:
         try:
             connection = await aio_calls.connect(self._client, streams, timeout=5.0)
             try:
-                await cancellable(connection.send_command(*_reading(streams, step.until)))
+                reading = _reading(streams, step.until)
+                await cancellable(connection.send_packed_command([reading]))
                 await _within(connection.read_response(), step.until)
             finally:
                 await connection.disconnect(nowait=True)
@@ -191,9 +193,9 @@ async def _within(work: Coroutine[Any, Any, Any], until: float) -> bool:
         task.cancel()
 
 
-def _reading(streams: Sequence[bytes], until: float) -> tuple[Any, ...]:
-    pause = max(1, int((until - time.monotonic()) * 1000))
-    return ("XREAD", "BLOCK", pause, "STREAMS", *streams, *("0" for _ in streams))
+def _reading(streams: Sequence[bytes], until: float) -> bytes:
+    pause = b"%d" % max(1, int((until - time.monotonic()) * 1000))
+    return pack_words(b"XREAD", b"BLOCK", pause, b"STREAMS", *streams, *(b"0" for _ in streams))
 
 
 def _pause(step: Follow) -> float:

@@ -97,7 +97,6 @@ class AsyncLock(Handle):
         """
         patience = patience_of(request, None if wait is None else asked_at + wait)
         question = (self.keys, granted.token, self.replicas, patience)
-        request.came.append(granted.token)
         self._judge(await aconfirm(self.redis, *question))
 
     def _keep(self, granted: Granted) -> Hold:
@@ -188,6 +187,7 @@ class AsyncLock(Handle):
 
     async def __aenter__(self) -> Self:
         if await self.acquire():
+            self._entered()
             return self
         raise LockNotAcquired.over(self._shown, await self._in_the_way())
 

@@ -24,6 +24,7 @@ from .grants import LAST_TRY, Granted, Request
 from .hold import printable
 from .keys import wake_key
 from .line import Place, join
+from .packing import pack_words
 from .routes import ServerBusy
 from .server import server_of
 from .waiting import FIRST_PAUSE, LONGEST_PAUSE
@@ -103,7 +104,8 @@ class TaskPlace(Place[TaskLine]):
         request = self._request
         wake = wake_key(request.keys.lock, request.token)
         while True:
-            await connection.send_command("BLPOP", request.keys.grants, wake, 0)
+            pop = pack_words(b"BLPOP", request.keys.grants, wake, b"0")
+            await connection.send_packed_command([pop])
             reading = asyncio.ensure_future(connection.read_response())
             try:
                 while not (await asyncio.wait({reading}, timeout=(left := request.left())))[0]:
@@ -137,6 +139,7 @@ class TaskPlace(Place[TaskLine]):
         if came is None:
             return None
         sent_at = time.monotonic()
+        self._request.may_hold.append((came.token, b""))
         try:
             await send(connection, came.call)
             extension = TaskExtension(connection, came.call, self._request.until(sent_at))
@@ -146,7 +149,7 @@ class TaskPlace(Place[TaskLine]):
             until = await extension.settled()
             if until is None:
                 raise RedisTimeoutError("the connection broke while a grant was taken")
-        except BaseException:
+        except Exception:
             # Redis may carry it out all the same; then the lock would be nobody's.
             self._abandon(came.token)
             raise

@@ -25,6 +25,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from . import events
 from .events import ServerDown, ServerUp
+from .forks import free_after_fork
 
 __all__ = ["Breaker", "Outage", "ServerAway", "limits"]
 
@@ -85,12 +86,13 @@ class Breaker:
         self.stood_in = 0
         self._timeout = timeout
         self._now = now
-        self._mutex = threading.RLock()  # A signal handler may come in between.
+        # A signal handler may come in between.
+        self._mutex = free_after_fork(threading.RLock())
         self._since = 0.0
         self._costly = 0
         self._spared = 0
         self._open_until: float | None = None
-        self._error: BaseException | None = None
+        self._error = ""  # Its text: what it leads to (its frames, and their locks) is not kept.
 
     @property
     def held_back(self) -> bool:
@@ -138,7 +140,7 @@ class Breaker:
                 self.failing, self._since = True, self._now() - cost
                 self.outage += 1
                 self._costly = self._spared = self.stood_in = 0
-            self._error = error
+            self._error = str(error)
             opened = self._counted(cost, timeout or self._timeout)
         if opened:
             logger.warning("Calls to Redis at %s fail at once until it answers", self.server)
@@ -182,7 +184,7 @@ class Breaker:
                 self.held_back,
                 self._spared,
                 self.stood_in,
-                str(self._error),
+                self._error,
             )
 
 

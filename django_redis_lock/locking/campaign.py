@@ -90,6 +90,7 @@ class Campaign:
         self._leave = leave
         self._unheard: set[int] = set()
         self.request = request
+        request.may_hold.clear()
         if not self._chosen:
             self._rename()
 
@@ -98,8 +99,15 @@ class Campaign:
         attempt = secrets.token_hex(8).encode()
         self.request = self.request._replace(token=token, attempt=attempt)
 
+    def _note(self) -> None:
+        """Note the token before it is sent; see ``Request.may_hold``."""
+        mine, noted = (self.request.token, self.request.attempt), self.request.may_hold
+        if mine not in noted:
+            noted.append(mine)
+
     def vote(self, floor: int = 0) -> Steps:
         """One round of asking all, with a fence of at least ``floor``."""
+        self._note()
         request, limit = self.request, self._limit
         if request.deadline is not None:
             limit = min(limit, request.left() + LAST_TRY)
@@ -129,6 +137,7 @@ class Campaign:
 
     def queue(self, gate: int) -> Steps:
         """Wait at ``gate``; False at the deadline."""
+        self._note()
         try:
             return (yield Queue(gate, self.request)) is not None
         except (RedisError, OSError) as error:
@@ -145,8 +154,12 @@ class Campaign:
             # Under another name from now on, so that what comes late does no harm: neither what
             # was asked, nor the release that the keeper repeats until it is answered.
             yield from self._release(p for p in self._places[:begin] if p in ballot.fences)
-            self._forsake(self._unheard)
+            self._leave(self._unheard, self._back)
+            self._unheard = set()
+            self.request.may_hold.clear()
             self._rename()
+        elif gate is None:
+            self.request.may_hold.clear()
 
     def _release(self, places: Iterable[int]) -> Steps:
         calls = dict.fromkeys(places, self._back)
@@ -157,11 +170,3 @@ class Campaign:
     @property
     def _back(self) -> Call:
         return self.request.give_back(self.request.token)
-
-    def _forsake(self, places: Iterable[int]) -> None:
-        self._leave(places, self._back)
-        self._unheard = set()
-
-    def leave(self) -> None:
-        """The call was broken off: nobody knows what it has got."""
-        self._forsake(self._places)

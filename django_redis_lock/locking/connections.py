@@ -7,6 +7,7 @@ release when the application has used its pool up: so none of them shares it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -15,7 +16,13 @@ from redis.asyncio.connection import (
     UnixDomainSocketConnection as AsyncUnixDomainSocketConnection,
 )
 from redis.backoff import NoBackoff
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.connection import (
+    AbstractConnection,
+    Connection,
+    PythonRespSerializer,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.retry import Retry
 
 __all__ = [
@@ -45,7 +52,6 @@ class RawConnection(Protocol):
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
-    def pack_command(self, *args: Any) -> list[bytes]: ...
     def send_command(self, *args: Any) -> None: ...
     def send_packed_command(self, command: list[bytes]) -> None: ...
     def can_read(self, timeout: float = 0) -> bool: ...
@@ -68,7 +74,14 @@ def own_settings(
     )
     if issubclass(connection_class, (Connection, AsyncConnection)):
         own["socket_keepalive"] = True
+    if issubclass(connection_class, AbstractConnection):
+        # What a connection begins with (HELLO 3, SELECT 1), not by hiredis: see ``pack_words``.
+        own["command_packer"] = PythonRespSerializer(6000, partial(_encode, own.get("encoding")))
     return own
+
+
+def _encode(encoding: str | None, word: Any) -> bytes:
+    return word if isinstance(word, bytes) else str(word).encode(encoding or "utf-8")
 
 
 def timeout_of(settings: Mapping[str, Any]) -> float:

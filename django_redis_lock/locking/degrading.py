@@ -24,6 +24,7 @@ from .arguments import check_wait
 from .breaker import Breaker
 from .calls import is_outage
 from .events import StoodIn
+from .forks import free_after_fork
 from .grants import Request, new_token
 from .handle import Handle
 from .hold import Hold, printable
@@ -125,6 +126,10 @@ class Degrading(Handle):
             return False
         return is_outage(error)
 
+    def _new_guard(self) -> LocalLock | None:
+        """What locks this host, if that is wanted; not locked yet."""
+        return self._guard() if self.on_redis_down == "local" else None
+
     def _guard(self) -> LocalLock:
         """This host's lock."""
         servers = ",".join(sorted(server.breaker.server for server in self._asked()))
@@ -165,14 +170,33 @@ class Degrading(Handle):
 
     def _leave_stand_in(self) -> bool:
         """Release a lock that was taken without Redis; whether it was."""
-        hold = self.local.hold
-        if not isinstance(hold, StandIn):
+        if not isinstance(self.local.hold, StandIn):
             return False
         self._owned_token("release")
-        hold.end()
+        self._end_stand_in()
+        return True
+
+    def _end_stand_in(self) -> None:
+        self.local.hold.end()
         self.local.token = None
         self._drop_guard(self.local.guard)
-        return True
+
+    def _leave_to_keeper(self) -> None:
+        """What an interrupt has cut short is completed: nothing of this host stays locked."""
+        hold: Hold | None = self.local.hold
+        if hold is None or hold.elsewhere or (hold.counts and not hold.by_this_thread):
+            return
+        if isinstance(hold, StandIn):
+            self._end_stand_in()
+        else:
+            super()._leave_to_keeper()
+            self._drop_guard(self.local.guard)
+
+    def _break_off(self, before: tuple[Any, Any, Any], guard: LocalLock | None) -> None:
+        """``acquire`` was interrupted, or cannot go on: nothing stays locked."""
+        if self.local.hold is not before[1]:
+            self._leave_to_keeper()
+        self._drop_guard(guard)
 
     def _drop_old_guard(self) -> None:
         """That of an acquisition that ended by itself."""
@@ -181,10 +205,10 @@ class Degrading(Handle):
             self._drop_guard(self.local.guard)
 
     def _drop_guard(self, guard: LocalLock | None) -> None:
-        if self.local.guard is guard:  # Or somebody who shares this handle has one by now.
-            self.local.guard = None
         if guard is not None:
             guard.release()
+        if self.local.guard is guard:  # Or somebody who shares this handle has one by now.
+            self.local.guard = None
 
     def _holds_without(self, verb: str) -> bool:
         """Whether there is nothing to ``verb`` in Redis: this lock lives until it is released."""
@@ -214,7 +238,7 @@ def _failing(servers: tuple[Server, ...]) -> Breaker:
 
 
 _told: dict[tuple[str, str], tuple[int, float]] = {}
-_telling = threading.Lock()
+_telling = free_after_fork(threading.Lock())
 
 
 def _is_news(breaker: Breaker, how: str) -> bool:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .arguments import milliseconds
+from .forks import after_fork
 from .keys import LockKeys
 from .owner import hostname
 from .scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH, Call
@@ -78,11 +79,9 @@ def _name_thread() -> bytes:
     return _here.name
 
 
-def _after_fork_in_child() -> None:
+@after_fork
+def _forget_name() -> None:
     _here.name = b""
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Clock(NamedTuple):
@@ -129,7 +128,10 @@ class Request(NamedTuple):
         margin: seconds before the deadline at which the last try is sent, so that its answer is
             there in time.
         endures: seconds for which a waiter keeps trying to reach a server that has gone away.
-        came: tokens of the grants that came for it; a list all its copies share.
+        may_hold: the tokens, each with its attempt, under which Redis may have given the lock to
+            this call; a list that all copies share. A token is noted before it is sent, and taken
+            off when Redis has confirmed its release: when the call is interrupted, these are
+            what to release.
         replicas: how many replicas are to confirm the acquisition.
     """
 
@@ -142,7 +144,7 @@ class Request(NamedTuple):
     deadline: float | None = None
     margin: float = 0.0
     endures: float = math.inf
-    came: Any = ()
+    may_hold: Any = ()
     replicas: int = 0
 
     @property
@@ -197,9 +199,10 @@ class Request(NamedTuple):
         grant = (new_token(), milliseconds(self.grant_timeout))
         return Call(WATCH, self.keys, (waiter, milliseconds(ALIVE), *grant))
 
-    def give_back(self, token: bytes) -> Call:
+    def give_back(self, token: bytes, attempt: bytes = b"") -> Call:
         """Release what ``token``, a grant's or this request's own, may have got."""
-        attempt = self.attempt if token == self.token else b""
+        if token == self.token:
+            attempt = self.attempt
         return release(self.keys, token, new_token(), self.grant_timeout, attempt=attempt)
 
     # -- what an answer means ----------------------------------------------------------------

@@ -185,7 +185,8 @@ class Handle(Kept, Telling):
         pause = max(pause or 0.0, 0.001)
         whose = (self.keys, mine, attempt)
         how = (self.timeout, self.grant_timeout, pause)
-        return Request(*whose, *how, came=[], replicas=self.replicas), wait
+        noted = [(mine, attempt)]
+        return Request(*whose, *how, may_hold=noted, replicas=self.replicas), wait
 
     def _refuse_to_wait_for_itself(self) -> None:
         hold: Hold | None = self.local.hold

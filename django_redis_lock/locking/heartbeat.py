@@ -19,6 +19,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, ResponseError
 
 from .calls import run, run_all
+from .forks import free_after_fork
 from .hold import Hold
 from .inventory_scripts import HEARTBEAT, HEARTBEATS
 from .keeper import Job, keeper
@@ -43,7 +44,8 @@ class Heartbeat(Job):
 
     def __init__(self, server: Server) -> None:
         super().__init__(server, time.monotonic())
-        self._mutex = threading.RLock()  # A signal handler may come in between.
+        # A signal handler may come in between.
+        self._mutex = free_after_fork(threading.RLock())
         self._holds: set[Hold] = set()
         self._call = Call(HEARTBEAT, (process_key(process_id()),), (DAY,))
 

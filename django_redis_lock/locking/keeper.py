@@ -15,7 +15,6 @@ import heapq
 import itertools
 import logging
 import math
-import os
 import threading
 import time
 from collections import defaultdict, deque
@@ -25,8 +24,8 @@ from contextlib import contextmanager, suppress
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from . import server as servers
 from .calls import OUTAGE
+from .forks import after_fork
 from .job import Job
 from .packing import pack
 from .scripts import Call
@@ -261,13 +260,10 @@ def keeper() -> Keeper:
     return _keeper
 
 
-def _after_fork_in_child() -> None:
+@after_fork
+def _begin_anew() -> None:
     global _keeper
     _keeper = Keeper()
-    servers.reset_after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _finish() -> None:

@@ -24,6 +24,8 @@ class Kept:
     name: str | bytes
     timeout: float | None
     replicas: int
+    grant_timeout: float
+    min_hold: float
     local: Any
     _hold_class = Hold
 
@@ -45,6 +47,11 @@ class Kept:
         hold = self._won(granted)
         self.local.renewal = Renewals(Renewal(server_of(self.redis), hold))
         return hold
+
+    def _entered(self) -> None:
+        """The lock was taken by ``with``."""
+        if self.local.renewal is not None:  # There is none for a lock taken without Redis.
+            self.local.renewal.entered(self.grant_timeout, self.min_hold)
 
     def _stop_keeping(self) -> None:
         hold, renewal = self.local.hold, self.local.renewal
@@ -69,12 +76,12 @@ class Kept:
             renewal.tell("released")
 
     def _abandon(self, request: Request, error: BaseException) -> None:
-        """The request may have been carried out without our hearing of it, or without our having
-        told our caller."""
-        unheard = (request.token,) if may_have_run(error) else ()
-        for token in (*unheard, *request.came):
-            release = request.give_back(token)
-            keeper().add(Abandoned(server_of(self.redis), release, request.lifetime))
+        """The call of ``acquire`` ends with ``error``: release whatever Redis may have given to it,
+        also if the reply was lost, or an interrupt came before it was noted."""
+        unsent = None if may_have_run(error) else (request.token, request.attempt)
+        for noted in request.may_hold:
+            if noted != unsent:
+                self._hand_over(request.give_back(*noted))
 
     def _judge(self, found: Confirmed) -> None:
         """Raises:

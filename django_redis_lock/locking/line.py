@@ -7,7 +7,6 @@ process form one line, the tasks of each event loop another.
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ from collections import deque
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from .chronicle import note_vanished
+from .forks import after_fork, free_after_fork
 from .grants import FRESH, LOOK_EVERY, Clock, Granted, Request, parse_grant, waiter_id
 from .keeper import keeper
 from .renewal import Abandoned
@@ -241,10 +241,13 @@ class Place(Generic[AnyLine]):
         """Whatever Redis may yet carry out for ``token`` is nobody's."""
         release = self._request.give_back(token)
         keeper().add(Abandoned(self.line.server, release, self._request.lifetime))
+        noted = self._request.may_hold
+        noted[:] = [each for each in noted if each[0] != token]
 
 
 _lines: dict[tuple[Server, bytes, Any], Line] = {}
-_mutex = threading.RLock()
+_mutex = free_after_fork(threading.RLock())
+after_fork(_lines.clear)
 
 
 def join(place: Place[AnyLine], line: AnyLine) -> None:
@@ -255,12 +258,3 @@ def join(place: Place[AnyLine], line: AnyLine) -> None:
         if found.places:
             place.turn = place.new_turn()
         found.places.append(place)
-
-
-def _after_fork_in_child() -> None:
-    global _mutex
-    _mutex = threading.RLock()
-    _lines.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -15,11 +15,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 from ..exceptions import LockError
+from .forks import after_fork
 from .owner import Owner
 
 try:
@@ -76,7 +78,8 @@ class LocalLock:
         self.name = name
         digest = hashlib.sha256(where).hexdigest()[:40]
         self.path = local_folder(folder) / f"{digest}{SUFFIX}"
-        self._file: int | None = None
+        #: An object and no number: whatever an interrupt makes us lose, Python closes.
+        self._file: FileIO | None = None
 
     def try_acquire(self, owner: Owner, beside: bool = False) -> bool:
         """Take it if nobody has it.
@@ -99,22 +102,20 @@ class LocalLock:
         return found is not None and bool(found.get("beside"))
 
     def _take(self) -> bool:
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         try:
-            file = os.open(self.path, flags, 0o660)
+            file = self._file = FileIO(self.path, "r+", opener=_open)
         except OSError as error:
             raise LockError(f"No local lock at {self.path}: {error}", self.name) from error
-        if _lock(file, fcntl.LOCK_EX) and self._is_current(file):
-            self._file = file
+        if _lock(file.fileno(), fcntl.LOCK_EX) and self._is_current(file):
             _held.add(self)
             return True
-        os.close(file)
+        file.close()
         return False
 
-    def _is_current(self, file: int) -> bool:
+    def _is_current(self, file: FileIO) -> bool:
         """Whether ``file`` is still at its path, and not removed by who had it before."""
         try:
-            return os.path.samestat(os.fstat(file), os.stat(self.path))
+            return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
         except FileNotFoundError:
             return False
 
@@ -123,8 +124,8 @@ class LocalLock:
         said = {"name": self.name, "beside": beside, "fields": owner.fields()}
         text = json.dumps(said)
         with suppress(OSError):  # A full disk; the lock is held all the same.
-            os.truncate(self._file, 0)
-            os.pwrite(self._file, text.encode(), 0)
+            os.truncate(self._file.fileno(), 0)
+            os.pwrite(self._file.fileno(), text.encode(), 0)
 
     def holder(self) -> Owner | None:
         """Who has it; None if nobody has."""
@@ -132,13 +133,14 @@ class LocalLock:
         return None if found is None else found[1]
 
     def release(self) -> None:
-        """Give it up. May be called twice."""
-        file, self._file = self._file, None
+        """Give it up. May be called twice: that completes what an interrupt has cut short."""
+        file = self._file
+        if file is not None and not file.closed:
+            if self._is_current(file):  # Or an interrupted release has removed it already.
+                with suppress(OSError):
+                    os.unlink(self.path)
+            file.close()
         _held.discard(self)
-        if file is not None:
-            with suppress(OSError):
-                os.unlink(self.path)
-            os.close(file)
 
     def __del__(self) -> None:
         # A handle that was dropped without a word; in Redis its lock would end by itself.
@@ -148,9 +150,12 @@ class LocalLock:
 
     def forget(self) -> None:
         """In a forked child: it is the parent's."""
-        file, self._file = self._file, None
-        if file is not None:
-            os.close(file)
+        if self._file is not None:
+            self._file.close()
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o660)
 
 
 def pauses(deadline: float) -> Iterator[float]:
@@ -207,10 +212,8 @@ def _lock(file: int, how: int) -> bool:
 _held: WeakSet[LocalLock] = WeakSet()
 
 
-def _after_fork_in_child() -> None:
+@after_fork
+def _forget_held() -> None:
     for lock in tuple(_held):
         lock.forget()
     _held.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -67,17 +67,23 @@ class Lock(Handle):
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
         asked_at, before = self._now(), self._state()
         try:
-            granted = self._acquire(request, wait)
-            if granted is not None and self.replicas:
-                self._confirm(request, wait, asked_at, granted)
+            try:
+                granted = self._acquire(request, wait)
+                if granted is not None and self.replicas:
+                    self._confirm(request, wait, asked_at, granted)
+            except Exception as error:
+                self._abandon(request, error)
+                raise
             if granted is None:
                 self._tell_timed_out(asked_at, wait != 0)
                 return False
             self._tell_acquired(self._keep(granted), asked_at, granted.contended)
             return True
+        except Exception:
+            raise
         except BaseException as error:
-            # A signal handler's exception may come at any point: before the question is sent as
-            # well as after the lock has been noted.
+            # A signal handler's exception may come at any point: before the question is sent,
+            # while an error is handled, as well as after the lock has been noted.
             self._abandon(request, error)
             self._undo(before)
             raise
@@ -218,6 +224,7 @@ class Lock(Handle):
         before = self._state()
         try:
             if self.acquire():
+                self._entered()
                 return self
         except BaseException:
             if self._state() != before:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
+
+from .forks import after_fork
 
 __all__ = [
     "FAR",
@@ -49,7 +50,7 @@ def process_id() -> str:
     return secrets.token_urlsafe(6)
 
 
-os.register_at_fork(after_in_child=process_id.cache_clear)
+after_fork(process_id.cache_clear)
 
 
 def encodable(text: str) -> str:

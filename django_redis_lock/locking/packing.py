@@ -8,10 +8,20 @@ from typing import Any
 
 from .scripts import Call, Script
 
-__all__ = ["ASKING", "pack", "pack_all"]
+__all__ = ["ASKING", "pack", "pack_all", "pack_words"]
 
 #: Announces to a cluster's node a call for a slot that is on its way there.
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
+
+
+def pack_words(*words: bytes) -> bytes:
+    """A command as Redis reads it. Only bytes: hiredis 3.5, with which redis-py packs, crashes the
+    process if a signal handler raises while it converts an int."""
+    return b"*%d\r\n%b" % (len(words), _bulks(words))
+
+
+def _bulks(words: Sequence[bytes]) -> bytes:
+    return b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
 def pack(call: Call, *, known: bool = True) -> bytes:
@@ -65,5 +75,4 @@ def _head(script: Script, keys: tuple[bytes, ...], args: int, known: bool) -> by
     """What does not change from call to call."""
     verb, body = (b"EVALSHA", script.sha) if known else (b"EVAL", script.source)
     words = (verb, body.encode(), b"%d" % len(keys), *keys)
-    packed = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-    return b"*%d\r\n%b" % (len(words) + args, packed)
+    return b"*%d\r\n%b" % (len(words) + args, _bulks(words))

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from .grants import LAST_TRY, Request, parse_grant
 from .keeper import Job, keeper
+from .packing import pack_words
 from .renewal import Abandoned
 from .scripts import Call
 from .server import RawConnection, Server
@@ -41,11 +42,11 @@ class Pop:
         self._buffer = bytearray(len(grants) + len(wake) + ROOM)
 
     def send(self) -> None:
-        command = self.connection.pack_command("BLPOP", self._grants, self.wake, 0)
+        command = pack_words(b"BLPOP", self._grants, self.wake, b"0")
         try:
             # Not by redis-py, which ends the connection of whoever is interrupted while sending:
             # a grant that had come by then would be lost with it.
-            self._socket().sendall(b"".join(command))
+            self._socket().sendall(command)
         except OSError as error:
             raise RedisConnectionError(f"beginning to wait in Redis: {error}") from error
 

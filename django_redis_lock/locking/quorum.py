@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..exceptions import TooFewServers
 from .arguments import check_seconds
 from .campaign import Ask, Campaign, Pause, Steps
 from .grants import Granted, Request
@@ -101,40 +100,34 @@ class Quorum(Handle):
         how = (self.servers, self._order(), self.server_timeout, self._leave)
         campaign = Campaign(request, *how)
         pause, contended = FIRST_PAUSE, False
-        try:
-            while True:
-                ballot = yield from campaign.vote()
+        while True:
+            ballot = yield from campaign.vote()
+            if ballot.won:
+                fence, stored = ballot.fence, ballot.stored
+                if not stored:
+                    ballot = yield from campaign.vote(fence)
                 if ballot.won:
-                    fence, stored = ballot.fence, ballot.stored
-                    if not stored:
-                        ballot = yield from campaign.vote(fence)
-                    if ballot.won:
-                        return _elected(campaign.request, ballot, fence, contended)
-                left = 0.0 if wait == 0 else campaign.request.left()
-                if ballot.too_few or not left:
-                    yield from campaign.give_back(ballot)
-                    if ballot.too_few and (not contended or not left):
-                        raise too_few(ballot.errors, len(self.redis), self._shown)
-                    if not left:
-                        return None
-                    # Others try again as well, and should not do so together.
-                    yield Pause(min(pause * (1 + secrets.randbelow(100) / 100), left))
-                    pause, contended = min(pause * 2, LONGEST_PAUSE), True
-                    continue
-                pause, contended = FIRST_PAUSE, True
-                if not ballot.refused:  # They answered, but too late.
-                    yield from campaign.give_back(ballot)
-                    continue
-                gate = ballot.refused[0]
-                yield from campaign.give_back(ballot, gate)
-                if not (yield from campaign.queue(gate)):
-                    yield from campaign.give_back(ballot)
+                    return _elected(campaign.request, ballot, fence, contended)
+            left = 0.0 if wait == 0 else campaign.request.left()
+            if ballot.too_few or not left:
+                yield from campaign.give_back(ballot)
+                if ballot.too_few and (not contended or not left):
+                    raise too_few(ballot.errors, len(self.redis), self._shown)
+                if not left:
                     return None
-        except TooFewServers:
-            raise
-        except BaseException:
-            campaign.leave()
-            raise
+                # Others try again as well, and should not do so together.
+                yield Pause(min(pause * (1 + secrets.randbelow(100) / 100), left))
+                pause, contended = min(pause * 2, LONGEST_PAUSE), True
+                continue
+            pause, contended = FIRST_PAUSE, True
+            if not ballot.refused:  # They answered, but too late.
+                yield from campaign.give_back(ballot)
+                continue
+            gate = ballot.refused[0]
+            yield from campaign.give_back(ballot, gate)
+            if not (yield from campaign.queue(gate)):
+                yield from campaign.give_back(ballot)
+                return None
 
     def _order(self) -> list[int]:
         """The places in the order in which everybody waits for them: not every lock begins with
@@ -200,11 +193,6 @@ class Quorum(Handle):
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
         self.local.renewal.reschedule(asked_at)
-
-    def _abandon(self, request: Request, error: BaseException) -> None:
-        """``_elect`` has left nothing behind, unless it was interrupted somewhere."""
-        if not isinstance(error, Exception):
-            self._leave(range(len(self.redis)), request.give_back(request.token))
 
     def _hand_over(self, release: Call) -> None:
         self._leave(range(len(self.redis)), release)

@@ -7,11 +7,13 @@ import math
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .arguments import milliseconds
 from .chronicle import Note
 from .events import group_of
+from .grants import new_token, release
 from .heartbeat import Heartbeat
 from .hold import Hold, printable
 from .keeper import Job, keeper
@@ -34,6 +36,8 @@ class Renewal(Job):
 
     #: Those it is one of, as long as the holder's handle knows them.
     kept_by: Callable[[], Any] = object
+    #: Set when the handle was collected inside its ``with`` block: how to release the lock.
+    collected: tuple[float, float] | None = None
 
     def __init__(self, server: Server, hold: Hold) -> None:
         self.hold = hold
@@ -73,6 +77,9 @@ class Renewal(Job):
 
     def call(self, now: float) -> Call | None:
         hold = self.hold
+        if self.collected is not None:
+            self._release(*self.collected)
+            return None
         if hold.ended:
             self.stop()
             return None
@@ -98,6 +105,17 @@ class Renewal(Job):
         if wanted and self._renewing(now):
             fields = (*fields, "renewals", str(self._renewals + 1))
         return Call(RENEW, hold.keys, (hold.token, wanted, hold.attempt, *fields))
+
+    def _release(self, grant_timeout: float, min_hold: float) -> None:
+        hold = self.hold
+        if not hold.ended:
+            name = printable(hold.keys.lock)
+            logger.warning("Lock %s was garbage-collected inside its with block: released", name)
+            hold.end()
+        self.stop()
+        how = (grant_timeout, min_hold, hold.fence, hold.attempt)
+        call = release(hold.keys, hold.token, new_token(), *how)
+        keeper().add(Abandoned(self.server, call, hold.lifetime))
 
     def _terms(self) -> tuple[str, ...]:
         """What people want to know of the lock beside who holds it."""
@@ -173,8 +191,17 @@ class Renewals:
             job.kept_by = weakref.ref(self)
             keeper().add(job)
 
+    def entered(self, grant_timeout: float, min_hold: float) -> None:
+        """The lock was taken by ``with``. An exception from a signal handler may keep the block's
+        end from releasing it (it may come at the entry of ``__exit__``); when the handle is
+        collected after that, the keeper releases the lock, with these terms."""
+        kept_by = weakref.ref(self, partial(_collected, self.jobs, (grant_timeout, min_hold)))
+        for job in self.jobs:
+            job.kept_by = kept_by
+
     def discard(self) -> None:
         for job in self.jobs:
+            job.kept_by = object  # No need to hear of the end of this.
             job.stop()
 
     def reschedule(self, due: float) -> None:
@@ -184,6 +211,14 @@ class Renewals:
     def tell(self, what: str) -> None:
         for job in self.jobs:
             job.tell(what)
+
+
+def _collected(jobs: tuple[Renewal, ...], terms: tuple[float, float], _: object) -> None:
+    """May run anywhere, as signal handlers do: the keeper does the rest."""
+    for job in jobs:
+        if not job.hold.ended:
+            job.collected = terms
+            keeper().reschedule(job, time.monotonic())
 
 
 class Abandoned(Job):

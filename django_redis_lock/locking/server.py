@@ -9,6 +9,7 @@ from typing import Any
 from .breaker import Outage
 from .cluster import Cluster
 from .connections import RawConnection, common_settings, own_settings
+from .forks import after_fork, free_after_fork
 from .node import Server
 from .sentinel import Service
 
@@ -19,13 +20,12 @@ __all__ = [
     "is_cluster",
     "outages",
     "own_settings",
-    "reset_after_fork",
     "server_of",
 ]
 
 _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
 _by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
-_registry = threading.Lock()
+_registry = free_after_fork(threading.Lock())
 
 
 def server_of(client: Any) -> Server:
@@ -77,9 +77,8 @@ def is_cluster(client: Any) -> bool:
     return hasattr(client, "nodes_manager")
 
 
-def reset_after_fork() -> None:
-    """Forget the parent's servers: their connections and locks are the parent's."""
-    global _registry
-    _registry = threading.Lock()
+@after_fork
+def _forget_servers() -> None:
+    """Those of the parent: their connections and locks are the parent's."""
     _servers.clear()
     _by_pool.clear()

@@ -41,41 +41,37 @@ class _ForThreads(Degrading, Lock):
         """As ``Lock.acquire``. When Redis is down, as ``on_redis_down`` says."""
         until = self._until(blocking, blocking_timeout)
         self._drop_old_guard()
-        while True:
-            left = blocking_timeout
-            if 0 < until < math.inf:
-                left = max(0.0, until - time.monotonic())
-            try:
-                if not super().acquire(sleep, blocking, left, token):
+        before, guard = self._state(), self._new_guard()
+        try:
+            while True:
+                left = blocking_timeout
+                if 0 < until < math.inf:
+                    left = max(0.0, until - time.monotonic())
+                try:
+                    if not super().acquire(sleep, blocking, left, token):
+                        return False
+                except Exception as error:
+                    if not self._goes_on_without(error):
+                        raise
+                    return self._go_on_without(error, guard, until)
+                if guard is None:
+                    return True
+                hold, began = self.local.hold, time.monotonic()
+                if not self._taken(guard, hold.owner(), until, beside=True):
+                    self._give_back()
                     return False
-            except Exception as error:
-                if not self._goes_on_without(error):
-                    raise
-                return self._go_on_without(error, until)
-            if self.on_redis_down != "local":
-                return True
-            hold, began = self.local.hold, time.monotonic()
-            try:
-                guard = self._guard()
-                taken = self._taken(guard, hold.owner(), until, beside=True)
-            except BaseException:
-                self._leave_to_keeper()
-                raise
-            if taken:
                 if hold.counts or time.monotonic() < began + GLANCE:
                     self.local.guard = guard
                     return True
                 guard.release()  # What Redis gave ended while this host's was waited for.
-                continue
-            self._give_back()
-            return False
+        except BaseException:
+            self._break_off(before, guard)
+            raise
 
-    def _go_on_without(self, error: Exception, until: float) -> bool:
-        hold, guard = self._new_stand_in(), None
-        if self.on_redis_down == "local":
-            guard = self._guard()
-            if not self._taken(guard, hold.owner(), until):
-                return False
+    def _go_on_without(self, error: Exception, guard: LocalLock | None, until: float) -> bool:
+        hold = self._new_stand_in()
+        if guard is not None and not self._taken(guard, hold.owner(), until):
+            return False
         self._stand_in(hold, guard, error)
         return True
 
@@ -98,13 +94,19 @@ class _ForThreads(Degrading, Lock):
             pass  # It ends by itself.
 
     def release(self) -> None:
-        if self._leave_stand_in():
-            return
-        guard = self.local.guard
         try:
-            super().release()
-        finally:
-            self._drop_guard(guard)
+            if self._leave_stand_in():
+                return
+            guard = self.local.guard
+            try:
+                super().release()
+            finally:
+                self._drop_guard(guard)
+        except Exception:
+            raise
+        except BaseException:
+            self._leave_to_keeper()
+            raise
 
     def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
         return self._holds_without(verb) or super()._change(verb, seconds, replace)
@@ -143,41 +145,37 @@ class _ForTasks(Degrading, AsyncLock):
         """As ``AsyncLock.acquire``. When Redis is down, as ``on_redis_down`` says."""
         until = self._until(blocking, blocking_timeout)
         self._drop_old_guard()
-        while True:
-            left = blocking_timeout
-            if 0 < until < math.inf:
-                left = max(0.0, until - time.monotonic())
-            try:
-                if not await super().acquire(blocking, left, token, sleep=sleep):
+        before, guard = self._state(), self._new_guard()
+        try:
+            while True:
+                left = blocking_timeout
+                if 0 < until < math.inf:
+                    left = max(0.0, until - time.monotonic())
+                try:
+                    if not await super().acquire(blocking, left, token, sleep=sleep):
+                        return False
+                except Exception as error:
+                    if not self._goes_on_without(error):
+                        raise
+                    return await self._go_on_without(error, guard, until)
+                if guard is None:
+                    return True
+                hold, began = self.local.hold, time.monotonic()
+                if not await self._taken(guard, hold.owner(), until, beside=True):
+                    await self._give_back()
                     return False
-            except Exception as error:
-                if not self._goes_on_without(error):
-                    raise
-                return await self._go_on_without(error, until)
-            if self.on_redis_down != "local":
-                return True
-            hold, began = self.local.hold, time.monotonic()
-            try:
-                guard = self._guard()
-                taken = await self._taken(guard, hold.owner(), until, beside=True)
-            except BaseException:
-                self._leave_to_keeper()
-                raise
-            if taken:
                 if hold.counts or time.monotonic() < began + GLANCE:
                     self.local.guard = guard
                     return True
                 guard.release()
-                continue
-            await self._give_back()
-            return False
+        except BaseException:
+            self._break_off(before, guard)
+            raise
 
-    async def _go_on_without(self, error: Exception, until: float) -> bool:
-        hold, guard = self._new_stand_in(), None
-        if self.on_redis_down == "local":
-            guard = self._guard()
-            if not await self._taken(guard, hold.owner(), until):
-                return False
+    async def _go_on_without(self, error: Exception, guard: LocalLock | None, until: float) -> bool:
+        hold = self._new_stand_in()
+        if guard is not None and not await self._taken(guard, hold.owner(), until):
+            return False
         self._stand_in(hold, guard, error)
         return True
 

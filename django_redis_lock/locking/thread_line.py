@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
 import threading
 
@@ -24,6 +25,7 @@ class Extension:
         self._server = server
         self._until = until
         self._mutex = threading.Lock()
+        self._pid = os.getpid()
         self._open = True
         self._answer: float | None = None
         # By its source until the server knows it: the next command may follow before the answer.
@@ -32,6 +34,8 @@ class Extension:
 
     def settle(self, wait: bool) -> float | None:
         """See ``Granted.settle``."""
+        if self._pid != os.getpid():
+            return None  # The answer is the parent's; to read it would leave the parent without.
         if not wait and self._mutex.locked():
             return self._answer  # Somebody is just reading it; he may have to wait for that.
         with self._mutex:

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .connections import Address, note_sent
+from .forks import free_after_fork
 from .node import Server
 
 __all__ = ["Topology"]
@@ -46,7 +47,7 @@ class Topology(Server):
         super().__init__(common)
         self._common = common
         self._nodes: dict[tuple[str, int], Server] = {}
-        self._looking = threading.Lock()
+        self._looking = free_after_fork(threading.Lock())
         self._looked_at = self._look_at = -math.inf
         self._in_vain = 0  # Looks that nobody answered, in a row.
         self._trouble = True  # Since the last look something has gone wrong.

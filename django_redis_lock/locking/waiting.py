@@ -53,18 +53,24 @@ class ThreadPlace(Place[ThreadLine]):
         self.line = ThreadLine(server_of(client), request)
 
     def wait(self) -> Granted | None:
-        """Wait until the lock is ours, or until the request's deadline. Whoever is interrupted
-        before he has noted the outcome must give back what came: see ``Request.came``.
+        """Wait until the lock is ours, or until the request's deadline. A caller that is
+        interrupted before it has noted the outcome must release ``Request.may_hold``.
 
         Raises:
             redis.exceptions.RedisError: the deadline came while the server could not be reached.
         """
         try:
             join(self, self.line)
-            granted = self._wait()
+            try:
+                granted = self._wait()
+            except Exception:
+                self._leave_anywhere()
+                raise
             self.line.leave(self)
             return granted
-        except BaseException:
+        except Exception:
+            raise
+        except BaseException:  # It may also have come while an error was handled.
             self._leave_anywhere()
             raise
 
@@ -159,7 +165,7 @@ class ThreadPlace(Place[ThreadLine]):
         came = self.line.came(self._request, pop.reply)
         if came is None:
             return None
-        self._request.came.append(came.token)
+        self._request.may_hold.append((came.token, b""))
         try:
             return self._take(pop.connection, came)
         except Exception:

@@ -6,7 +6,6 @@ short critical section for each event, and memory for a limited number of groups
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..locking import events
 from ..locking.events import Subject
+from ..locking.forks import after_fork
 from ..locking.server import Server
 from .figures import (
     COMPUTED,
@@ -73,7 +73,7 @@ class Collector:
         self._wanted = wanted
         self._begun = begun
         self._after_fork_in_child()
-        os.register_at_fork(after_in_child=self._after_fork_in_child)
+        after_fork(self._after_fork_in_child)
 
     def _after_fork_in_child(self) -> None:
         # A signal handler may count while it interrupts the counting.

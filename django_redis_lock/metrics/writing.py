@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from ..locking.calls import is_outage
 from ..locking.connections import own_settings
 from ..locking.events import Subject
 from ..locking.figure_scripts import ADD_FIGURES
+from ..locking.forks import after_fork
 from ..locking.hold import printable
 from ..locking.keeper import Job, keeper
 from ..locking.keys import FIGURES
@@ -82,7 +82,7 @@ class Metrics:
     def __init__(self, wanted: Callable[[Subject], bool] = lambda subject: True) -> None:
         self._jobs: dict[Server, Writing] = {}
         self.collector = Collector(wanted, self._begun)
-        os.register_at_fork(after_in_child=self._jobs.clear)
+        after_fork(self._jobs.clear)
         atexit.register(self.flush, last=True)
 
     def _begun(self, server: Server) -> None:

@@ -1,5 +1,6 @@
 """An exception from a signal handler (Ctrl-C, a time limit) at each point at which one can come:
-before each line, and after each call of a function in C, of an acquire or a release.
+at the entry of each function, before each line, and after each call of a function in C, of an
+acquire or a release.
 
 Whatever the point: nobody is kept from the lock for as long as its lifetime, or a grant's, lasts.
 Both are a minute here.
@@ -7,30 +8,41 @@ Both are a minute here.
 
 from __future__ import annotations
 
+import gc
+import inspect
 import linecache
+import logging
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 import redis
 from django.core.cache import caches
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-from django_redis_lock import Lock, locked
+from django_redis_lock import Lock, Redlock, locked
+from django_redis_lock.decorating import current
 from django_redis_lock.locking.keeper import keeper
+from django_redis_lock.locking.local import held_locally
 from django_redis_lock.locking.node import Server
 from django_redis_lock.locking.pop import Farewell
 from django_redis_lock.locking.server import server_of
+from django_redis_lock.locking.stand_ins import DegradingLock
 from django_redis_lock.locking.watch import Departure
 from tests.integration.test_get_or_set import renewals
 from tests.integration.test_lock import places
 from tests.integration.test_lock_waiting import blocked
 from tests.lock_contract import Background
 from tests.processes import until
+from tests.redis_server import RedisServer
 
 NAME = "interrupted"
 #: The code that is interrupted: ours, and what it calls.
@@ -41,6 +53,10 @@ SOON = 10.0
 
 class Interrupt(BaseException):
     """From a signal handler."""
+
+
+#: Flags of the code of generators and coroutines.
+GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class Points:
@@ -63,12 +79,15 @@ class Points:
     ) -> None:
         self.passed = 0
         self.where = ""
+        #: Whether it was at the entry of ``__exit__``: what was taken is given back when the handle
+        #: is collected, and not before.
+        self.at_the_end = False
         self._at = at
         self._seen: set[tuple[Any, ...]] = set()
         self._blocks: list[tuple[FrameType, int]] = []
         self._begin = begin
-        self._function = function
-        self._meanwhile = meanwhile
+        self.function = function
+        self.meanwhile = meanwhile
         self._modules = modules
 
     def _traced(self, frame: FrameType, event: str, arg: Any) -> Any:
@@ -79,11 +98,14 @@ class Points:
             function = f"{module.rpartition('.')[2]}.{frame.f_code.co_name}"
             if function == self._begin:
                 self._begin = ""
-            if function == self._function and self._meanwhile is not None:
-                meanwhile, self._meanwhile = self._meanwhile, None
+            if function == self.function and self.meanwhile:
+                meanwhile, self.meanwhile = self.meanwhile, None
                 sys.setprofile(None)
                 meanwhile()
                 sys.setprofile(self._profiled)
+            # What is raised where a generator goes on is raised within it, at one of its lines.
+            if not frame.f_code.co_flags & GENERATOR:
+                self._pass(frame, event)
         elif event == "line" and not self._at_a_block(frame):
             self._pass(frame, event)
         return self._traced
@@ -118,6 +140,7 @@ class Points:
         self.passed += 1
         if self.passed == self._at:
             self.where = f"{event} {frame.f_code.co_filename}:{frame.f_lineno}"
+            self.at_the_end = event == "call" and frame.f_code.co_name == "__exit__"
             sys.setprofile(None)
             sys.settrace(None)
             raise Interrupt
@@ -170,6 +193,8 @@ def test_what_locked_runs(client: redis.Redis, work: Callable[[], None]) -> None
                 work()
         except Interrupt:
             pass
+        if points.at_the_end:
+            current._entered.set(())  # As when the thread's context ends.
         until(lambda: not client.exists(key))
 
     each_point(attempt, begin="sections.enter", modules=("django_redis_lock.decorat",))
@@ -182,11 +207,15 @@ def prepare(client: redis.Redis) -> None:
         server.rest(connection)
 
 
-def expect_free(client: redis.Redis, points: Points) -> None:
-    # As long as somebody is registered, a grant may be made for him.
+def until_nobody_leaves() -> None:
+    """As long as somebody is registered, a grant may be made for him."""
     jobs = (Departure, Farewell)
     while any(isinstance(job, jobs) for job in tuple(keeper()._jobs)):
         time.sleep(0.0005)
+
+
+def expect_free(client: redis.Redis, points: Points) -> None:
+    until_nobody_leaves()
     assert not client.exists(f"{{{NAME}}}:waiters"), points.where
     lock = Lock(client, NAME, timeout=60, grant_timeout=60)
     assert lock.acquire(blocking_timeout=SOON), points.where
@@ -197,15 +226,15 @@ def expect_free(client: redis.Redis, points: Points) -> None:
 
 @pytest.mark.parametrize("wait", [0, None])
 def test_a_free_lock(client: redis.Redis, wait: float | None) -> None:
-    lock = Lock(client, NAME, timeout=60, blocking_timeout=wait, renew=True)
-
     def attempt(points: Points) -> None:
         prepare(client)
+        lock = Lock(client, NAME, timeout=60, blocking_timeout=wait, renew=True)
         try:
             with points.watched(), lock:
                 assert lock.fence
         except Interrupt:
-            assert lock.local.token is None, points.where
+            assert lock.local.token is None or points.at_the_end, points.where
+        del lock
         expect_free(client, points)
 
     each_point(attempt)
@@ -213,21 +242,94 @@ def test_a_free_lock(client: redis.Redis, wait: float | None) -> None:
 
 def test_a_lock_that_is_passed_on(client: redis.Redis) -> None:
     holder = Lock(client, NAME, timeout=60, grant_timeout=60, thread_local=False)
-    lock = Lock(client, NAME, timeout=60, grant_timeout=60, renew=True)
 
     def attempt(points: Points) -> None:
         prepare(client)
         holder.acquire()
+        lock = Lock(client, NAME, timeout=60, grant_timeout=60, renew=True)
         try:
             with points.watched(), lock:
                 assert lock.fence
         except Interrupt:
-            assert lock.local.token is None, points.where
+            assert lock.local.token is None or points.at_the_end, points.where
+        del lock
         if holder.owned():
             holder.release()
         expect_free(client, points)
 
     each_point(attempt, function="pop.answered", meanwhile=holder.release)
+
+
+def redlock(servers: list[redis.Redis], folder: Path) -> Lock:
+    return Redlock(servers, NAME, timeout=60, grant_timeout=60, renew=True)
+
+
+def with_fallback(servers: list[redis.Redis], folder: Path) -> Lock:
+    options: Any = {"on_redis_down": "local", "local_folder": folder}
+    return DegradingLock(servers[0], NAME, timeout=60, grant_timeout=60, renew=True, **options)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[list[redis.Redis]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(RedisServer()).client() for _ in range(3)]
+
+
+@pytest.mark.parametrize("make", [redlock, with_fallback])
+@pytest.mark.parametrize("contended", [False, True])
+def test_other_kinds(three: list[redis.Redis], tmp_path: Path, make: Any, contended: bool) -> None:
+    servers = three
+
+    def attempt(points: Points) -> None:
+        for server in servers:
+            prepare(server)
+        lock = make(servers, tmp_path)
+        holder = make(servers, tmp_path)
+        if contended:
+            holder.acquire()
+            points.function, points.meanwhile = "pop.answered", holder.release
+        try:
+            with points.watched(), lock:
+                assert lock.fence
+        except Interrupt:
+            assert lock.local.token is None or points.at_the_end, points.where
+        del lock
+        if contended and holder.local.token:
+            holder.release()
+        until_nobody_leaves()
+        assert holder.acquire(blocking_timeout=SOON), points.where
+        holder.release()
+        deadline = time.monotonic() + SOON
+        while any(server.exists(NAME) for server in servers):
+            assert time.monotonic() < deadline, points.where
+            time.sleep(0.001)
+
+    each_point(attempt, modules=("django_redis_lock.",))
+
+
+@pytest.mark.parametrize("how", ["local", "run"])
+def test_without_redis(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Records that pytest keeps lead to errors, their frames and so to the handle.
+    for name in ("outage", "waiting"):
+        monkeypatch.setattr(logging.getLogger(f"django_redis_lock.{name}"), "disabled", True)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nobody = redis.Redis(port=unused.getsockname()[1], retry=Retry(NoBackoff(), 0))
+
+        def attempt(points: Points) -> None:
+            options: Any = {"on_redis_down": how, "local_folder": tmp_path, "timeout": 60}
+            lock = DegradingLock(nobody, NAME, **options)
+            try:
+                with points.watched(), lock:
+                    assert lock.degraded
+            except Interrupt:
+                assert lock.degraded is None or points.at_the_end, points.where
+            del lock
+            if points.at_the_end:
+                gc.collect()  # Errors and frames refer to each other.
+            assert not held_locally(tmp_path), points.where
+
+        each_point(attempt, modules=("django_redis_lock.",))
 
 
 def test_a_grant_that_comes_before_the_pop_is_known_to_be_sent(

@@ -26,6 +26,7 @@ LAYERS = (
         "exceptions",
         "locking",
         "locking.keys",
+        "locking.forks",
         "locking.scripts",
         "locking.flight_scripts",
         "locking.inventory_scripts",

@@ -1,0 +1,89 @@
+"""What a forked child begins anew."""
+
+from __future__ import annotations
+
+import ast
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import django_redis_lock
+from django_redis_lock.locking import degrading
+from django_redis_lock.locking.breaker import Breaker
+
+FOLDER = Path(django_redis_lock.__file__).parent
+MUTEXES = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")
+
+#: Mutexes that no child uses: of one call or one acquisition, which is its parent's, or of
+#: something that begins anew in the child.
+OF_THE_PARENT = {
+    "locking/hold.py": 1,
+    "locking/thread_line.py": 2,
+    "locking/keeper.py": 2,
+    "flights/background.py": 2,
+    "flights/aboard.py": 2,
+    "computing/looks.py": 1,
+    "metrics/collecting.py": 1,
+    "decorating/lost.py": 2,
+    "management/commands/run_locked.py": 1,
+    "memory.py": 2,
+}
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield node, ast.unparse(node.func)
+
+
+def test_every_mutex_is_free_in_a_child() -> None:
+    found: dict[str, int] = {}
+    for path in sorted(FOLDER.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        freed = {id(call.args[0]) for call, name in calls(tree) if name == "free_after_fork"}
+        left = [
+            name
+            for call, name in calls(tree)
+            if name in {f"threading.{kind}" for kind in MUTEXES} and id(call) not in freed
+        ]
+        if left:
+            found[path.relative_to(FOLDER).as_posix()] = len(left)
+    assert found == OF_THE_PARENT
+
+
+def test_there_is_one_list_of_what_is_done_after_a_fork() -> None:
+    asking = [
+        path.name
+        for path in FOLDER.rglob("*.py")
+        if any(name == "os.register_at_fork" for _, name in calls(ast.parse(path.read_text())))
+    ]
+    assert asking == ["forks.py"]
+
+
+@pytest.mark.parametrize("mutex", ["the log's", "a breaker's"])
+def test_a_child_does_not_hang_in_an_outage(mutex: str) -> None:
+    """The thread that held the mutex is not in the child."""
+    breaker = Breaker("a server")
+    breaker.failed(ConnectionError(), 0.0)
+    held = degrading._telling if mutex == "the log's" else breaker._mutex
+    taken, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with held:
+            taken.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    pid = os.fork()
+    if not pid:
+        free = held.acquire(timeout=5)
+        os._exit(0 if free else 1)
+    over.set()
+    thread.join()
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
