@@ -134,13 +134,13 @@ local function put(command, key, ...)
 end
 """
 
-# vanished(): of a holder who has gone so: {when the lifetime was over, owner's fields and values}.
+# vanished(): of a holder gone so: {when its lifetime was over, or else now; owner's description}.
 _VANISHED = """
 local function vanished()
   local owner = redis.pcall('HGETALL', KEYS[5])
   if #owner == 0 then return nil end  -- Nor has an error any.
-  local since = math.max(0, 86400000 - redis.call('PTTL', KEYS[5]))
-  return {now() - since * 1000, owner}
+  local left = redis.call('PTTL', KEYS[5])
+  return {now() - (left < 0 and 0 or math.max(0, 86400000 - left)) * 1000, owner}
 end
 """
 

@@ -29,6 +29,7 @@ from django_redis_lock.locking.grants import Request, new_token
 from django_redis_lock.locking.keys import lock_keys, wake_key
 from django_redis_lock.locking.scripts import EXTEND, HELD, RENEW, RESET, Call
 from tests.model.lock_reference import DAY, LockReference
+from tests.redis_server import RedisServer
 
 NAME = b"model"
 KEYS = lock_keys(NAME)
@@ -48,6 +49,13 @@ CALLERS = st.integers(min_value=0, max_value=2)
 #: Mostly the present holder: what the others ask for comes to nothing.
 HOLDERS = st.sampled_from((None, None, None, 0, 1, 2))
 TWICE = st.booleans()
+#: What happens just before a call: a companion key is gone, holds something else than it should
+#: ("!"), memory is full, or all waiters are dead.
+BEFORE = st.sampled_from(
+    ("", "", "dead", "full", "fence", "!fence", "owner", "!owner", "!waiters", "!grants")
+)
+#: What a companion key may hold that is of no use: another type, no number, too great a number.
+BROKEN = {"fence": ("no number", "9" * 17), "owner": ("a string",)}
 
 
 class Caller:
@@ -85,6 +93,9 @@ class Scripts(RuleBasedStateMachine):
         self.ahead = seconds + micros / 1e6 - time.monotonic()
         self.model = LockReference(ALIVE, name=NAME)
         self.callers = [Caller(number) for number in range(3)]
+        self.turns, self.full = 0, False
+        #: Companion keys that hold something else than they should, until a script replaces it.
+        self.broken: set[str] = set()
 
     # -- what callers do -----------------------------------------------------------------------
 
@@ -146,28 +157,51 @@ class Scripts(RuleBasedStateMachine):
         self._look()
 
     @precondition(lambda self: self.model.grant or any(each.popped for each in self.callers))
-    @rule(who=CALLERS, unregisters=st.booleans(), twice=TWICE)
-    def take_grant(self, who: int, unregisters: bool, twice: bool) -> None:
+    @rule(
+        who=CALLERS,
+        lifetime=LIFETIMES,
+        chosen=st.booleans(),
+        unregisters=st.booleans(),
+        twice=TWICE,
+        before=BEFORE,
+    )
+    def take_grant(
+        self,
+        who: int,
+        lifetime: float,
+        chosen: bool,
+        unregisters: bool,
+        twice: bool,
+        before: str,
+    ) -> None:
         """What a granted waiter sends, at once or after something else has happened."""
         caller = next((caller for caller in self.callers if caller.popped), self.callers[who])
         if not caller.popped:
             self.pop(who)
+        self._happens_before(before)
+        caller.new_request(lifetime, chosen=chosen)
         request, waiter = caller.request, caller.waiter if unregisters else b""
         own = (request.token, request.attempt) if request.chosen else (b"", b"")
-        popped, fence = caller.popped, caller.popped_fence
         for _ in range(1 + twice):
-            taken = self.model.take_grant(popped, caller.lifetime, waiter, *own, fence)
-            assert self._run(request.take(popped, waiter, fence)) == taken
+            fence = caller.popped_fence
+            taken = self.model.take_grant(caller.popped, caller.lifetime, waiter, *own, fence)
+            call = request.take(caller.popped, waiter, fence)
+            assert self._run(call) == taken
             if taken:
                 caller.token, caller.attempt = own if own[0] else (caller.popped, b"")
-                caller.fence = self.model.fence or 0
+                caller.fence = fence
         caller.popped = b""
         self._look()
 
-    @rule(who=HOLDERS, rest=st.sampled_from((0.0, 500.0)), held=st.sampled_from((-900, 200, 900)))
-    def release(self, who: int | None, rest: float, held: float) -> None:
+    @rule(
+        who=HOLDERS,
+        rest=st.sampled_from((0.0, 0.0, 500.0)),
+        held=st.sampled_from((-900, 200, 900)),
+        before=BEFORE,
+    )
+    def release(self, who: int | None, rest: float, held: float, before: str) -> None:
         """Always twice: whoever hears no answer sends it again, and must hear the same."""
-        caller = self._holder(who)
+        caller = self._holder(who, before)
         call = grants.release(
             KEYS,
             caller.token,
@@ -192,16 +226,18 @@ class Scripts(RuleBasedStateMachine):
                 self._granted()
         self._look()
 
-    @rule(who=HOLDERS, by_token=st.booleans(), by_fence=st.booleans())
-    def reset(self, who: int | None, by_token: bool, by_fence: bool) -> None:
-        """Named by a token and the fence up to which it is meant."""
-        caller, successor = self._holder(who), new_token()
-        token = caller.token if by_token else self.model.token or b""
-        wanted, fence = caller.fence if by_fence else 2**53, self.model.until.get("fence")
-        ended = self.model.reset(successor, GRANT, token, wanted)
-        assert self._run(Call(RESET, KEYS, (successor, int(GRANT * 1000), token, wanted))) == ended
-        if self.model.until.get("fence") != fence:
-            self._granted()
+    @rule(who=HOLDERS, later=st.booleans(), before=BEFORE)
+    def reset(self, who: int | None, later: bool, before: str) -> None:
+        """Always twice, as ``release``. With ``later``, another holder has come meanwhile."""
+        caller, successor = self._holder(who, before), new_token()
+        token, fence = caller.token, caller.fence - later
+        args = (successor, int(GRANT * 1000), token, fence)
+        for _ in range(2):
+            known = self.model.until.get("fence")
+            ended = self.model.reset(successor, GRANT, token, fence)
+            assert self._run(Call(RESET, KEYS, args)) == ended
+            if self.model.until.get("fence") != known:
+                self._granted()
         self._look()
 
     @rule(
@@ -209,9 +245,12 @@ class Scripts(RuleBasedStateMachine):
         lifetime=st.sampled_from((0.0, 300.0, 3000.0, math.inf)),
         described=st.booleans(),
         twice=TWICE,
+        before=BEFORE,
     )
-    def renew(self, who: int | None, lifetime: float, described: bool, twice: bool) -> None:
-        caller = self._holder(who)
+    def renew(
+        self, who: int | None, lifetime: float, described: bool, twice: bool, before: str
+    ) -> None:
+        caller = self._holder(who, before)
         attempt = caller.attempt
         fields = {b"host": b"here", b"label": b"x"} if described else {}
         wanted = -1 if lifetime == math.inf else int(lifetime * 1000)
@@ -225,13 +264,18 @@ class Scripts(RuleBasedStateMachine):
                 assert left == -2
         self._look()
 
-    @rule(who=HOLDERS, seconds=st.sampled_from((300.0, 2000.0)), replace=st.booleans(), twice=TWICE)
-    def extend(self, who: int | None, seconds: float, replace: bool, twice: bool) -> None:
-        caller = self._holder(who)
-        attempt, name = caller.attempt, b"" if replace else new_token()
-        args = (caller.token, int(seconds * 1000), "1" if replace else "0", attempt, name)
-        for _ in range(1 + twice):
-            expected = self.model.extend(caller.token, seconds, replace, attempt, name)
+    @rule(
+        who=HOLDERS,
+        seconds=st.sampled_from((300.0, 2000.0)),
+        replace=st.booleans(),
+        before=BEFORE,
+    )
+    def extend(self, who: int | None, seconds: float, replace: bool, before: str) -> None:
+        """Always twice, as ``release``."""
+        caller, name = self._holder(who, before), new_token()
+        args = (caller.token, int(seconds * 1000), "1" if replace else "0", caller.attempt, name)
+        for _ in range(2):
+            expected = self.model.extend(caller.token, seconds, replace, caller.attempt, name)
             assert self._run(Call(EXTEND, KEYS, args)) == expected
         self._look()
 
@@ -257,10 +301,10 @@ class Scripts(RuleBasedStateMachine):
             assert reply is None
             return
         assert reply[0] == self.model.token
+        assert reply[4] == (self.model.fence or 0)
         self._lasts(reply[1], self.model.until["lock"])
         assert set(reply[2][::2]) == set(self.model.owner)
         assert abs(reply[3] - self._server_us()) < TOLERANCE * 1e6
-        assert reply[4] == (self.model.fence or 0)
 
     # -- what happens to the keys --------------------------------------------------------------
 
@@ -270,7 +314,7 @@ class Scripts(RuleBasedStateMachine):
                 "a key vanishes",
                 "a key vanishes",
                 "everything vanishes",
-                "the description ages",
+                "the holder vanishes",
                 "a waiter dies",
                 "the clock is set back",
                 "another lock ended",
@@ -297,11 +341,16 @@ class Scripts(RuleBasedStateMachine):
         for part in PARTS:
             self._vanished(part)
 
-    def _the_description_ages(self, _: int) -> None:
-        """As if its holder had vanished a while ago."""
-        if "owner" in self.model.until:
-            self.client.pexpire(KEYS.owner, int((DAY - 900) * 1000))
-            self.model.until["owner"] = time.monotonic() + DAY - 900
+    def _the_holder_vanishes(self, _: int) -> None:
+        """It has not released the lock, and nobody has wanted it for a while since."""
+        self._holder(None, "")
+        holder = self.model.token or b""
+        assert self.model.renew(holder, 0.0, b"", {b"host": b"here"})
+        self._run(Call(RENEW, KEYS, (holder, 0, b"", b"host", b"here")))
+        self.client.delete(NAME)
+        self.model.vanish("lock")
+        self.client.pexpire(KEYS.owner, int((DAY - 900) * 1000))
+        self.model.until["owner"] = time.monotonic() + DAY - 900
 
     def _a_waiter_dies(self, which: int) -> None:
         for waiter in (*self.model.waiters,)[which % 3 :]:
@@ -374,17 +423,40 @@ class Scripts(RuleBasedStateMachine):
         else:
             assert abs(time.monotonic() + pttl / 1000 - until) < TOLERANCE
 
-    def _holder(self, who: int | None) -> Caller:
+    def _holder(self, who: int | None, before: str) -> Caller:
         """A caller; None for the one that holds the lock, which is the first if nobody does."""
-        if who is not None:
-            return self.callers[who]
         if self.model.token is None or self.model.untaken:
-            self._acquire(self.callers[0], 300.0, False, False)
+            self.turns += 1
+            self._acquire(self.callers[0], 300.0, self.turns % 2 == 0, False)
         holding = (caller for caller in self.callers if caller.token == self.model.token)
-        return next(holding, self.callers[0])
+        self._happens_before(before)
+        return next(holding, self.callers[0]) if who is None else self.callers[who]
+
+    def _happens_before(self, what: str) -> None:
+        part = what.lstrip("!")
+        if what == "full":
+            self.client.config_set("maxmemory", 1)
+            self.full = True
+        elif what == "dead":
+            self._a_waiter_dies(0)
+        elif part:
+            self.client.delete(PARTS[part])
+            self._vanished(part)
+        if part != what:
+            self.turns += 1
+            forms = (None, *BROKEN.get(part, ()))
+            form = forms[self.turns % len(forms)]
+            if form is None and part != "owner":
+                self.client.hset(PARTS[part], "another", "type")
+            else:
+                self.client.set(PARTS[part], form or "another type")
+            self.broken.add(part)
 
     def _look(self) -> None:
         """Every key is as the reference has it, and there is no other."""
+        if self.full:
+            self.client.config_set("maxmemory", 0)
+            self.full = False
         self._held()
         model = self.model
         with self.client.pipeline() as pipe:
@@ -393,14 +465,27 @@ class Scripts(RuleBasedStateMachine):
             pipe.hgetall(KEYS.owner).zrange(KEYS.held_index, 0, -1, withscores=True)
             for key in PARTS.values():
                 pipe.pttl(key)
-            keys, token, listed, waiters, fence, owner, index, *ttls = pipe.execute()
+            keys, token, listed, waiters, fence, owner, index, *ttls = pipe.execute(
+                raise_on_error=False
+            )
+        self.broken -= set(model.until)
+        broken = {PARTS[part] for part in self.broken}
         there = {PARTS[part] for part in model.until}
-        assert set(keys) - {KEYS.held_index, EXTENDED} == there
+        assert set(keys) - {KEYS.held_index, EXTENDED} - broken == there
         for part, pttl in zip(PARTS, ttls, strict=True):
-            if part != "index":
+            if part != "index" and part not in self.broken:
                 self._lasts(pttl, model.until.get(part))
         server_ms = self._server_us() / 1000
         assert token == model.token
+        listed, waiters, fence, owner = (
+            empty if part in self.broken else value
+            for part, value, empty in (
+                ("grants", listed, []),
+                ("waiters", waiters, []),
+                ("fence", fence, None),
+                ("owner", owner, {}),
+            )
+        )
         assert listed == ([b"%b:%d" % model.grant] if model.grant else [])
         assert fence == (None if model.fence is None else self._kept())
         assert {field: value for field, value in owner.items() if field != b"seen"} == {
@@ -432,14 +517,14 @@ class Scripts(RuleBasedStateMachine):
 
 
 def test_the_scripts_behave_as_their_reference(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grants, "ALIVE", ALIVE)
-    Scripts.client = client
+    Scripts.client = own_server.client()
     run_state_machine_as_test(
         Scripts,
         settings=settings(
-            max_examples=250,
+            max_examples=200,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

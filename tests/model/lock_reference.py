@@ -62,13 +62,12 @@ class LockReference:
         attempt: bytes,
         fence: int,
     ) -> bool:
+        """``token``: what to hold the lock with, and then ``attempt`` and ``fence`` go with it."""
         self._unregister(waiter)
         if self.token != granted:
             return False
         if token:
-            self.token, self.attempt = token, attempt
-            self.fence = max(self.fence or 0, fence)
-            self.last_fence = max(self.last_fence, fence)
+            self.token, self.attempt, self.fence = token, attempt, fence
             self.until["fence"] = time.monotonic() + DAY
         self._lives(lifetime)
         return True
@@ -81,7 +80,7 @@ class LockReference:
             return False
         if self.token != token:
             return self.token == successor
-        if attempt and self.attempt and self.attempt != attempt:
+        if not self._is_mine(token, attempt):
             return False
         if rest > 0:
             self._set_lock(successor, rest)
@@ -95,7 +94,7 @@ class LockReference:
         if self.token is None:
             self.index.pop(self.name, None)
             return False
-        if (self.fence or 0) > fence or token != self.token or self.untaken:
+        if token != self.token or fence < (self.fence or 0) or self.untaken:
             return False
         self._pass_on(successor, grant)
         return True
@@ -110,8 +109,6 @@ class LockReference:
         ends = self.until["lock"]
         if lifetime and now + lifetime > ends:
             self._lives(lifetime)
-        elif lifetime == math.inf and ends < math.inf:
-            self._lives(math.inf)
         else:
             self.index[self.name] = ends
         self.owner = {**self.owner, **fields, b"seen": b""}
@@ -119,19 +116,20 @@ class LockReference:
         return True
 
     def extend(
-        self, token: bytes, seconds: float, replace: bool, attempt: bytes, extension: bytes
+        self, token: bytes, seconds: float, replace: bool, attempt: bytes, name: bytes
     ) -> int:
         if not self._is_mine(token, attempt):
             return 0
-        now = time.monotonic()
-        if not replace and self.until["lock"] == math.inf:
+        if replace:
+            self._lives(seconds)
+            if self.owner:
+                self._describe()
+            return 1
+        if self.until["lock"] == math.inf:
             return -1
-        if not replace:
-            if self.owner.get(b"extension") == extension:
-                return 1
-            self.owner = {**self.owner, b"extension": extension}
-        self._lives(seconds if replace else self.until["lock"] - now + seconds)
-        if self.owner:
+        if self.owner.get(b"extension") != name:
+            self._lives(self.until["lock"] - time.monotonic() + seconds)
+            self.owner = {**self.owner, b"extension": name}
             self._describe()
         return 1
 
@@ -187,7 +185,7 @@ class LockReference:
     # -- what scripts share --------------------------------------------------------------------
 
     def _is_mine(self, token: bytes, attempt: bytes) -> bool:
-        known = bool(attempt and self.attempt)
+        known = bool(attempt) and bool(self.attempt)
         return self.token == token and (not known or self.attempt == attempt)
 
     def _try(self, token: bytes, lifetime: float, attempt: bytes) -> bool:
