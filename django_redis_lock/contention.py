@@ -18,6 +18,7 @@ from django.core.management import CommandError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.shortcuts import resolve_url
 from django.template.loader import render_to_string
+from django.templatetags.static import static
 from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -110,8 +111,8 @@ class Conflict:
         self, request: Any, status: int = 409, template: str = TEMPLATE, json: bool = False
     ) -> HttpResponse:
         """HTML or JSON, as the client accepts, with ``Retry-After``, never cached. The template is
-        given ``retry_after`` (seconds) and ``reload`` (whether the request may simply be repeated),
-        and is not told who the holder is.
+        given ``retry_after`` (seconds), ``reload`` (whether the request may simply be repeated) and
+        ``stylesheet`` (an address), and is not told who the holder is.
 
         Args:
             request: Django's, or that of Django REST framework, which then chooses the format.
@@ -128,7 +129,11 @@ class Conflict:
             response = JsonResponse(detail, status=status)
         else:
             again = request.method in ("GET", "HEAD")  # And not what was posted.
-            context = {"retry_after": self.retry_after, "reload": again}
+            context = {
+                "retry_after": self.retry_after,
+                "reload": again,
+                "stylesheet": _stylesheet(),
+            }
             response = HttpResponse(render_to_string(template, context, request), status=status)
         response["Retry-After"] = str(self.retry_after)
         response["Cache-Control"] = "no-store"
@@ -177,6 +182,15 @@ def _retry_after(held: Held | None, usual_hold: float | None) -> float:
         left = max(RETRY_AFTER, min(held_for, LONGEST_GUESS))
     is_last = held.held_for is not None and not held.renews
     return min(left, held.ttl) if is_last else left
+
+
+def _stylesheet() -> str:
+    """The address of the page's style sheet; empty if the static files were not collected: an
+    answer without style is better than none."""
+    try:
+        return static("django_redis_lock/conflict.css")
+    except ValueError:
+        return ""
 
 
 def _seconds(seconds: float) -> str:

@@ -25,7 +25,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.decorators import method_decorator
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_safe
 
 from .. import models
 from ..aliases import lock_caches
@@ -46,6 +46,8 @@ else:
 
 __all__ = ["HeldLockAdmin"]
 
+#: Keys up to so many bytes have a page of their own: addresses have limits.
+LONGEST_KEY = 2000
 TEMPLATES = "admin/django_redis_lock/heldlock"
 
 
@@ -101,6 +103,9 @@ class HeldLockAdmin(ModelAdmin):
         site = self.admin_site.name
         return reverse(f"admin:{self._url_name(name)}", args=args, current_app=site)
 
+    def _url_of(self, ref: Ref) -> str:
+        return "" if len(ref.key) > LONGEST_KEY else self._url("change", str(ref))
+
     def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         request.current_app = self.admin_site.name
         return TemplateResponse(
@@ -140,7 +145,7 @@ class HeldLockAdmin(ModelAdmin):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         self._look(request)
-        listing = Listing(request.GET)
+        listing = Listing(request.GET, self._url_of)
         return self._page(
             request,
             "change_list",
@@ -159,7 +164,7 @@ class HeldLockAdmin(ModelAdmin):
     def state_view(self, request: HttpRequest) -> HttpResponse:
         """What the list's script asks for every few seconds."""
         self._look(request)
-        return JsonResponse(Listing(request.GET).data())
+        return JsonResponse(Listing(request.GET, self._url_of).data())
 
     # -- one lock ----------------------------------------------------------------------------
 
@@ -217,7 +222,7 @@ class HeldLockAdmin(ModelAdmin):
             computing = ref.kind == FLIGHT
             data["free"] = _("Nobody computes it.") if computing else _("Nobody holds it.")
         else:
-            data.update(row(holding), held_now=True)
+            data.update(row(holding, self._url_of), held_now=True)
             data["group"] = holding.group
         data["waiting"] = waiter_rows(closely.waiters)
         data["events"] = event_rows(closely.events)
@@ -225,19 +230,23 @@ class HeldLockAdmin(ModelAdmin):
 
     # -- releasing ---------------------------------------------------------------------------
 
-    @method_decorator(require_POST)
+    @method_decorator(require_http_methods(["GET", "HEAD", "POST"]))
     def release_view(self, request: HttpRequest) -> HttpResponse:
         """Ask whether to release the selected locks; told to, release them."""
         self._look(request)
         if not self.has_release_permission(request):
             raise PermissionDenied
+        if request.method != "POST":
+            # Whoever had to log in first is sent here without what was selected.
+            messages.warning(request, _("Nothing was released. Select the locks again."))
+            return HttpResponseRedirect(self._url("changelist"))
         chosen = [c for c in parse_choices(request.POST.getlist("selected")) if self._known(c.ref)]
         back = self._back(request, chosen)
         if not chosen:
             messages.warning(request, _("Select the locks to release first."))
             return HttpResponseRedirect(back)
         if request.POST.get("confirmed") != "yes":
-            outlooks = [outlook(choice) for choice in chosen]
+            outlooks = [outlook(choice, self._url_of) for choice in chosen]
             return self._page(
                 request,
                 "release",
@@ -260,7 +269,7 @@ class HeldLockAdmin(ModelAdmin):
         again, so it leads nowhere else. Without one it was the lock's own page."""
         if "address" not in request.POST and len(chosen) == 1:
             return self._url("change", str(chosen[0].ref))
-        listing = Listing(QueryDict(request.POST.get("address", "")))
+        listing = Listing(QueryDict(request.POST.get("address", "")), self._url_of)
         return self._with(self._url("changelist"), listing.address(p=listing.page))
 
     @staticmethod

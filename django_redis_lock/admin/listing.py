@@ -18,7 +18,7 @@ from ..aliases import lock_caches
 from ..holdings import Holding, Holdings, holdings
 from ..locking.breaker import Outage
 from ..locking.inventory import FLIGHT, LOCK
-from .rows import clock, row
+from .rows import UrlOf, clock, row
 from .words import duration, place, shown
 
 __all__ = ["Column", "Listing"]
@@ -62,7 +62,8 @@ DEFAULT = "-held"
 class Listing:
     """What an address like ``?q=report&kind=lock&using=default&o=-held&p=2`` asks for."""
 
-    def __init__(self, query: QueryDict) -> None:
+    def __init__(self, query: QueryDict, url_of: UrlOf) -> None:
+        self._url_of = url_of
         self.search = query.get("q", "")[:200]
         self.aliases = list(lock_caches())
         self.alias = self._one_of(self.aliases, query.get("using", ""))
@@ -118,7 +119,7 @@ class Listing:
         """All that changes while somebody looks at the page."""
         found = self.held
         return {
-            "rows": [row(holding) for holding in self.shown],
+            "rows": [row(holding, self._url_of) for holding in self.shown],
             "failures": [
                 {
                     "id": failure.alias,

@@ -18,7 +18,7 @@ from ..locking.hold import printable
 from ..locking.inventory import FLIGHT, HeldLock
 from ..models import HeldLock as Model
 from .refs import Choice
-from .rows import row
+from .rows import UrlOf, row
 from .words import duration, place, shown
 
 __all__ = ["outlook", "parse_choices", "release_chosen"]
@@ -35,7 +35,7 @@ def parse_choices(texts: Sequence[str]) -> list[Choice]:
 # -- before ------------------------------------------------------------------------------------
 
 
-def outlook(choice: Choice) -> dict[str, Any]:
+def outlook(choice: Choice, url_of: UrlOf) -> dict[str, Any]:
     """A lock that is to be released, as it is at this moment: what will happen, or why nothing."""
     said: dict[str, Any] = {"name": shown(name_of(*choice.ref)), "alias": choice.ref.alias}
     try:
@@ -48,7 +48,7 @@ def outlook(choice: Choice) -> dict[str, Any]:
         unreleased = _("It has passed to another holder meanwhile, who keeps it.")
         return {**said, "unreleased": unreleased}
     effects = _effects(holding.lock)
-    return {**said, "choice": str(choice), "row": row(holding), "effects": effects}
+    return {**said, "choice": str(choice), "row": row(holding, url_of), "effects": effects}
 
 
 def _effects(lock: HeldLock) -> list[str]:

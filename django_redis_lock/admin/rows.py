@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.urls import reverse
 from django.utils.formats import date_format
 from django.utils.timezone import get_default_timezone, is_aware, localtime, now
 from django.utils.translation import gettext as _
@@ -21,10 +20,10 @@ from ..locking.owner import Owner
 from .refs import Choice, Ref
 from .words import duration, place, seconds_or_none, shown
 
-__all__ = ["EMPTY", "clock", "event_rows", "moment", "ref_of", "row", "url_of", "waiter_rows"]
+__all__ = ["EMPTY", "clock", "event_rows", "moment", "ref_of", "row", "waiter_rows"]
 
-#: Keys up to so many bytes have a page of their own: addresses have limits.
-LONGEST_KEY = 2000
+#: The address of a lock's own page, in the admin site that is asked; empty if it has none.
+UrlOf = Callable[[Ref], str]
 
 EVENTS = {
     "released": gettext_lazy("released"),
@@ -34,7 +33,7 @@ EVENTS = {
 }
 
 
-def row(holding: Holding) -> dict[str, Any]:
+def row(holding: Holding, url_of: UrlOf) -> dict[str, Any]:
     """What the page shows of a held lock. Texts of others are on one line, and bounded."""
     lock, ref = holding.lock, ref_of(holding)
     state, said = _state(lock)
@@ -125,13 +124,6 @@ def _sign(lock: HeldLock) -> str:
 
 def ref_of(holding: Holding) -> Ref:
     return Ref(holding.alias, holding.lock.key, holding.lock.kind)
-
-
-def url_of(ref: Ref) -> str:
-    """The address of its own page; empty if it has none."""
-    if len(ref.key) > LONGEST_KEY:
-        return ""
-    return reverse("admin:django_redis_lock_heldlock_change", args=[str(ref)])
 
 
 _TEXTS = (

@@ -15,7 +15,6 @@ from django.test import Client
 from django_redis_lock import Lock, locked, metrics
 from django_redis_lock.admin import behaviour
 from django_redis_lock.admin.refs import Ref
-from django_redis_lock.admin.rows import url_of
 from django_redis_lock.locking import events
 from django_redis_lock.locking.inventory import LOCK
 from tests.integration.test_admin import OURS, PAGE, hold
@@ -84,7 +83,7 @@ def test_locks_that_were_taken_without_redis(admin_client: Client) -> None:
     with lock:
         metrics.flush()
         assert figures(admin_client.get(PAGE))["export"]["acquisitions"] == "1 without Redis: 2"
-        address = url_of(Ref("default", lock.keys.lock, LOCK))
+        address = f"{PAGE}{Ref('default', lock.keys.lock, LOCK)}/change/"
         assert "<dt>Taken without Redis</dt>" in admin_client.get(address).content.decode()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +94,20 @@ def test_the_answer_to_a_browser() -> None:
     assert answer["Retry-After"] == "2"
     assert answer["Cache-Control"] == "no-store"
     assert b"<html" in answer.content
+    assert b"<style" not in answer.content  # A content security policy forbids it.
+    assert b'href="/static/django_redis_lock/conflict.css"' in answer.content
+
+
+def test_without_collected_static_files_the_answer_is_the_same(
+    settings: Any, tmp_path: Path
+) -> None:
+    settings.STATIC_ROOT = str(tmp_path)
+    storage = "django.contrib.staticfiles.storage.ManifestStaticFilesStorage"
+    settings.STORAGES = {"staticfiles": {"BACKEND": storage}}
+    with hold("export"):
+        answer = export(request("text/html"))
+    assert answer.status_code == 409
+    assert b"stylesheet" not in answer.content
 
 
 @pytest.mark.parametrize(
