@@ -5,6 +5,13 @@ ARGS ?=
 MINUTES ?= 10
 
 VENV := .venv
+VENV_NEWEST := .venv-newest
+# What most depends on Django: its admin, caches, views, commands and static files.
+BRIEF := tests/integration/test_admin.py tests/integration/test_admin_behaviour.py \
+    tests/integration/test_admin_processes.py tests/integration/test_admin_release.py \
+    tests/integration/test_admin_sites.py tests/integration/test_cache.py \
+    tests/integration/test_locked_view.py tests/integration/test_locked_command.py \
+    tests/integration/test_locked_tasks.py tests/integration/test_lock.py
 RUN := $(VENV)/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 INSTALLED_DEMO := $(VENV)/.installed-demo
@@ -12,7 +19,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test model mutations soak lint messages bench clean
+.PHONY: help demo demo-check test test-newest pictures model mutations soak lint messages bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +32,24 @@ demo-check: $(INSTALLED_DEMO) ## The demo without the site.
 
 test: $(INSTALLED) ## Run the test suite.
 	$(RUN) -m pytest --numprocesses auto --dist loadfile $(ARGS)
+
+test-newest: ## A brief run on the newest Django and the newest Python there is, if it is another.
+	@python=$$(sh .ci/newest_python); if [ -z "$$python" ]; then \
+	    echo "NOT RUN on the newest Django: no Python 3.12 or later on the PATH or in pyenv." >&2; \
+	else $(MAKE) --no-print-directory test-with NEWEST="$$python"; fi
+
+.PHONY: test-with
+test-with:
+	test -x $(VENV_NEWEST)/bin/python || $(NEWEST) -m venv $(VENV_NEWEST)
+	$(VENV_NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade \
+	    --upgrade-strategy eager --editable '.[demo,test]'
+	$(VENV_NEWEST)/bin/python -c 'import sys, django; \
+	    print("Python", sys.version.split()[0], "with Django", django.__version__)'
+	$(VENV_NEWEST)/bin/python -m pytest --numprocesses auto --dist loadfile -m "not slow" \
+	    tests/unit tests/browser $(BRIEF) $(ARGS)
+
+pictures: $(INSTALLED) ## Take the pictures in docs/images again; needs Chromium.
+	$(RUN) -m pytest tests/browser/pictures.py $(ARGS)
 
 model: | $(RUN) ## Check the model of the lock protocol; needs spin and gcc, takes minutes.
 	$(RUN) -m tests.model.checker $(ARGS)
@@ -48,7 +73,7 @@ bench: $(INSTALLED_BENCH) ## Measure against other locks.
 	$(RUN) -m benchmarks $(ARGS)
 
 clean: ## Remove what these targets have made.
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis db.sqlite3
+	rm -rf $(VENV) $(VENV_NEWEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis db.sqlite3
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN):

@@ -31,11 +31,20 @@ from .. import models
 from ..aliases import lock_caches
 from ..holdings import UNAVAILABLE, look_closely, name_of
 from ..locking.events import group_of
+from ..locking.hold import printable
 from ..locking.inventory import FLIGHT
-from .behaviour import Behaviour, behaviour_of
+from .behaviour import behaviour_of
+from .history import releases
 from .listing import Listing
+from .process_rows import processes_data
 from .refs import Choice, Ref
-from .releasing import outlook, parse_choices, release_chosen
+from .releasing import (
+    outlook,
+    parse_choices,
+    release_button,
+    release_chosen,
+    release_question,
+)
 from .rows import EMPTY, clock, event_rows, row, waiter_rows
 from .words import duration_patterns, shown
 
@@ -86,9 +95,13 @@ class HeldLockAdmin(ModelAdmin):
         views = {
             "changelist": ("", self.changelist_view),
             "state": ("state/", self.state_view),
+            "processes": ("processes/", self.processes_view),
+            "processes_state": ("processes/state/", self.processes_state_view),
+            "releases": ("history/", self.releases_view),
             "release": ("release/", self.release_view),
             "change": ("<str:ref>/change/", self.lock_view),
             "lock_state": ("<str:ref>/state/", self.lock_state_view),
+            "history": ("<str:ref>/history/", self.lock_releases_view),
         }
         wrap: Any = self.admin_site.admin_view
         return [
@@ -118,6 +131,8 @@ class HeldLockAdmin(ModelAdmin):
                 "breadcrumbs_are_a_list": django.VERSION >= (6, 1),
                 "list_url": self._url("changelist"),
                 "release_url": self._url("release"),
+                "processes_url": self._url("processes"),
+                "releases_url": self._url("releases"),
                 "may_release": self.has_release_permission(request),
                 "refresh_every": self.refresh_every,
                 "durations": duration_patterns(),
@@ -152,9 +167,7 @@ class HeldLockAdmin(ModelAdmin):
             title=capfirst(self.opts.verbose_name_plural),
             listing=listing,
             data=listing.data(),
-            behaviour=Behaviour(
-                request.GET, listing.answering(), listing.held.found, listing.address
-            ),
+            behaviour=listing.behaviour(),
             address=listing.address(p=listing.page),
             state_url=self._with(self._url("state"), listing.address(p=listing.page)),
             **(extra_context or {}),
@@ -164,7 +177,47 @@ class HeldLockAdmin(ModelAdmin):
     def state_view(self, request: HttpRequest) -> HttpResponse:
         """What the list's script asks for every few seconds."""
         self._look(request)
-        return JsonResponse(Listing(request.GET, self._url_of).data())
+        listing = Listing(request.GET, self._url_of)
+        data = listing.data()
+        if "behaviour" in request.GET:
+            data["behaviour"] = listing.behaviour()
+        return JsonResponse(data)
+
+    # -- by process --------------------------------------------------------------------------
+
+    @method_decorator(require_safe)
+    def processes_view(self, request: HttpRequest) -> HttpResponse:
+        """Which locks each process holds, and what it waits for."""
+        self._look(request)
+        return self._page(
+            request,
+            "processes",
+            title=_("Locks by process"),
+            data=processes_data(self._url_of),
+            state_url=self._url("processes_state"),
+        )
+
+    @method_decorator(require_safe)
+    def processes_state_view(self, request: HttpRequest) -> HttpResponse:
+        """What its script asks for every few seconds."""
+        self._look(request)
+        return JsonResponse(processes_data(self._url_of))
+
+    # -- who released what -------------------------------------------------------------------
+
+    @method_decorator(require_safe)
+    def releases_view(self, request: HttpRequest) -> HttpResponse:
+        self._look(request)
+        entries = releases(self._url_of)
+        return self._page(request, "history", title=_("Log of releases"), entries=entries)
+
+    @method_decorator(require_safe)
+    def lock_releases_view(self, request: HttpRequest, ref: str) -> HttpResponse:
+        self._look(request)
+        found = self._ref(ref)
+        title = _("Releases of %(name)s") % {"name": shown(name_of(*found))}
+        entries = releases(self._url_of, found)
+        return self._page(request, "history", title=title, entries=entries)
 
     # -- one lock ----------------------------------------------------------------------------
 
@@ -174,6 +227,7 @@ class HeldLockAdmin(ModelAdmin):
         found = self._ref(ref)
         name = shown(name_of(*found))
         data = self._lock_data(found)
+        periods = behaviour_of(found.alias, data["group"])
         return self._page(
             request,
             "change_form",
@@ -181,8 +235,11 @@ class HeldLockAdmin(ModelAdmin):
             computation=found.kind == FLIGHT,
             alias=found.alias,
             data=data,
+            key=printable(found.key, LONGEST_KEY),
             group=data["group"],
-            periods=behaviour_of(found.alias, data["group"]),
+            periods=periods,
+            counted=any(period["counted"] for period in periods),
+            history_url=self._url("history", ref),
             state_url=self._url("lock_state", ref),
         )
 
@@ -250,14 +307,15 @@ class HeldLockAdmin(ModelAdmin):
             return self._page(
                 request,
                 "release",
-                title=_("Release?"),
+                title=release_question(len(chosen)),
+                button=release_button(sum("choice" in lock for lock in outlooks)),
                 chosen=outlooks,
                 some=any("choice" in lock for lock in outlooks),
                 address=request.POST.get("address"),
                 back=back,
             )
         for choice in chosen:
-            release_chosen(self, request, choice)
+            release_chosen(self, request, choice, request.POST.get("reason", "").strip()[:100])
         return HttpResponseRedirect(back)
 
     @staticmethod

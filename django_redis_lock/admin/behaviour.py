@@ -7,94 +7,89 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from django.http import QueryDict
+from django.template.loader import render_to_string
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..aliases import lock_cache
-from ..decorating.declared import declarations
 from ..holdings import UNAVAILABLE, Holding
 from ..locking.server import server_of
+from ..metrics import PERIODS as BUCKETS
 from ..metrics import Distribution, Summary, histogram_svg, sparkline_svg, summaries, summary
-from ..metrics.charts import shown_seconds
 from ..metrics.figures import new
-from .words import shown
+from .words import precise, shown
 
-__all__ = ["Behaviour", "behaviour_of"]
+__all__ = ["behaviour_of", "behaviour_section"]
 
 logger = logging.getLogger("django_redis_lock.admin")
 
 #: Groups shown, at most: the busiest. There are not many more: ``metrics`` bounds them.
 MOST = 200
 PERIODS = {"hour": gettext_lazy("last hour"), "day": gettext_lazy("last day")}
+TEMPLATE = "admin/django_redis_lock/heldlock/behaviour.html"
 
 
-class Behaviour:
-    """The groups of names that an address like ``?period=day&q=invoice`` asks for.
+def behaviour_section(
+    aliases: Iterable[str],
+    held: Sequence[Holding],
+    search: str,
+    address: Callable[..., str],
+    many_caches: bool = False,
+) -> str:
+    """The section below the list, as HTML.
 
     Args:
         aliases: the caches to ask, which have just answered.
         held: what is held now, to say how many of each group.
-        address: the address of the page with another period.
+        search: only groups with this in their name.
+        address: the address of the list of a group's locks.
+        many_caches: whether to say which cache it is.
     """
-
-    def __init__(
-        self,
-        query: QueryDict,
-        aliases: Iterable[str],
-        held: Sequence[Holding],
-        address: Callable[..., str],
-    ) -> None:
-        self.period = period if (period := query.get("period", "")) in PERIODS else "hour"
-        self._search = query.get("q", "").lower()
-        self._held = Counter((_site(holding.alias), holding.group) for holding in held)
-        self._address = address
-        aliases = list(aliases)
-        self._unread = not aliases
-        found = [pair for alias in _one_of_each_site(aliases) for pair in self._of(alias)]
-        found.sort(key=lambda pair: (-pair[1].events, pair[1].group or "", pair[0]))
-        self.rows = [self._row(alias, summary) for alias, summary in found[:MOST]]
-        self.left_out = max(0, len(found) - MOST)
-
-    def _of(self, alias: str) -> Iterator[tuple[str, Summary]]:
-        """The groups of one cache: those that were counted, and those that were declared."""
+    aliases = list(aliases)
+    now = Counter((_site(holding.alias), holding.group) for holding in held)
+    failed = not aliases
+    found: list[tuple[str, dict[str, Summary]]] = []
+    for alias in _one_of_each_site(aliases):
         try:
-            counted = summaries(alias, self.period)
+            found += ((alias, of) for of in _groups(alias) if search.lower() in _name(of).lower())
         except UNAVAILABLE as error:
             logger.warning("The figures of the cache %s cannot be read: %s", alias, error)
-            self._unread = True
-            return
-        known = {summary.group for summary in counted}
-        declared = {d.group for d in declarations() if _same_site(d.using, alias)} - known
-        nothing = [Summary.of(name, self.period, [new()]) for name in declared]
-        for one in (*counted, *nothing):
-            if self._search in (one.group or "").lower():
-                yield alias, one
-
-    def _row(self, alias: str, summary: Summary) -> dict[str, Any]:
-        held = self._held[_site(alias), summary.group or ""]
-        return {**behaviour_row(summary), "alias": alias, "held": str(held or "-")}
-
-    @property
-    def nothing(self) -> str:
-        """What to say instead of an empty table."""
-        if self.rows:
-            return ""
-        if self._unread:
-            return _("The figures cannot be read: Redis did not answer as it should.")
-        return _("Nothing was counted.")
-
-    def periods(self) -> list[dict[str, Any]]:
-        """The periods there are, each with the address that shows it."""
-        return [
+            failed = True
+    found.sort(key=lambda pair: (-pair[1]["day"].events, _name(pair[1]), pair[0]))
+    rows = []
+    for alias, of in found[:MOST]:
+        number = now[_site(alias), _name(of)]
+        rows.append(
             {
-                "title": title,
-                "address": self._address(period="" if period == "hour" else period),
-                "current": period == self.period,
+                "name": shown(_name(of)),
+                "address": address(q=_name(of)) if number else "",
+                "held": number_format(number) if number else "-",
+                "alias": alias,
+                "periods": [behaviour_row(of[period]) for period in PERIODS],
             }
-            for period, title in PERIODS.items()
-        ]
+        )
+    nothing = _("Nothing was counted.")
+    if failed:
+        nothing = _("The figures cannot be read: Redis did not answer as it should.")
+    context = {
+        "rows": rows,
+        "nothing": nothing,
+        "left_out": max(0, len(found) - MOST),
+        "many_caches": many_caches,
+    }
+    return render_to_string(TEMPLATE, context)
+
+
+def _groups(alias: str) -> Iterator[dict[str, Summary]]:
+    """Of each group for which something was counted the figures of each period."""
+    counted = {p: {s.group: s for s in summaries(alias, p)} for p in PERIODS}
+    for group in {group: None for of in counted.values() for group in of}:
+        yield {p: counted[p].get(group) or Summary.of(group, p, [new()]) for p in PERIODS}
+
+
+def _name(of: dict[str, Summary]) -> str:
+    return of["day"].group or ""
 
 
 def behaviour_of(alias: str, group: str) -> list[dict[str, Any]]:
@@ -104,57 +99,70 @@ def behaviour_of(alias: str, group: str) -> list[dict[str, Any]]:
     except UNAVAILABLE as error:
         logger.warning("The figures of the cache %s cannot be read: %s", alias, error)
         return []
-    rows = zip(found, PERIODS.values(), strict=True)
-    return [{**behaviour_row(one), "period": title} for one, title in rows]
+    return [behaviour_row(one) for one in found]
 
 
 def behaviour_row(one: Summary) -> dict[str, Any]:
     """What the page shows of a summary."""
     name = shown(one.group or "")
-    over_time = ""
-    if one.acquisitions:
-        over_time = sparkline_svg(
-            one.acquisitions_over_time,
-            _("Acquisitions of %(name)s over time") % {"name": name},
-            _("%(most)d at most") % {"most": max(one.acquisitions_over_time)},
-        )
     return {
         "name": name,
-        "acquisitions": str(one.acquisitions),
-        "over_time": over_time,
-        "success": _percent(one.success_rate),
-        "average_wait": _seconds(one.average_wait),
-        "p95_wait": _seconds(one.p95_wait),
-        "average_hold": _seconds(one.holds.average),
-        "holds": _chart(one.holds, _("How long %(name)s was held") % {"name": name}),
-        "timeouts": str(one.timeouts),
-        "refused": str(one.refused),
-        "lost": str(one.lost),
-        "alarming": one.lost > 0,
-        "stood_in": str(one.stood_in or ""),
-        "computed": str(one.computed),
-        "saved": str(one.saved),
-        "computes": bool(one.computed or one.saved or one.failed),
-        "failed": str(one.failed),
-        "acquired": one.acquisitions > 0,
+        "period": PERIODS[one.period],
         "counted": one.events > 0,
+        "acquisitions": number_format(one.acquisitions),
+        "over_time": _over_time(one, name),
+        "success": _percent(one.success_rate),
+        "wait": _times(one.waits),
+        "hold": _times(one.holds),
+        "holds": _chart(one.holds, _("How long %(name)s was held") % {"name": name}),
+        "timeouts": _number(one.timeouts),
+        "rejected": _number(one.refused),
+        "lost": _number(one.lost),
+        "crashed": _number(one.crashed),
+        "stood_in": number_format(one.stood_in) if one.stood_in else "",
+        "computed": _number(one.computed),
+        "saved": _number(one.saved),
+        "failed": _number(one.failed),
         "computing": _chart(
             one.computations, _("How long %(name)s took to compute") % {"name": name}
         ),
     }
 
 
-def _chart(distribution: Distribution, title: str) -> str:
-    half, most = distribution.quantile(0.5), distribution.quantile(0.95)
-    if half is None or most is None:
+def _over_time(one: Summary, name: str) -> str:
+    if not one.acquisitions:
         return ""
-    said = _("Half within %(half)s, 95 %% within %(most)s.")
-    told = said % {"half": shown_seconds(half), "most": shown_seconds(most)}
-    return histogram_svg(distribution, title, told, width=200, height=56)
+    minutes = BUCKETS[one.period].width // 60
+    most = max(one.acquisitions_over_time)
+    return sparkline_svg(
+        one.acquisitions_over_time,
+        _("Acquisitions of %(name)s over time") % {"name": name},
+        _("%(most)d at most in %(minutes)d min") % {"most": most, "minutes": minutes},
+    )
 
 
-def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else shown_seconds(seconds)
+def _chart(distribution: Distribution, title: str) -> str:
+    half, p95 = distribution.quantile(0.5), distribution.p95
+    if half is None:
+        return ""
+    told = _("Half within %(half)s.") % {"half": precise(half)}
+    if p95 is not None:
+        said = _("Half within %(half)s, 95 %% within %(most)s.")
+        told = said % {"half": precise(half), "most": precise(p95)}
+    return histogram_svg(distribution, title, told, width=200, height=56, shown=precise)
+
+
+def _times(distribution: Distribution) -> str:
+    """The average, and the time within which were 95 % if there are enough to say so."""
+    if distribution.average is None:
+        return "-"
+    if distribution.p95 is None:
+        return precise(distribution.average)
+    return f"{precise(distribution.average)} / {precise(distribution.p95)}"
+
+
+def _number(number: int) -> str:
+    return str(number_format(number)) if number else "-"
 
 
 def _percent(share: float | None) -> str:
@@ -167,13 +175,6 @@ def _site(alias: str) -> Any:
     """Caches with the same server and key prefix have their figures together."""
     cache = lock_cache(alias)
     return server_of(cache._lock_client()).database, str(cache.key_prefix)
-
-
-def _same_site(one: str, other: str) -> bool:
-    try:
-        return bool(one == other or _site(one) == _site(other))
-    except UNAVAILABLE:
-        return False
 
 
 def _one_of_each_site(aliases: Iterable[str]) -> list[str]:

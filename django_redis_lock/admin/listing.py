@@ -10,23 +10,28 @@ from functools import cached_property
 from typing import Any
 
 from django.http import QueryDict
+from django.utils.formats import number_format
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..aliases import lock_caches
-from ..holdings import Holding, Holdings, holdings
+from ..holdings import Failure, Holding, Holdings, holdings
 from ..locking.breaker import Outage
 from ..locking.inventory import FLIGHT, LOCK
+from .behaviour import behaviour_section
 from .rows import UrlOf, clock, row
-from .words import duration, place, shown
+from .status import STATUSES, status_of, urgency
+from .words import brief, duration, place, shown
 
-__all__ = ["Column", "Listing"]
+__all__ = ["Column", "Listing", "failure_rows"]
 
 logger = logging.getLogger("django_redis_lock.admin")
 
 #: Rows on one page.
-PER_PAGE = 500
+PER_PAGE = 100
+#: "Held for longer than": seconds.
+AGES = (60, 600, 3600, 86400)
 KINDS = {LOCK: gettext_lazy("locks"), FLIGHT: gettext_lazy("computations")}
 
 
@@ -45,22 +50,25 @@ def _holder(holding: Holding) -> tuple[str, int, str]:
     return owner.host, owner.pid, owner.thread
 
 
+def _urgency(holding: Holding) -> tuple[int, float]:
+    return urgency(holding.lock), -(holding.lock.held_for or 0.0)
+
+
 COLUMNS = (
+    Column("status", gettext_lazy("Status"), _urgency, down=False),
     Column("lock", gettext_lazy("Lock"), lambda h: h.name.lower(), down=False),
     Column("holder", gettext_lazy("Holder"), _holder, down=False),
     Column("held", gettext_lazy("Held for"), lambda h: h.lock.held_for or 0.0),
     Column("left", gettext_lazy("Time left"), lambda h: h.lock.ttl, down=False),
     Column("waiting", gettext_lazy("Waiting"), lambda h: h.lock.waiters or 0),
-    Column("renewals", gettext_lazy("Renewals"), lambda h: h.lock.renewals or 0),
-    Column("fence", gettext_lazy("Fence"), lambda h: h.lock.fence or 0),
     Column("cache", gettext_lazy("Cache"), lambda h: h.alias, down=False),
 )
 BY_NAME = {column.name: column for column in COLUMNS}
-DEFAULT = "-held"
+DEFAULT = "status"
 
 
 class Listing:
-    """What an address like ``?q=report&kind=lock&using=default&o=-held&p=2`` asks for."""
+    """What an address like ``?q=report&kind=lock&status=silent&age=60&o=-held&p=2`` asks for."""
 
     def __init__(self, query: QueryDict, url_of: UrlOf) -> None:
         self._url_of = url_of
@@ -71,7 +79,8 @@ class Listing:
         wanted = query.get("o", DEFAULT)
         self.order = wanted if wanted.removeprefix("-") in BY_NAME else DEFAULT
         page = query.get("p", "1")
-        self.period = query.get("period", "")[:10]
+        self.status = self._one_of(STATUSES, query.get("status", ""))
+        self.age = self._one_of(map(str, AGES), query.get("age", ""))
         self.page = max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 7 else 1
 
     @staticmethod
@@ -82,24 +91,45 @@ class Listing:
 
     @cached_property
     def held(self) -> Holdings:
+        """All that is held in the caches asked for, of the kind asked for."""
+        aliases = [self.alias] if self.alias else None
         kinds = (self.kind,) if self.kind else tuple(KINDS)
-        found = holdings([self.alias] if self.alias else None, kinds=kinds, search=self.search)
+        found = holdings(aliases, kinds=kinds)
         for failure in found.failures:
             told = (failure.alias, failure.error)
             logger.warning("The locks of the cache %s cannot be listed: %s", *told)
-        column = BY_NAME[self.order.removeprefix("-")]
-        found.found.sort(key=column.value, reverse=self.order.startswith("-"))
+        if self.search and found.cuts:
+            # Redis knows the names of those that are not listed, too.
+            listed = {(h.alias, h.lock.key, h.lock.kind) for h in found.found}
+            named = holdings(aliases, kinds=kinds, search=self.search).found
+            found.found += [h for h in named if (h.alias, h.lock.key, h.lock.kind) not in listed]
         return found
+
+    @cached_property
+    def matching(self) -> list[Holding]:
+        """Those that the search and the filters leave, in order."""
+        column = BY_NAME[self.order.removeprefix("-")]
+        left = [holding for holding in self.held.found if self._matches(holding)]
+        return sorted(left, key=column.value, reverse=self.order.startswith("-"))
+
+    def _matches(self, holding: Holding) -> bool:
+        lock, owner = holding.lock, holding.lock.owner
+        if self.status and status_of(lock) != self.status:
+            return False
+        if self.age and (lock.held_for or 0.0) < int(self.age):
+            return False
+        texts = (holding.name, owner.label, f"{owner.host}:{owner.pid}", holding.group)
+        return any(self.search.lower() in text.lower() for text in texts)
 
     @cached_property
     def shown(self) -> Sequence[Holding]:
         """Those on this page."""
         start = (min(self.page, self.pages) - 1) * PER_PAGE
-        return self.held.found[start : start + PER_PAGE]
+        return self.matching[start : start + PER_PAGE]
 
     @property
     def pages(self) -> int:
-        return max(1, math.ceil(len(self.held.found) / PER_PAGE))
+        return max(1, math.ceil(len(self.matching) / PER_PAGE))
 
     @property
     def ordered(self) -> bool:
@@ -107,7 +137,7 @@ class Listing:
 
     @property
     def filtered(self) -> bool:
-        return bool(self.search or self.alias or self.kind)
+        return bool(self.search or self.alias or self.kind or self.status or self.age)
 
     def answering(self) -> list[str]:
         """The caches asked for that could be asked."""
@@ -120,20 +150,14 @@ class Listing:
         found = self.held
         return {
             "rows": [row(holding, self._url_of) for holding in self.shown],
-            "failures": [
-                {
-                    "id": failure.alias,
-                    "text": _failed(failure.alias),
-                    "error": failure.error,
-                    "known": " ".join(_known(outage) for outage in failure.outages),
-                }
-                for failure in found.failures
-            ],
+            "failures": failure_rows(found.failures),
             "local": [
                 {"id": f"{owner.id} {name}", "name": shown(name), "place": place(owner)}
                 for name, owner in found.local
+                if self.search.lower() in name.lower()
             ],
             "cuts": [{"id": f"{c.alias} {c.kind}", "text": _cut(c)} for c in found.cuts],
+            "summary": self._summary(),
             "nothing": self._nothing(),
             "count": self._count(),
             "as_of": _("as of %(time)s") % {"time": clock()},
@@ -141,17 +165,40 @@ class Listing:
 
     def _nothing(self) -> str:
         """What to say instead of an empty table."""
-        if self.held.found or self.held.failures:
+        if self.matching or self.held.failures:
             return ""
         if self.filtered:
             return _("Nothing that is held now matches.")
         return _("No lock is held at the moment.")
 
+    def behaviour(self) -> str:
+        """How the locks behaved, as HTML."""
+        held = self.held.found
+        return behaviour_section(
+            self.answering(), held, self.search, self.address, many_caches=self.many_caches
+        )
+
+    def _summary(self) -> str:
+        """All that is held in one line, whatever the search leaves of it."""
+        found = [holding.lock for holding in self.held.found]
+        if not found:
+            return ""
+        silent = sum(status_of(lock) == "silent" for lock in found)
+        waiting = sum(lock.waiters or 0 for lock in found)
+        oldest = max(lock.held_for or 0.0 for lock in found)
+        said = [_("%(number)s held") % {"number": number_format(len(found))}]
+        if silent:
+            said.append(_("%(number)s silent") % {"number": number_format(silent)})
+        if waiting:
+            said.append(_("%(number)s waiting") % {"number": number_format(waiting)})
+        said.append(_("oldest %(duration)s") % {"duration": brief(oldest)})
+        return " · ".join(said)
+
     def _count(self) -> str:
-        number = len(self.held.found)
+        number = len(self.matching)
         if not number and self.held.failures:
             return ""
-        computed = sum(holding.lock.kind == FLIGHT for holding in self.held.found)
+        computed = sum(holding.lock.kind == FLIGHT for holding in self.matching)
         held = number - computed
         said = []
         if held or not computed:
@@ -171,8 +218,9 @@ class Listing:
             "q": self.search,
             "kind": self.kind,
             "using": self.alias,
+            "status": self.status,
+            "age": self.age,
             "o": order,
-            "period": self.period,
         }
         for name, value in {**here, **changes}.items():
             if value and not (name == "p" and value == 1):
@@ -184,6 +232,8 @@ class Listing:
         sorted_by, down = self.order.removeprefix("-"), self.order.startswith("-")
         heads = []
         for column in COLUMNS:
+            if column.name == "cache" and not self.many_caches:
+                continue
             here = column.name == sorted_by
             next_down = not down if here else column.down
             heads.append(
@@ -203,8 +253,36 @@ class Listing:
             for number in range(1, self.pages + 1)
         ]
 
-    def kinds(self) -> list[tuple[str, Any]]:
-        return list(KINDS.items())
+    @property
+    def many_caches(self) -> bool:
+        return len(self.aliases) > 1
+
+    def choices(self) -> list[dict[str, Any]]:
+        """The filters: what each is called, and what may be chosen."""
+        filters: list[tuple[str, Any, str, Any]] = [
+            ("status", _("Status"), self.status, STATUSES.items()),
+            ("age", _("Held longer than"), self.age, [(str(age), brief(age)) for age in AGES]),
+            ("kind", _("Kind"), self.kind, KINDS.items()),
+        ]
+        if self.many_caches:
+            filters.append(("using", _("Cache"), self.alias, [(a, a) for a in self.aliases]))
+        return [
+            {"name": name, "title": title, "chosen": chosen, "options": list(options)}
+            for name, title, chosen, options in filters
+        ]
+
+
+def failure_rows(failures: Sequence[Failure]) -> list[dict[str, str]]:
+    """What the page says of caches that could not be asked."""
+    return [
+        {
+            "id": failure.alias,
+            "text": _failed(failure.alias),
+            "error": failure.error,
+            "known": " ".join(_known(outage) for outage in failure.outages),
+        }
+        for failure in failures
+    ]
 
 
 def _failed(alias: str) -> str:

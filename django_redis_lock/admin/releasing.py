@@ -19,6 +19,7 @@ from ..locking.inventory import FLIGHT, HeldLock
 from ..models import HeldLock as Model
 from .refs import Choice
 from .rows import UrlOf, row
+from .status import status_of
 from .words import duration, place, shown
 
 __all__ = ["outlook", "parse_choices", "release_chosen"]
@@ -47,8 +48,25 @@ def outlook(choice: Choice, url_of: UrlOf) -> dict[str, Any]:
     if not _is_chosen(holding.lock, choice):
         unreleased = _("It has passed to another holder meanwhile, who keeps it.")
         return {**said, "unreleased": unreleased}
-    effects = _effects(holding.lock)
-    return {**said, "choice": str(choice), "row": row(holding, url_of), "effects": effects}
+    return {
+        **said,
+        "choice": str(choice),
+        "row": row(holding, url_of),
+        "warning": _warning(holding.lock),
+        "effects": _effects(holding.lock),
+    }
+
+
+def _warning(lock: HeldLock) -> str:
+    """What to think of before: whether two may be at work at the same time."""
+    status, owner = status_of(lock), lock.owner
+    if status == "silent":
+        said = _("No heartbeat for %(time)s: safe to release unless the process is only frozen.")
+        return said % {"time": duration(lock.seen or 0.0)}
+    if status in ("alive", "expiring") and owner.host and lock.kind != FLIGHT:
+        said = _("Still running: stop it first, “kill -TERM %(process)d” on %(host)s.")
+        return said % {"process": owner.pid, "host": shown(owner.host)}
+    return ""
 
 
 def _effects(lock: HeldLock) -> list[str]:
@@ -80,20 +98,31 @@ def _effects(lock: HeldLock) -> list[str]:
     return effects
 
 
+def release_question(number: int) -> str:
+    asked = ngettext("Release %(number)d lock?", "Release %(number)d locks?", number)
+    return asked % {"number": number}
+
+
+def release_button(number: int) -> str:
+    said = ngettext("Release %(number)d lock", "Release %(number)d locks", number)
+    return said % {"number": number}
+
+
 # -- doing it ----------------------------------------------------------------------------------
 
 
-def release_chosen(page: ModelAdmin[Any], request: HttpRequest, choice: Choice) -> None:
-    """Release a lock if its holder is the one that was chosen; tell the user, and keep it in the
-    admin's log and in the program's."""
+def release_chosen(
+    page: ModelAdmin[Any], request: HttpRequest, choice: Choice, reason: str
+) -> None:
+    """Release a lock if its holder is the one that was chosen; tell the user, and keep it with the
+    reason in the admin's log, among the lock's events, and in the program's log."""
     alias, key, kind = choice.ref
     name = shown(name_of(*choice.ref))
     user = str(request.user.get_username())
     try:
         holding, _closely = look_closely(*choice.ref)
-        outcome = release(
-            alias, key, choice.owner_id, fence=choice.fence, kind=kind, by=shown(user)
-        )
+        by = f"{shown(user)} (admin)" + (f": {shown(reason)}" if reason else "")
+        outcome = release(alias, key, choice.owner_id, fence=choice.fence, kind=kind, by=by)
     except UNAVAILABLE as error:
         failed = _("“%(name)s” was not released: %(why)s") % {"name": name, "why": _away(error)}
         messages.error(request, failed)
@@ -106,12 +135,14 @@ def release_chosen(page: ModelAdmin[Any], request: HttpRequest, choice: Choice) 
         messages.warning(request, kept % {"name": name})
         return
     holder = _holder(holding, choice)
-    note = _("Released. The holder was %(holder)s.") % {"holder": holder}
+    note = _("Released by force. The holder was %(holder)s.") % {"holder": holder}
+    if reason:
+        note += " " + _("Reason: %(reason)s") % {"reason": shown(reason)}
     page.log_change(request, Model(pk=str(choice.ref), name=name), note)
     # The log is in one language, whatever the user's.
     owner = choice.owner_id if holding is None else shown(str(holding.lock.owner))
-    told = (shown(user), printable(key), owner, choice.owner_id)
-    logger.warning("%s has released the lock %s; the holder was %s (%s)", *told)
+    told = (printable(key), by, owner, choice.owner_id)
+    logger.warning("Lock %s released by force by %s; the holder was %s (%s)", *told)
     text = _("“%(name)s” is released. The holder was %(holder)s.")
     messages.success(request, text % {"name": name, "holder": holder})
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from django.utils.formats import date_format
-from django.utils.timezone import get_default_timezone, is_aware, localtime, now
+from django.utils.timezone import get_current_timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -18,7 +18,8 @@ from ..locking.inspection import Waiter
 from ..locking.inventory import FLIGHT, HeldLock
 from ..locking.owner import Owner
 from .refs import Choice, Ref
-from .words import duration, place, seconds_or_none, shown
+from .status import STATUSES, status_of
+from .words import duration, place, seconds_or_none, short_place, shown
 
 __all__ = ["EMPTY", "clock", "event_rows", "moment", "ref_of", "row", "waiter_rows"]
 
@@ -29,14 +30,14 @@ EVENTS = {
     "released": gettext_lazy("released"),
     "lost": gettext_lazy("lost"),
     "reset": gettext_lazy("released by force"),
-    "vanished": gettext_lazy("left behind: its process died or was cut off"),
+    "vanished": gettext_lazy("crashed, or cut off"),
 }
 
 
 def row(holding: Holding, url_of: UrlOf) -> dict[str, Any]:
     """What the page shows of a held lock. Texts of others are on one line, and bounded."""
     lock, ref = holding.lock, ref_of(holding)
-    state, said = _state(lock)
+    state = status_of(lock)
     choice = str(Choice.of(ref, lock))
     name = shown(holding.name)
     return {
@@ -49,9 +50,10 @@ def row(holding: Holding, url_of: UrlOf) -> dict[str, Any]:
         "kind": lock.kind,
         "kind_label": _("computation") if lock.kind == FLIGHT else "",
         "where": _("whole key") if holding.foreign else "",
-        "place": "" if lock.resting else place(lock.owner),
+        "place": "-" if lock.resting else place(lock.owner),
+        "spot": "-" if lock.resting else short_place(lock.owner),
         "state": state,
-        "said": said,
+        "said": _said(lock, state),
         "seen": seconds_or_none(lock.seen),
         "seen_text": "" if lock.seen is None else duration(lock.seen),
         "silent_for": seconds_or_none(lock.seen) if lock.silent else None,
@@ -60,6 +62,7 @@ def row(holding: Holding, url_of: UrlOf) -> dict[str, Any]:
         "sign": _sign(lock),
         "held": seconds_or_none(lock.held_for),
         "held_text": "-" if lock.held_for is None else duration(lock.held_for),
+        "since": "" if lock.owner.since is None else _since(lock.owner.since),
         "left": seconds_or_none(lock.ttl),
         "left_text": _("never expires") if math.isinf(lock.ttl) else duration(lock.ttl),
         "bar": None if math.isinf(lock.ttl) else seconds_or_none(lock.lifetime),
@@ -72,15 +75,10 @@ def row(holding: Holding, url_of: UrlOf) -> dict[str, Any]:
     }
 
 
-def _state(lock: HeldLock) -> tuple[str, str]:
-    """What can be told of the holder's health: a word for the style sheet, and one for people."""
-    if lock.resting:
-        return "resting", _("released; it stays taken until its min_hold is over")
-    if lock.broken:
-        return "unknown", _("cannot be read: %(parts)s") % {"parts": ", ".join(lock.broken)}
-    if lock.silent is None:
-        return "unknown", ""
-    return ("silent", _("silent for")) if lock.silent else ("alive", _("alive"))
+def _said(lock: HeldLock, state: str) -> str:
+    if state == "broken":
+        return _("cannot be read: %(parts)s") % {"parts": ", ".join(lock.broken)}
+    return _("silent for") if state == "silent" else str(STATUSES[state])
 
 
 def _renewal(lock: HeldLock) -> str:
@@ -92,7 +90,7 @@ def _renewal(lock: HeldLock) -> str:
 def _verdict(lock: HeldLock) -> str:
     """What that means, in a sentence."""
     if lock.resting:
-        return ""
+        return _("Its holder has released it; it stays taken until its min_hold is over.")
     if lock.broken:
         return _(
             "Other data is stored at keys of this lock, so some values are missing. "
@@ -128,6 +126,7 @@ def ref_of(holding: Holding) -> Ref:
 
 _TEXTS = (
     *("id", "choice", "url", "name", "select", "label", "kind", "kind_label", "where", "place"),
+    *("spot", "since"),
     *("state", "said", "seen_text", "silent_for_text", "verdict", "sign", "held_text", "left_text"),
     *("renewal", "waiters", "renewals", "fence", "alias", "owner_id"),
 )
@@ -153,22 +152,41 @@ def event_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
         {
             "id": f"{event.at} {event.what} {event.id}",
             "at": moment(event.at),
-            "what": str(EVENTS.get(event.what, shown(event.what))),
-            "place": place(Owner(shown(event.id), event.host, event.pid, event.thread)),
+            "what": _what(event),
+            "text": _held_by(event),
             "label": shown(event.label),
-            "note": shown(event.note),
-            "held_text": "" if event.held is None else duration(event.held),
+            "note": "" if event.what == "reset" else shown(event.note),
         }
         for event in events
     ]
 
 
+def _what(event: Event) -> str:
+    if event.what == "reset" and event.note:
+        return _("released by force by %(user)s") % {"user": shown(event.note)}
+    return str(EVENTS.get(event.what, shown(event.what)))
+
+
+def _held_by(event: Event) -> str:
+    holder = short_place(Owner(shown(event.id), event.host, event.pid, event.thread))
+    if event.held is None:
+        return _("held by %(holder)s") % {"holder": holder}
+    held = duration(event.held)
+    return _("held for %(held)s by %(holder)s") % {"held": held, "holder": holder}
+
+
 def clock() -> str:
     """The time now, as the page says when it was asked for."""
-    at = now()
-    return date_format(localtime(at) if is_aware(at) else at, "H:i:s")
+    return date_format(datetime.now(get_current_timezone()), "H:i:s")
 
 
 def moment(at: float) -> str:
-    """A Unix time in the site's time zone, to the second."""
-    return date_format(datetime.fromtimestamp(at, get_default_timezone()), "Y-m-d H:i:s")
+    """A Unix time, to the second, in the time zone that is named with it."""
+    return date_format(datetime.fromtimestamp(at, get_current_timezone()), "Y-m-d H:i:s T")
+
+
+def _since(at: float) -> str:
+    """The same, without the day if that is today."""
+    then = datetime.fromtimestamp(at, get_current_timezone())
+    today = datetime.now(get_current_timezone()).date()
+    return date_format(then, "H:i:s T") if then.date() == today else moment(at)

@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 import math
 
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..locking.hold import printable
 from ..locking.owner import Owner
 
-__all__ = ["duration", "duration_patterns", "place", "seconds_or_none", "shown"]
+__all__ = [
+    "brief",
+    "duration",
+    "duration_patterns",
+    "place",
+    "precise",
+    "seconds_or_none",
+    "short_place",
+    "shown",
+]
 
 #: Two units at most; the page's script fills the same patterns in.
 UNDER_A_SECOND = gettext_lazy("under 1 s")
@@ -30,6 +40,25 @@ def duration(seconds: float) -> str:
     patterns = ((days, DAYS), (hours, HOURS), (minutes, MINUTES), (whole, SECONDS))
     pattern = next((pattern for count, pattern in patterns if count), UNDER_A_SECOND)
     return str(pattern) % {"days": days, "hours": h, "minutes": min_, "seconds": s}
+
+
+def brief(seconds: float) -> str:
+    """``seconds`` in the largest unit, for counts and choices: ``3 min``."""
+    whole = int(min(seconds, 1e12))
+    for size, pattern in ((86400, _("%(n)s d")), (3600, _("%(n)s h")), (60, _("%(n)s min"))):
+        if whole >= size:
+            return pattern % {"n": number_format(whole // size)}
+    return str(SECONDS) % {"seconds": whole} if whole else str(UNDER_A_SECOND)
+
+
+def precise(seconds: float) -> str:
+    """A measured time, with three digits below a minute: ``250 µs``, ``2.5 ms``, ``2 min 1 s``."""
+    if seconds >= 59.95:
+        return duration(round(seconds))
+    units = ((1.0, _("%(n)s s")), (1e-3, _("%(n)s ms")))
+    size, pattern = next((u for u in units if seconds >= u[0] * 0.9995), (1e-6, _("%(n)s µs")))
+    text = f"{seconds / size:.0f}" if seconds / size >= 99.95 else f"{seconds / size:.3g}"
+    return pattern % {"n": number_format(float(text), len(text.partition(".")[2]))}
 
 
 def duration_patterns() -> str:
@@ -51,6 +80,15 @@ def place(owner: Owner) -> str:
         "process": owner.pid,
         "thread": shown(owner.thread),
     }
+
+
+def short_place(owner: Owner) -> str:
+    """The same in one line of a table: ``web-1:4711``, with its thread only if it is another than
+    the main one."""
+    if not owner.host:
+        return _("not known (%(id)s)") % {"id": owner.id}
+    thread = "" if owner.thread in ("", "MainThread") else f" {shown(owner.thread)}"
+    return f"{shown(owner.host)}:{owner.pid}{thread}"
 
 
 def seconds_or_none(seconds: float | None) -> float | None:

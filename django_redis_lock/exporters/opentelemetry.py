@@ -15,7 +15,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 
 from ..locking import events
 from ..locking.events import Subject
-from ..metrics.figures import BOUNDS
+from ..metrics.figures import EXPORTED_BOUNDS
 from .labels import Labels
 
 __all__ = ["OpenTelemetry", "start"]
@@ -41,7 +41,7 @@ class OpenTelemetry:
                 f"{_NAME}.{name}",
                 unit="s",
                 description=description,
-                explicit_bucket_boundaries_advisory=BOUNDS,
+                explicit_bucket_boundaries_advisory=EXPORTED_BOUNDS,
             )
             return self.instruments[name]
 

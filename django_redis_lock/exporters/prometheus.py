@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from ..locking import events
-from ..metrics.figures import BOUNDS
+from ..metrics.figures import EXPORTED_BOUNDS
 from .labels import Labels
 
 __all__ = ["Prometheus", "start"]
@@ -76,7 +76,7 @@ class Prometheus:
 
     def _histogram(self, name: str, help: str) -> Histogram:
         histogram = Histogram(
-            _PREFIX + name, help, ("group",), registry=self.registry, buckets=BOUNDS
+            _PREFIX + name, help, ("group",), registry=self.registry, buckets=EXPORTED_BOUNDS
         )
         self._collectors.append(histogram)
         return histogram

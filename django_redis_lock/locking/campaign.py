@@ -119,7 +119,7 @@ class Campaign:
             if not isinstance(answer, Exception):
                 _clocks[self._servers[place]] = Clock(int(answer[2]), sent_at)
                 if len(answer) > 3:
-                    note_vanished(self._servers[place], request.keys, answer[3])
+                    note_vanished(self._servers[place], request.keys, answer[3], request.subject)
             elif may_have_run(answer):
                 self._unheard.add(place)
         ballot = Ballot(len(self._places), self._places, answers, sent_at, request.lifetime)

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from . import events
 from .hold import printable
 from .inventory_scripts import NOTE
 from .keeper import Job, keeper
@@ -98,15 +99,21 @@ class Note(Job):
         logger.info("Could not note an event of %s: %s", printable(self._lock), error)
 
 
-def note_vanished(server: Server, keys: LockKeys, found: Any) -> None:
+def note_vanished(
+    server: Server, keys: LockKeys, found: Any, subject: events.Subject | None
+) -> None:
     """Have it noted that a holder has vanished, as a script has ``found``: when the lock's lifetime
-    was over, and what the holder had said of itself."""
+    was over, and what the holder had said of itself. ``subject`` is the lock, for those who count
+    crashed holders."""
     event = _vanished(found)
     if event is not None:
         logger.warning("The lock %s was left behind by %s", printable(keys.lock), event.owner)
         at = round(event.at * 1e6)
         now = time.monotonic()
         keeper().add(Note(server, now, keys, event.what, event.owner, held=event.held, at=at))
+        if events.listeners and subject is not None:
+            # Of a lock on several servers, each has its own figures.
+            events.tell(events.Crashed(subject._replace(server=server), event.owner))
 
 
 def _vanished(found: Any) -> Event | None:
@@ -147,10 +154,10 @@ def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
         found: whose description still lies beside the free lock, if anybody's.
     """
     left_behind = [] if found is None else [_vanished(found)]
-    events = [e for e in (*left_behind, *map(_read, kept.splitlines())) if e is not None]
+    found_events = [e for e in (*left_behind, *map(_read, kept.splitlines())) if e is not None]
     # Who was only stopped or cut off, and came back, has noted more than who came upon its lock.
-    said = {event.id for event in events if event.what != "vanished"}
-    return tuple(e for e in events if e.what != "vanished" or e.id not in said)
+    said = {event.id for event in found_events if event.what != "vanished"}
+    return tuple(e for e in found_events if e.what != "vanished" or e.id not in said)
 
 
 def _read(kept: bytes) -> Event | None:

@@ -111,6 +111,14 @@ class Lost(NamedTuple):
     fence: int
 
 
+class Crashed(NamedTuple):
+    """The process of a lock's ``owner`` was gone when the lock's lifetime was over: it had died, or
+    was cut off. Told by the process that came upon it."""
+
+    subject: Subject
+    owner: Any
+
+
 class Computing(NamedTuple):
     """A value is about to be computed, in this thread or task; ``Computed`` follows in it."""
 

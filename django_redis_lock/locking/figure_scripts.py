@@ -2,7 +2,8 @@
 
 A hash holds the figures of one period, in buckets of equal width. A field is the bucket's number
 (the server's Unix time divided by the width), a space, and whose figures they are; its value is
-whole numbers with spaces between them. The field that is only a bucket's number counts the names in
+whole numbers with spaces between them; of two with an ``m`` before them the larger is kept, of
+others the sum. The field that is only a bucket's number counts the names in
 it, and the field ``now`` has the number of the last one written to.
 """
 
@@ -23,13 +24,21 @@ __all__ = ["ADD_FIGURES", "READ_FIGURES"]
 ADD_FIGURES = script("""
 local function sum(one, other)
   local numbers = {}
-  for number in string.gmatch(one, '%d+') do numbers[#numbers + 1] = tonumber(number) end
+  for number in string.gmatch(one, '%S+') do numbers[#numbers + 1] = number end
   local at = 0
-  for number in string.gmatch(other, '%d+') do
+  for number in string.gmatch(other, '%S+') do
     at = at + 1
-    numbers[at] = (numbers[at] or 0) + tonumber(number)
+    local before = numbers[at]
+    if not before or before == '0' then
+      numbers[at] = number
+    elseif string.sub(number, 1, 1) == 'm' then
+      if tonumber(string.sub(number, 2)) > tonumber(string.match(before, '%d+')) then
+        numbers[at] = number
+      end
+    elseif number ~= '0' then
+      numbers[at] = string.format('%.0f', tonumber(string.match(before, '%d+')) + tonumber(number))
+    end
   end
-  for i = 1, #numbers do numbers[i] = string.format('%.0f', numbers[i]) end
   return table.concat(numbers, ' ')
 end
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .arguments import milliseconds
+from .events import Subject
 from .forks import after_fork
 from .keys import LockKeys
 from .owner import hostname
@@ -133,6 +134,7 @@ class Request(NamedTuple):
             off when Redis has confirmed its release: when the call is interrupted, these are
             what to release.
         replicas: how many replicas are to confirm the acquisition.
+        subject: the lock, for those who want to hear of it.
     """
 
     keys: LockKeys
@@ -146,6 +148,7 @@ class Request(NamedTuple):
     endures: float = math.inf
     may_hold: Any = ()
     replicas: int = 0
+    subject: Subject | None = None
 
     @property
     def chosen(self) -> bool:

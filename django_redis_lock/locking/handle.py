@@ -185,8 +185,8 @@ class Handle(Kept, Telling):
         pause = max(pause or 0.0, 0.001)
         whose = (self.keys, mine, attempt)
         how = (self.timeout, self.grant_timeout, pause)
-        noted = [(mine, attempt)]
-        return Request(*whose, *how, may_hold=noted, replicas=self.replicas), wait
+        extras: Any = {"replicas": self.replicas, "subject": self.subject}
+        return Request(*whose, *how, may_hold=[(mine, attempt)], **extras), wait
 
     def _refuse_to_wait_for_itself(self) -> None:
         hold: Hold | None = self.local.hold

@@ -173,7 +173,7 @@ class Line(ABC):
         if not reply[0]:
             return None
         if len(reply) > 3:
-            note_vanished(self.server, request.keys, reply[3])
+            note_vanished(self.server, request.keys, reply[3], request.subject)
         return request.acquired(reply[1], sent_at)
 
     def heard(self, pttl: int, clock: Clock) -> float:

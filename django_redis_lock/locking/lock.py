@@ -93,7 +93,7 @@ class Lock(Handle):
         if wait == 0:
             reply = self._run(request.acquire()).value
             if len(reply) > 3:
-                note_vanished(server_of(self.redis), self.keys, reply[3])
+                note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
             return request.acquired(reply[1], began) if reply[0] else None
         if wait is not None:
             request = request._replace(deadline=began + wait)

@@ -35,7 +35,8 @@ class Watch(Job):
     def answered(self, value: Any, sent_at: float) -> None:
         pttl, server_us, lying = map(int, value[:3])
         if len(value) > 3:
-            note_vanished(self.server, self._line.request.keys, value[3])
+            request = self._line.request
+            note_vanished(self.server, request.keys, value[3], request.subject)
         self.due = self._line.heard(pttl, Clock(server_us, sent_at))
         self._line.listed_again()
         # A grant lies there although we wait: Redis does not know our blocking pop, its

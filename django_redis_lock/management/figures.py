@@ -126,7 +126,7 @@ def _value_row(of: Summary) -> list[str]:
         one_line(of.group or ""),
         str(of.computed),
         _time(of.computations.average),
-        _time(of.computations.quantile(0.95)),
+        _time(of.computations.p95),
         *(str(number or "-") for number in (of.saved, of.stale, of.failed + of.refreshes_failed)),
     ]
 

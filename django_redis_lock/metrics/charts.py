@@ -9,7 +9,7 @@ everybody else the numbers of each bar by pointing at it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
@@ -43,6 +43,7 @@ def histogram_svg(
     *,
     width: int = 360,
     height: int = 96,
+    shown: Callable[[float], str] = shown_seconds,
 ) -> SafeString:
     """A bar for each class of ``distribution``, from the shortest to the longest that occur.
 
@@ -50,28 +51,29 @@ def histogram_svg(
         title: what the chart shows, such as "How long import was held".
         description: what it says, for those who cannot see it; left out, in English.
         width, height: in SVG units, the pixels of its natural size.
+        shown: says seconds; left out, in English.
     """
     if description is None:
         description = _describe(distribution)
     first, last = _shown_classes(distribution.counts)
-    shown = distribution.counts[first : last + 1]
-    step, floor, most = width / len(shown), height - LABELS, max((*shown, 1))
+    counts = distribution.counts[first : last + 1]
+    step, floor, most = width / len(counts), height - LABELS, max((*counts, 1))
     bars, labels = [], []
     apart = max(1, -(-LABEL_WIDTH // max(int(step), 1)))
-    for place, count in enumerate(shown):
+    for place, count in enumerate(counts):
         size = count / most * (floor - 4)
         tall = max(size, 1.5) if count else 0.0
         left = place * step
         bars.append(
-            f"<g><title>{escape(_class_name(first + place))}: {count}</title>"
+            f"<g><title>{escape(_class_name(first + place, shown))}: {count}</title>"
             f'<rect class="redis-lock-space" x="{left:.1f}" y="0" width="{step:.1f}" '
             f'height="{floor}" fill="none" pointer-events="all"/>'
             f'<rect class="redis-lock-bar" x="{left + 1:.1f}" y="{floor - tall:.1f}" '
             f'width="{max(step - 2, 1):.1f}" height="{tall:.1f}" fill="currentColor"/></g>'
         )
         # A label stands at the end of its class.
-        if first + place < len(BOUNDS) and place % apart == apart - 1 and place + 1 < len(shown):
-            text = escape(shown_seconds(BOUNDS[first + place]))
+        if first + place < len(BOUNDS) and place % apart == apart - 1 and place + 1 < len(counts):
+            text = escape(shown(BOUNDS[first + place]))
             labels.append(
                 f'<text class="redis-lock-label" x="{left + step:.1f}" y="{height - 3}" '
                 f'font-size="11" text-anchor="middle" fill="currentColor">{text}</text>'
@@ -88,26 +90,38 @@ def sparkline_svg(
     title: str,
     description: str | None = None,
     *,
-    width: int = 120,
-    height: int = 24,
+    width: int = 80,
+    height: int = 28,
 ) -> SafeString:
-    """A line through ``numbers``, the oldest on the left, such as acquisitions over time.
+    """A line through ``numbers``, the oldest on the left, such as acquisitions over time. Its scale
+    is beside it: the largest number above, 0 below.
 
     Args:
         title, description, width, height: as for ``histogram_svg``.
     """
     if description is None and numbers:
         description = f"From {numbers[0]} to {numbers[-1]}, {max(numbers)} at most."
-    most, step = max((*numbers, 1)), (width - 4) / max(len(numbers) - 1, 1)
+    most = max((*numbers, 1))
+    left, floor = 6 * len(str(most)) + 5, height - 3
+    step = (width - left - 2) / max(len(numbers) - 1, 1)
     points = " ".join(
-        f"{2 + place * step:.1f},{height - 2 - number / most * (height - 4):.1f}"
+        f"{left + place * step:.1f},{floor - number / most * (floor - 3):.1f}"
         for place, number in enumerate(numbers)
+    )
+    scale = "".join(
+        f'<line class="redis-lock-axis" x1="{left}" y1="{at}" x2="{width}" y2="{at}" '
+        'stroke="currentColor" stroke-opacity="0.25"/>'
+        f'<text class="redis-lock-label" x="{left - 4}" y="{text_at}" font-size="10" '
+        f'text-anchor="end" fill="currentColor">{number}</text>'
+        for number, at, text_at in ((most, 3, 9), (0, floor, height - 1))
     )
     line = (
         f'<polyline class="redis-lock-line" points="{points}" fill="none" stroke="currentColor" '
         'stroke-width="1.5" stroke-linejoin="round" stroke-linecap="round"/>'
     )
-    return _svg("sparkline", title, description or "Nothing was counted.", width, height, [line])
+    return _svg(
+        "sparkline", title, description or "Nothing was counted.", width, height, [scale, line]
+    )
 
 
 def _svg(
@@ -133,12 +147,12 @@ def _describe(distribution: Distribution) -> str:
     return f"{times}; half within {shown_seconds(half)}, 95 % within {shown_seconds(most)}."
 
 
-def _class_name(place: int) -> str:
+def _class_name(place: int, shown: Callable[[float], str]) -> str:
     if place == 0:
-        return f"≤ {shown_seconds(BOUNDS[0])}"
+        return f"≤ {shown(BOUNDS[0])}"
     if place == len(BOUNDS):
-        return f"> {shown_seconds(BOUNDS[-1])}"
-    return f"{shown_seconds(BOUNDS[place - 1])} – {shown_seconds(BOUNDS[place])}"
+        return f"> {shown(BOUNDS[-1])}"
+    return f"{shown(BOUNDS[place - 1])} – {shown(BOUNDS[place])}"
 
 
 def _shown_classes(counts: Sequence[int]) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from .figures import (
     COMPUTED,
     COMPUTING,
     CONTENDED,
+    CRASHED,
     FAILED,
     HOLDS,
     LOST,
@@ -190,6 +191,10 @@ def _lost(figures: list[int], event: events.Lost) -> None:
     observe(figures, HOLDS, event.held)
 
 
+def _crashed(figures: list[int], event: events.Crashed) -> None:
+    figures[CRASHED] += 1
+
+
 def _stood_in(figures: list[int], event: events.StoodIn) -> None:
     figures[STOOD_IN] += 1
 
@@ -220,6 +225,7 @@ _COUNTS: dict[type, Callable[[list[int], Any], None]] = {
     events.TimedOut: _timed_out,
     events.Released: _released,
     events.Lost: _lost,
+    events.Crashed: _crashed,
     events.StoodIn: _stood_in,
     events.Computed: _computed,
     events.Shared: _shared,

@@ -3,6 +3,7 @@ are read."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,18 +18,29 @@ OTHER = "other"
 #: Upper bounds of the classes of waits, holds and computations, in seconds; the last class has
 #: none. What is kept in Redis depends on them: change them, and the last day's figures are wrong.
 BOUNDS = (
-    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
-    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
+    *(0.0001, 0.00016, 0.00025, 0.0004, 0.00063, 0.001, 0.0016, 0.0025, 0.004, 0.0063),
+    *(0.01, 0.016, 0.025, 0.04, 0.063, 0.1, 0.16, 0.25, 0.4, 0.63, 1.0, 1.6, 2.5, 4.0, 6.3),
+    *(10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0),
+)
+#: Those that exporters hand on: each is a series of its own for each group.
+EXPORTED_BOUNDS = (
+    *(0.0001, 0.00025, 0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5),
+    *(10.0, 30.0, 60.0, 300.0, 1800.0),
 )
 _CLASSES = len(BOUNDS) + 1
 
 # Where what stands in the list of one group's figures.
 CONTENDED, TIMED_OUT, REFUSED, LOST, COMPUTED, FAILED, SHARED, STALE, REFRESH_FAILED = range(9)
-# A distribution is the sum in microseconds, then the classes.
-WAITS, HOLDS, COMPUTING = (9 + n * (1 + _CLASSES) for n in range(3))
-STOOD_IN = 9 + 3 * (1 + _CLASSES)
+# A distribution is the sum in microseconds, the largest in microseconds, then the classes.
+WAITS, HOLDS, COMPUTING = (9 + n * (2 + _CLASSES) for n in range(3))
+STOOD_IN = 9 + 3 * (2 + _CLASSES)
 WITHOUT_REDIS = STOOD_IN + 1
-_LENGTH = WITHOUT_REDIS + 1
+CRASHED = WITHOUT_REDIS + 1
+_LENGTH = CRASHED + 1
+_LARGEST = frozenset(place + 1 for place in (WAITS, HOLDS, COMPUTING))
+
+#: Below so many samples the quantiles near 1 say nothing.
+LEAST_SAMPLES = 20
 
 
 class Period(NamedTuple):
@@ -49,25 +61,33 @@ def new() -> list[int]:
 
 def observe(figures: list[int], distribution: int, seconds: float) -> None:
     """Count one more wait, hold or computation of so many seconds."""
-    figures[distribution] += int(seconds * 1e6)
-    figures[distribution + 1 + bisect_left(BOUNDS, seconds)] += 1
+    microseconds = int(seconds * 1e6)
+    figures[distribution] += microseconds
+    figures[distribution + 1] = max(figures[distribution + 1], microseconds)
+    figures[distribution + 2 + bisect_left(BOUNDS, seconds)] += 1
 
 
 def add(figures: list[int], more: Iterable[int]) -> None:
     """Add ``more`` figures to ``figures``."""
     for place, number in enumerate(more):
         if number and place < _LENGTH:
-            figures[place] += number
+            if place in _LARGEST:
+                figures[place] = max(figures[place], number)
+            else:
+                figures[place] += number
 
 
 def pack(figures: list[int]) -> bytes:
-    """As Redis keeps them."""
-    return b" ".join(b"%d" % number for number in figures)
+    """As Redis keeps them: of those that are marked the largest counts, not the sum."""
+    return b" ".join(
+        b"m%d" % number if place in _LARGEST else b"%d" % number
+        for place, number in enumerate(figures)
+    )
 
 
 def unpack(kept: bytes) -> list[int]:
     """What ``pack`` made."""
-    return [int(number) for number in kept.split()]
+    return [int(number.lstrip(b"m")) for number in kept.split()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +97,17 @@ class Distribution:
     Attributes:
         counts: how often, in each class; the classes end at ``BOUNDS``, the last has no end.
         seconds: all of it together.
+        largest: the longest, in seconds; ``inf`` where that is not known.
     """
 
     counts: tuple[int, ...]
     seconds: float
+    largest: float = math.inf
 
     @classmethod
     def at(cls, figures: list[int], place: int) -> Distribution:
-        classes = figures[place + 1 : place + 1 + _CLASSES]
-        return cls(tuple(classes), figures[place] / 1e6)
+        classes = figures[place + 2 : place + 2 + _CLASSES]
+        return cls(tuple(classes), figures[place] / 1e6, figures[place + 1] / 1e6)
 
     @property
     def count(self) -> int:
@@ -98,7 +120,8 @@ class Distribution:
 
     def quantile(self, share: float) -> float | None:
         """Seconds which ``share`` (0 to 1) of all took at most, None if it never happened. As exact
-        as the classes; what took longer than the last bound counts as that bound."""
+        as the classes, and never above the largest; what took longer than the last bound counts as
+        that bound."""
         if not self.count:
             return None
         wanted, lower, before = share * self.count, 0.0, 0
@@ -106,9 +129,15 @@ class Distribution:
             self.counts, (*BOUNDS, BOUNDS[-1]), accumulate(self.counts), strict=True
         ):
             if count and reached >= wanted:
-                return lower + (upper - lower) * max(0.0, wanted - before) / count
+                found = lower + (upper - lower) * max(0.0, wanted - before) / count
+                return min(found, self.largest)
             lower, before = upper, reached
-        return BOUNDS[-1]
+        return min(BOUNDS[-1], self.largest)
+
+    @property
+    def p95(self) -> float | None:
+        """Seconds which 95 % of all took at most; None if there were fewer than LEAST_SAMPLES."""
+        return self.quantile(0.95) if self.count >= LEAST_SAMPLES else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +150,9 @@ class Summary:
         contended: acquisitions of a lock that was not free at once.
         timeouts: waits that ended without the lock.
         refused: tries that found the lock taken and did not want to wait.
-        lost: locks that ended before their holders released them.
+        lost: locks that ended before their holders released them, and these noticed it.
+        crashed: holders that were gone when their lock's lifetime was over: their process had
+            died, or was cut off.
         stood_in: locks taken without Redis while it was away (ON_REDIS_DOWN); no acquisitions.
         waits: how long the acquisitions waited.
         holds: how long locks were held.
@@ -141,6 +172,7 @@ class Summary:
     timeouts: int
     refused: int
     lost: int
+    crashed: int
     stood_in: int
     waits: Distribution
     holds: Distribution
@@ -159,7 +191,7 @@ class Summary:
         total = new()
         for figures in buckets:
             add(total, figures)
-        over_time = tuple(sum(b[WAITS + 1 : WAITS + 1 + _CLASSES]) for b in buckets)
+        over_time = tuple(sum(b[WAITS + 2 : WAITS + 2 + _CLASSES]) for b in buckets)
         return cls(
             group=group,
             period=period,
@@ -167,6 +199,7 @@ class Summary:
             timeouts=total[TIMED_OUT],
             refused=total[REFUSED],
             lost=total[LOST],
+            crashed=total[CRASHED],
             stood_in=total[STOOD_IN],
             waits=Distribution.at(total, WAITS),
             holds=Distribution.at(total, HOLDS),
@@ -201,10 +234,18 @@ class Summary:
 
     @property
     def p95_wait(self) -> float | None:
-        """Seconds within which 95 % of the acquisitions had the lock; None if there were none."""
-        return self.waits.quantile(0.95)
+        """Seconds within which 95 % of the acquisitions had the lock; None if there were fewer
+        than LEAST_SAMPLES."""
+        return self.waits.p95
 
     @property
     def events(self) -> int:
         """How much happened in all."""
-        return self.attempts + self.stood_in + self.computations.count + self.saved
+        return (
+            self.attempts
+            + self.lost
+            + self.crashed
+            + self.stood_in
+            + self.computations.count
+            + self.saved
+        )

@@ -49,8 +49,8 @@ def check(page: Any) -> None:
 
 def test_something_serious_would_be_found(open_page: Open) -> None:
     page = open_page()
-    page.evaluate("() => document.querySelector('label[for=searchbar]').remove()")
-    with pytest.raises(AssertionError, match="label"):
+    page.evaluate("() => document.querySelector('label[for=filter-status]').remove()")
+    with pytest.raises(AssertionError, match="select-name"):
         check(page)
 
 

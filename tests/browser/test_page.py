@@ -102,10 +102,10 @@ def test_a_lock_released_elsewhere_vanishes_and_a_new_one_comes(
 def test_the_first_lock_and_the_last(open_page: Open) -> None:
     page = open_page()
     expect(page.get_by_text("No lock is held at the moment.")).to_be_visible()
-    expect(page.get_by_role("button", name="Release")).to_be_hidden()
+    expect(page.get_by_role("button", name="Release").first).to_be_hidden()
     lock = hold("a")
     expect(row(page, "a")).to_be_visible()
-    expect(page.get_by_role("button", name="Release")).to_be_visible()
+    expect(page.get_by_role("button", name="Release").first).to_be_visible()
     lock.release()
     expect(page.get_by_text("No lock is held at the moment.")).to_be_visible()
     expect(page.locator("#result_list")).to_be_hidden()
@@ -177,7 +177,7 @@ def test_the_focus_stays_nearby_when_its_row_goes(open_page: Open, client: redis
     page.get_by_role("link", name="b", exact=True).focus()
     locks[1].release()
     expect(row(page, "b")).to_have_count(0)
-    assert page.evaluate("() => document.activeElement.closest('tr').innerText").startswith("\tc")
+    assert page.evaluate("() => document.activeElement.closest('tr').innerText").split()[1] == "c"
 
 
 def test_it_can_be_paused(open_page: Open, client: redis.Redis) -> None:
@@ -274,7 +274,7 @@ def test_redis_goes_and_comes_back(
         expect(here.get_by_role("listitem")).to_contain_text(["nightly"])
         # Nothing is listed, so there is nothing to release, on a phone either.
         page.set_viewport_size({"width": 390, "height": 800})
-        expect(page.get_by_role("button", name="Release the selected")).to_be_hidden()
+        expect(page.get_by_role("button", name="Release the selected").first).to_be_hidden()
         own_server.start()
         expect(page.locator(".errornote")).to_have_count(0)
         expect(here).to_be_hidden()
@@ -292,7 +292,7 @@ def test_an_operator_who_was_paged(open_page: Open, client: redis.Redis) -> None
     silence(client, lock.keys.lock, 200)
     with queued("nightly-report"):
         page = open_page()
-        expect(row(page, "nightly-report")).to_contain_text("batch-3, process 4711")
+        expect(row(page, "nightly-report")).to_contain_text("batch-3:4711")
         expect(row(page, "nightly-report")).to_contain_text("silent for 3 min")
         page.get_by_role("link", name="nightly-report").click()
         expect(page.get_by_text("stopped, cut off from Redis, or dead")).to_be_visible()
@@ -317,7 +317,7 @@ def test_a_selection_is_released(open_page: Open, client: redis.Redis) -> None:
     page = open_page(f"{PAGE}?o=lock")
     for name in "ac":
         page.get_by_role("checkbox", name=f"Select {name}", exact=True).check()
-    page.get_by_role("button", name="Release the selected").click()
+    page.get_by_role("button", name="Release the selected").first.click()
     expect(page.locator(".to-release > li")).to_have_count(2)
     page.get_by_role("button", name="Release").click()
     expect(page.locator(".messagelist li")).to_have_count(2)
@@ -340,9 +340,9 @@ def test_one_may_think_better_of_it(open_page: Open, client: redis.Redis) -> Non
     lock = named(hold("a"), client)
     page = open_page(f"{PAGE}?q=a")
     page.get_by_role("checkbox", name="Select a", exact=True).check()
-    page.get_by_role("button", name="Release the selected").click()
+    page.get_by_role("button", name="Release the selected").first.click()
     page.get_by_role("link", name="No, take me back").click()
-    expect(page.get_by_label("Name")).to_have_value("a")
+    expect(page.get_by_label("Search")).to_have_value("a")
     assert lock.owned()
 
 
@@ -421,7 +421,7 @@ def test_without_javascript(open_page: Open, client: redis.Redis) -> None:
     page.get_by_role("link", name="Reload").click()
     expect(page.get_by_role("link", name="later")).to_be_visible()
     other.release()
-    page.get_by_label("Name").fill("NIGHTLY")
+    page.get_by_label("Search").fill("NIGHTLY")
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page.locator("#result_list tbody tr")).to_have_count(1)
     page.get_by_role("link", name="nightly-report").click()
@@ -456,12 +456,13 @@ def test_who_may_only_look(open_page: Open, client: redis.Redis) -> None:
 
 def test_five_hundred_locks(open_page: Open, client: redis.Redis) -> None:
     locks = [hold(f"lock-{number:03}", timeout=300) for number in range(500)]
-    page = open_page(f"{PAGE}?o=lock")
-    assert page.locator("#result_list tbody tr").count() == 500
+    page = open_page(f"{PAGE}?o=lock&p=3")
+    assert page.locator("#result_list tbody tr").count() == 100
+    expect(page.locator(".summary")).to_contain_text("500 held")
     page.get_by_role("link", name="lock-250").scroll_into_view_if_needed()
-    for lock in locks[:100]:
+    for lock in locks[260:]:
         lock.release()
-    expect(page.locator("#result_list tbody tr")).to_have_count(400)
+    expect(page.locator("#result_list tbody tr")).to_have_count(60)
     expect(page.get_by_role("link", name="lock-250")).to_be_in_viewport()
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from html import unescape
@@ -43,7 +44,6 @@ pytestmark = pytest.mark.django_db
 
 PAGE = "/admin/django_redis_lock/heldlock/"
 OURS = "django_redis_lock.cache.RedisCache"
-COLUMNS = ("lock", "holder", "held", "left", "waiting", "renewals", "fence", "cache")
 
 
 def hold(name: str, alias: str = "default", **options: Any) -> Lock:
@@ -60,14 +60,16 @@ def text_of(response: HttpResponse) -> str:
 
 
 def rows_of(response: HttpResponse) -> list[dict[str, str]]:
-    """The cells of the table's body, by the columns' names."""
-    body = response.content.decode().partition("<tbody")[2].partition("</tbody>")[0]
+    """The cells of the table's body, by the columns' names: the first class of each."""
+    table = response.content.decode().partition('<table id="result_list"')[2]
+    body = table.partition("<tbody")[2].partition("</tbody>")[0]
     body = re.sub(r"<template>.*?</template>", "", body, flags=re.S)
-    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in body.split("<tr")[1:]]
-    texts = [
-        [" ".join(unescape(re.sub(r"<[^>]*>", " ", cell)).split()) for cell in row] for row in cells
-    ]
-    return [dict(zip(COLUMNS, row[-len(COLUMNS) :], strict=True)) for row in texts]
+    cell = r'<t[hd][^>]* class="(\w+)[^>]*>(.*?)</t[hd]>'
+    rows = []
+    for row in body.split("<tr")[1:]:
+        texts = {name: re.sub(r"<[^>]*>", " ", held) for name, held in re.findall(cell, row, re.S)}
+        rows.append({name: " ".join(unescape(text).split()) for name, text in texts.items()})
+    return rows
 
 
 @pytest.fixture
@@ -116,13 +118,12 @@ def test_what_it_says_of_a_lock(admin_client: Client, client: redis.Redis) -> No
     (row,) = rows_of(admin_client.get(PAGE))
     assert row.pop("left").startswith("59 min")
     assert row == {
-        "lock": "report the nightly report",
-        "holder": "web-1, process 4711, thread Worker-2 alive",
+        "action": "",
+        "status": "alive",
+        "name": "report the nightly report",
+        "holder": "web-1:4711 Worker-2",
         "held": "2 h 0 min",
         "waiting": "1",
-        "renewals": "0",
-        "fence": str(lock.fence),
-        "cache": "default",
     }
 
 
@@ -155,7 +156,7 @@ def test_all_caches_that_can_lock_are_listed(
     hold("a")
     hold("b", "second")
     rows = rows_of(admin_client.get(PAGE))
-    assert sorted((row["lock"], row["cache"]) for row in rows) == [
+    assert sorted((row["name"], row["cache"]) for row in rows) == [
         ("a", "default"),
         ("b", "second"),
     ]
@@ -168,11 +169,11 @@ def test_pages(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     for page in (1, 2, 3):
         rows = rows_of(response := admin_client.get(PAGE, {"o": "lock", "p": page}))
-        seen += [row["lock"] for row in rows]
+        seen += [row["name"] for row in rows]
         assert "5 locks" in text_of(response)
     assert seen == list("01234")
     beyond = admin_client.get(PAGE, {"o": "lock", "p": 9})
-    assert [row["lock"] for row in rows_of(beyond)] == ["4"]
+    assert [row["name"] for row in rows_of(beyond)] == ["4"]
     assert 'href="?o=lock&amp;p=2"' in beyond.content.decode()
 
 
@@ -192,6 +193,11 @@ def test_it_says_when_it_shows_a_part(
     [
         ({"q": "REPORT"}, ["nightly-report"]),
         ({"q": "lock:"}, []),
+        ({"q": "NEW books"}, ["import"]),
+        ({"q": "web-9:77"}, ["import"]),
+        ({"status": "silent"}, ["import"]),
+        ({"status": "expiring"}, []),
+        ({"age": "60"}, ["import"]),
         ({"kind": "lock"}, ["import", "nightly-report"]),
         ({"kind": "flight"}, []),
         ({"using": "default"}, ["import", "nightly-report"]),
@@ -202,11 +208,20 @@ def test_it_says_when_it_shows_a_part(
     ],
     ids=str,
 )
-def test_search_and_filters(admin_client: Client, query: Any, found: list[str]) -> None:
+def test_search_and_filters(
+    admin_client: Client, client: redis.Redis, query: Any, found: list[str]
+) -> None:
     hold("nightly-report")
-    hold("import")
+    keys = hold("import", label="new books", timeout=600).keys
+    until(lambda: client.exists(keys.owner))
+    client.hset(keys.owner, mapping={"host": "web-9", "pid": 77, "since": f"{time.time() - 100}"})
+    silence(client, keys.lock, 300)
+    client.zadd(keys.waiters, {"a waiter": (int(client.time()[0]) + 60) * 1000})
     response = admin_client.get(PAGE, query)
-    assert sorted(row["lock"] for row in rows_of(response)) == found
+    # Whatever is left of them, the line on top says what there is.
+    if query.get("kind") != "flight":
+        assert "2 held · 1 silent · 1 waiting · oldest 1 min" in text_of(response)
+    assert sorted(row["name"].split()[0] for row in rows_of(response)) == found
     if not found:
         assert "Nothing that is held now matches." in text_of(response)
 
@@ -218,7 +233,7 @@ def test_sorting(admin_client: Client, order: str, names: str) -> None:
     for name, timeout in (("a", 60), ("b", 30), ("c", None)):
         hold(name, timeout=timeout)
     response = admin_client.get(PAGE, {"o": order})
-    assert [row["lock"] for row in rows_of(response)] == list(names)
+    assert [row["name"] for row in rows_of(response)] == list(names)
     wanted = "descending" if order.startswith("-") else "ascending"
     assert f'aria-sort="{wanted}"' in response.content.decode()
 
@@ -229,7 +244,7 @@ def test_locks_outside_the_caches_are_shown_with_their_whole_key(
     hold("inside")
     assert caches["default"].lock("older", version=7).acquire(blocking=False)
     assert Lock(client, "bare", 30).acquire(blocking=False)
-    locks = sorted(row["lock"] for row in rows_of(admin_client.get(PAGE)))
+    locks = sorted(row["name"] for row in rows_of(admin_client.get(PAGE)))
     assert locks == [":7:lock:older whole key", "bare whole key", "inside"]
 
 
@@ -244,10 +259,10 @@ def test_caches_that_share_a_database_list_each_lock_once(
     hold("two", "site")
     assert Lock(client, "bare", 30).acquire(blocking=False)
     rows = rows_of(admin_client.get(PAGE))
-    found = sorted((row["lock"], row["cache"]) for row in rows)
+    found = sorted((row["name"], row["cache"]) for row in rows)
     assert found == [("bare whole key", "default"), ("one", "default"), ("two", "site")]
     only = rows_of(admin_client.get(PAGE, {"using": "site"}))
-    assert [row["lock"] for row in only] == ["two"]
+    assert [row["name"] for row in only] == ["two"]
 
 
 def test_a_running_computation_is_listed(admin_client: Client) -> None:
@@ -257,7 +272,7 @@ def test_a_running_computation_is_listed(admin_client: Client) -> None:
     leader.start()
     until(lambda: rows_of(admin_client.get(PAGE)))
     (row,) = rows_of(admin_client.get(PAGE, {"kind": "flight"}))
-    assert row["lock"] == "report computation"
+    assert row["name"] == "report computation"
     assert rows_of(admin_client.get(PAGE, {"kind": "lock"})) == []
     done.set()
     leader.join()
@@ -266,7 +281,8 @@ def test_a_running_computation_is_listed(admin_client: Client) -> None:
 def test_a_lock_that_rests(admin_client: Client) -> None:
     hold("a", min_hold=20).release()
     (row,) = rows_of(admin_client.get(PAGE))
-    assert row["holder"] == "released; it stays taken until its min_hold is over"
+    assert (row["status"], row["holder"]) == ("resting", "-")
+    assert "it stays taken until its min_hold" in text_of(admin_client.get(page_of(admin_client)))
 
 
 def test_a_holder_that_is_silent(admin_client: Client, client: redis.Redis) -> None:
@@ -275,7 +291,19 @@ def test_a_holder_that_is_silent(admin_client: Client, client: redis.Redis) -> N
     until(lambda: client.exists(keys.owner))
     silence(client, keys.lock, 130)
     (row,) = rows_of(admin_client.get(PAGE))
-    assert "silent for 2 min 10 s" in row["holder"]
+    assert "silent for 2 min 10 s" in row["status"]
+
+
+def test_the_most_urgent_come_first(admin_client: Client, client: redis.Redis) -> None:
+    """Silent ones, then those that end soon and are not renewed."""
+    keys = {name: hold(name, timeout=60).keys for name in ("well", "ends", "silent")}
+    for of in keys.values():
+        until(lambda of=of: client.exists(of.owner))
+    client.pexpire(keys["ends"].lock, 9000)
+    silence(client, keys["silent"].lock, 200)
+    rows = [(row["name"], row["status"]) for row in rows_of(admin_client.get(PAGE))]
+    assert [name for name, _ in rows] == ["silent", "ends", "well"]
+    assert [status for _, status in rows[1:]] == ["expiring", "alive"]
 
 
 # -- what its script asks for ------------------------------------------------------------------
@@ -351,8 +379,10 @@ def test_the_page_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
     text = text_of(response := admin_client.get(page_of(admin_client)))
     assert text.index("the nightly report") < text.index("web-1, process 8, thread First")
     assert text.index("thread First") < text.index("web-2, process 7, thread Second")
-    assert "lost not known (x) , held for 1 min 15 s it expired" in text
+    assert "lost held for 1 min 15 s by not known (x) it expired" in text
     assert "(one is due every 20 min 0 s)" in text
+    assert "Key in Redis :1:lock:report" in text
+    assert re.search(r"since \d\d:\d\d:\d\d UTC", text)
     assert lock.local.token not in response.content
 
 
@@ -422,15 +452,15 @@ def test_names_and_labels_cannot_inject_anything(admin_client: Client) -> None:
     assert "<script>alert" not in content
     assert "<img src=x" not in content
     (row,) = rows_of(response)
-    assert r"<script>alert('name')</script>\nsecond line\u202e" in row["lock"]
-    assert "<img src=x onerror=alert(1)>" in row["lock"]
+    assert r"<script>alert('name')</script>\nsecond line\u202e" in row["name"]
+    assert "<img src=x onerror=alert(1)>" in row["name"]
 
 
 def test_a_very_long_name_is_cut(admin_client: Client) -> None:
     hold("x" * 100_000)
     (row,) = rows_of(admin_client.get(PAGE))
-    assert len(row["lock"]) == 200
-    assert row["lock"].endswith("x…")
+    assert len(row["name"]) == 200
+    assert row["name"].endswith("x…")
 
 
 def test_it_works_under_a_strict_content_security_policy(admin_client: Client) -> None:

@@ -19,6 +19,7 @@ from django.test import Client
 from django_redis_lock import Lock
 from django_redis_lock.locking.inspection import inspect
 from django_redis_lock.locking.keys import lock_keys
+from tests.held import silence
 from tests.integration.test_admin import OURS, PAGE, hold, rows_of, text_of
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -74,6 +75,12 @@ def test_it_is_asked_first(admin_client: Client, client: redis.Redis) -> None:
     assert "Nobody waits for it, so it is free." in text
     assert "two are at work at the same time" in text
     assert "is told within 20 s" in text
+    assert f"Still running: stop it first, “kill -TERM {owner.pid}” on {owner.host}." in text
+    assert 'value="Release 1 lock"' in response.content.decode()
+    silence(client, lock.keys.lock, 236)
+    text = text_of(admin_client.post(RELEASE, {"selected": choice}))
+    assert "No heartbeat for 3 min 5" in text
+    assert "kill -TERM" not in text
     assert lock.owned()
     assert lock.local.token not in response.content
     assert choice in response.content.decode()
@@ -105,7 +112,7 @@ def test_nothing_is_left_to_release(admin_client: Client) -> None:
     chosen = choices(admin_client)
     lock.release()
     response = admin_client.post(RELEASE, {"selected": chosen})
-    assert 'type="submit" value="Release"' not in response.content.decode()
+    assert 'type="submit"' not in response.content.decode().partition("<main")[2]
 
 
 def test_nothing_was_selected(admin_client: Client) -> None:
@@ -125,19 +132,27 @@ def test_it_is_released_and_kept_in_the_log(
     assert owner is not None
     (choice,) = choices(admin_client)
     with caplog.at_level(logging.WARNING, "django_redis_lock.admin"):
-        response = confirm(admin_client, choice)
+        response = confirm(admin_client, choice, reason="it hangs")
     assert not lock.locked()
     assert "“report” is released." in said(admin_client, response)
     holder = f"{owner.host}, process {owner.pid}, thread {owner.thread}, the nightly report"
     (entry,) = LogEntry.objects.all()
     assert (entry.user, entry.object_repr) == (admin_user, "report")
-    assert entry.change_message == f"Released. The holder was {holder} ({owner.id})."
+    by_force = f"Released by force. The holder was {holder} ({owner.id})."
+    assert entry.change_message == f"{by_force} Reason: it hangs"
+    for page in (f"{PAGE}history/", response["Location"].replace("/change/", "/history/")):
+        history = text_of(admin_client.get(page))
+        assert f"admin report {entry.change_message}" in history
+    events = text_of(admin_client.get(response["Location"]))
+    assert re.search(
+        rf"released by force by admin \(admin\): it hangs held for .+ by {owner.host}:", events
+    )
     assert entry.get_admin_url() == response["Location"]
     assert lock.local.token.decode() not in entry.change_message
-    assert "admin has released the lock :1:lock:report" in caplog.text
+    assert "Lock :1:lock:report released by force by admin (admin): it hangs" in caplog.text
     assert owner.id in caplog.text
     (event,) = (e for e in inspect(client, lock.keys.lock).events if e.what == "reset")
-    assert (event.id, event.note) == (owner.id, "admin")
+    assert (event.id, event.note) == (owner.id, "admin (admin): it hangs")
 
 
 def test_who_waits_has_it_at_once_and_the_holder_is_told(
@@ -190,7 +205,7 @@ def test_a_selection(admin_client: Client) -> None:
     by_name = {r["name"]: r["choice"] for r in admin_client.get(f"{PAGE}state/").json()["rows"]}
     response = confirm(admin_client, by_name["a"], by_name["c"], by_name["a"], address="o=lock&p=1")
     assert response["Location"] == f"{PAGE}?o=lock"
-    assert [row["lock"] for row in rows_of(admin_client.get(PAGE))] == ["b"]
+    assert [row["name"] for row in rows_of(admin_client.get(PAGE))] == ["b"]
     assert LogEntry.objects.count() == 2
 
 

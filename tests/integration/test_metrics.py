@@ -63,7 +63,7 @@ def test_a_lock(cache: RedisCache, period: str) -> None:
     assert found.holds.count == 4
     assert found.average_wait is not None
     assert 0 < found.average_wait < 60
-    assert found.p95_wait is not None
+    assert found.p95_wait is None  # Of so few.
     assert found.acquisitions_over_time[-2:] in {(0, 4), (1, 3), (2, 2), (3, 1), (4, 0)}
     assert len(found.acquisitions_over_time) == {"hour": 13, "day": 25}[period]
 
@@ -352,7 +352,7 @@ def test_a_full_hour_takes_little_room(cache: RedisCache, client: redis.Redis) -
         call = writing.writing({Owner(server, "", f"group-{number:03}" + "x" * 50): counted})
         run(cache._lock_client(), call)
     assert client.memory_usage(FIGURES["hour"], samples=0) < writing.MOST_GROUPS * 1500
-    assert summary().acquisitions == 250 * 10**6 * 21
+    assert summary().acquisitions == 250 * 10**6 * (len(figures.BOUNDS) + 1)
 
 
 def test_large_numbers_add_up_exactly(cache: RedisCache) -> None:

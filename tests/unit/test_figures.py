@@ -39,7 +39,7 @@ def test_figures_of_a_version_with_more_of_them_can_be_read() -> None:
 
 
 def test_a_class_ends_at_its_bound() -> None:
-    counts = distribution(0.0, 0.0001, 0.00011, 1800.0, 1800.1, 1e6).counts
+    counts = distribution(0.0, 0.0001, 0.00011, 3600.0, 3600.1, 1e6).counts
     assert counts[0] == 2
     assert counts[1] == 1
     assert counts[-2:] == (1, 2)
@@ -65,6 +65,23 @@ def test_a_quantile_lies_in_the_class_of_the_true_one(share: float) -> None:
     upper = next(bound for bound in BOUNDS if bound >= true)
     lower = max((bound for bound in BOUNDS if bound < true), default=0.0)
     assert lower <= found <= upper
+
+
+@pytest.mark.parametrize("longest", [0.0021, 31.0, 5000.0])
+def test_no_quantile_is_above_the_longest(longest: float) -> None:
+    kept = figures.new()
+    for _ in range(30):
+        figures.observe(kept, figures.HOLDS, longest)
+    read = figures.unpack(figures.pack(kept))
+    found = Distribution.at(read, figures.HOLDS)
+    assert (found.p95, found.largest) == (min(longest, BOUNDS[-1]), longest)
+    figures.add(read, kept)  # Of another process: the longest is no sum.
+    assert Distribution.at(read, figures.HOLDS).largest == longest
+
+
+def test_of_few_samples_95_percent_are_not_claimed() -> None:
+    assert distribution(*[1.0] * 19).p95 is None
+    assert distribution(*[1.0] * 20).p95 is not None
 
 
 def test_what_took_longer_than_all_classes_counts_as_the_last_bound() -> None:
@@ -152,8 +169,8 @@ def test_all_of_a_chart_is_inside_it(chart: str) -> None:
 def test_a_bar_says_what_it_stands_for() -> None:
     svg = ET.fromstring(histogram_svg(distribution(0.002, 0.002, 0.02), "Held"))
     said = [title.text for group in svg.iter(f"{SVG}g") for title in group.iter(f"{SVG}title")]
-    assert "1 ms – 2.5 ms: 2" in said
-    assert "10 ms – 25 ms: 1" in said
+    assert "1.6 ms – 2.5 ms: 2" in said
+    assert "16 ms – 25 ms: 1" in said
     heights = [float(r.get("height") or 0) for r in svg.iter(f"{SVG}rect") if is_bar(r)]
     assert sorted(heights)[-2:] == [max(heights) / 2, max(heights)]
 

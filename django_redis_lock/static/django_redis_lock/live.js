@@ -3,17 +3,19 @@
    The page says what belongs where, and this script only fills it in:
      data-live         address of the page's data; beside it, in data-*, the texts for this script
      data-each="rows"  one child for each entry, made from the <template> in it; data-id tells them apart
-     data-text="name"  its text            data-href, data-value, data-aria, data-mark  an attribute
+     data-text="name"  its text            data-href, data-value, data-aria, data-mark, data-title  an attribute
+     data-html="name"  its content, which the site has made as a page of its own is made
      data-if="name"    hidden if there is no such thing; data-unless: if there is
      data-up, data-down="held"  seconds that run on from data-at   data-run, data-max  those of a <progress>
 
-   Everything is set as text, never as HTML. */
+   Everything else is set as text, never as HTML. */
 "use strict";
 
 (() => {
   const page = document.querySelector("[data-live]");
   if (!page) return;
   const patterns = JSON.parse(page.dataset.durations);
+  const written = new WeakMap(); // Element: the HTML last set.
   const started = new WeakMap(); // Element: when its data-at was right.
   let loadedAt = performance.now();
 
@@ -84,12 +86,22 @@
     if (wants.value && wants.value in data) element.value = data[wants.value];
     if (wants.aria) set(element, "aria-label", data[wants.aria]);
     if (wants.mark) set(element, "data-is", data[wants.mark]);
+    if (wants.title) set(element, "title", data[wants.title]);
     if (wants.if && wants.if in data) element.hidden = !there(data[wants.if]);
     if (wants.unless && wants.unless in data) element.hidden = there(data[wants.unless]);
   }
 
+  // Not while somebody is in it: a link that is replaced loses the focus.
+  function fillHtml(element, html) {
+    if (html === undefined || html === written.get(element) || element.contains(document.activeElement)) return;
+    written.set(element, html);
+    const made = new DOMParser().parseFromString(html, "text/html");
+    element.replaceChildren(...[...made.body.childNodes].map((node) => document.adoptNode(node)));
+  }
+
   function fill(element, data) {
     fillOne(element, data);
+    if (element.dataset.html) return fillHtml(element, data[element.dataset.html]);
     for (const child of element.children) {
       if (child.tagName === "TEMPLATE") continue;
       if (child.dataset.each) {
@@ -161,12 +173,21 @@
     if (!paused && !over && !document.hidden) timer = setTimeout(ask, every);
   }
 
+  // What is below the window is asked for when it comes into sight.
+  function wanted() {
+    const address = new URL(page.dataset.live, location);
+    for (const element of page.querySelectorAll("[data-html]")) {
+      if (element.getBoundingClientRect().top < innerHeight) address.searchParams.set(element.dataset.html, "1");
+    }
+    return address;
+  }
+
   async function ask() {
     if (asking || over) return;
     asking = new AbortController();
     const patience = setTimeout(() => asking.abort(), Math.max(20000, 2 * every));
     try {
-      const answer = await fetch(page.dataset.live, {
+      const answer = await fetch(wanted(), {
         headers: { Accept: "application/json" },
         redirect: "manual",
         signal: asking.signal,
@@ -197,6 +218,7 @@
 
   const pause = page.querySelector("[data-pause]");
   pause.hidden = false;
+  page.querySelector("[data-pace]").hidden = false;
   pause.addEventListener("click", () => {
     paused = !paused;
     pause.setAttribute("aria-pressed", String(paused));

@@ -1,0 +1,133 @@
+"""The pictures of the admin pages in docs/images: ``make pictures``.
+
+Run as tests, so that they have a server and a browser; what they assert is in the other modules.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+
+from django_redis_lock import Lock, metrics
+from django_redis_lock.locking.calls import run
+from django_redis_lock.locking.chronicle import note_call
+from django_redis_lock.locking.owner import Owner
+from tests.browser.conftest import PAGE, Open
+from tests.browser.test_page import named, queued
+from tests.held import silence
+from tests.integration.test_admin import hold
+
+FOLDER = Path(os.environ.get("PICTURES") or Path(__file__).parents[2] / "docs/images")
+WIDE = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+JOBS = (
+    *(("nightly-report", "Nightly report"), ("import-42", "Import of branch 42")),
+    *(("invoice-2031", ""), ("invoice-2032", ""), ("search-index", "Rebuild of the index")),
+    *(("newsletter", "September"), ("stock.sync", "")),
+)
+HOSTS = (("web-1", 4711), ("web-2", 3180), ("batch-1", 812))
+
+
+@pytest.fixture(autouse=True)
+def calm(refresh_every: Any, impatient: None) -> None:
+    """Nothing changes while the picture is taken."""
+    refresh_every(5)
+
+
+def staged(client: redis.Redis, number: int = len(JOBS)) -> dict[str, Lock]:
+    """Locks of several processes, one of them silent."""
+    names = [*JOBS, *((f"job-{n:04}", "") for n in range(len(JOBS), number))][:number]
+    locks = {name: hold(name, label=label, timeout=300) for name, label in names}
+    for place, (name, lock) in enumerate(locks.items()):
+        host, pid = HOSTS[place % len(HOSTS)]
+        owner = named(lock, client).keys.owner
+        client.hset(owner, mapping={"host": host, "pid": pid})
+        since = float(client.hget(owner, "since") or 0)
+        client.hset(owner, "since", f"{since - 17 * place - 43:.6f}")
+        if name == "import-42":
+            silence(client, lock.keys.lock, 236)
+            client.pexpire(lock.keys.lock, 64_000)
+            of = Owner("x", "web-1", 7, "T")
+            run(client, note_call(lock.keys.lock, "reset", of, "ops (admin)", 43))
+    return locks
+
+
+def take(page: Any, name: str, **options: Any) -> None:
+    page.wait_for_load_state("networkidle")
+    page.wait_for_function("() => document.fonts.status === 'loaded'")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=str(FOLDER / f"{name}.png"), animations="disabled", **options)
+
+
+def used(times: int = 24) -> None:
+    """Something to show in the figures."""
+    for number in range(times):
+        with caches["default"].lock("nightly-report"):
+            assert not caches["default"].lock("nightly-report").acquire(blocking=False)
+        caches["default"].lock(f"invoice-{number}").acquire()
+    caches["default"].get_or_set("dashboard", lambda: 1, 60)
+    metrics.flush()
+
+
+def test_list(open_page: Open, client: redis.Redis) -> None:
+    used(24)
+    for number in range(24):
+        caches["default"].lock(f"invoice-{number}").reset()
+    staged(client)
+    with queued("nightly-report"):
+        metrics.flush()
+        page = open_page(viewport=WIDE)
+        take(page, "admin-list", full_page=True)
+        page.emulate_media(color_scheme="dark")
+        take(page, "admin-list-dark", full_page=True)
+        page.emulate_media(color_scheme="light")
+        page.set_viewport_size(PHONE)
+        take(page, "admin-phone", full_page=True)
+
+
+def test_numbers(open_page: Open, client: redis.Redis) -> None:
+    for number in (0, 1, 30, 1000):
+        client.flushdb()
+        staged(client, number)
+        page = open_page(viewport=WIDE)
+        take(page, f"admin-{number}")
+        page.context.close()
+
+
+def test_one_lock(open_page: Open, client: redis.Redis) -> None:
+    staged(client)
+    with queued("import-42"):
+        page = open_page(viewport=WIDE)
+        page.get_by_role("link", name="import-42").click()
+        take(page, "admin-lock", full_page=True)
+        page.go_back()
+        for name in ("import-42", "nightly-report"):
+            page.get_by_role("checkbox", name=f"Select {name}").check()
+        page.get_by_role("button", name="Release the selected").first.click()
+        take(page, "admin-release", full_page=True)
+
+
+def test_processes(open_page: Open, client: redis.Redis) -> None:
+    locks = staged(client)
+    alive = (int(client.time()[0]) + 60) * 1000
+    for name, (host, pid) in (("nightly-report", HOSTS[1]), ("import-42", HOSTS[0])):
+        began = float(client.time()[0]) - 12
+        client.zadd(locks[name].keys.waiters, {f"1 {began} {pid} {host} MainThread": alive})
+    page = open_page(f"{PAGE}processes/", viewport=WIDE)
+    take(page, "admin-processes", full_page=True)
+
+
+def test_german(open_page: Open, client: redis.Redis, settings: Any) -> None:
+    """The longest words."""
+    settings.LANGUAGE_CODE = "de"
+    used()
+    for number in range(24):
+        caches["default"].lock(f"invoice-{number}").reset()
+    staged(client)
+    metrics.flush()
+    take(open_page(viewport=WIDE), "admin-list-de", full_page=True)
