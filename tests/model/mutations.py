@@ -60,6 +60,8 @@ TESTS = {
     ): (
         "test_lock_scripts.py",
         "test_script_model.py",
+        "test_companions.py",
+        "test_out_of_memory.py",
         "test_lock_model.py",
         "test_lock.py",
         "test_lock_redis_py.py",
