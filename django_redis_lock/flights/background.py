@@ -7,17 +7,17 @@ way when the process ends is abandoned: its flight runs out, and the stale value
 from __future__ import annotations
 
 import contextvars
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from ..locking.forks import after_fork
+from ..locking.notices import get_logger
 
 __all__ = ["Background"]
 
-logger = logging.getLogger("django_redis_lock.background")
+logger = get_logger("django_redis_lock.background")
 
 Work = Callable[[], object]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from ..locking.flight_scripts import END_FLIGHT, STORE
 from ..locking.hold import printable
 from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
+from ..locking.notices import get_logger
 from ..locking.renewal import Abandoned
 from ..locking.scripts import Call
 from ..locking.server import Server
@@ -20,7 +20,7 @@ from .steps import Producer, Run, Steps
 
 __all__ = ["NOTHING", "Landing", "Seen", "run_or_end"]
 
-logger = logging.getLogger("django_redis_lock.flights")
+logger = get_logger("django_redis_lock.flights")
 
 #: What was at a value's key when its flight began: digest and expiry, as the scripts give them.
 Seen = Sequence[bytes | str]

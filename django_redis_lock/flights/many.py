@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from ..locking.calls import is_outage
 from ..locking.flight_scripts import TAKE_FLIGHT, TAKE_OVER
 from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
+from ..locking.notices import get_logger
 from ..locking.scripts import Call
 from ..locking.server import Server
 from .aboard import Overtaken, being_computed, computing, overtake, token_for
@@ -37,7 +37,7 @@ from .telling import note_without_redis, tell_shared, told
 
 __all__ = ["Several"]
 
-logger = logging.getLogger("django_redis_lock.flights")
+logger = get_logger("django_redis_lock.flights")
 
 #: Gives the values of just the keys it is called with; one it leaves out has none.
 Produce = Callable[[list[bytes]], Any]

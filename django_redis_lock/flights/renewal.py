@@ -12,7 +12,7 @@ from ..locking.arguments import milliseconds
 from ..locking.flight_scripts import RENEW_FLIGHT
 from ..locking.keeper import Job, keeper
 from ..locking.keys import FLIGHTS, flight_key, flight_leader
-from ..locking.owner import Owner, fingerprint, hostname
+from ..locking.owner import Owner, encodable, fingerprint, hostname
 from ..locking.scripts import Call
 from ..locking.server import Server
 
@@ -43,7 +43,7 @@ class FlightRenewal(Job):
         self._keys = (flight_key(key), flight_leader(key), server.index_of(FLIGHTS, key))
         self.key, self.token = key, token
         self._args = (token, milliseconds(lifetime), key)
-        self._thread = threading.current_thread().name
+        self._thread = encodable(threading.current_thread().name)
         self._named = False
         self._renewals = 0
         super().__init__(server, self._began + min(lifetime / 3, DESCRIBE_AFTER))

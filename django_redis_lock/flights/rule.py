@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from ..locking.flight_scripts import READ, TAKE_FLIGHT, TAKE_OVER
 from ..locking.hold import printable
 from ..locking.keeper import keeper
 from ..locking.keys import flight_key, flight_stream
+from ..locking.notices import get_logger
 from ..locking.scripts import Call
 from ..locking.server import Server
 from .aboard import (
@@ -55,7 +55,7 @@ from .telling import note_without_redis, tell_refresh_failed, tell_shared, told
 
 __all__ = ["Flights"]
 
-logger = logging.getLogger("django_redis_lock.flights")
+logger = get_logger("django_redis_lock.flights")
 
 
 class Flights:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Iterator
@@ -12,13 +11,14 @@ from weakref import WeakKeyDictionary
 from ..locking import events
 from ..locking.events import Computed, Computing, RefreshFailed, Shared
 from ..locking.hold import printable
+from ..locking.notices import get_logger
 from ..locking.server import Server
 from .aboard import Overtaken
 from .steps import Producer
 
 __all__ = ["note_without_redis", "tell_refresh_failed", "tell_shared", "told"]
 
-logger = logging.getLogger("django_redis_lock.outage")
+logger = get_logger("django_redis_lock.outage")
 
 #: Seconds between two lines of the log about values computed without one server.
 LOG_PAUSE_SECONDS = 60.0

@@ -7,7 +7,6 @@ connection, and lose the grant that may be on it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from contextlib import suppress
@@ -24,6 +23,7 @@ from .grants import LAST_TRY, Granted, Request
 from .hold import printable
 from .keys import wake_key
 from .line import Place, join
+from .notices import get_logger
 from .packing import pack_words
 from .routes import ServerBusy
 from .server import server_of
@@ -31,7 +31,7 @@ from .waiting import FIRST_PAUSE, LONGEST_PAUSE
 
 __all__ = ["TaskPlace"]
 
-logger = logging.getLogger("django_redis_lock.waiting")
+logger = get_logger("django_redis_lock.waiting")
 
 
 class TaskPlace(Place[TaskLine]):

@@ -14,7 +14,6 @@ asks and tells it.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -26,10 +25,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from . import events
 from .events import ServerDown, ServerUp
 from .forks import free_after_fork
+from .notices import get_logger
 
 __all__ = ["Breaker", "Outage", "ServerAway", "limits"]
 
-logger = logging.getLogger("django_redis_lock.outage")
+logger = get_logger("django_redis_lock.outage")
 
 #: Seconds lost to a failed call from which on it counts, or the whole socket timeout if that is
 #: shorter. Who is less patient learns nothing about the server.

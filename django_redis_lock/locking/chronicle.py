@@ -11,7 +11,6 @@ takes the lock next finds it there, and whoever ran the script notes it. So does
 from __future__ import annotations
 
 import json
-import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +20,14 @@ from .hold import printable
 from .inventory_scripts import NOTE
 from .keeper import Job, keeper
 from .keys import LockKeys, events_key
+from .notices import get_logger
 from .owner import FAR, MOST_PID, Owner, bounded, fields_of
 from .scripts import Call
 from .server import Server
 
 __all__ = ["Event", "Note", "note_call", "note_vanished", "read_events"]
 
-logger = logging.getLogger("django_redis_lock.keeper")
+logger = get_logger("django_redis_lock.keeper")
 
 #: Events kept of each lock.
 MOST = 10

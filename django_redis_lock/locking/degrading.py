@@ -10,7 +10,6 @@ when Redis is back, and who took it in Redis goes on when Redis is gone.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -29,12 +28,13 @@ from .grants import Request, new_token
 from .handle import Handle
 from .hold import Hold, printable
 from .local import LocalLock
+from .notices import get_logger
 from .owner import Held, Owner
 from .server import Server, server_of
 
 __all__ = ["ON_REDIS_DOWN", "Degrading", "check_on_redis_down"]
 
-logger = logging.getLogger("django_redis_lock.outage")
+logger = get_logger("django_redis_lock.outage")
 
 #: What can be done.
 ON_REDIS_DOWN = ("raise", "local", "run")

@@ -1,7 +1,8 @@
 """What happens to locks and computations, told to whoever listens: metrics, signals, exporters.
 
-A listener is called with each event, in the thread or task in which it happens (``Lost`` mostly in
-the keeper's), so it must be quick and must not block. What it raises is logged and goes no further:
+A listener is called with each event, in the thread or task in which it happens, so it must be quick
+and must not block. What happens in the keeper's thread (``Lost`` mostly) it is told in a thread for
+that (``notices``). What it raises is logged and goes no further:
 no listener ever touches a lock. Without listeners no event is even made; whoever has something to
 tell looks first::
 
@@ -13,12 +14,13 @@ An event is any named tuple; a listener passes over those it does not know.
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
+
+from .notices import get_logger, in_keeper, later
 
 __all__ = [
     "Acquired",
@@ -42,7 +44,7 @@ __all__ = [
     "unlisten",
 ]
 
-logger = logging.getLogger("django_redis_lock.events")
+logger = get_logger("django_redis_lock.events")
 
 #: Seconds between two lines of the log about the same failing listener.
 PAUSE = 60.0
@@ -200,7 +202,11 @@ def unlisten(listener: Listener) -> None:
 
 
 def tell(event: Any) -> None:
-    """Call all listeners with ``event``. Raises nothing."""
+    """Call all listeners with ``event``: at once, or in the keeper's thread later, in another.
+    Raises nothing."""
+    if in_keeper():
+        later(partial(tell, event))
+        return
     for listener in listeners:
         try:
             listener(event)

@@ -23,7 +23,7 @@ from .arguments import milliseconds
 from .events import Subject
 from .forks import after_fork
 from .keys import LockKeys
-from .owner import hostname
+from .owner import encodable, hostname
 from .scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH, Call
 
 __all__ = [
@@ -76,7 +76,7 @@ _here = _Here()
 
 def _name_thread() -> bytes:
     thread = threading.current_thread().name
-    _here.name = f"{os.getpid()} {hostname()} {thread}".encode()
+    _here.name = encodable(f"{os.getpid()} {hostname()} {thread}").encode()
     return _here.name
 
 

@@ -8,7 +8,6 @@ lock's description says which key that is.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -24,13 +23,14 @@ from .hold import Hold
 from .inventory_scripts import HEARTBEAT, HEARTBEATS
 from .keeper import Job, keeper
 from .keys import process_key
+from .notices import get_logger
 from .owner import HEARTBEAT_EVERY, SILENT_AFTER, Owner, as_bytes, process_id
 from .scripts import Call
 from .server import Server, is_cluster
 
 __all__ = ["Heartbeat", "last_heartbeats", "question_about", "with_answer"]
 
-logger = logging.getLogger("django_redis_lock.keeper")
+logger = get_logger("django_redis_lock.keeper")
 
 #: Milliseconds for which a heartbeat is kept: as long as a dead holder's lock lives, within reason.
 DAY = 86_400_000

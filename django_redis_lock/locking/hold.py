@@ -7,7 +7,6 @@ reports itself lost, whatever the server says (invariant S5).
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -18,12 +17,13 @@ from typing import Any
 from . import events
 from .events import Lost, Subject
 from .keys import LockKeys
+from .notices import get_logger
 from .owner import Owner, encodable, fingerprint, hostname, process_id
 
 __all__ = ["Hold", "in_a_thread", "printable"]
 
-logger = logging.getLogger("django_redis_lock.lost")
-held_logger = logging.getLogger("django_redis_lock.held")
+logger = get_logger("django_redis_lock.lost")
+held_logger = get_logger("django_redis_lock.held")
 
 BROKEN = "on_lost failed: %r"
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import heapq
 import itertools
-import logging
 import math
 import threading
 import time
@@ -24,16 +23,18 @@ from contextlib import contextmanager, suppress
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from . import notices
 from .calls import OUTAGE
 from .forks import after_fork
 from .job import Job
+from .notices import get_logger
 from .packing import pack
 from .scripts import Call
 from .server import RawConnection, Server
 
 __all__ = ["Job", "Keeper", "keeper"]
 
-logger = logging.getLogger("django_redis_lock.keeper")
+logger = get_logger("django_redis_lock.keeper")
 
 #: Seconds without a job after which the thread ends.
 LINGER = 1.0
@@ -127,6 +128,7 @@ class Keeper:
             logger.warning("The keeper could not start, locks will not be renewed: %s", error)
 
     def _run(self) -> None:
+        notices.enter_keeper()
         batch: Sequence[Job] = ()
         while True:
             try:
@@ -268,6 +270,7 @@ def _begin_anew() -> None:
 
 def _finish() -> None:
     _keeper.finish()  # Not that of a parent process.
+    notices.finish(PATIENCE)
 
 
 atexit.register(_finish)

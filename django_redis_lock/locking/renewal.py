@@ -17,12 +17,13 @@ from .grants import new_token, release
 from .heartbeat import Heartbeat
 from .hold import Hold, printable
 from .keeper import Job, keeper
+from .notices import get_logger
 from .scripts import RENEW, Call
 from .server import Server
 
 __all__ = ["Abandoned", "Renewal", "Renewals"]
 
-logger = logging.getLogger("django_redis_lock.keeper")
+logger = get_logger("django_redis_lock.keeper")
 
 #: A lock held longer than this many seconds gets its holder's name written beside it. Shorter ones
 #: are gone before anybody could look, and the name would cost them a round trip.

@@ -13,10 +13,11 @@ from . import events
 from .events import Acquired, Lost, Released, Subject, TimedOut
 from .hold import Hold, printable
 from .keys import LockKeys
+from .notices import get_logger
 
 __all__ = ["Telling"]
 
-logger = logging.getLogger("django_redis_lock.lock")
+logger = get_logger("django_redis_lock.lock")
 
 
 class Telling:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -17,10 +16,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from .connections import Address, note_sent
 from .forks import free_after_fork
 from .node import Server
+from .notices import get_logger
 
 __all__ = ["Topology"]
 
-logger = logging.getLogger("django_redis_lock.topology")
+logger = get_logger("django_redis_lock.topology")
 
 #: Seconds one look may take in all.
 LOOK = 2.0

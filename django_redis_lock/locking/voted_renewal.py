@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any
 
 from .grants import new_token, release
 from .hold import printable
 from .keeper import keeper
+from .notices import get_logger
 from .quorum_scripts import VOTE
 from .renewal import Abandoned, Renewal
 from .scripts import Call
@@ -17,7 +17,7 @@ from .votes import VotedHold, drift
 
 __all__ = ["VotedRenewal"]
 
-logger = logging.getLogger("django_redis_lock.keeper")
+logger = get_logger("django_redis_lock.keeper")
 
 
 class VotedRenewal(Renewal):

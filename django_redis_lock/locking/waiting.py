@@ -10,7 +10,6 @@ a grant came first.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from contextlib import suppress
@@ -25,6 +24,7 @@ from .hold import printable
 from .keeper import keeper
 from .keys import wake_key
 from .line import Came, Place, join
+from .notices import get_logger
 from .pop import Farewell, Pop
 from .routes import ServerBusy
 from .server import RawConnection, server_of
@@ -32,7 +32,7 @@ from .thread_line import Extension, ThreadLine, ThreadTurn
 
 __all__ = ["ThreadPlace"]
 
-logger = logging.getLogger("django_redis_lock.waiting")
+logger = get_logger("django_redis_lock.waiting")
 
 #: Pauses between attempts to reach a server that is away, in seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0

@@ -23,6 +23,7 @@ from ..locking.forks import after_fork
 from ..locking.hold import printable
 from ..locking.keeper import Job, keeper
 from ..locking.keys import FIGURES
+from ..locking.notices import get_logger
 from ..locking.packing import pack as pack_call
 from ..locking.scripts import Call
 from ..locking.server import Server
@@ -31,7 +32,7 @@ from .figures import OTHER, PERIODS, pack
 
 __all__ = ["Metrics"]
 
-logger = logging.getLogger("django_redis_lock.metrics")
+logger = get_logger("django_redis_lock.metrics")
 
 #: Seconds between two writings.
 INTERVAL = 5.0

@@ -23,6 +23,7 @@ OF_THE_PARENT = {
     "locking/hold.py": 1,
     "locking/thread_line.py": 2,
     "locking/keeper.py": 2,
+    "locking/notices.py": 2,
     "flights/background.py": 2,
     "flights/aboard.py": 2,
     "computing/looks.py": 1,

@@ -33,6 +33,7 @@ LAYERS = (
         "locking.figure_scripts",
         "locking.arguments",
         "locking.owner",
+        "locking.notices",
         "locking.events",
         "locking.hold",
         "locking.interrupts",
