@@ -222,6 +222,8 @@ class FakeKeeper:
 def keeper(monkeypatch: pytest.MonkeyPatch) -> FakeKeeper:
     fake = FakeKeeper()
     monkeypatch.setattr(renewal, "keeper", lambda: fake)
+    for name in ("join", "leave"):  # No heartbeats: there is no server.
+        monkeypatch.setattr(renewal.Heartbeat, name, lambda server, hold: None)
     return fake
 
 

@@ -43,6 +43,9 @@ class FakeServer:
     def heard(self, error: Exception) -> None:
         pass
 
+    def answered(self) -> None:
+        pass
+
     def connect(self, timeout: float) -> FakeLink:
         self.connected += 1
         return FakeLink(self)
@@ -264,11 +267,9 @@ class TestTrouble:
         keeper.discard(job)
 
     def test_what_cannot_be_sent_concerns_one_job(self, keeper: Keeper) -> None:
-        """A label made of a file name may not be UTF-8."""
-
         class Bad(Counting):
             def call(self, now: float) -> Call:
-                return Call(RENEW, (), ("\udcff",))
+                return Call(RENEW, (), (object(),))  # type: ignore[arg-type]
 
         server = FakeServer()
         good, bad = Counting(server, keeper), Bad(server, keeper)

@@ -20,6 +20,11 @@ KEYS = lock_keys(b"report")
 NOW = 1_800_000_000_000_000
 
 
+class FakeServer:
+    def answered(self) -> None:
+        pass
+
+
 class FakeLine(Line):
     def end(self) -> None:
         pass
@@ -41,7 +46,7 @@ def request(grant_timeout: float = 2.0, attempt: bytes = b"", **options: Any) ->
 
 
 def line_for(wanted: Request) -> FakeLine:
-    server: Any = None
+    server: Any = FakeServer()
     line = FakeLine(server, wanted)
     line.clock = Clock(NOW, time.monotonic())
     return line
