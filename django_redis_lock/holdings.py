@@ -19,9 +19,10 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import RedisError
 
 from .aliases import lock_cache, lock_caches
-from .locking import forced
 from .locking.breaker import Outage
 from .locking.events import group_of
+from .locking.forced import Outcome
+from .locking.forced import release as release_forced
 from .locking.hold import printable
 from .locking.inspection import Inspection, inspect
 from .locking.inventory import (
@@ -180,12 +181,12 @@ def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
 
 def release(
     alias: str, key: bytes, owner_id: str, *, fence: int | None, kind: str = LOCK, by: str = ""
-) -> forced.Outcome:
+) -> Outcome:
     """As ``locking.forced.release``, with the settings of the cache ``alias``."""
     cache: Any = lock_cache(alias)
     client = cache._lock_client()
     grant = cache.conf.GRANT_TIMEOUT
-    return forced.release(client, key, owner_id, fence=fence, kind=kind, grant_timeout=grant, by=by)
+    return release_forced(client, key, owner_id, fence=fence, kind=kind, grant_timeout=grant, by=by)
 
 
 def _databases(result: Holdings) -> Iterator[_Database]:

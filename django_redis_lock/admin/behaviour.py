@@ -17,7 +17,6 @@ from ..holdings import UNAVAILABLE, Holding
 from ..locking.server import server_of
 from ..metrics import PERIODS as BUCKETS
 from ..metrics import Distribution, Summary, histogram_svg, sparkline_svg, summaries, summary
-from ..metrics.figures import new
 from .words import precise, shown
 
 __all__ = ["behaviour_of", "behaviour_section"]
@@ -85,7 +84,7 @@ def _groups(alias: str) -> Iterator[dict[str, Summary]]:
     """Of each group for which something was counted the figures of each period."""
     counted = {p: {s.group: s for s in summaries(alias, p)} for p in PERIODS}
     for group in {group: None for of in counted.values() for group in of}:
-        yield {p: counted[p].get(group) or Summary.of(group, p, [new()]) for p in PERIODS}
+        yield {p: counted[p].get(group) or Summary.of(group, p, []) for p in PERIODS}
 
 
 def _name(of: dict[str, Summary]) -> str:

@@ -15,7 +15,7 @@ from .patient import Patient
 from .rights import access
 from .servers import NODE_PROBES, SETTINGS_PROBES
 
-__all__ = ["ALL", "SETTINGS", "Finding", "Level", "examine"]
+__all__ = ["ALL", "SETTINGS", "Finding", "Level", "Patient", "examine"]
 
 #: Probes of the servers, and of the cache as a whole.
 Probes = tuple[Sequence[NodeProbe], Sequence[Probe]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..metrics.figures import OTHER
+from ..metrics import OTHER
 
 __all__ = ["Labels"]
 

@@ -15,7 +15,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 
 from ..locking import events
 from ..locking.events import Subject
-from ..metrics.figures import EXPORTED_BOUNDS
+from ..metrics import EXPORTED_BOUNDS
 from .labels import Labels
 
 __all__ = ["OpenTelemetry", "start"]

@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from ..locking import events
-from ..metrics.figures import EXPORTED_BOUNDS
+from ..metrics import EXPORTED_BOUNDS
 from .labels import Labels
 
 __all__ = ["Prometheus", "start"]

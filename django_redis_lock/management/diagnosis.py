@@ -14,8 +14,7 @@ from redis.exceptions import RedisError
 
 from ..aliases import lock_caches
 from ..checks import TAG
-from ..doctor import Finding, Level, examine
-from ..doctor.patient import Patient
+from ..doctor import Finding, Level, Patient, examine
 from .exit_codes import TROUBLE, UNAVAILABLE, WARNED
 from .tables import width_of
 from .wording import one_line

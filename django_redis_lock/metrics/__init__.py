@@ -11,12 +11,13 @@ from ..conf import Conf
 from ..locking import events
 from ..locking.events import Subject, group_of
 from .charts import histogram_svg, sparkline_svg
-from .figures import BOUNDS, OTHER, PERIODS, Distribution, Summary, add, new
+from .figures import BOUNDS, EXPORTED_BOUNDS, OTHER, PERIODS, Distribution, Summary, add, new
 from .reading import read
 from .writing import Metrics
 
 __all__ = [
     "BOUNDS",
+    "EXPORTED_BOUNDS",
     "OTHER",
     "PERIODS",
     "Distribution",
