@@ -19,8 +19,8 @@ __all__ = ["CLEARING", "COUNTING", "LISTING", "LOCKING", "VALUES", "access"]
 #: The commands that locks are made of.
 LOCKING = (
     *("eval", "evalsha", "blpop", "time"),
-    *("get", "set", "append", "del", "exists", "pttl", "pexpire", "persist"),
-    *("hset", "hgetall", "rpush", "lindex"),
+    *("get", "set", "del", "exists", "pttl", "pexpire", "persist"),
+    *("hset", "hget", "hgetall", "rpush", "lindex", "llen"),
     *("zadd", "zrem", "zcount", "zrangebyscore", "zremrangebyscore"),
 )
 #: What ``get_or_set`` needs beyond these.
@@ -28,7 +28,7 @@ VALUES = ("xadd", "xread", "mget", "multi", "exec", "strlen", "getrange")
 #: What the admin and the command ``locks`` need beyond these.
 LISTING = ("hlen", "zcard", "zrange", "zrevrangebyscore")
 #: What the figures need (the setting METRICS).
-COUNTING = ("hget", "hkeys", "hdel", "hincrby", "expire")
+COUNTING = ("hkeys", "hdel", "hincrby", "expire")
 #: What ``cache.clear()`` needs beyond these, to empty the database but for the locks; of these
 #: ``delete_pattern()`` needs the last two.
 CLEARING = ("flushdb", "dump", "restore", "scan", "zscore")
@@ -39,7 +39,6 @@ HINT = "See docs/commands.md, Rights."
 TRIED = (
     ("SET", "@1", "trial", "PX", "5000"),
     ("GET", "@1"),
-    ("APPEND", "@1", "."),
     ("EXISTS", "@1"),
     ("STRLEN", "@1"),
     ("GETRANGE", "@1", "0", "0"),
@@ -48,11 +47,13 @@ TRIED = (
     ("PEXPIRE", "@1", "5000"),
     ("RPUSH", "@2", "trial"),
     ("LINDEX", "@2", "0"),
+    ("LLEN", "@2"),
     ("ZADD", "@3", "1", "trial"),
     ("ZCOUNT", "@3", "-inf", "+inf"),
     ("ZREMRANGEBYSCORE", "@3", "-inf", "(1"),
     ("ZREM", "@3", "trial"),
     ("HSET", "@5", "trial", "1"),
+    ("HGET", "@5", "trial"),
     ("HGETALL", "@5"),
     ("HLEN", "@5"),
     ("XADD", "@6", "*", "trial", "1"),
@@ -67,7 +68,6 @@ TRIED = (
 #: The same for the figures, on the key of theirs.
 TRIED_IN_FIGURES = (
     ("HSET", "@1", "trial", "1"),
-    ("HGET", "@1", "trial"),
     ("HKEYS", "@1"),
     ("HINCRBY", "@1", "trial", "1"),
     ("EXPIRE", "@1", "90000"),
