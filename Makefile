@@ -7,11 +7,11 @@ MINUTES ?= 10
 VENV := .venv
 VENV_NEWEST := .venv-newest
 # What most depends on Django: its admin, caches, views, commands and static files.
-BRIEF := tests/integration/test_admin.py tests/integration/test_admin_behaviour.py \
-    tests/integration/test_admin_processes.py tests/integration/test_admin_release.py \
-    tests/integration/test_admin_sites.py tests/integration/test_cache.py \
-    tests/integration/test_locked_view.py tests/integration/test_locked_command.py \
-    tests/integration/test_locked_tasks.py tests/integration/test_lock.py
+BRIEF := tests/integration/admin/test_admin.py tests/integration/admin/test_admin_behaviour.py \
+    tests/integration/admin/test_admin_processes.py tests/integration/admin/test_admin_release.py \
+    tests/integration/admin/test_admin_sites.py tests/integration/cache/test_cache.py \
+    tests/integration/decorators/test_locked_view.py tests/integration/decorators/test_locked_command.py \
+    tests/integration/decorators/test_locked_tasks.py tests/integration/locks/test_lock.py
 RUN := $(VENV)/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 INSTALLED_DEMO := $(VENV)/.installed-demo

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .decorating.current import current_lock
 from .exceptions import (
     LockError,
     LockLost,
@@ -13,14 +13,13 @@ from .exceptions import (
     TooFewReplicas,
     TooFewServers,
 )
-from .locking.aio import AsyncLock
-from .locking.aio_redlock import AsyncRedlock
-from .locking.lock import Lock
-from .locking.redlock import Redlock
+from .locking import AsyncLock, Lock
+from .redlock import AsyncRedlock, Redlock
 
 if TYPE_CHECKING:
-    from .caching import cached
-    from .decorators import locked
+    from .decorators.cached import cached
+    from .decorators.current import current_lock
+    from .decorators.locked import locked
 
 __all__ = [
     "AsyncLock",
@@ -41,14 +40,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 
+#: They know Django; the locks must be importable without Django being set up.
+_NEED_DJANGO = ("cached", "current_lock", "locked")
+
+
 def __getattr__(name: str) -> Any:
-    if name == "locked":
-        # They know Django; the locks must be importable without Django being set up.
-        from .decorators import locked  # noqa: PLC0415
-
-        return locked
-    if name == "cached":
-        from .caching import cached  # noqa: PLC0415
-
-        return cached
+    if name in _NEED_DJANGO:
+        return getattr(import_module(".decorators", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,9 +15,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.dispatch import receiver
 
-from .locking import breaker
-from .locking.arguments import check_count, check_seconds, check_share
-from .locking.degrading import check_on_redis_down
+from .fallback import check_on_redis_down
+from .protocol import check_count, check_seconds, check_share
+from .transport import set_limits
 
 __all__ = ["FOR_THE_PROCESS", "ON_WAIT_TIMEOUT", "Conf"]
 
@@ -259,4 +259,4 @@ def _breaker_limits() -> tuple[int, float]:
     return conf.BREAKER_FAILURES, conf.BREAKER_PAUSE
 
 
-breaker.limits = _breaker_limits
+set_limits(_breaker_limits)

@@ -25,7 +25,7 @@ from django.utils.translation import ngettext
 
 from .conf import Conf
 from .exceptions import LockNotAcquired, TooFewReplicas
-from .locking.owner import Held, Owner
+from .protocol import Held, Owner
 
 __all__ = [
     "Conflict",

@@ -15,7 +15,7 @@ from redis import exceptions as redis_exceptions
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from .locking.owner import Held, Owner
+    from .protocol import Held, Owner
 
 __all__ = [
     "ComputationFailed",

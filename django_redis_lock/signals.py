@@ -24,12 +24,11 @@ from typing import Any
 from django.db import connections
 from django.dispatch import Signal
 
-from .flights.background import Background
-from .locking import events
-from .locking.aio_line import in_background
-from .locking.events import Subject
-from .locking.forks import after_fork
-from .locking.lock import Lock
+from . import events
+from .events import Subject
+from .forks import after_fork
+from .keeper import Background
+from .locking import Lock, in_background
 
 __all__ = [
     "lock_acquired",

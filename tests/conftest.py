@@ -19,8 +19,8 @@ import redis
 from django.test import override_settings
 
 from django_redis_lock import metrics
-from django_redis_lock.decorating import declared
-from django_redis_lock.locking import keeper
+from django_redis_lock.decorators import registry
+from django_redis_lock.keeper import thread
 
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
@@ -106,7 +106,7 @@ def cluster_servers(_cluster_servers: ClusterServers) -> ClusterServers:
 @pytest.fixture
 def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     """No ``locked()`` is known: those of other tests contradict each other, as checks would say."""
-    monkeypatch.setattr(declared, "_declared", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(registry, "_declared", weakref.WeakKeyDictionary())
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +131,6 @@ def _expect_nobody_waits(client: redis.Redis) -> None:
 
 def _forget_held_locks() -> None:
     """A lock the test did not release is no business of the next test's keeper."""
-    for job in tuple(keeper.keeper()._jobs):
-        keeper.keeper().discard(job)
+    for job in tuple(thread.keeper()._jobs):
+        thread.keeper().discard(job)
     metrics._metrics.forget()

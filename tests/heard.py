@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django_redis_lock.locking import events
+from django_redis_lock import events
 
 __all__ = ["Heard", "hearing"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.cache import caches
 
 from django_redis_lock import Lock
-from django_redis_lock.locking.keys import lock_keys, process_key
+from django_redis_lock.protocol.keys import lock_keys, process_key
 
 __all__ = ["hold", "silence"]
 

@@ -23,9 +23,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import LockError, LockLost, LockNotAcquired, LockNotOwnedError
-from django_redis_lock.locking import events
-from django_redis_lock.locking.events import Acquired, Lost, Released, TimedOut
+from django_redis_lock import LockError, LockLost, LockNotAcquired, LockNotOwnedError, events
+from django_redis_lock.events import Acquired, Lost, Released, TimedOut
 from tests.heard import Heard, hearing
 from tests.processes import PATIENCE, in_threads, until
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from django_redis_lock.locking.calls import FOR_COMMAND
+from django_redis_lock.transport.execute import FOR_COMMAND
 
 from ..bench import Bench, in_turns
 from ..caches import CACHES, open_cache

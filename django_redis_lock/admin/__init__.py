@@ -28,16 +28,15 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_safe
 
 from .. import models
-from ..aliases import lock_caches
-from ..holdings import UNAVAILABLE, look_closely, name_of
-from ..locking.events import group_of
-from ..locking.hold import printable
-from ..locking.inventory import FLIGHT
-from .behaviour import behaviour_of
+from ..cache import lock_caches
+from ..events import group_of
+from ..held_locks import UNAVAILABLE, look_closely, name_of
+from ..inventory import FLIGHT
+from ..protocol import printable
 from .history import releases
 from .listing import Listing
+from .lock_ref import Choice, Ref
 from .process_rows import processes_data
-from .refs import Choice, Ref
 from .releasing import (
     outlook,
     parse_choices,
@@ -46,7 +45,8 @@ from .releasing import (
     release_question,
 )
 from .rows import EMPTY, clock, event_rows, row, waiter_rows
-from .words import duration_patterns, shown
+from .statistics import behaviour_of
+from .wording import duration_patterns, shown
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[models.HeldLock]

@@ -8,9 +8,9 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.options import get_content_type_for_model
 
 from ..models import HeldLock
-from .refs import Ref
+from .lock_ref import Ref
 from .rows import UrlOf, moment
-from .words import shown
+from .wording import shown
 
 __all__ = ["releases"]
 

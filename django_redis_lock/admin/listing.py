@@ -15,14 +15,14 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..aliases import lock_caches
-from ..holdings import Failure, Holding, Holdings, holdings
-from ..locking.breaker import Outage
-from ..locking.inventory import FLIGHT, LOCK
-from .behaviour import behaviour_section
+from ..cache import lock_caches
+from ..held_locks import Failure, Holding, Holdings, holdings
+from ..inventory import FLIGHT, LOCK
+from ..transport import Outage
 from .rows import UrlOf, clock, row
+from .statistics import behaviour_section
 from .status import STATUSES, status_of, urgency
-from .words import brief, duration, place, shown
+from .wording import brief, duration, place, shown
 
 __all__ = ["Column", "Listing", "failure_rows"]
 

@@ -7,12 +7,12 @@ from typing import Any
 from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 
-from ..holdings import Holding, holdings
-from ..locking.inventory import LOCK
+from ..held_locks import Holding, holdings
+from ..inventory import LOCK
 from .listing import failure_rows
 from .processes import Chain, Process, by_process, waits_of
 from .rows import UrlOf, clock, ref_of
-from .words import duration, short_place, shown
+from .wording import duration, short_place, shown
 
 __all__ = ["processes_data"]
 

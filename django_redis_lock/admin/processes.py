@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..holdings import UNAVAILABLE, Holding, look_closely
-from ..locking.inventory import LOCK
-from ..locking.owner import Owner
+from ..held_locks import UNAVAILABLE, Holding, look_closely
+from ..inventory import LOCK
+from ..protocol import Owner
 
 __all__ = ["Chain", "Process", "Thread", "Wait", "by_process", "waits_of"]
 

@@ -12,15 +12,14 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..holdings import UNAVAILABLE, Holding, look_closely, name_of, release
-from ..locking.forced import Outcome
-from ..locking.hold import printable
-from ..locking.inventory import FLIGHT, HeldLock
+from ..held_locks import UNAVAILABLE, Holding, look_closely, name_of, release
+from ..inventory import FLIGHT, HeldLock, Outcome
 from ..models import HeldLock as Model
-from .refs import Choice
+from ..protocol import printable
+from .lock_ref import Choice
 from .rows import UrlOf, row
 from .status import status_of
-from .words import duration, place, shown
+from .wording import duration, place, shown
 
 __all__ = ["outlook", "parse_choices", "release_chosen"]
 

@@ -12,14 +12,13 @@ from django.utils.timezone import get_current_timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..holdings import Holding
-from ..locking.chronicle import Event
-from ..locking.inspection import Waiter
-from ..locking.inventory import FLIGHT, HeldLock
-from ..locking.owner import Owner
-from .refs import Choice, Ref
+from ..held_locks import Holding
+from ..inventory import FLIGHT, HeldLock, Waiter
+from ..locking import Event
+from ..protocol import Owner
+from .lock_ref import Choice, Ref
 from .status import STATUSES, status_of
-from .words import duration, place, seconds_or_none, short_place, shown
+from .wording import duration, place, seconds_or_none, short_place, shown
 
 __all__ = ["EMPTY", "clock", "event_rows", "moment", "ref_of", "row", "waiter_rows"]
 

@@ -6,7 +6,7 @@ import math
 
 from django.utils.translation import gettext_lazy
 
-from ..locking.inventory import HeldLock
+from ..inventory import HeldLock
 
 __all__ = ["STATUSES", "status_of", "urgency"]
 

@@ -10,9 +10,9 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 
-from ..aliases import lock_cache
+from ..cache import lock_cache
 from ..conf import given
-from ..decorating.declared import Declaration, declarations
+from ..decorators import Declaration, declarations
 from .catalogue import check, found
 
 __all__: list[str] = []

@@ -8,7 +8,7 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import RedisError
 
-from ..aliases import lock_caches
+from ..cache import lock_caches
 from ..doctor import SETTINGS, examine
 from .catalogue import check, found
 

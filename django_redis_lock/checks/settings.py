@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 from django_redis.client import DefaultClient, HerdClient, ShardClient
 
 from .. import exporters
-from ..aliases import BACKEND, lock_cache, lock_caches
+from ..cache import BACKEND, lock_cache, lock_caches
 from ..conf import FOR_THE_PROCESS, Conf, given
 from .catalogue import check, found
 

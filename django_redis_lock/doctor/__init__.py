@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from redis.exceptions import RedisError
 
-from ..locking.calls import run
-from ..locking.scripts import CLOCK, Call
+from ..protocol import CLOCK, Call
+from ..transport import run
+from .acl import access
 from .findings import Finding, Level, NodeProbe, Probe
 from .locks import held, stuck, timeouts, trial
-from .patient import Patient
-from .rights import access
 from .servers import NODE_PROBES, SETTINGS_PROBES
+from .target import Patient
 
 __all__ = ["ALL", "SETTINGS", "Finding", "Level", "Patient", "examine"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from .patient import Node, Patient
+from .target import Node, Patient
 
 __all__ = ["Finding", "Level", "NodeProbe", "Probe"]
 

@@ -14,15 +14,13 @@ from typing import Any
 from redis.connection import AbstractConnection as Connection
 from redis.exceptions import NoPermissionError, RedisError
 
-from ..holdings import holdings
-from ..locking.calls import run_all
-from ..locking.hold import printable
-from ..locking.keys import events_key, lock_keys
-from ..locking.lock import Lock
-from ..locking.scripts import Call, script
-from ..locking.whole import indexed_locks
+from ..held_locks import holdings
+from ..inventory import indexed_locks
+from ..locking import Lock
+from ..protocol import Call, events_key, lock_keys, printable, script
+from ..transport import run_all
 from .findings import Finding, Level
-from .patient import Patient
+from .target import Patient
 
 __all__ = ["held", "stuck", "timeouts", "trial"]
 

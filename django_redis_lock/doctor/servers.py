@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ..locking.calls import run
-from ..locking.scripts import CLOCK, Call
+from ..protocol import CLOCK, Call
+from ..transport import run
 from .findings import Finding, Level, NodeProbe
-from .patient import Node, Patient
+from .target import Node, Patient
 
 __all__ = ["NODE_PROBES", "SETTINGS_PROBES"]
 

@@ -13,8 +13,8 @@ from typing import Any
 from opentelemetry import context, metrics, trace
 from opentelemetry.trace import Span, Status, StatusCode
 
-from ..locking import events
-from ..locking.events import Subject
+from .. import events
+from ..events import Subject
 from ..metrics import EXPORTED_BOUNDS
 from .labels import Labels
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
-from ..locking import events
+from .. import events
 from ..metrics import EXPORTED_BOUNDS
 from .labels import Labels
 

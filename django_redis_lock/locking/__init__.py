@@ -1,1 +1,32 @@
-"""Locks on Redis. Knows Redis, does not know Django."""
+"""The locks on one server, for threads and for asyncio."""
+
+from .aio import AsyncLock
+from .graceful_exit import unwinding
+from .handle import Handle
+from .heartbeat import last_heartbeats
+from .history import Event, note_call, note_vanished, read_events
+from .local_state import for_the_caller
+from .lock import Lock
+from .renewal import Abandoned, Renewal, Renewals
+from .waiting import FIRST_PAUSE, LONGEST_PAUSE, TaskPlace, ThreadPlace, in_background
+
+__all__ = [
+    "FIRST_PAUSE",
+    "LONGEST_PAUSE",
+    "Abandoned",
+    "AsyncLock",
+    "Event",
+    "Handle",
+    "Lock",
+    "Renewal",
+    "Renewals",
+    "TaskPlace",
+    "ThreadPlace",
+    "for_the_caller",
+    "in_background",
+    "last_heartbeats",
+    "note_call",
+    "note_vanished",
+    "read_events",
+    "unwinding",
+]

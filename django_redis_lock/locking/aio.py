@@ -15,21 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from redis.exceptions import RedisError
 
 from ..exceptions import LockNotAcquired
-from .aio_calls import run
-from .aio_line import in_background
-from .aio_waiting import TaskPlace
-from .arguments import check_seconds
-from .calls import Answer
-from .chronicle import note_vanished
-from .grants import Granted, Request
+from ..protocol import Call, Granted, Held, Hold, Owner, Request, check_seconds
+from ..transport import Answer, arun, server_of
 from .handle import Handle
 from .heartbeat import question_about, with_answer
-from .hold import Hold
-from .owner import Held, Owner
-from .replicas import aconfirm, patience_of
-from .scripts import Call
-from .server import server_of
-from .state import TaskState, for_the_caller
+from .history import note_vanished
+from .local_state import TaskState, for_the_caller
+from .replication import aconfirm, patience_of
+from .waiting import TaskPlace, in_background
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -183,7 +176,7 @@ class AsyncLock(Handle):
         return reply is not None
 
     async def _run(self, call: Call) -> Answer:
-        return await run(self.redis, call)
+        return await arun(self.redis, call)
 
     async def __aenter__(self) -> Self:
         if await self.acquire():

@@ -7,26 +7,32 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from .. import events
+from ..events import check_group
 from ..exceptions import LockError, LockLost, LockNotOwnedError
-from . import events, grants
-from .arguments import (
+from ..protocol import (
+    EXTEND,
+    HELD,
+    RESET,
+    Call,
+    Granted,
+    Held,
+    Hold,
+    Request,
     check_count,
     check_name,
     check_seconds,
     check_token,
     check_wait,
+    lock_keys,
     longest_hold,
     milliseconds,
+    new_token,
+    release_call,
 )
-from .events import check_group
-from .grants import Granted, Request, new_token
-from .hold import Hold
+from ..transport import is_cluster
 from .kept import Kept
-from .keys import lock_keys
-from .owner import Held
-from .scripts import EXTEND, HELD, RESET, Call
-from .server import is_cluster
-from .state import ThreadState
+from .local_state import ThreadState
 from .telling import Telling
 
 __all__ = ["Handle"]
@@ -240,9 +246,9 @@ class Handle(Kept, Telling):
     def _release(self, token: bytes) -> Call:
         hold: Hold | None = self.local.hold
         if hold is None:
-            return grants.release(self.keys, token, new_token(), self.grant_timeout)
+            return release_call(self.keys, token, new_token(), self.grant_timeout)
         of_this = (self.min_hold, hold.fence, hold.attempt)
-        return grants.release(self.keys, token, new_token(), self.grant_timeout, *of_this)
+        return release_call(self.keys, token, new_token(), self.grant_timeout, *of_this)
 
     def _extend(self, verb: str, seconds: Any, replace: bool) -> Call:
         token = self._owned_token(verb)

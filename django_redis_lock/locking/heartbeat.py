@@ -17,16 +17,22 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from .calls import run, run_all
-from .forks import free_after_fork
-from .hold import Hold
-from .inventory_scripts import HEARTBEAT, HEARTBEATS
-from .keeper import Job, keeper
-from .keys import process_key
-from .notices import get_logger
-from .owner import HEARTBEAT_EVERY, SILENT_AFTER, Owner, as_bytes, process_id
-from .scripts import Call
-from .server import Server, is_cluster
+from ..forks import free_after_fork
+from ..keeper import Job, keeper
+from ..notices import get_logger
+from ..protocol import (
+    HEARTBEAT,
+    HEARTBEAT_EVERY,
+    HEARTBEATS,
+    SILENT_AFTER,
+    Call,
+    Hold,
+    Owner,
+    as_bytes,
+    process_id,
+    process_key,
+)
+from ..transport import Server, is_cluster, run, run_all
 
 __all__ = ["Heartbeat", "last_heartbeats", "question_about", "with_answer"]
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..exceptions import TooFewReplicas
-from .calls import may_have_run
-from .grants import Granted, Request
-from .hold import Hold
-from .keeper import keeper
+from ..keeper import keeper
+from ..protocol import Call, Granted, Hold, Request
+from ..transport import Server, may_have_run, server_of
 from .renewal import Abandoned, Renewal, Renewals
-from .replicas import Confirmed
-from .scripts import Call
-from .server import Server, server_of
+from .replication import Confirmed
 
 __all__ = ["Kept"]
 

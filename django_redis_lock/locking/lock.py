@@ -9,17 +9,12 @@ from typing import TYPE_CHECKING, Literal
 from redis.exceptions import RedisError
 
 from ..exceptions import LockNotAcquired
-from .arguments import check_seconds
-from .calls import Answer, run
-from .chronicle import note_vanished
-from .grants import Granted, Request
+from ..protocol import Call, Granted, Held, Hold, Owner, Request, check_seconds, in_a_thread
+from ..transport import Answer, run, server_of
 from .handle import Handle
 from .heartbeat import question_about, with_answer
-from .hold import Hold, in_a_thread
-from .owner import Held, Owner
-from .replicas import confirm, patience_of
-from .scripts import Call
-from .server import server_of
+from .history import note_vanished
+from .replication import confirm, patience_of
 from .waiting import ThreadPlace
 
 if TYPE_CHECKING:

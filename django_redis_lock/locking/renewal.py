@@ -10,16 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .arguments import milliseconds
-from .chronicle import Note
-from .events import group_of
-from .grants import new_token, release
+from ..events import group_of
+from ..keeper import Job, keeper
+from ..notices import get_logger
+from ..protocol import RENEW, Call, Hold, milliseconds, new_token, printable, release_call
+from ..transport import Server
 from .heartbeat import Heartbeat
-from .hold import Hold, printable
-from .keeper import Job, keeper
-from .notices import get_logger
-from .scripts import RENEW, Call
-from .server import Server
+from .history import Note
 
 __all__ = ["Abandoned", "Renewal", "Renewals"]
 
@@ -115,7 +112,7 @@ class Renewal(Job):
             hold.end()
         self.stop()
         how = (grant_timeout, min_hold, hold.fence, hold.attempt)
-        call = release(hold.keys, hold.token, new_token(), *how)
+        call = release_call(hold.keys, hold.token, new_token(), *how)
         keeper().add(Abandoned(self.server, call, hold.lifetime))
 
     def _terms(self) -> tuple[str, ...]:

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+from .. import events
+from ..events import Acquired, Lost, Released, Subject, TimedOut
 from ..exceptions import LockError
-from . import events
-from .events import Acquired, Lost, Released, Subject, TimedOut
-from .hold import Hold, printable
-from .keys import LockKeys
-from .notices import get_logger
+from ..notices import get_logger
+from ..protocol import Hold, LockKeys, printable
 
 __all__ = ["Telling"]
 

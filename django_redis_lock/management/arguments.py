@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from argparse import ArgumentTypeError
 
-from ..locking.arguments import check_seconds
+from ..protocol import check_seconds
 
 __all__ = [
     "count",

@@ -9,11 +9,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from ..aliases import lock_caches
-from ..holdings import Holding, Holdings, holdings
-from ..locking.inventory import FLIGHT, LOCK
+from ..cache import lock_caches
+from ..held_locks import Holding, Holdings, holdings
+from ..inventory import FLIGHT, LOCK
 from .exit_codes import HELD, TROUBLE, UNAVAILABLE
-from .tables import Column, Style, clip, table, width_of, width_of_table
+from .output import Column, Style, clip, table, width_of, width_of_table
 from .wording import as_json, counted, duration, holder, in_trouble, note, one_line
 
 __all__ = ["KINDS", "failures", "found", "lines", "list_locks", "verdict"]

@@ -6,9 +6,9 @@ import math
 from datetime import datetime, timezone
 from typing import Any
 
-from ..holdings import Holding
-from ..locking.hold import printable
-from ..locking.inventory import FLIGHT, HeldLock
+from ..held_locks import Holding
+from ..inventory import FLIGHT, HeldLock
+from ..protocol import printable
 
 __all__ = [
     "as_json",

@@ -6,10 +6,10 @@ Counting costs no round trip; see ``docs/monitoring.md``.
 
 from __future__ import annotations
 
-from ..aliases import lock_cache
+from .. import events
+from ..cache import lock_cache
 from ..conf import Conf
-from ..locking import events
-from ..locking.events import Subject, group_of
+from ..events import Subject, group_of
 from .charts import histogram_svg, sparkline_svg
 from .figures import BOUNDS, EXPORTED_BOUNDS, OTHER, PERIODS, Distribution, Summary, add, new
 from .reading import read

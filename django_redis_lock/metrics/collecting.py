@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..locking import events
-from ..locking.events import Subject
-from ..locking.forks import after_fork
-from ..locking.server import Server
+from .. import events
+from ..events import Subject
+from ..forks import after_fork
+from ..transport import Server
 from .figures import (
     COMPUTED,
     COMPUTING,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from ..locking.calls import run
-from ..locking.figure_scripts import READ_FIGURES
-from ..locking.keys import FIGURES
-from ..locking.scripts import Call
+from ..protocol import FIGURES, Call
+from ..transport import run
 from .figures import PERIODS, new, unpack
+from .scripts import READ_FIGURES
 from .writing import name_of
 
 __all__ = ["read"]

@@ -15,20 +15,16 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from ..locking.calls import is_outage
-from ..locking.connections import own_settings
-from ..locking.events import Subject
-from ..locking.figure_scripts import ADD_FIGURES
-from ..locking.forks import after_fork
-from ..locking.hold import printable
-from ..locking.keeper import Job, keeper
-from ..locking.keys import FIGURES
-from ..locking.notices import get_logger
-from ..locking.packing import pack as pack_call
-from ..locking.scripts import Call
-from ..locking.server import Server
+from ..events import Subject
+from ..forks import after_fork
+from ..keeper import Job, keeper
+from ..notices import get_logger
+from ..protocol import FIGURES, Call, printable
+from ..transport import Server, is_outage, own_settings
+from ..transport import pack as pack_call
 from .collecting import Collector, Figures
 from .figures import OTHER, PERIODS, pack
+from .scripts import ADD_FIGURES
 
 __all__ = ["Metrics"]
 

@@ -17,7 +17,7 @@ from django.template.base import FilterExpression, Node, NodeList, Parser, Token
 from django.template.context import Context
 from django.template.exceptions import TemplateSyntaxError
 
-from ..caching import computing_cache
+from ..decorators import computing_cache
 
 __all__ = ["register"]
 

@@ -14,13 +14,13 @@ import redis
 from django.core.cache import caches
 
 from django_redis_lock import Lock, metrics
-from django_redis_lock.locking.calls import run
-from django_redis_lock.locking.chronicle import note_call
-from django_redis_lock.locking.owner import Owner
+from django_redis_lock.locking.history import note_call
+from django_redis_lock.protocol.owner import Owner
+from django_redis_lock.transport.execute import run
 from tests.browser.conftest import PAGE, Open
 from tests.browser.test_page import named, queued
 from tests.held import silence
-from tests.integration.test_admin import hold
+from tests.integration.admin.test_admin import hold
 
 FOLDER = Path(os.environ.get("PICTURES") or Path(__file__).parents[2] / "docs/images")
 WIDE = {"width": 1280, "height": 800}

@@ -12,13 +12,13 @@ import redis
 from django.core.cache import caches
 
 from django_redis_lock import metrics
-from django_redis_lock.locking.calls import run
-from django_redis_lock.locking.chronicle import note_call
-from django_redis_lock.locking.owner import Owner
+from django_redis_lock.locking.history import note_call
+from django_redis_lock.protocol.owner import Owner
+from django_redis_lock.transport.execute import run
 from tests.browser.conftest import Open
 from tests.browser.test_page import named, queued
 from tests.held import silence
-from tests.integration.test_admin import hold
+from tests.integration.admin.test_admin import hold
 
 axe_playwright = pytest.importorskip("axe_playwright_python", reason="it is not installed")
 

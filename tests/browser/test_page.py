@@ -15,12 +15,12 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.cache import caches
 
-from django_redis_lock import Lock, holdings
-from django_redis_lock.locking.inspection import inspect
-from django_redis_lock.locking.keys import lock_keys
+from django_redis_lock import Lock, held_locks
+from django_redis_lock.inventory.inspection import inspect
+from django_redis_lock.protocol.keys import lock_keys
 from tests.browser.conftest import PAGE, Open
 from tests.held import silence
-from tests.integration.test_admin import hold
+from tests.integration.admin.test_admin import hold
 from tests.processes import until
 from tests.redis_server import RedisServer
 
@@ -245,7 +245,7 @@ def test_redis_that_is_away(open_page: Open, client: redis.Redis, monkeypatch: A
         raise redis.ConnectionError("<b>away</b>")
 
     with monkeypatch.context() as patch:
-        patch.setattr(holdings, "list_held", away)
+        patch.setattr(held_locks, "list_held", away)
         note = page.locator(".errornote")
         expect(note).to_contain_text("“default” cannot be listed")
         expect(note).to_contain_text("<b>away</b>")

@@ -14,8 +14,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock.locking import scripts
-from django_redis_lock.locking.scripts import Script
+from django_redis_lock.protocol import lock_scripts
+from django_redis_lock.protocol.lock_scripts import Script
 from tests.redis_server import RedisServer
 
 
@@ -48,8 +48,8 @@ class Proxy:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         with server.client() as client:
-            for name in scripts.__all__:
-                script = getattr(scripts, name)
+            for name in lock_scripts.__all__:
+                script = getattr(lock_scripts, name)
                 if isinstance(script, Script):
                     # Else the first reply to be lost would be the news that it is not known.
                     client.script_load(script.source)

@@ -13,10 +13,10 @@ import redis
 
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.locking.aio_clients import asyncio_client
-from django_redis_lock.locking.calls import is_outage, run_all
-from django_redis_lock.locking.routes import Route, ServerBusy
-from django_redis_lock.locking.scripts import CLOCK, Call
+from django_redis_lock.protocol.lock_scripts import CLOCK, Call
+from django_redis_lock.transport.aio_pools import asyncio_client
+from django_redis_lock.transport.execute import is_outage, run_all
+from django_redis_lock.transport.retry import Route, ServerBusy
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer

@@ -16,10 +16,10 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
-from django_redis_lock.locking.aio_connections import _in_a_task, cancellable
-from django_redis_lock.locking.keeper import keeper
-from django_redis_lock.locking.watch import Departure
-from tests.integration.test_lock import places
+from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.locking.waiting.watch import Departure
+from django_redis_lock.transport.aio_execute import _in_a_task, cancellable
+from tests.integration.locks.test_lock import places
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 

@@ -11,12 +11,13 @@ import pytest
 import redis
 
 from django_redis_lock import Lock, LockNotOwnedError
-from django_redis_lock.locking import calls, grants
-from django_redis_lock.locking.arguments import milliseconds
-from django_redis_lock.locking.grants import Request, parse_grant
-from django_redis_lock.locking.keys import lock_keys
-from django_redis_lock.locking.quorum_scripts import VOTE
-from django_redis_lock.locking.scripts import EXTEND, HELD, RENEW, RESET, Call
+from django_redis_lock.protocol import acquisition
+from django_redis_lock.protocol.acquisition import Request, parse_grant
+from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.lock_scripts import EXTEND, HELD, RENEW, RESET, Call
+from django_redis_lock.protocol.validation import milliseconds
+from django_redis_lock.redlock.scripts import VOTE
+from django_redis_lock.transport import execute
 from tests.lock_contract import Background
 from tests.processes import until
 from tests.redis_server import GivenServer, RedisServer
@@ -64,11 +65,13 @@ def steps(client: redis.Redis) -> list[Call | Callable[[redis.Redis], Call]]:
         Call(HELD, KEYS, ()),
         second().acquire(b"waiter"),
         second().watch(b"waiter"),
-        grants.release(KEYS, b"first", b"granted", 2.0),
+        acquisition.release(KEYS, b"first", b"granted", 2.0),
         taken_grant,
         renewed(b"second"),
         Call(VOTE, KEYS, vote),
-        grants.release(KEYS, b"second", b"resting", 2.0, min_hold=0.001, attempt=b"this attempt"),
+        acquisition.release(
+            KEYS, b"second", b"resting", 2.0, min_hold=0.001, attempt=b"this attempt"
+        ),
         first().leave(b"waiter", b"{name}:wake:waiter", try_again=True),
         Call(RESET, KEYS, (b"granted", 2000, b"first", 2**53)),
     ]
@@ -82,7 +85,7 @@ def test_no_script_trips_over_it(client: redis.Redis, part: str, form: str) -> N
     for step in steps(client):
         client.delete(key)
         FORMS[form](client, key)
-        calls.run(client, step(client) if callable(step) else step)
+        execute.run(client, step(client) if callable(step) else step)
         if form == "nothing":
             _expect_lifetimes(client)
     client.delete(KEYS.lock)
@@ -127,11 +130,11 @@ def test_a_fence_that_is_lost_between_grant_and_lock_is_put_back(client: redis.R
     after it no acquire was possible."""
     holder = Lock(client, "name", timeout=30)
     assert holder.acquire()
-    calls.run(client, second().acquire(b"waiter"))
+    execute.run(client, second().acquire(b"waiter"))
     holder.release()
     granted = client.lindex(KEYS.grants, 0)
     client.delete(KEYS.fence)
-    assert calls.run(client, taken_grant(client)).value == 1
+    assert execute.run(client, taken_grant(client)).value == 1
     number = granted.rpartition(b":")[2]
     assert client.get(KEYS.fence) == number + b" this attempt"
     assert client.pttl(KEYS.fence) > 0

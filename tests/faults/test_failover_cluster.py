@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from django_redis_lock import AsyncLock, Lock
-from tests.integration.test_cluster_cache import cluster_cache
+from tests.integration.topologies.test_cluster_cache import cluster_cache
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_topologies import ClusterServers, cluster, cut_off, slot_of

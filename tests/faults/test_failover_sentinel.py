@@ -14,8 +14,8 @@ from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, TooFewReplicas
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.locking.keys import flight_key
-from tests.integration.test_lock import places
+from django_redis_lock.protocol.keys import flight_key
+from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer

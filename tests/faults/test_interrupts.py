@@ -29,17 +29,17 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import Lock, Redlock, locked
-from django_redis_lock.decorating import current
-from django_redis_lock.locking.keeper import keeper
-from django_redis_lock.locking.local import held_locally
-from django_redis_lock.locking.node import Server
-from django_redis_lock.locking.pop import Farewell
-from django_redis_lock.locking.server import server_of
-from django_redis_lock.locking.stand_ins import DegradingLock
-from django_redis_lock.locking.watch import Departure
-from tests.integration.test_get_or_set import renewals
-from tests.integration.test_lock import places
-from tests.integration.test_lock_waiting import blocked
+from django_redis_lock.decorators import current
+from django_redis_lock.fallback.file_lock import held_locally
+from django_redis_lock.fallback.stand_ins import DegradingLock
+from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.locking.waiting.pop import Farewell
+from django_redis_lock.locking.waiting.watch import Departure
+from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import Server
+from tests.integration.cache.test_get_or_set import renewals
+from tests.integration.locks.test_lock import places
+from tests.integration.locks.test_lock_waiting import blocked
 from tests.lock_contract import Background
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -424,7 +424,9 @@ def test_a_computation(
     client: redis.Redis, terms: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its flight may live on for a while, but is not kept alive, and nobody here waits for it."""
-    monkeypatch.setitem(globals(), "MODULES", ("django_redis_lock.flights", "django_redis_lock.c"))
+    monkeypatch.setitem(
+        globals(), "MODULES", ("django_redis_lock.singleflight", "django_redis_lock.c")
+    )
     cache: Any = caches["default"]
 
     def attempt(points: Points) -> None:

@@ -17,8 +17,9 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError
-from django_redis_lock.locking import aio_calls, calls, waiting
-from django_redis_lock.locking.scripts import (
+from django_redis_lock.locking.waiting import threads
+from django_redis_lock.locking.waiting.thread_line import Extension
+from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
     EXTEND,
     HELD,
@@ -30,8 +31,8 @@ from django_redis_lock.locking.scripts import (
     Call,
     script,
 )
-from django_redis_lock.locking.server import server_of
-from django_redis_lock.locking.thread_line import Extension
+from django_redis_lock.transport import aio_execute, execute
+from django_redis_lock.transport.registry import server_of
 from tests.faults.proxy import Proxy
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
@@ -310,16 +311,16 @@ class TestReset:
         options: dict[str, Any] = {"timeout": 30, "grant_timeout": GRANT, "thread_local": False}
         holder, waiter = Lock(client, "shaky", **options), Lock(client, "shaky", **options)
         assert holder.acquire(token=token)
-        waiting = Background(lambda: waiter.acquire(token=token))
+        threads = Background(lambda: waiter.acquire(token=token))
         until(lambda: client.info("clients")["blocked_clients"])
-        held = calls.run(client, Call(HELD, holder.keys, ())).value
+        held = execute.run(client, Call(HELD, holder.keys, ())).value
         late = holder._reset_call(held)
         rule = proxy.lose_reply(RESET)
         assert Lock(shaky, "shaky", grant_timeout=GRANT).reset() is True
         assert rule.left == 0
-        assert waiting.result() is True
+        assert threads.result() is True
         assert waiter.owned()
-        assert calls.run(client, late).value == 0, "also if it arrives late"
+        assert execute.run(client, late).value == 0, "also if it arrives late"
         assert waiter.owned()
         waiter.release()
 
@@ -458,14 +459,14 @@ def test_an_announcement_that_is_refused_leaves_no_answer_behind(
     server = server_of(client)
     answers = (Call(script("return 1"), (), ()), Call(script("return 2"), (), ()))
     with pytest.raises(ResponseError):
-        calls._run(server, answers[0], None, asking=True)
-    assert calls.run(client, answers[1]).value == 2
+        execute._run(server, answers[0], None, asking=True)
+    assert execute.run(client, answers[1]).value == 2
 
     async def main() -> None:
         async with redis.asyncio.Redis.from_url(redis_server.url) as tasks:
             with pytest.raises(ResponseError):
-                await aio_calls._run(tasks, server, server, answers[0], None, asking=True)
-            assert (await aio_calls.run(tasks, answers[1])).value == 2
+                await aio_execute._run(tasks, server, server, answers[0], None, asking=True)
+            assert (await aio_execute.arun(tasks, answers[1])).value == 2
 
     asyncio.run(main())
 
@@ -483,7 +484,7 @@ def test_an_answer_that_is_held_up_costs_other_servers_nothing(
         proxy._flows.clear()
         return Extension(*args)
 
-    monkeypatch.setattr(waiting, "Extension", held_up)
+    monkeypatch.setattr(threads, "Extension", held_up)
     holder = Lock(client, "shaky", timeout=30)
     holder.acquire()
     lock = Lock(shaky, "shaky", timeout=30, thread_local=False)

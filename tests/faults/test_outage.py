@@ -14,10 +14,10 @@ from redis.retry import Retry
 
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.locking.aio_clients import asyncio_client
-from django_redis_lock.locking.breaker import Breaker, ServerAway
-from django_redis_lock.locking.server import outages, server_of
-from tests.integration.test_lock import places
+from django_redis_lock.transport.aio_pools import asyncio_client
+from django_redis_lock.transport.circuit_breaker import Breaker, ServerAway
+from django_redis_lock.transport.registry import outages, server_of
+from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer

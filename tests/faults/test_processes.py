@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from django_redis_lock import Lock, LockLost
-from django_redis_lock.locking.keeper import keeper
+from django_redis_lock.keeper.thread import keeper
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer

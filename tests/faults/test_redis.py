@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncLock, Lock
-from tests.integration.test_lock import places
+from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer

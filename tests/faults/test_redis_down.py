@@ -18,16 +18,16 @@ from django_redis_lock import (
     LockNotAcquired,
     Redlock,
     TooFewReplicas,
+    events,
     locked,
 )
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.locking import events
-from django_redis_lock.locking.aio_clients import asyncio_client
-from django_redis_lock.locking.events import StoodIn
-from django_redis_lock.locking.local import held_locally
-from django_redis_lock.locking.server import outages
-from django_redis_lock.locking.stand_ins import AsyncDegradingLock, DegradingLock
-from tests.integration.test_lock import OnRedis
+from django_redis_lock.events import StoodIn
+from django_redis_lock.fallback.file_lock import held_locally
+from django_redis_lock.fallback.stand_ins import AsyncDegradingLock, DegradingLock
+from django_redis_lock.transport.aio_pools import asyncio_client
+from django_redis_lock.transport.registry import outages
+from tests.integration.locks.test_lock import OnRedis
 from tests.lock_contract import Backend, Background, LockContract
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer

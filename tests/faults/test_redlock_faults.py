@@ -17,11 +17,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
-from django_redis_lock.locking.keeper import keeper
-from django_redis_lock.locking.parallel import _Asking
+from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.locking.renewal import Abandoned
-from django_redis_lock.locking.server import server_of
-from tests.integration.test_lock import places
+from django_redis_lock.redlock.fan_out import _Asking
+from django_redis_lock.transport.registry import server_of
+from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_redis_lock.locking.arguments import (
+from django_redis_lock.protocol.validation import (
     LONGEST,
     check_name,
     check_name_in_cache,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock.locking import events
-from django_redis_lock.locking.breaker import PROBE, Breaker, ServerAway
-from django_redis_lock.locking.events import ServerDown, ServerUp
+from django_redis_lock import events
+from django_redis_lock.events import ServerDown, ServerUp
+from django_redis_lock.transport.circuit_breaker import PROBE, Breaker, ServerAway
 
 ERROR = redis.TimeoutError("no answer")
 PAUSE = 2.0

@@ -13,7 +13,7 @@ from django.utils import translation
 
 from django_redis_lock.contention import Conflict
 from django_redis_lock.exceptions import LockNotAcquired
-from django_redis_lock.locking.owner import Held, Owner, fingerprint
+from django_redis_lock.protocol.owner import Held, Owner, fingerprint
 
 HOLDER = Owner("abc123", "web-1", 42, "MainThread", "nightly", 1000.0)
 

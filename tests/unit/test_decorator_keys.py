@@ -11,9 +11,9 @@ import pytest
 from django.core.management.base import BaseCommand
 
 from django_redis_lock import locked
-from django_redis_lock.decorating.options import Options
+from django_redis_lock.decorators.options import Options
+from django_redis_lock.events import Subject
 from django_redis_lock.exceptions import LockNotAcquired
-from django_redis_lock.locking.events import Subject
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.locking.events import group_of
+from django_redis_lock.events import group_of
 from django_redis_lock.metrics import BOUNDS, Distribution, figures, histogram_svg, sparkline_svg
 from django_redis_lock.metrics.charts import shown_seconds
 

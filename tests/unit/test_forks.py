@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import django_redis_lock
-from django_redis_lock.locking import degrading
-from django_redis_lock.locking.breaker import Breaker
+from django_redis_lock.fallback import degrading
+from django_redis_lock.transport.circuit_breaker import Breaker
 
 FOLDER = Path(django_redis_lock.__file__).parent
 MUTEXES = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")
@@ -20,17 +20,17 @@ MUTEXES = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore
 #: Mutexes that no child uses: of one call or one acquisition, which is its parent's, or of
 #: something that begins anew in the child.
 OF_THE_PARENT = {
-    "locking/hold.py": 1,
-    "locking/thread_line.py": 2,
-    "locking/keeper.py": 2,
-    "locking/notices.py": 2,
-    "flights/background.py": 2,
-    "flights/aboard.py": 2,
-    "computing/looks.py": 1,
+    "protocol/hold.py": 1,
+    "locking/waiting/thread_line.py": 2,
+    "keeper/thread.py": 2,
+    "notices.py": 2,
+    "keeper/thread_pool.py": 2,
+    "singleflight/in_process.py": 2,
+    "cache/looks.py": 1,
     "metrics/collecting.py": 1,
-    "decorating/lost.py": 2,
+    "decorators/on_lost.py": 2,
     "management/commands/run_locked.py": 1,
-    "memory.py": 2,
+    "testing/memory_server.py": 2,
 }
 
 

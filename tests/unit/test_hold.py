@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from django_redis_lock.locking import renewal
-from django_redis_lock.locking.hold import Hold, printable
-from django_redis_lock.locking.keys import lock_keys
 from django_redis_lock.locking.renewal import DESCRIBE_AFTER, LOOK, Renewal
+from django_redis_lock.protocol.hold import Hold, printable
+from django_redis_lock.protocol.keys import lock_keys
 
 
 class FakeClock:

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock.locking import keeper as keeper_module
-from django_redis_lock.locking.breaker import Breaker
-from django_redis_lock.locking.hold import Hold, in_a_thread
-from django_redis_lock.locking.keeper import Job, Keeper
-from django_redis_lock.locking.keys import lock_keys
+from django_redis_lock.keeper import thread as keeper_module
+from django_redis_lock.keeper.job import Job
+from django_redis_lock.keeper.thread import Keeper
 from django_redis_lock.locking.renewal import Renewal
-from django_redis_lock.locking.scripts import CLOCK, RENEW, Call
+from django_redis_lock.protocol.hold import Hold, in_a_thread
+from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.lock_scripts import CLOCK, RENEW, Call
+from django_redis_lock.transport.circuit_breaker import Breaker
 from tests.processes import PATIENCE, until
 
 ASK = Call(CLOCK, (), ())

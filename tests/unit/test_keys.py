@@ -14,8 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from django_redis_lock.locking import keys
-from django_redis_lock.locking.keys import (
+from django_redis_lock.protocol import keys
+from django_redis_lock.protocol.keys import (
     FIGURES,
     FLIGHTS,
     INDEX,

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.locking.grants import FRESH, Clock, Granted, Request, new_token
-from django_redis_lock.locking.keeper import Job, Keeper
-from django_redis_lock.locking.keys import lock_keys
-from django_redis_lock.locking.line import Line, Place
-from django_redis_lock.locking.thread_line import ThreadTurn
-from django_redis_lock.locking.watch import Departure, Watch
+from django_redis_lock.keeper.job import Job
+from django_redis_lock.keeper.thread import Keeper
+from django_redis_lock.locking.waiting.queue import Line, Place
+from django_redis_lock.locking.waiting.thread_line import ThreadTurn
+from django_redis_lock.locking.waiting.watch import Departure, Watch
+from django_redis_lock.protocol.acquisition import FRESH, Clock, Granted, Request, new_token
+from django_redis_lock.protocol.keys import lock_keys
 
 KEYS = lock_keys(b"report")
 #: What the server's clock shows at the beginning of each test, in microseconds.

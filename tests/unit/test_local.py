@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from django_redis_lock import LockError
-from django_redis_lock.locking import local
-from django_redis_lock.locking.local import LocalLock, held_locally, local_folder
-from django_redis_lock.locking.owner import Owner
+from django_redis_lock.fallback import file_lock
+from django_redis_lock.fallback.file_lock import LocalLock, held_locally, local_folder
+from django_redis_lock.protocol.owner import Owner
 from tests.processes import in_threads
 
 ME = Owner("abcd", "host", 42, "main", "a test", 1_700_000_000.0)
@@ -155,7 +155,7 @@ def test_a_look_does_not_get_in_the_way(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_this_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(file_lock.tempfile, "gettempdir", lambda: str(tmp_path))
     found = local_folder()
     assert found.parent == tmp_path
     assert stat.S_IMODE(found.stat().st_mode) == 0o700
@@ -178,6 +178,6 @@ def test_a_folder_is_made(tmp_path: Path) -> None:
 
 
 def test_systems_without_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "fcntl", None)
+    monkeypatch.setattr(file_lock, "fcntl", None)
     with pytest.raises(LockError, match="POSIX"):
         lock(tmp_path)

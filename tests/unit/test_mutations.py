@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from django_redis_lock.locking import scripts
+from django_redis_lock.protocol import lock_scripts
 from tests.model.mutations import Workshop, blocks, files_for, mutants
 
 
@@ -24,7 +24,11 @@ def test_each_script_has_mutants_and_tests_to_catch_them(block) -> None:
 
 
 def test_all_scripts_are_found() -> None:
-    known = {name for name in scripts.__all__ if isinstance(getattr(scripts, name), scripts.Script)}
+    known = {
+        name
+        for name in lock_scripts.__all__
+        if isinstance(getattr(lock_scripts, name), lock_scripts.Script)
+    }
     assert known <= {block.name for block in blocks()}
     shared = next(block for block in blocks() if block.name == "_REGISTER")
     assert {"ACQUIRE", "WATCH"} <= shared.scripts

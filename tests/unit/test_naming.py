@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_redis_lock.decorating.naming import LONGEST, Template, namer, short
+from django_redis_lock.decorators.key_template import LONGEST, Template, namer, short
 
 
 def name(template: str, **values: Any) -> str:

@@ -11,9 +11,9 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from django_redis_lock.locking.hold import Hold
-from django_redis_lock.locking.keys import lock_keys
-from django_redis_lock.locking.owner import Owner, fingerprint, hostname, process_id
+from django_redis_lock.protocol.hold import Hold
+from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.owner import Owner, fingerprint, hostname, process_id
 
 OWNER = Owner("c0ffee", "web-1", 4711, "MainThread", "nightly report", 1_750_000_000.25)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.locking.packing import pack, pack_all
-from django_redis_lock.locking.scripts import Call, script
+from django_redis_lock.protocol.lock_scripts import Call, script
+from django_redis_lock.transport.packing import pack, pack_all
 
 ECHO = script("return ARGV[1]")
 

@@ -16,10 +16,11 @@ import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_redis_lock import Redlock
-from django_redis_lock.locking import campaign, grants, quorum, votes
-from django_redis_lock.locking.campaign import Ask, Queue
-from django_redis_lock.locking.quorum_scripts import VOTE
-from django_redis_lock.locking.scripts import Call
+from django_redis_lock.protocol import acquisition
+from django_redis_lock.protocol.lock_scripts import Call
+from django_redis_lock.redlock import campaign, quorum, votes
+from django_redis_lock.redlock.campaign import Ask, Queue
+from django_redis_lock.redlock.scripts import VOTE
 
 SERVERS = 5
 LIFETIME = 1.0
@@ -223,13 +224,13 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], World
     def make(seed: int) -> World:
         world = World(seed)
         clock = SimpleNamespace(monotonic=lambda: world.now)
-        for module in (campaign, grants, quorum, votes):
+        for module in (campaign, acquisition, quorum, votes):
             monkeypatch.setattr(module, "time", clock)
         chance = SimpleNamespace(
             token_hex=lambda n: f"{world.random.getrandbits(8 * n):0{2 * n}x}",
             randbelow=world.random.randrange,
         )
-        for module in (campaign, grants, quorum):
+        for module in (campaign, acquisition, quorum):
             monkeypatch.setattr(module, "secrets", chance, raising=False)
         # What it learns of the servers' clocks is of this world only.
         campaign._clocks.clear()

@@ -12,7 +12,8 @@ import pytest
 import redis
 import redis.sentinel
 
-from django_redis_lock.locking.server import Server, server_of
+from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import Server
 from tests.processes import in_threads
 
 

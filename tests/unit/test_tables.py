@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.management.tables import Column, clip, table, width_of
+from django_redis_lock.management.output import Column, clip, table, width_of
 from django_redis_lock.management.wording import duration
 
 COLUMNS = (Column("NAME", shrinks=True), Column("HELD", right=True), Column("BY", shrinks=True))

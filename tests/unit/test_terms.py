@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.computing.terms import SETTING, Terms
+from django_redis_lock.cache.options import SETTING, Terms
 from django_redis_lock.conf import Conf
 
 

@@ -12,16 +12,16 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from redis.exceptions import RedisError
 
-from ...aliases import BACKEND, lock_cache, lock_caches
-from ...decorating.outages import outages_not_logged
+from ...cache import BACKEND, lock_cache, lock_caches
+from ...decorators import outages_not_logged
 from ...metrics import PERIODS
 from ..arguments import count, seconds, seconds_or_none
-from ..diagnosis import diagnose
+from ..doctor import diagnose
 from ..exit_codes import CLOSED, UNAVAILABLE, USAGE
-from ..figures import show_figures
 from ..listing import KINDS, list_locks
-from ..releasing import release_lock, reset_locks
-from ..showing import show_lock
+from ..release import release_lock, reset_locks
+from ..show import show_lock
+from ..stats import show_figures
 
 __all__ = ["Command"]
 

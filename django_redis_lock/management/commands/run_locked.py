@@ -17,16 +17,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from redis.exceptions import RedisError
 
-from ...aliases import lock_cache
+from ...cache import lock_cache
 from ...conf import Conf
 from ...contention import Conflict, unavailable
-from ...decorating.outages import RetryUntil, outages_not_logged
-from ...locking.interrupts import unwinding
-from ...locking.lock import Lock
+from ...decorators import RetryUntil, outages_not_logged
+from ...locking import Lock, unwinding
 from ..arguments import count_or_none, exit_code, seconds, seconds_or_forever, seconds_or_none
 from ..exit_codes import LOST, TAKEN, UNAVAILABLE, USAGE
+from ..job import ManagementCommand, Work
 from ..programs import Program
-from ..work import ManagementCommand, Work
 
 __all__ = ["Command"]
 

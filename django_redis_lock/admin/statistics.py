@@ -1,0 +1,183 @@
+"""How locks behave: the figures of ``metrics`` for each group of names, ready to be shown."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from django.template.loader import render_to_string
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..cache import lock_cache
+from ..held_locks import UNAVAILABLE, Holding
+from ..metrics import PERIODS as BUCKETS
+from ..metrics import Distribution, Summary, histogram_svg, sparkline_svg, summaries, summary
+from ..transport import server_of
+from .wording import precise, shown
+
+__all__ = ["behaviour_of", "behaviour_section"]
+
+logger = logging.getLogger("django_redis_lock.admin")
+
+#: Groups shown, at most: the busiest. There are not many more: ``metrics`` bounds them.
+MOST = 200
+PERIODS = {"hour": gettext_lazy("last hour"), "day": gettext_lazy("last day")}
+TEMPLATE = "admin/django_redis_lock/heldlock/behaviour.html"
+
+
+def behaviour_section(
+    aliases: Iterable[str],
+    held: Sequence[Holding],
+    search: str,
+    address: Callable[..., str],
+    many_caches: bool = False,
+) -> str:
+    """The section below the list, as HTML.
+
+    Args:
+        aliases: the caches to ask, which have just answered.
+        held: what is held now, to say how many of each group.
+        search: only groups with this in their name.
+        address: the address of the list of a group's locks.
+        many_caches: whether to say which cache it is.
+    """
+    aliases = list(aliases)
+    now = Counter((_site(holding.alias), holding.group) for holding in held)
+    failed = not aliases
+    found: list[tuple[str, dict[str, Summary]]] = []
+    for alias in _one_of_each_site(aliases):
+        try:
+            found += ((alias, of) for of in _groups(alias) if search.lower() in _name(of).lower())
+        except UNAVAILABLE as error:
+            logger.warning("The figures of the cache %s cannot be read: %s", alias, error)
+            failed = True
+    found.sort(key=lambda pair: (-pair[1]["day"].events, _name(pair[1]), pair[0]))
+    rows = []
+    for alias, of in found[:MOST]:
+        number = now[_site(alias), _name(of)]
+        rows.append(
+            {
+                "name": shown(_name(of)),
+                "address": address(q=_name(of)) if number else "",
+                "held": number_format(number) if number else "-",
+                "alias": alias,
+                "periods": [behaviour_row(of[period]) for period in PERIODS],
+            }
+        )
+    nothing = _("Nothing was counted.")
+    if failed:
+        nothing = _("The figures cannot be read: Redis did not answer as it should.")
+    context = {
+        "rows": rows,
+        "nothing": nothing,
+        "left_out": max(0, len(found) - MOST),
+        "many_caches": many_caches,
+    }
+    return render_to_string(TEMPLATE, context)
+
+
+def _groups(alias: str) -> Iterator[dict[str, Summary]]:
+    """Of each group for which something was counted the figures of each period."""
+    counted = {p: {s.group: s for s in summaries(alias, p)} for p in PERIODS}
+    for group in {group: None for of in counted.values() for group in of}:
+        yield {p: counted[p].get(group) or Summary.of(group, p, []) for p in PERIODS}
+
+
+def _name(of: dict[str, Summary]) -> str:
+    return of["day"].group or ""
+
+
+def behaviour_of(alias: str, group: str) -> list[dict[str, Any]]:
+    """The figures of one group in each period; none if they cannot be read."""
+    try:
+        found = [summary(alias, group, period) for period in PERIODS]
+    except UNAVAILABLE as error:
+        logger.warning("The figures of the cache %s cannot be read: %s", alias, error)
+        return []
+    return [behaviour_row(one) for one in found]
+
+
+def behaviour_row(one: Summary) -> dict[str, Any]:
+    """What the page shows of a summary."""
+    name = shown(one.group or "")
+    return {
+        "name": name,
+        "period": PERIODS[one.period],
+        "counted": one.events > 0,
+        "acquisitions": number_format(one.acquisitions),
+        "over_time": _over_time(one, name),
+        "success": _percent(one.success_rate),
+        "wait": _times(one.waits),
+        "hold": _times(one.holds),
+        "holds": _chart(one.holds, _("How long %(name)s was held") % {"name": name}),
+        "timeouts": _number(one.timeouts),
+        "rejected": _number(one.refused),
+        "lost": _number(one.lost),
+        "crashed": _number(one.crashed),
+        "stood_in": number_format(one.stood_in) if one.stood_in else "",
+        "computed": _number(one.computed),
+        "saved": _number(one.saved),
+        "failed": _number(one.failed),
+        "computing": _chart(
+            one.computations, _("How long %(name)s took to compute") % {"name": name}
+        ),
+    }
+
+
+def _over_time(one: Summary, name: str) -> str:
+    if not one.acquisitions:
+        return ""
+    minutes = BUCKETS[one.period].width // 60
+    most = max(one.acquisitions_over_time)
+    return sparkline_svg(
+        one.acquisitions_over_time,
+        _("Acquisitions of %(name)s over time") % {"name": name},
+        _("%(most)d at most in %(minutes)d min") % {"most": most, "minutes": minutes},
+    )
+
+
+def _chart(distribution: Distribution, title: str) -> str:
+    half, p95 = distribution.quantile(0.5), distribution.p95
+    if half is None:
+        return ""
+    told = _("Half within %(half)s.") % {"half": precise(half)}
+    if p95 is not None:
+        said = _("Half within %(half)s, 95 %% within %(most)s.")
+        told = said % {"half": precise(half), "most": precise(p95)}
+    return histogram_svg(distribution, title, told, width=200, height=56, shown=precise)
+
+
+def _times(distribution: Distribution) -> str:
+    """The average, and the time within which were 95 % if there are enough to say so."""
+    if distribution.average is None:
+        return "-"
+    if distribution.p95 is None:
+        return precise(distribution.average)
+    return f"{precise(distribution.average)} / {precise(distribution.p95)}"
+
+
+def _number(number: int) -> str:
+    return str(number_format(number)) if number else "-"
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "-"
+    return _("%(number)s %%") % {"number": number_format(share * 100, 0 if share == 1 else 1)}
+
+
+def _site(alias: str) -> Any:
+    """Caches with the same server and key prefix have their figures together."""
+    cache = lock_cache(alias)
+    return server_of(cache._lock_client()).database, str(cache.key_prefix)
+
+
+def _one_of_each_site(aliases: Iterable[str]) -> list[str]:
+    first: dict[Any, str] = {}
+    for alias in aliases:
+        first.setdefault(_site(alias), alias)
+    return list(first.values())

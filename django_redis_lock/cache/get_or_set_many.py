@@ -1,0 +1,156 @@
+"""``get_or_set_many``: as ``single``, for several keys at once."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from django.core.cache.backends.base import DEFAULT_TIMEOUT
+from django_redis.exceptions import ConnectionInterrupted
+
+from ..exceptions import LockNotAcquired
+from ..singleflight import CoordinationError, Several, Steps, TaskCrew, ThreadCrew
+from ..transport import is_pool_exhausted
+from .awaitables import awaitable
+from .get_or_set import Computing, OnWaitTimeout
+from .options import SETTING, Terms
+
+__all__ = ["ComputingMany"]
+
+
+class ComputingMany(Computing):
+    """The part of ``RedisCache`` that computes several missing values at once."""
+
+    def get_or_set_many(
+        self,
+        keys: Iterable[str],
+        default_many: Callable[[list[str]], Mapping[str, Any]],
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        *,
+        wait: float = SETTING,
+        on_wait_timeout: OnWaitTimeout = SETTING,
+        jitter: float = SETTING,
+        error_ttl: float = SETTING,
+        group: str | None = None,
+    ) -> dict[str, Any]:
+        """The values of ``keys``; ``default_many`` is called once for the missing ones.
+
+        It is given the list of just those keys that nobody else is computing, and returns a dict;
+        a key it leaves out is left out of the result too. What others compute is waited for. If it
+        raises, the caller gets the exception and nothing of what was found; the cache loses
+        nothing.
+
+        Args and Raises: as for ``get_or_set``; ``stale`` and ``background`` do not apply. All are
+        counted in one group: where none is given, that of the first key.
+        """
+        terms = Terms.of(
+            self.conf,
+            self._timeout(timeout),
+            stale=0.0,
+            wait=wait,
+            on_wait_timeout=on_wait_timeout,
+            jitter=jitter,
+            error_ttl=error_ttl,
+        )
+        names = list(dict.fromkeys(keys))
+        found, alone = self._look_for(names, version)
+        crew = self._thread_crew()
+        produce = default_many
+        steps = self._values(crew, names, found, produce, timeout, version, terms, group, alone)
+        return _in_order(names, crew.do(steps))
+
+    async def aget_or_set_many(
+        self,
+        keys: Iterable[str],
+        default_many: Callable[[list[str]], Any],
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        *,
+        wait: float = SETTING,
+        on_wait_timeout: OnWaitTimeout = SETTING,
+        jitter: float = SETTING,
+        error_ttl: float = SETTING,
+        group: str | None = None,
+    ) -> dict[str, Any]:
+        """As ``get_or_set_many``, for asyncio."""
+        terms = Terms.of(
+            self.conf,
+            self._timeout(timeout),
+            stale=0.0,
+            wait=wait,
+            on_wait_timeout=on_wait_timeout,
+            jitter=jitter,
+            error_ttl=error_ttl,
+        )
+        names = list(dict.fromkeys(keys))
+        crew = self._task_crew()
+        produce = awaitable(default_many)
+        steps = self._values(crew, names, {}, produce, timeout, version, terms, group)
+        return _in_order(names, await crew.do(steps))
+
+    def _look_for(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        """What is there, and why Redis could not be asked. If the pool is used up, nothing is
+        found: it is asked again with the question who computes."""
+        try:
+            return self._heeded(self.client.get_many, names, version=version), None
+        except ConnectionInterrupted as error:
+            cause = error.__cause__ or error
+            return {}, None if is_pool_exhausted(cause) else self._go_on_alone(cause)
+
+    def _values(
+        self,
+        crew: ThreadCrew | TaskCrew,
+        names: list[str],
+        found: dict[str, Any],
+        default_many: Callable[[list[str]], Any],
+        timeout: float | None,
+        version: int | None,
+        terms: Terms,
+        group: str | None,
+        alone: BaseException | None = None,
+    ) -> Steps:
+        deadline = time.monotonic() + terms.wait
+        missing = {self._encoded_key(name, version): name for name in names if name not in found}
+        first = names[0] if names else ""
+        producer = self._producer(first, default_many, timeout, terms, group)
+
+        def by_key(values: Any, nkeys: list[bytes]) -> dict[bytes, Any]:
+            if not isinstance(values, Mapping):
+                raise TypeError(f"default_many must return a dict by key, not {values!r}")
+            return {nkey: values[missing[nkey]] for nkey in nkeys if missing[nkey] in values}
+
+        async def by_key_later(values: Any, nkeys: list[bytes]) -> dict[bytes, Any]:
+            while inspect.isawaitable(values):
+                values = await values
+            return by_key(values, nkeys)
+
+        def produce(nkeys: list[bytes]) -> Any:
+            values = default_many([missing[nkey] for nkey in nkeys])
+            return (by_key_later if inspect.isawaitable(values) else by_key)(values, nkeys)
+
+        if not missing:
+            return found
+        in_thread = isinstance(crew, ThreadCrew)
+        several = Several(crew.server, self.conf.FLIGHT_TIMEOUT, producer, produce, in_thread)
+        got, late = {}, list(missing)
+        if alone is None:
+            try:
+                got, late = yield from several.get_or_compute(late, deadline)
+            except CoordinationError as error:
+                alone = self._go_on_alone(error.__cause__ or error)
+        if alone is not None:
+            got, late = (yield from several.compute_alone(late, alone)), []
+        if late and terms.on_wait_timeout == "raise":
+            raise LockNotAcquired("A value is still being computed elsewhere", missing[late[0]])
+        if late and terms.on_wait_timeout == "compute":
+            got.update((yield from several.compute_anyway(late)))
+        return {**found, **{missing[nkey]: value for nkey, value in got.items()}}
+
+
+def _in_order(names: list[str], values: dict[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}

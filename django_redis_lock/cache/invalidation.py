@@ -1,0 +1,139 @@
+"""Writes that end flights (invariant C2): what is computed from older data must not overwrite them.
+
+``FlightEnding`` stands in for a redis-py client in django-redis's own methods, which keep their
+encoding, time-outs and versions. Every write goes out as one script, so it costs no extra trip and
+gives one result in a pipeline.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from redis.exceptions import DataError, NoScriptError
+
+from ..protocol import Call, Script, flight_key
+from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, WRITE
+from ..transport import is_cluster, run_all
+
+__all__ = ["FlightEnding", "flight_ending"]
+
+
+class FlightEnding:
+    """A redis-py client, or pipeline, whose writes end the flights of the keys they write."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._encode = client.get_encoder().encode if hasattr(client, "get_encoder") else None
+        #: What a pipeline will have told the server of by the time its next command is carried out.
+        self._taught: set[Script] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def set(
+        self, name: str, value: Any, nx: bool = False, px: int | None = None, xx: bool = False
+    ) -> Any:
+        if nx and xx:
+            raise DataError("nx and xx are mutually exclusive")
+        key = self._key(name)
+        mode = "NX" if nx else "XX" if xx else ""
+        args = (value, "" if px is None else px, mode)
+        return self._run(Call(WRITE, (key, flight_key(key)), args))
+
+    def delete(self, *names: str) -> Any:
+        keys = tuple(map(self._key, names))
+        return self._run(Call(DELETE, (*keys, *map(flight_key, keys)), ()))
+
+    def expire(self, name: str, time: int | timedelta) -> Any:
+        seconds = time.total_seconds() if isinstance(time, timedelta) else time
+        return self._client.expire(name, time) if seconds > 0 else self.delete(name)
+
+    def pexpire(self, name: str, time: int | timedelta) -> Any:
+        length = time.total_seconds() if isinstance(time, timedelta) else time
+        return self._client.pexpire(name, time) if length > 0 else self.delete(name)
+
+    def expireat(self, name: str, when: int | datetime) -> Any:
+        at = when.timestamp() if isinstance(when, datetime) else when
+        return self._expire_at(name, "EXPIREAT", int(at))
+
+    def pexpireat(self, name: str, when: int | datetime) -> Any:
+        at = when.timestamp() * 1000 if isinstance(when, datetime) else when
+        return self._expire_at(name, "PEXPIREAT", int(at))
+
+    def _expire_at(self, name: str, command: str, at: int) -> Any:
+        key = self._key(name)
+        return self._run(Call(EXPIRE_AT, (key, flight_key(key)), (command, at)))
+
+    def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
+        """How django-redis counts, by a script that returns nothing where there is no number."""
+        key = self._key(name)
+        counting = f"""
+{LETTING_GO}
+local function count() {script} end
+local number = count()
+if number then let_go(KEYS[2]) end
+return number
+"""
+        return self._client.eval(counting, 2, key, flight_key(key), *args)
+
+    def pipeline(self, *args: Any, **kwargs: Any) -> FlightEnding:
+        return FlightEnding(self._client.pipeline(*args, **kwargs))
+
+    def _key(self, name: str) -> bytes:
+        encode = self._encode or self._client.connection_pool.get_encoder().encode
+        encoded: bytes = encode(name)
+        return encoded
+
+    def _run(self, call: Call) -> Any:
+        execute = self._client.execute_command
+        # Bytes for the same reason as in ``pack_words``.
+        args = (a if isinstance(a, bytes) else str(a).encode() for a in call.args)
+        words = (b"%d" % len(call.keys), *call.keys, *args)
+        stack = getattr(self._client, "command_stack", None)
+        if stack is not None:  # A pipeline cannot react to a missing script: the first teaches it.
+            if not stack:
+                self._taught.clear()
+            if call.script in self._taught:
+                return execute("EVALSHA", call.script.sha, *words)
+            self._taught.add(call.script)
+            return execute("EVAL", call.script.source, *words)
+        try:
+            return execute("EVALSHA", call.script.sha, *words)
+        except NoScriptError:
+            return execute("EVAL", call.script.source, *words)
+
+
+class ClusterFlightEnding(FlightEnding):
+    """The same for a cluster's client: what concerns several keys goes to each one's node."""
+
+    def delete(self, *names: str) -> Any:
+        calls = [Call(DELETE, (key, flight_key(key)), ()) for key in map(self._key, names)]
+        return sum(map(int, run_all(self._client, calls))) if calls else 0
+
+    def pipeline(self, *args: Any, **kwargs: Any) -> Batch:
+        return Batch(self._client)
+
+
+class Batch(ClusterFlightEnding):
+    """Writes that go out together, in one trip for each node."""
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        self._calls: list[Call] = []
+
+    def delete(self, *names: str) -> Any:
+        for key in map(self._key, names):
+            self._run(Call(DELETE, (key, flight_key(key)), ()))
+
+    def _run(self, call: Call) -> Any:
+        self._calls.append(call)
+
+    def execute(self) -> list[Any]:
+        calls, self._calls = self._calls, []
+        return run_all(self._client, calls) if calls else []
+
+
+def flight_ending(client: Any) -> FlightEnding:
+    """``client`` in a form whose writes end flights."""
+    return (ClusterFlightEnding if is_cluster(client) else FlightEnding)(client)

@@ -1,1 +1,0 @@
-"""The cache's methods that compute: Django's arguments in front, the rule of flights behind."""

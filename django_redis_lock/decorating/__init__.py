@@ -1,1 +1,0 @@
-"""What ``locked()`` is made of; ``decorators`` puts it together."""

@@ -1,0 +1,23 @@
+"""``locked()`` and ``cached()``."""
+
+from .cached import CachedFunction, cached, computing_cache
+from .current import current_lock
+from .locked import Locked, LockedOrElse, locked
+from .on_lost import interrupt_main_thread
+from .outages import RetryUntil, outages_not_logged
+from .registry import Declaration, declarations
+
+__all__ = [
+    "CachedFunction",
+    "Declaration",
+    "Locked",
+    "LockedOrElse",
+    "RetryUntil",
+    "cached",
+    "computing_cache",
+    "current_lock",
+    "declarations",
+    "interrupt_main_thread",
+    "locked",
+    "outages_not_logged",
+]

@@ -1,0 +1,148 @@
+"""What becomes of a management command whose lock is lost: ``on_lost="terminate"``."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+from django.core.management import BaseCommand, CommandError
+
+from ..locking import unwinding
+from ..protocol import printable
+
+__all__ = ["GRACE", "Ending", "LockLostExit", "interrupt_main_thread", "told_to_end"]
+
+T = TypeVar("T")
+
+logger = logging.getLogger("django_redis_lock.lost")
+
+#: Seconds a command has to clean up after its lock is lost, before its process ends in any case.
+GRACE = 10.0
+
+
+class LockLostExit(SystemExit):
+    """Raised in the midst of a command that has lost its lock; ``finally`` and ``with`` blocks run,
+    ``except Exception`` does not stop it."""
+
+
+class Ending:
+    """Ends the command that runs in this process's main thread.
+
+    ====  =======================================================================================
+    0 s   The keeper learns that the lock is lost. ``LockLostExit`` is raised in the main thread,
+          by way of SIGTERM, so that it interrupts what the command waits for.
+    10 s  The command has not ended: it hangs in a library, or has caught the exception. If it was
+          called from a command line, the process ends at once, without cleaning up.
+    ====  =======================================================================================
+
+    Args:
+        command: which runs.
+        exit_code: of the process, either way.
+        name: the lock's, for the log.
+    """
+
+    def __init__(self, command: BaseCommand, exit_code: int, name: str) -> None:
+        # Otherwise the process is not its own: a server's, a test's.
+        self.alone = bool(getattr(command, "_called_from_command_line", False))
+        self.exit_code = exit_code
+        self.name = name
+        self.grace = GRACE
+        self.lost = False
+        self._over = threading.Event()
+        self._mutex = threading.Lock()
+
+    def __call__(self) -> None:
+        """The lock is lost; called in a thread of its own."""
+        with self._mutex:
+            if self._over.is_set():
+                return
+            self.lost = True
+            interrupt_main_thread()
+        if not self._over.wait(self.grace):
+            then = "its process ends now" if self.alone else "it goes on without the lock"
+            hangs = "The command that lost its lock %s has not ended in %g s: %s"
+            name = printable(self.name.encode(errors="replace"))
+            logger.critical(hangs, name, self.grace, then)
+            if self.alone:
+                os._exit(self.exit_code)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Do ``work``, and end it when the lock is lost.
+
+        Raises:
+            CommandError: the lock was lost meanwhile, with the exit code.
+            RuntimeError: this is not the main thread, the only one that can be interrupted.
+        """
+        try:
+            with self._armed():
+                result = work()
+        except BaseException as error:
+            if not self.lost:
+                raise
+            raise self._error() from (None if isinstance(error, LockLostExit) else error)
+        if self.lost:
+            raise self._error()
+        return result
+
+    def _error(self) -> CommandError:
+        words = f"the lock {self.name} was lost while this ran, and another may run beside it"
+        return CommandError(" ".join(words.split()), returncode=self.exit_code)
+
+    @contextmanager
+    def _armed(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                'on_lost="terminate" ends a command in the main thread, and this is another: call '
+                "it from the command line, or give on_lost a callable"
+            )
+        before: Any = signal.getsignal(signal.SIGTERM)
+
+        def leave(number: int, frame: FrameType | None) -> None:
+            if self.lost:
+                if not self._over.is_set():
+                    raise LockLostExit(self.exit_code)
+            elif callable(before):
+                before(number, frame)
+            elif before != signal.SIG_IGN:
+                raise SystemExit(128 + number)
+
+        signal.signal(signal.SIGTERM, leave)
+        try:
+            yield
+        finally:
+            try:
+                with self._mutex:
+                    self._over.set()
+            finally:
+                self._over.set()  # Also if the exception came right here.
+                # What is still on its way meets our handler first, and nothing happens.
+                signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def interrupt_main_thread() -> None:
+    """By SIGTERM, straight to that thread: another could take a signal to the process, and what the
+    main thread waits for would not be interrupted."""
+    ident = threading.main_thread().ident
+    if ident is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(ident, signal.SIGTERM)
+    else:
+        _thread.interrupt_main(signal.SIGTERM)
+
+
+@contextmanager
+def told_to_end() -> Iterator[None]:
+    """A command that is told to end by SIGTERM releases its lock, unless it has a way of its own to
+    deal with that signal."""
+    main = threading.current_thread() is threading.main_thread()
+    if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        with unwinding():
+            yield
+    else:
+        yield

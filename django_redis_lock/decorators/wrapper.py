@@ -1,0 +1,227 @@
+"""What is put around a function that ``locked()`` decorates: plain, asynchronous, of a view, of a
+command."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
+from django.core.management.base import BaseCommand
+from django.views import View
+from redis.exceptions import RedisError
+
+from ..contention import Conflict, request_of, unavailable
+from ..exceptions import LockError
+from ..transport import is_outage
+from .key_template import bound_method, namer
+from .on_lost import Ending, told_to_end
+from .options import MISSING, Options, Use
+from .outages import outages_not_logged
+from .registry import declare
+from .section import AsyncSection, Section
+
+__all__ = ["ONLY_COMMANDS", "Guard", "is_api_view"]
+
+ONLY_COMMANDS = (
+    "only a management command can be ended for its lock. Give on_lost a callable, or ask "
+    "current_lock().ensure_held() before doing harm"
+)
+
+
+class Guard:
+    """Lets one function run only once at a time.
+
+    Args:
+        dotted: its name, for its lock where the options give none, and for messages.
+    """
+
+    def __init__(self, options: Options, function: Callable[..., Any], dotted: str) -> None:
+        if any(map(_is_generator, (function, type(function).__call__))):
+            raise TypeError(
+                f"locked() cannot decorate {function!r}: calling it only makes a generator, which "
+                "would run when the lock has been released. Take the lock inside: "
+                'with locked("name")'
+            )
+        if options.on_lost == "terminate" and getattr(function, "__name__", "") != "handle":
+            raise TypeError(f'on_lost="terminate" means nothing for {dotted}: {ONLY_COMMANDS}')
+        if iscoroutinefunction(options.on_lost) and not _is_async(function):
+            raise TypeError(f"on_lost must be a plain function: {dotted} is one, too")
+        self.options = options
+        self.function = function
+        self.dotted = dotted
+        self.name_of = namer(options.key, function, dotted)
+        self.template = None if callable(options.key) else options.key or dotted
+        self.use = Use(dotted, self.template or dotted)
+        # A function that Django REST framework's @api_view has made a view of: its clients are
+        # programs.
+        self.json = is_api_view(getattr(function, "cls", None))
+
+    def wrapper(self) -> Callable[..., Any]:
+        function, wrapper = self.function, self._wrapper()
+        functools.update_wrapper(wrapper, function)
+        options = self.options
+        if getattr(function, "__module__", "") != "django.utils.decorators":  # Its dummy.
+            declare(wrapper, self.dotted, self.template, options.using, options.given())
+        return wrapper
+
+    def _wrapper(self) -> Callable[..., Any]:
+        function = self.function
+        if _is_async(function):
+
+            async def acall(*args: Any, **kwargs: Any) -> Any:
+                return await self.arun(args, kwargs)
+
+            return acall
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.run(args, kwargs)
+
+        if _is_dispatch(function):
+
+            def dispatch(*args: Any, **kwargs: Any) -> Any:
+                # Django awaits what it returns if the view's own methods are coroutine functions.
+                view = _view(function, args)
+                asynchronous = isinstance(view, View) and view.view_is_async
+                return (self.arun if asynchronous else self.run)(args, kwargs)
+
+            return dispatch
+        return call
+
+    # -- threads -----------------------------------------------------------------------------
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = self.name_of(args, kwargs)
+        if not (args and isinstance(args[0], BaseCommand)):
+            if self.options.on_lost == "terminate":
+                raise TypeError(f"{self.dotted} is no management command: {ONLY_COMMANDS}")
+            return self._run(Section(self.options, name, self.use), args, kwargs)
+        if self.options.on_lost == "terminate":
+            ending = Ending(args[0], self.options.lost_exit_code, name)
+            section = Section(self.options, name, self.use, on_lost=ending)
+            return ending.run(lambda: self._run(section, args, kwargs))
+        with told_to_end():
+            return self._run(Section(self.options, name, self.use), args, kwargs)
+
+    def _run(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            entered = self._entered(section, args, kwargs)
+            if entered:
+                try:
+                    result = self.function(*args, **kwargs)
+                finally:
+                    section.leave()
+        except BaseException:
+            section.abandon()
+            raise
+        if not entered:
+            return self._answer(section.conflict(), args, kwargs)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(
+                f"{self.dotted} returned a coroutine, which would run when the lock has been "
+                "released: make it a coroutine function (async def), or mark it by "
+                "asgiref.sync.markcoroutinefunction"
+            )
+        return result
+
+    def _entered(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if not (args and isinstance(args[0], BaseCommand)):
+            return section.enter()
+        waits_on = self.options.wait_for_redis
+        try:
+            with nullcontext() if waits_on else outages_not_logged():
+                return section.enter(_teller(args[0], kwargs))
+        except (RedisError, OSError) as error:
+            if isinstance(error, LockError) and not is_outage(error):
+                raise
+            raise unavailable(section.name, error, self.options.unavailable_exit_code) from error
+
+    def _answer(self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        options = self.options
+        if options.on_conflict is not None:
+            return options.on_conflict(conflict, *args, **kwargs)
+        if options.default is not MISSING:
+            return options.default
+        if args and isinstance(args[0], BaseCommand):
+            if options.exit_code:
+                raise conflict.command_error(options.exit_code)
+            if kwargs.get("verbosity", 1):
+                args[0].stderr.write(conflict.line(), args[0].style.WARNING)
+            return None
+        request = request_of(args, kwargs)
+        if request is None:
+            raise conflict.error()
+        return conflict.response(request, options.status_code, json=self.json)
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    async def arun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            name = self.name_of(args, kwargs)
+        except SynchronousOnlyOperation:  # As request.user asks the database.
+            name = await sync_to_async(self.name_of)(args, kwargs)
+        section = AsyncSection(self.options, name, self.use)
+        if not await section.enter():
+            return await self._aanswer(await section.conflict(), args, kwargs)
+        try:
+            result = self.function(*args, **kwargs)
+            # A mixin's dispatch() may answer by itself.
+            return await result if inspect.isawaitable(result) else result
+        finally:
+            await section.leave()
+
+    async def _aanswer(
+        self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if iscoroutinefunction(self.options.on_conflict):
+            return await self._answer(conflict, args, kwargs)
+        # A template, or an answer of the project's own, may ask the database.
+        answer = await sync_to_async(self._answer)(conflict, args, kwargs)
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+def _is_async(function: Any) -> bool:
+    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
+
+
+def _is_generator(function: Any) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _is_dispatch(function: Any) -> bool:
+    """Whether it is the method of a view from which Django calls ``get``, ``post`` and the rest."""
+    method = bound_method(function)
+    if method is not None:
+        return method.__name__ == "dispatch" and isinstance(method.__self__, View)
+    return getattr(function, "__name__", "") == "dispatch" and inspect.isfunction(function)
+
+
+def _view(function: Any, args: tuple[Any, ...]) -> Any:
+    method = bound_method(function)
+    if method is not None:
+        return method.__self__
+    return args[0] if args else None
+
+
+def _teller(command: BaseCommand, kwargs: dict[str, Any]) -> Callable[[Conflict], None] | None:
+    """What tells the people at a terminal that a command waits, and for whom."""
+    if not kwargs.get("verbosity", 1):
+        return None
+
+    def tell(conflict: Conflict) -> None:
+        command.stderr.write(f"{conflict.line()}. Waiting …", command.style.WARNING)
+        command.stderr.flush()
+
+    return tell
+
+
+def is_api_view(kind: Any) -> bool:
+    """Whether it is a class of Django REST framework's views; if so, that has been imported."""
+    module = sys.modules.get("rest_framework.views")
+    return module is not None and isinstance(kind, type) and issubclass(kind, module.APIView)

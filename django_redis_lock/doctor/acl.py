@@ -1,0 +1,180 @@
+"""What Redis's access rules must allow, and whether they do."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
+
+from ..protocol import FIGURES, INDEX, Call, flight_stream, lock_keys, script, wake_key
+from ..transport import run
+from .findings import Finding, Level
+from .target import Patient
+
+__all__ = ["CLEARING", "COUNTING", "LISTING", "LOCKING", "VALUES", "access"]
+
+#: The commands that locks are made of.
+LOCKING = (
+    *("eval", "evalsha", "blpop", "time"),
+    *("get", "set", "del", "exists", "pttl", "pexpire", "persist"),
+    *("hset", "hget", "hgetall", "rpush", "lindex", "llen"),
+    *("zadd", "zrem", "zcount", "zrangebyscore", "zremrangebyscore"),
+)
+#: What ``get_or_set`` needs beyond these.
+VALUES = ("xadd", "xread", "mget", "multi", "exec", "strlen", "getrange")
+#: What the admin and the command ``locks`` need beyond these.
+LISTING = ("hlen", "zcard", "zrange", "zrevrangebyscore")
+#: What the figures need (the setting METRICS).
+COUNTING = ("hkeys", "hdel", "hincrby", "expire")
+#: What ``cache.clear()`` needs beyond these, to empty the database but for the locks; of these
+#: ``delete_pattern()`` needs the last two.
+CLEARING = ("flushdb", "dump", "restore", "scan", "zscore")
+
+HINT = "See docs/commands.md, Rights."
+
+#: The commands of scripts, each as it is tried: ``@1`` and so on are keys of a lock made up for it.
+TRIED = (
+    ("SET", "@1", "trial", "PX", "5000"),
+    ("GET", "@1"),
+    ("EXISTS", "@1"),
+    ("STRLEN", "@1"),
+    ("GETRANGE", "@1", "0", "0"),
+    ("PTTL", "@1"),
+    ("PERSIST", "@1"),
+    ("PEXPIRE", "@1", "5000"),
+    ("RPUSH", "@2", "trial"),
+    ("LINDEX", "@2", "0"),
+    ("LLEN", "@2"),
+    ("ZADD", "@3", "1", "trial"),
+    ("ZCOUNT", "@3", "-inf", "+inf"),
+    ("ZREMRANGEBYSCORE", "@3", "-inf", "(1"),
+    ("ZREM", "@3", "trial"),
+    ("HSET", "@5", "trial", "1"),
+    ("HGET", "@5", "trial"),
+    ("HGETALL", "@5"),
+    ("HLEN", "@5"),
+    ("XADD", "@6", "*", "trial", "1"),
+    ("ZCARD", "@3"),
+    ("ZRANGE", "@3", "0", "0"),
+    ("ZRANGEBYSCORE", "@3", "-inf", "+inf"),
+    ("ZREVRANGEBYSCORE", "@3", "+inf", "-inf"),
+    ("TIME",),
+    ("DEL", "@1"),
+    ("DEL", "@2", "@3", "@4", "@5", "@6"),
+)
+#: The same for the figures, on the key of theirs.
+TRIED_IN_FIGURES = (
+    ("HSET", "@1", "trial", "1"),
+    ("HKEYS", "@1"),
+    ("HINCRBY", "@1", "trial", "1"),
+    ("EXPIRE", "@1", "90000"),
+    ("HDEL", "@1", "trial"),
+)
+
+#: Try commands, and say which are refused.
+#:
+#: KEYS  whatever the commands name as @1, @2 …
+#: ARGV  a JSON list of commands
+#: returns names of commands and why each was refused, in turn
+TRY = script("""
+local refused = {}
+for _, command in ipairs(cjson.decode(ARGV[1])) do
+  for place, word in ipairs(command) do
+    local key = string.match(word, '^@(%d+)$')
+    if key then command[place] = KEYS[tonumber(key)] end
+  end
+  local answer = redis.pcall(unpack(command))
+  if type(answer) == 'table' and answer.err then
+    refused[#refused + 1] = string.lower(command[1])
+    refused[#refused + 1] = answer.err
+  end
+end
+return refused
+""")
+
+
+def access(patient: Patient) -> Iterator[Finding]:
+    key = bytes(patient.cache._encoded_key(f"{patient.conf.LOCK_PREFIX}doctor-{_word()}", None))
+    keys = (*lock_keys(key)[:5], flight_stream(key, b"trial"))
+    try:
+        answers = run(patient.client, Call(TRY, keys, (json.dumps(TRIED),))).value
+    except NoPermissionError as error:
+        yield _refused(patient, f"no locks are possible: {error}")
+        return
+    except ResponseError as error:  # Scripts that a service forbids in a way of its own.
+        yield Finding("rights", Level.ERROR, f"scripts are refused: {error}", number="E104")
+        return
+    missing = [_text(name) for name in answers[::2]]
+    reason = _text(answers[1]) if missing else ""
+    waits = [name for name in ("blpop", "xread") if not _may_wait(patient, name, key)]
+    index, figures = _index_error(patient), _figures_error(patient)
+    if missing:
+        yield _refused(patient, f"not allowed: {', '.join(missing)} ({reason})", missing)
+    elif index:
+        yield _refused(patient, f"the list of held locks cannot be kept: {index}")
+    elif waits:
+        yield Finding(
+            "rights",
+            Level.WARNING,
+            f'the user "{patient.user}" may not run {" and ".join(waits)}: who waits has to poll',
+            f"ACL SETUSER {patient.user} {' '.join(f'+{name}' for name in waits)}",
+            number="W103",
+        )
+    elif figures:
+        yield Finding("rights", Level.NOTE, f"the figures of locks cannot be kept: {figures}", HINT)
+    else:
+        text = f'the user "{patient.user}" may do all that locks and get_or_set need'
+        yield Finding("rights", Level.OK, text)
+
+
+def _refused(patient: Patient, text: str, missing: Sequence[str] = ()) -> Finding:
+    allowed = " ".join(f"+{name}" for name in missing)
+    hint = f"ACL SETUSER {patient.user} {allowed}" if missing else HINT
+    return Finding("rights", Level.ERROR, text, hint, number="E104")
+
+
+def _may_wait(patient: Patient, command: str, key: bytes) -> bool:
+    words: dict[str, tuple[object, ...]] = {
+        "blpop": ("BLPOP", wake_key(key, b"trial"), 0.05),
+        "xread": ("XREAD", "BLOCK", 1, "STREAMS", flight_stream(key, b"trial"), "0"),
+    }
+    try:
+        patient.client.execute_command(*words[command])
+    except NoPermissionError:
+        return False
+    except RedisError:
+        pass  # Something else is wrong, which others say.
+    return True
+
+
+def _index_error(patient: Patient) -> str:
+    """Why the list of held locks cannot be kept; empty if it can, or if there is none."""
+    if patient.is_cluster:
+        return ""
+    commands = (("ZADD", "@1", "1", "doctor"), ("ZREM", "@1", "doctor"))
+    return _error_at(patient, INDEX, commands)
+
+
+def _figures_error(patient: Patient) -> str:
+    """Why the figures cannot be kept; empty if they can, or if nobody wants them."""
+    if not patient.conf.METRICS:
+        return ""
+    return _error_at(patient, FIGURES["day"], TRIED_IN_FIGURES)
+
+
+def _error_at(patient: Patient, key: bytes, commands: Sequence[Sequence[str]]) -> str:
+    try:
+        answers = run(patient.client, Call(TRY, (key,), (json.dumps(commands),))).value
+    except ResponseError as error:
+        return str(error)
+    return f"{_text(answers[0])} is not allowed ({_text(answers[1])})" if answers else ""
+
+
+def _word() -> str:
+    return secrets.token_hex(4)
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,103 @@
+"""A cache whose locks are examined, and the servers behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from django.conf import settings
+from redis.exceptions import NoPermissionError
+
+from ..cache import lock_cache
+from ..conf import Conf
+from ..transport import server_of
+
+__all__ = ["Node", "Patient"]
+
+
+class Node:
+    """One Redis server that locks are kept on.
+
+    Args:
+        address: host and port, or the path of a socket.
+        client: a redis-py client of this very server.
+    """
+
+    def __init__(self, address: str, client: Any) -> None:
+        self.address = address
+        self.client = client
+
+    @cached_property
+    def info(self) -> Mapping[str, Any] | None:
+        """What INFO says; None to a user who may not ask."""
+        try:
+            info: Mapping[str, Any] = self.client.info()
+        except NoPermissionError:
+            return None
+        return info
+
+    def get(self, field: str, default: Any = None) -> Any:
+        return default if self.info is None else self.info.get(field, default)
+
+    def setting(self, name: str) -> str | None:
+        """One of the server's own settings; None to a user who may not ask."""
+        try:
+            value = self.client.config_get(name).get(name)
+        except Exception:  # Not allowed, or no such command where Redis is a service.
+            return None
+        return None if value is None else str(value)
+
+
+class Patient:
+    """A cache that can lock.
+
+    Raises:
+        redis.exceptions.RedisError, OSError: a cluster that is away cannot even be looked at.
+        ImproperlyConfigured: the cache cannot lock.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+        self.cache: Any = lock_cache(alias)
+        self.conf: Conf = self.cache.conf
+        self.client: Any = self.cache._lock_client()
+        self.options: Mapping[str, Any] = settings.CACHES[alias].get("OPTIONS") or {}
+
+    @property
+    def is_cluster(self) -> bool:
+        return hasattr(self.client, "get_primaries")
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The servers that locks are kept on: one, or the primaries of a cluster."""
+        if self.is_cluster:
+            return [
+                Node(f"{node.host}:{node.port}", self.client.get_redis_connection(node))
+                for node in self.client.get_primaries()
+            ]
+        return [Node(self.address, self.client)]
+
+    @cached_property
+    def address(self) -> str:
+        """Where the cache leads, without user and password."""
+        if self.is_cluster:
+            return "cluster"
+        kept = self.client.connection_pool.connection_kwargs
+        if kept.get("path"):
+            return str(kept["path"])
+        if "host" in kept:
+            return f"{kept['host']}:{kept.get('port', 6379)}/{kept.get('db') or 0}"
+        name = getattr(self.client.connection_pool, "service_name", "")
+        return f"Sentinel {name}".strip()
+
+    @property
+    def user(self) -> str:
+        """The name Redis knows this cache's user by."""
+        if self.is_cluster:
+            return "default"
+        return self.client.connection_pool.connection_kwargs.get("username") or "default"
+
+    @property
+    def server(self) -> Any:
+        return server_of(self.client)

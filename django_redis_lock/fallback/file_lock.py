@@ -1,0 +1,219 @@
+"""A lock for the threads and processes of one host, while Redis is away: a file, locked by the
+kernel (``flock``). It ends with its process, however that ends.
+
+Files are removed by who releases them, while still locked; so who has locked one looks whether it
+is still the file of that name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from ..exceptions import LockError
+from ..forks import after_fork
+from ..protocol import Owner
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover  # only on Windows
+    fcntl = None  # type: ignore[assignment]  # looked at before it is used
+
+__all__ = ["LocalLock", "held_locally", "local_folder"]
+
+#: Seconds between two looks at a file that is locked.
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
+SUFFIX = ".lock"
+
+
+def local_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """Where this host's local locks are: ``folder``, or one in the system's folder for temporary
+    files that belongs to this user alone.
+
+    Raises:
+        LockError: it cannot be used.
+    """
+    path = Path(folder) if folder else Path(tempfile.gettempdir(), f"django_redis_lock-{_user()}")
+    try:
+        path.mkdir(mode=0o777 if folder else 0o700, parents=bool(folder), exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise LockError(f"Local locks cannot be kept in {path}: {error}") from error
+    if not folder and (not stat.S_ISDIR(found.st_mode) or found.st_uid != _user()):
+        raise LockError(f"Local locks cannot be kept in {path}: it is another user's")
+    return path
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+class LocalLock:
+    """One attempt to hold a lock on this host.
+
+    Args:
+        where: what tells the lock apart from all others.
+        name: of the lock, for people.
+        folder: see ``local_folder``.
+
+    Raises:
+        LockError: there can be no local locks here.
+    """
+
+    def __init__(
+        self, where: bytes, name: str, folder: str | os.PathLike[str] | None = None
+    ) -> None:
+        if fcntl is None:
+            raise LockError("Local locks need a POSIX system, such as Linux or macOS", name)
+        self.name = name
+        digest = hashlib.sha256(where).hexdigest()[:40]
+        self.path = local_folder(folder) / f"{digest}{SUFFIX}"
+        #: An object and no number: whatever an interrupt makes us lose, Python closes.
+        self._file: FileIO | None = None
+
+    def try_acquire(self, owner: Owner, beside: bool = False) -> bool:
+        """Take it if nobody has it.
+
+        Args:
+            owner: what others are told.
+            beside: it is taken beside the same lock in Redis, and does not stand in for it.
+        """
+        for attempt in range(3):
+            if attempt:
+                time.sleep(FIRST_PAUSE)  # Somebody may just have been looking who has it.
+            if self._take():
+                self._describe(owner, beside)
+                return True
+        return False
+
+    def is_beside(self) -> bool:
+        """Whether it is held by somebody who held the lock in Redis, too."""
+        found = _said(self.path)
+        return found is not None and bool(found.get("beside"))
+
+    def _take(self) -> bool:
+        try:
+            file = self._file = FileIO(self.path, "r+", opener=_open)
+        except OSError as error:
+            raise LockError(f"No local lock at {self.path}: {error}", self.name) from error
+        if _lock(file.fileno(), fcntl.LOCK_EX) and self._is_current(file):
+            _held.add(self)
+            return True
+        file.close()
+        return False
+
+    def _is_current(self, file: FileIO) -> bool:
+        """Whether ``file`` is still at its path, and not removed by who had it before."""
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def _describe(self, owner: Owner, beside: bool) -> None:
+        assert self._file is not None
+        said = {"name": self.name, "beside": beside, "fields": owner.fields()}
+        text = json.dumps(said)
+        with suppress(OSError):  # A full disk; the lock is held all the same.
+            os.truncate(self._file.fileno(), 0)
+            os.pwrite(self._file.fileno(), text.encode(), 0)
+
+    def holder(self) -> Owner | None:
+        """Who has it; None if nobody has."""
+        found = _holder(self.path)
+        return None if found is None else found[1]
+
+    def release(self) -> None:
+        """Give it up. May be called twice: that completes what an interrupt has cut short."""
+        file = self._file
+        if file is not None and not file.closed:
+            if self._is_current(file):  # Or an interrupted release has removed it already.
+                with suppress(OSError):
+                    os.unlink(self.path)
+            file.close()
+        _held.discard(self)
+
+    def __del__(self) -> None:
+        # A handle that was dropped without a word; in Redis its lock would end by itself.
+        if getattr(self, "_file", None) is not None:
+            with suppress(Exception):  # The interpreter may be going down.
+                self.release()
+
+    def forget(self) -> None:
+        """In a forked child: it is the parent's."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o660)
+
+
+def pauses(deadline: float) -> Iterator[float]:
+    """Seconds between tries of what cannot be waited for, until ``deadline`` (monotonic)."""
+    pause = FIRST_PAUSE
+    while (left := deadline - time.monotonic()) > 0:
+        yield min(pause, left)
+        pause = min(pause * 2, LONGEST_PAUSE)
+
+
+def held_locally(folder: str | os.PathLike[str] | None = None) -> list[tuple[str, Owner]]:
+    """The local locks that are held on this host: their names and holders."""
+    found = (_holder(path) for path in sorted(local_folder(folder).glob(f"*{SUFFIX}")))
+    return sorted((f for f in found if f is not None), key=lambda held: held[0])
+
+
+def _holder(path: Path) -> tuple[str, Owner] | None:
+    said = _said(path)
+    if said is None:
+        return None
+    try:
+        fields = said["fields"]
+        described = dict(zip(fields[::2], fields[1::2], strict=True))
+        return str(said["name"]), Owner.from_fields(described, described["id"])
+    except (ValueError, KeyError, TypeError):
+        return path.stem, Owner(path.stem[:8])  # It is just being written.
+
+
+def _said(path: Path) -> dict[str, Any] | None:
+    """What who has the lock at ``path`` says of himself; None if nobody has it."""
+    try:
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return None
+    try:
+        if _lock(file, fcntl.LOCK_SH):
+            return None
+        said = json.loads(os.pread(file, 10_000, 0))
+        return said if isinstance(said, dict) else {}
+    except (OSError, ValueError):
+        return {}
+    finally:
+        os.close(file)
+
+
+def _lock(file: int, how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+_held: WeakSet[LocalLock] = WeakSet()
+
+
+@after_fork
+def _forget_held() -> None:
+    for lock in tuple(_held):
+        lock.forget()
+    _held.clear()

@@ -1,0 +1,236 @@
+"""What concerns all keys and not those of one lock: on a cluster, all its primaries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..protocol import (
+    FIGURES,
+    INDEX,
+    Call,
+    as_bytes,
+    flight_key,
+    flights_pattern,
+    index_key,
+    is_of_a_database,
+    is_reserved,
+    key_of_companion,
+    lock_keys,
+    script,
+    slot_tag,
+)
+from ..singleflight import LET_GO
+from ..transport import Cluster, run, run_all, run_at, server_of
+
+__all__ = ["STEP", "delete_matching", "empty", "indexed_locks", "indexes"]
+
+#: Which of the indexes of its slots a cluster's node has.
+#:
+#: KEYS  none: they are in many slots, all of them this node's
+#: ARGV  what each index is called, then the tags of the slots
+#: returns the places of the tags, from 1, whose index is there
+#: atomic because so many questions are cheaper in one piece: some three milliseconds.
+EXISTING = script("""
+local found = {}
+for i = 2, #ARGV do
+  -- A slot may have gone to another node by now.
+  if redis.pcall('EXISTS', ARGV[1] .. ':{' .. ARGV[i] .. '}') == 1 then
+    found[#found + 1] = i - 1
+  end
+end
+return found
+""")
+
+
+#: One step through the keys of a server.
+#:
+#: KEYS  none        ARGV  cursor, pattern, how many keys to look at
+#: returns as SCAN
+SCAN = script("return redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])")
+
+#: Delete keys, but none of a lock that is held.
+#:
+#: KEYS  the keys, then the index of held locks
+#: ARGV  for each key the lock that it would belong to: itself, or whose companion it is
+#: returns the number of keys deleted
+#: atomic because a lock may be taken at any time before (invariant S6).
+DELETE_UNHELD = script("""
+local deleted, index = 0, KEYS[#KEYS]
+for i, lock in ipairs(ARGV) do
+  if not redis.call('ZSCORE', index, lock) then
+    deleted = deleted + redis.call('DEL', KEYS[i])
+  end
+end
+return deleted
+""")
+
+#: Empty the database but keep the locks (invariant S6), if they are few. The script finds the locks
+#: themselves in the index, so that none slips through; their companions are named by the caller for
+#: the locks it saw there a moment before. A lock without its companions is still right, only its
+#: waiters are found later, by their own watch.
+#:
+#: KEYS  index; on a cluster none: there is one for each slot, and a node has many
+#: ARGV  how many locks may be on each index; how many bytes to keep, at most; 0; on a cluster the
+#:       number of this node's slots, what the indexes are called, and the tags of the slots; then
+#:       companion keys to keep where they exist
+#: returns 1, or 0 if nothing was done because there is more to keep
+#: atomic because no lock may be seen missing in between.
+CLEAR = script("""
+local most, room, slots, rest = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), 4
+local indexes = {KEYS[1]}
+if slots > 0 then
+  for i = 5, slots + 4 do indexes[#indexes + 1] = ARGV[4] .. ':{' .. ARGV[i] .. '}' end
+  rest = slots + 5
+end
+local kept = {}
+local function keep(key)
+  local dump = redis.pcall('DUMP', key)
+  if not dump then return false end
+  if type(dump) == 'table' then
+    if not string.find(dump.err, 'non local') then error(dump.err) end
+    return false  -- Its slot has gone to another node.
+  end
+  local left = redis.call('PTTL', key)
+  if left == 0 then left = 1 elseif left < 0 then left = 0 end  -- RESTORE's 0 is for ever.
+  kept[#kept + 1] = {key, left, dump}
+  room = room - #dump
+  return true
+end
+for _, index in ipairs(indexes) do
+  if keep(index) then
+    local locks = redis.call('ZRANGE', index, 0, most)
+    if #locks > most or room < 0 then return 0 end
+    for _, key in ipairs(locks) do keep(key) end
+  end
+end
+for i = rest, #ARGV do keep(ARGV[i]) end
+if room < 0 then return 0 end
+redis.call('FLUSHDB', 'ASYNC')
+for _, entry in ipairs(kept) do redis.call('RESTORE', entry[1], entry[2], entry[3], 'REPLACE') end
+return 1
+""")
+
+#: Keys looked at in one step, and deleted in one script: about a millisecond.
+STEP = 500
+#: Up to so many locks, and bytes of them and their companions, are kept aside while the database is
+#: emptied in one script: some three milliseconds. With more, its keys are deleted step by step.
+MOST_LOCKS, MOST_BYTES = 25, 50_000
+
+
+def indexes(client: Any, index: bytes) -> list[bytes]:
+    """Where INDEX, or FLIGHTS, is kept: on a cluster there is one for each slot that has any.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked.
+    """
+    server = server_of(client)
+    if not isinstance(server, Cluster):
+        return [index]
+    found = []
+    for node, slots in server.primaries().items():
+        asking = Call(EXISTING, (), (index, *map(slot_tag, slots)))
+        found += [index_key(index, slots[int(place) - 1]) for place in run_at(server, node, asking)]
+    return found
+
+
+def indexed_locks(client: Any, most: int) -> list[bytes]:
+    """The keys of locks on the index, at most ``most``; some may not be held any more.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked.
+    """
+    found: list[bytes] = []
+    for index in indexes(client, INDEX):
+        if len(found) < most:
+            found += map(as_bytes, client.zrange(index, 0, most - len(found) - 1))
+    return [key for key in found if not is_reserved(key)]
+
+
+def delete_matching(client: Any, pattern: bytes, step: int = STEP) -> int:
+    """Delete the keys that match, but no locks that are held, nor anything of theirs; and end the
+    computations of keys that match. What is set meanwhile may stay.
+
+    Args:
+        client: a redis-py client.
+        pattern: as for Redis's SCAN.
+        step: how many keys to look at in one script; at most STEP.
+
+    Returns:
+        the number of keys deleted.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked. A part may be deleted.
+    """
+    step = min(step, STEP)
+    # A key that is just being computed is not there to be found, so its flight is ended, and before
+    # anything is deleted: what was computed from older data is then either there to be deleted, or
+    # will not be stored (invariant C2).
+    beginning = re.split(rb"[*?\[\\]", pattern, maxsplit=1)[0]
+    for page in _scan(client, flights_pattern(pattern), step):
+        if flights := [key for key in page if _is_flight(key, beginning)]:
+            run_all(client, [Call(LET_GO, (key,), ()) for key in flights])
+    index_of = server_of(client).index_of
+    deleted = 0
+    for page in _scan(client, pattern, step):
+        by_index: dict[bytes, list[bytes]] = {}
+        for key in page:
+            by_index.setdefault(index_of(INDEX, key), []).append(key)
+        calls = [_deleting(keys, index) for index, keys in by_index.items()]
+        deleted += sum(map(int, run_all(client, calls)))
+    return deleted
+
+
+def _scan(client: Any, pattern: bytes, step: int) -> Iterator[list[bytes]]:
+    """The keys that match, in pages; on a cluster those of all primaries. Those of the whole
+    database are left out."""
+    server = server_of(client)
+    for node in server.primaries() if isinstance(server, Cluster) else [None]:
+        cursor = b""
+        while cursor != b"0":
+            call = Call(SCAN, (), (cursor or b"0", pattern, step))
+            reply = run(client, call).value if node is None else run_at(server, node, call)
+            cursor = as_bytes(reply[0])
+            if page := [key for key in map(as_bytes, reply[1]) if not is_of_a_database(key)]:
+                yield page
+
+
+def _is_flight(key: bytes, beginning: bytes) -> bool:
+    """Whether ``key`` is the flight of a cache key that begins so."""
+    value = key_of_companion(key)
+    return value is not None and value.startswith(beginning) and flight_key(value) == key
+
+
+def _deleting(keys: Sequence[bytes], index: bytes) -> Call:
+    owners = [key_of_companion(key) for key in keys]
+    locks = [key if owner is None else owner for key, owner in zip(keys, owners, strict=True)]
+    return Call(DELETE_UNHELD, (*keys, index), tuple(locks))
+
+
+def empty(client: Any) -> None:
+    """Delete everything but the locks that are held, and the figures.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked. A part may be emptied.
+    """
+    if not _emptied_at_once(client):
+        delete_matching(client, b"*")
+
+
+def _emptied_at_once(client: Any) -> bool:
+    locks = indexed_locks(client, MOST_LOCKS + 1)
+    if len(locks) > MOST_LOCKS:
+        return False
+    kept = [*(part for key in locks for part in lock_keys(key)[1:5]), *FIGURES.values()]
+    bounds = (MOST_LOCKS, MOST_BYTES)
+    server = server_of(client)
+    if not isinstance(server, Cluster):
+        return bool(run(client, Call(CLEAR, (INDEX,), (*bounds, 0, *kept))).value)
+    done = True
+    for node, slots in server.primaries().items():
+        tags = [slot_tag(slot) for slot in slots]
+        here = [key for key in kept if server.seen_at((key,)) is node]
+        clearing = Call(CLEAR, (), (*bounds, len(tags), INDEX, *tags, *here))
+        done = bool(run_at(server, node, clearing)) and done
+    return done

@@ -1,0 +1,108 @@
+"""Ending a lock that somebody else holds, if it is still the one that was looked at."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ..locking import note_call
+from ..protocol import (
+    HELD,
+    RESET,
+    Call,
+    Held,
+    as_bytes,
+    fingerprint,
+    flight_key,
+    flight_stream,
+    is_reserved,
+    lock_keys,
+    milliseconds,
+    new_token,
+)
+from ..singleflight import END_FLIGHT
+from ..transport import is_cluster, run
+from .listing import FLIGHT, LOCK, PATIENCE
+
+__all__ = ["Outcome", "release"]
+
+#: Milliseconds the followers of a computation that was ended can read of it.
+STREAM_LIFETIME = 10_000
+
+
+class Outcome(Enum):
+    """What became of a forced release."""
+
+    #: It was held as it was shown, and is not any more; the first waiter has it.
+    RELEASED = "released"
+    #: Nobody held it any more.
+    FREE = "free"
+    #: It had passed to another holder, who keeps it.
+    CHANGED_HANDS = "changed hands"
+
+
+def release(
+    client: Any,
+    key: bytes,
+    owner_id: str,
+    *,
+    fence: int | None = None,
+    kind: str = LOCK,
+    grant_timeout: float = 2.0,
+    by: str = "",
+) -> Outcome:
+    """End the lock at ``key`` if its holder is the one with the fingerprint ``owner_id``; the first
+    waiter has it at once. The holder is told with its next sign of life, at a third of the lock's
+    lifetime; until then two may believe to hold it.
+
+    Args:
+        client: a redis-py client.
+        key: the lock's, or the cache key of a computation.
+        owner_id: ``HeldLock.owner.id``.
+        fence: ``HeldLock.fence``, which tells two acquisitions with one chosen token apart.
+        kind: LOCK, or FLIGHT to end a computation: its leader keeps what it computes for itself,
+            and a follower takes over.
+        grant_timeout: seconds the first waiter has to take it up.
+        by: who does it, for the lock's list of events.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked. It may have been carried out.
+    """
+    if is_reserved(key):
+        return Outcome.FREE
+    if kind == FLIGHT:
+        return _end_flight(client, key, owner_id)
+    keys = lock_keys(key, is_cluster(client))
+    reply = run(client, Call(HELD, keys, ()), patience=PATIENCE).value
+    if reply is None:
+        return Outcome.FREE
+    held = Held(reply)
+    if held.owner.id != owner_id:
+        return Outcome.CHANGED_HANDS
+    seen = held.fence if fence is None else fence
+    wanted = (new_token(), milliseconds(grant_timeout), held.token, seen)
+    answer = run(client, Call(RESET, keys, wanted), patience=PATIENCE)
+    if not answer.value and not answer.sent_twice:
+        free = run(client, Call(HELD, keys, ()), patience=PATIENCE).value is None
+        return Outcome.FREE if free else Outcome.CHANGED_HANDS
+    try:
+        run(client, note_call(key, "reset", held.owner, by, held.held_for), patience=PATIENCE)
+    except (RedisError, OSError):
+        pass  # It is released all the same.
+    return Outcome.RELEASED
+
+
+def _end_flight(client: Any, key: bytes, owner_id: str) -> Outcome:
+    flight = flight_key(key)
+    kept = client.get(flight)
+    token = b"" if kept is None else as_bytes(kept)
+    if not token or token.startswith(b"!"):
+        return Outcome.FREE
+    if fingerprint(token) != owner_id:
+        return Outcome.CHANGED_HANDS
+    ending = Call(
+        END_FLIGHT, (key, flight, flight_stream(key, token)), (token, STREAM_LIFETIME, "", 0)
+    )
+    return Outcome.RELEASED if run(client, ending).value else Outcome.FREE

@@ -1,0 +1,295 @@
+"""The locks that are held and the computations under way, for people who want to see them.
+
+The lists come from an index, so they cost as much as there are locks held, however many keys the
+database has. They are bounded all the same, and say when they show only a part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..events import group_of
+from ..locking import last_heartbeats
+from ..protocol import (
+    DESCRIBE,
+    DESCRIBE_FLIGHTS,
+    FAR,
+    FLIGHTS,
+    HEARTBEAT_EVERY,
+    INDEX,
+    LIST,
+    LIST_FLIGHTS,
+    SILENT_AFTER,
+    Call,
+    Owner,
+    Script,
+    as_bytes,
+    bounded,
+    fields_of,
+    fingerprint,
+    flight_key,
+    flight_leader,
+    is_reserved,
+    lock_keys,
+)
+from ..transport import is_cluster, run, run_all
+from .database import indexes
+
+__all__ = ["FLIGHT", "LOCK", "HeldLock", "Inventory", "list_flights", "list_held", "look_at"]
+
+#: The kinds of what is listed: locks, and computations of cache values.
+LOCK, FLIGHT = "lock", "flight"
+
+#: Entries of the index looked at, at most, and in one script: some two milliseconds.
+MOST_ENTRIES, PAGE = 10_000, 2_000
+#: Locks described, at most, to find the longest held among them, and in one script: some two
+#: milliseconds.
+MOST_DESCRIBED, GROUP = 2_000, 100
+#: Seconds to wait for each of the two answers.
+PATIENCE = 5.0
+#: A keeper looks at its lock at each third of the lifetime, or so many seconds where there is none.
+LOOKS_A_LIFETIME, LOOK = 3, 10.0
+#: Seconds by which it may be late before the holder counts as silent, if it sends no heartbeats.
+GRACE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """A lock that somebody holds. It does not know the token, so it cannot give it away.
+
+    Attributes:
+        key: the lock's key in Redis, or the cache key of what is computed.
+        name: what follows the prefix in its key, for people to read.
+        owner: who holds it, or computes; its ``id`` tells one acquisition from another.
+        ttl: seconds it still lives unless renewed; ``inf`` if it never expires.
+        held_for: seconds since it was taken, by the server's clock; None while its holder has not
+            said who it is, which it does after half a second.
+        fence: the acquisition's fencing token, None where it is not known any more.
+        waiters: number of processes that wait for it; None where that cannot be known (a flight).
+        kind: LOCK or FLIGHT.
+        lifetime: seconds it is given at each renewal; None where it is not known, ``inf`` where it
+            never expires.
+        renews: whether its holder's keeper renews it; None where that is not known.
+        renewals: how often that has happened; None where it is not known.
+        seen: seconds since its holder's process was last heard of, by its heartbeat or of any of
+            the locks that are listed; None where it never was.
+        heartbeats: whether that process sends heartbeats, as far as it is known.
+        broken: parts of it that cannot be read, because something else is at their keys:
+            "owner", "waiters", "fence", "grants" or "leader".
+        resting: nobody holds it any more; it stays taken until its ``min_hold`` is over.
+        group: under which it is counted in metrics.
+    """
+
+    key: bytes
+    name: str
+    owner: Owner
+    ttl: float
+    held_for: float | None
+    fence: int | None
+    waiters: int | None
+    kind: str = LOCK
+    lifetime: float | None = None
+    renews: bool | None = None
+    renewals: int | None = None
+    seen: float | None = None
+    resting: bool = False
+    group: str = ""
+    broken: tuple[str, ...] = ()
+    heartbeats: bool = False
+
+    @property
+    def look_every(self) -> float | None:
+        """Seconds between two looks of its holder's keeper at the lock; None where it is not
+        known."""
+        if self.lifetime is None:
+            return None
+        return LOOK if math.isinf(self.lifetime) else self.lifetime / LOOKS_A_LIFETIME
+
+    @property
+    def sign_every(self) -> float | None:
+        """Seconds within which its holder's process is heard of; None where it is not known."""
+        every = self.look_every
+        return min(every, HEARTBEAT_EVERY) if every is not None and self.heartbeats else every
+
+    @property
+    def silent(self) -> bool | None:
+        """Whether its holder's process should have been heard of since: it is stopped, cut off or
+        dead. None where nobody can tell: it never said who it is."""
+        every = self.look_every
+        if self.seen is None or every is None:
+            return None
+        return self.seen > (SILENT_AFTER if self.heartbeats else every + GRACE)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The locks held at one moment, the longest held first.
+
+    Attributes:
+        total: how many are held; at least so many where the list is not complete.
+        complete: whether ``locks`` has all of them.
+    """
+
+    locks: tuple[HeldLock, ...]
+    total: int
+    complete: bool
+
+
+def list_held(client: Any, prefix: bytes, limit: int = 500, search: str = "") -> Inventory:
+    """The held locks whose keys begin with ``prefix``.
+
+    Args:
+        client: a redis-py client.
+        prefix: what one site's lock keys begin with; empty for every lock in the database, with
+            its whole key as its name.
+        limit: how many to list, at most: the longest held. Where there are more than
+            MOST_DESCRIBED, those that would end first by themselves are left out unseen.
+        search: only those in whose keys this is found; upper and lower case are the same.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked.
+    """
+    return _list(client, LOCK, prefix, limit, search)
+
+
+def list_flights(client: Any, prefix: bytes, limit: int = 500, search: str = "") -> Inventory:
+    """The computations by ``get_or_set`` that have taken half a second or longer, as
+    ``list_held`` lists locks."""
+    return _list(client, FLIGHT, prefix, limit, search)
+
+
+def look_at(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> HeldLock | None:
+    """What ``list_held`` or ``list_flights`` say of the one at ``key``; None if it is free.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked.
+    """
+    found = _describe(client, kind, [key], prefix)
+    return found[0] if found else None
+
+
+def _list(client: Any, kind: str, prefix: bytes, limit: int, search: str) -> Inventory:
+    script, index = (LIST, INDEX) if kind == LOCK else (LIST_FLIGHTS, FLIGHTS)
+    keys, whole = _listed(client, script, indexes(client, index), (prefix, _lower(search)))
+    described = keys[: max(limit, MOST_DESCRIBED)]
+    held = _describe(client, kind, described, prefix)
+    locks = held[:limit]
+    total = len(keys) - len(described) + len(held)
+    return Inventory(locks, total, complete=whole and total == len(locks))
+
+
+def _listed(
+    client: Any, script: Script, places: Sequence[bytes], wanted: tuple[bytes, bytes]
+) -> tuple[list[bytes], bool]:
+    """The keys ``wanted`` on the indexes at ``places``, and whether these were looked at to the
+    end."""
+    keys: dict[bytes, None] = {}  # While the index is read, an entry can move to the next page.
+    starts = dict.fromkeys(places, 0)
+    while starts and max(starts.values()) < MOST_ENTRIES:
+        asking = [
+            Call(script, (place,), (*wanted, start, min(PAGE, MOST_ENTRIES - start)))
+            for place, start in starts.items()
+        ]
+        for (passed, left, found), place in zip(
+            _answers(client, asking), list(starts), strict=True
+        ):
+            keys.update(dict.fromkeys(map(as_bytes, found)))
+            starts[place] = int(passed)
+            if int(left) <= 0:
+                del starts[place]
+    return list(keys), not starts
+
+
+def _answers(client: Any, calls: Sequence[Call]) -> list[Any]:
+    if is_cluster(client) and calls:
+        return run_all(client, calls)
+    return [run(client, call, patience=PATIENCE).value for call in calls]
+
+
+def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> tuple[HeldLock, ...]:
+    """Those at ``keys`` that are held still, the longest held first."""
+    keys = [key for key in keys if not is_reserved(key)]
+    size = 1 if is_cluster(client) else GROUP  # On a cluster each is elsewhere.
+    groups = [keys[start : start + size] for start in range(0, len(keys), size)]
+    asking = [Call(*_named(kind, group), ()) for group in groups]
+    locks = [
+        _held(kind, group[int(reply[0]) - 1], prefix, int(now_us), reply)
+        for group, (now_us, *described) in zip(groups, _answers(client, asking), strict=True)
+        for reply in described
+    ]
+    return tuple(sorted(_heard_of(client, locks), key=_longest_first))
+
+
+def _heard_of(client: Any, locks: Sequence[HeldLock]) -> list[HeldLock]:
+    """``locks`` with what was last heard of their holders' processes: all locks of one process are
+    judged by the latest."""
+    beats = last_heartbeats(client, (lock.owner.process for lock in locks))
+    latest = dict(beats)
+    for lock in locks:
+        process = lock.owner.process
+        if process and lock.seen is not None:
+            latest[process] = min(lock.seen, latest.get(process, math.inf))
+    return [
+        replace(lock, seen=latest[lock.owner.process], heartbeats=lock.owner.process in beats)
+        if lock.owner.process in latest
+        else lock
+        for lock in locks
+    ]
+
+
+def _named(kind: str, keys: Sequence[bytes]) -> tuple[Script, tuple[bytes, ...]]:
+    if kind == LOCK:
+        return DESCRIBE, tuple(part for key in keys for part in lock_keys(key)[:5])
+    return DESCRIBE_FLIGHTS, tuple(p for key in keys for p in (flight_key(key), flight_leader(key)))
+
+
+def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> HeldLock:
+    _, token, pttl, fields, broken, *of_a_lock = reply
+    described = fields_of(fields)
+    owner = Owner.from_fields(described, fingerprint(as_bytes(token)))
+    resting = described.get("rests", "").encode() == as_bytes(token)
+    if described.get("id") != owner.id:
+        described = {}  # Of a former holder.
+    fence, waiters = of_a_lock or (b"", None)
+    digits = as_bytes(fence).partition(b" ")[0]
+    seen = _number(described, "seen")
+    name = (key[len(prefix) :] if key.startswith(prefix) else key).decode(errors="backslashreplace")
+    return HeldLock(
+        key=key,
+        name=name,
+        owner=owner,
+        ttl=math.inf if int(pttl) < 0 else int(pttl) / 1000,
+        held_for=None if owner.since is None else max(0.0, now_us / 1e6 - owner.since),
+        fence=int(digits) if digits.isdigit() and len(digits) < 20 else None,
+        waiters=None if waiters is None else int(waiters),
+        kind=kind,
+        lifetime=_lifetime(described),
+        renews="renews" in described if "lifetime" in described else None,
+        renewals=None if seen is None else int(_number(described, "renewals") or 0),
+        seen=None if seen is None else max(0.0, (now_us - seen) / 1e6),
+        group=described.get("group") or group_of(name),
+        resting=resting,
+        broken=tuple(as_bytes(part).decode() for part in broken),
+    )
+
+
+def _number(fields: Mapping[str, str], name: str) -> float | None:
+    return bounded(fields.get(name), FAR * 1e6)
+
+
+def _lifetime(fields: Mapping[str, str]) -> float | None:
+    """In seconds; it is kept in milliseconds, and as 0 where there is no end."""
+    kept = _number(fields, "lifetime")
+    return None if kept is None else kept / 1000 or math.inf
+
+
+def _longest_first(lock: HeldLock) -> tuple[float, str]:
+    return -(lock.held_for or 0.0), lock.name
+
+
+def _lower(search: str) -> bytes:
+    """Lower case as Lua knows it: that of ASCII."""
+    return search.encode(errors="surrogateescape").lower()

@@ -1,0 +1,182 @@
+"""What has happened last to a lock, noted for people who look at it later.
+
+Only the ends of locks held longer than half a second are noted, and by the keeper: it costs
+neither acquiring nor releasing anything, and a held lock no memory. Each lock keeps its last MOST
+events, for an hour, or for a day after one that is worth looking for.
+
+A holder that dies notes nothing. What it said of itself outlasts its lock by a day; the script that
+takes the lock next finds it there, and whoever ran the script notes it. So does who looks before.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from .. import events
+from ..keeper import Job, keeper
+from ..notices import get_logger
+from ..protocol import (
+    FAR,
+    MOST_PID,
+    NOTE,
+    Call,
+    LockKeys,
+    Owner,
+    bounded,
+    events_key,
+    fields_of,
+    printable,
+)
+from ..transport import Server
+
+__all__ = ["Event", "Note", "note_call", "note_vanished", "read_events"]
+
+logger = get_logger("django_redis_lock.keeper")
+
+#: Events kept of each lock.
+MOST = 10
+#: Milliseconds for which they are kept after the last of them.
+HOUR, DAY = 3_600_000, 86_400_000
+#: What is worth looking for on the next morning.
+NEWS = ("lost", "reset", "vanished")
+#: Characters kept of each text in an event.
+LONGEST = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a lock.
+
+    Attributes:
+        at: Unix time in seconds, by the server's clock.
+        what: "released"; "lost", as its holder noticed; "reset", by force; "vanished", when the
+            lock ended and its holder said nothing, because it died or was cut off.
+        id: the fingerprint of the holder's token.
+        host, pid, thread, label: the holder; empty and 0 where it is not known.
+        note: why it was lost, or who has reset it.
+        held: seconds for which it had been held; None where that is not known.
+    """
+
+    at: float
+    what: str
+    id: str
+    host: str = ""
+    pid: int = 0
+    thread: str = ""
+    label: str = ""
+    note: str = ""
+    held: float | None = None
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.id, self.host, self.pid, self.thread, self.label)
+
+
+class Note(Job):
+    """Writes an event down, once: it is not worth a second try."""
+
+    owed = True  # Many a command releases its lock as the last thing it does.
+
+    def __init__(
+        self,
+        server: Server,
+        due: float,
+        keys: LockKeys,
+        what: str,
+        owner: Owner,
+        note: str = "",
+        held: float | None = None,
+        at: int | None = None,
+    ) -> None:
+        super().__init__(server, due)
+        self._lock = keys.lock
+        self._call = note_call(keys.lock, what, owner, note, held, at)
+
+    def call(self, now: float) -> Call:
+        return self._call
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        keeper().discard(self)
+
+    def failed(self, error: Exception, now: float) -> None:
+        keeper().discard(self)
+        logger.info("Could not note an event of %s: %s", printable(self._lock), error)
+
+
+def note_vanished(
+    server: Server, keys: LockKeys, found: Any, subject: events.Subject | None
+) -> None:
+    """Have it noted that a holder has vanished, as a script has ``found``: when the lock's lifetime
+    was over, and what the holder had said of itself. ``subject`` is the lock, for those who count
+    crashed holders."""
+    event = _vanished(found)
+    if event is not None:
+        logger.warning("The lock %s was left behind by %s", printable(keys.lock), event.owner)
+        at = round(event.at * 1e6)
+        now = time.monotonic()
+        keeper().add(Note(server, now, keys, event.what, event.owner, held=event.held, at=at))
+        if events.listeners and subject is not None:
+            # Of a lock on several servers, each has its own figures.
+            events.tell(events.Crashed(subject._replace(server=server), event.owner))
+
+
+def _vanished(found: Any) -> Event | None:
+    ended_us, fields = found
+    described = fields_of(fields)
+    owner = Owner.from_fields(described, described.get("id", ""))
+    if not owner.id:
+        return None  # It was released, and rested.
+    at = int(ended_us) / 1e6
+    held = None if owner.since is None else max(0.0, at - owner.since)
+    who = (owner.host, owner.pid, owner.thread, owner.label)
+    return Event(at, "vanished", owner.id, *who, held=held)
+
+
+def note_call(
+    key: bytes,
+    what: str,
+    owner: Owner,
+    note: str = "",
+    held: float | None = None,
+    at: int | None = None,
+) -> Call:
+    """Notes that ``what`` happened to the lock at ``key``: now, or when the server's clock showed
+    ``at`` microseconds."""
+    holder = {"host": owner.host, "thread": owner.thread, "label": owner.label, "note": note}
+    texts = {name: text[:LONGEST] for name, text in holder.items() if text}
+    event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
+    if held is not None:
+        event["held"] = round(held, 3)
+    keep = DAY if what in NEWS else HOUR
+    return Call(NOTE, (events_key(key),), (json.dumps(event), MOST, keep, at or ""))
+
+
+def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
+    """The events that ``note_call`` has written, the latest first; anything else is passed over.
+
+    Args:
+        found: whose description still lies beside the free lock, if anybody's.
+    """
+    left_behind = [] if found is None else [_vanished(found)]
+    found_events = [e for e in (*left_behind, *map(_read, kept.splitlines())) if e is not None]
+    # Who was only stopped or cut off, and came back, has noted more than who came upon its lock.
+    said = {event.id for event in found_events if event.what != "vanished"}
+    return tuple(e for e in found_events if e.what != "vanished" or e.id not in said)
+
+
+def _read(kept: bytes) -> Event | None:
+    at_us, _, event = kept.partition(b" ")
+    try:
+        said = json.loads(event)
+        texts = {n: str(said.get(n, "")) for n in ("what", "id", "host", "thread", "label", "note")}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    at = bounded(at_us, FAR * 1e6)
+    pid = bounded(said.get("pid", 0), MOST_PID)
+    held = None if said.get("held") is None else bounded(said["held"], FAR)
+    if at is None or pid is None or (held is None and said.get("held") is not None):
+        return None
+    return Event(at=at / 1e6, pid=int(pid), held=held, **texts)

@@ -1,0 +1,104 @@
+"""Whether replicas have a lock too, so that it outlives the loss of its primary.
+
+Redis replicates after it has answered. An acquisition that no replica has heard of is gone when the
+primary fails, and another can acquire at once. Who cannot live with that has ``acquire`` wait until
+some replicas have confirmed it (WAIT).
+
+A confirmation is of use only for what came before it in the primary's stream, so a write is sent
+with it, on the same connection, that does nothing unless the lock is still held with this token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Any, NamedTuple
+
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..protocol import Call, LockKeys, Request, milliseconds, script
+from ..transport import aconnect, pack, server_of
+
+__all__ = ["Confirmed", "aconfirm", "confirm", "patience_of"]
+
+#: Seconds replicas have to confirm an acquisition that may not wait as long itself, and those they
+#: have at most.
+LEAST, MOST = 1.0, 3.0
+#: Seconds the answer to a WAIT may be late.
+LATE = 1.0
+
+#: A write that leaves everything as it is, for what has been written before to be confirmed.
+#:
+#: KEYS  lock, fence        ARGV  token        returns 1, or 0 if this token does not hold the lock
+#: atomic because it must be of the same primary as the look at the lock.
+MARK = script("""
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[2], '86400000')
+""")
+
+
+class Confirmed(NamedTuple):
+    """Whether the lock is held still, and how many replicas know."""
+
+    held: bool
+    replicas: int
+
+
+def patience_of(request: Request, until: float | None) -> float:
+    """Seconds to wait for a confirmation: as long as the acquisition may wait, within reason.
+
+    Args:
+        until: monotonic time at which the wait for the lock ends, None without end.
+    """
+    left = math.inf if until is None else until - time.monotonic()
+    most = min(MOST, math.inf if request.lifetime is None else request.lifetime / 3)
+    return min(max(left, LEAST), most)
+
+
+def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float) -> Confirmed:
+    """Wait until so many replicas know that ``token`` holds the lock.
+
+    Args:
+        patience: seconds they have.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked.
+    """
+    server = server_of(client).at(keys)
+    connection = server.borrow()
+    try:
+        connection.send_packed_command([_question(keys, token, replicas, patience)])
+        replies = []
+        for _ in range(2):
+            if not connection.can_read(patience + LATE):
+                raise RedisTimeoutError("Redis did not say whether replicas have the lock")
+            replies.append(connection.read_response())
+    except BaseException:
+        connection.disconnect()
+        raise
+    server.answered()
+    server.rest(connection)
+    return Confirmed(bool(replies[0]), int(replies[1]))
+
+
+async def aconfirm(
+    client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float
+) -> Confirmed:
+    """As ``confirm``, for tasks."""
+    connection = await aconnect(client, keys, LATE)
+    try:
+        await connection.send_packed_command([_question(keys, token, replicas, patience)])
+        held = await asyncio.wait_for(connection.read_response(), patience + LATE)
+        confirmed = await asyncio.wait_for(connection.read_response(), patience + LATE)
+        return Confirmed(bool(held), int(confirmed))
+    except asyncio.TimeoutError:
+        raise RedisTimeoutError("Redis did not say whether replicas have the lock") from None
+    finally:
+        await connection.disconnect(nowait=True)
+
+
+def _question(keys: LockKeys, token: bytes, replicas: int, patience: float) -> bytes:
+    mark = pack(Call(MARK, (keys.lock, keys.fence), (token,)), known=False)
+    words = (b"WAIT", b"%d" % replicas, b"%d" % milliseconds(patience))
+    return mark + b"*3\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)

@@ -1,0 +1,140 @@
+"""What ``run_locked`` runs: a management command in this very process.
+
+The same process holds the lock and does the work, so that nothing can end one without the other:
+if it is killed, both are over.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from django.core.management import (
+    CommandError,
+    call_command,
+    get_commands,
+    load_command_class,
+)
+from django.core.management.base import BaseCommand
+
+from ..decorators import interrupt_main_thread
+from .exit_codes import LOST, NOT_FOUND, USAGE
+
+__all__ = ["ManagementCommand", "Work"]
+
+
+class Work(Protocol):
+    """Something that runs while a lock is held.
+
+    Attributes:
+        label: what it is, for people who see the lock; no arguments, which may be secret.
+    """
+
+    label: str
+
+    def run(self, environment: dict[str, str], within: float) -> int:
+        """Do it, and return its exit code; or raise what it raises.
+
+        Args:
+            environment: what to add to its environment.
+            within: seconds in which it must have ended if this process is killed, before others
+                can have the lock.
+        """
+
+    def terminate(self) -> None:
+        """Ask it to end. Called from another thread."""
+
+    def kill(self) -> None:
+        """End it. Called from another thread."""
+
+
+class ManagementCommand:
+    """A management command with its arguments, as behind ``manage.py``.
+
+    Args:
+        argv: the command's name and its arguments.
+        called_by: the command that runs it. If that was not called from a command line, errors are
+            raised instead of shown, as by ``call_command``.
+
+    Raises:
+        CommandError: there is no such command, or it asks for other settings.
+    """
+
+    def __init__(self, argv: Sequence[str], called_by: BaseCommand) -> None:
+        name, *self._args = argv
+        for option in ("--settings", "--pythonpath"):
+            if any(arg.partition("=")[0] == option for arg in self._args):
+                raise CommandError(
+                    f"{option} comes too late for {name}, which runs in this process: give it "
+                    "before the --",
+                    returncode=USAGE,
+                )
+        self.label = f"manage.py {name}"
+        self._name = name
+        self._called_by = called_by
+        self._in_main_thread = threading.current_thread() is threading.main_thread()
+        self._command = _load(name)
+
+    @property
+    def _from_command_line(self) -> bool:
+        return bool(getattr(self._called_by, "_called_from_command_line", False))
+
+    def run(self, environment: dict[str, str], within: float) -> int:
+        with _environment(environment):
+            if self._from_command_line:
+                with _argv([sys.argv[0], self._name, *self._args]) as argv:
+                    self._command.run_from_argv(argv)
+            else:
+                out, err = self._called_by.stdout, self._called_by.stderr
+                call_command(self._command, *self._args, stdout=out, stderr=err)
+        return 0
+
+    def terminate(self) -> None:
+        if self._in_main_thread:
+            interrupt_main_thread()
+
+    def kill(self) -> None:
+        if self._from_command_line:
+            os._exit(LOST)
+
+
+def _load(name: str) -> BaseCommand:
+    known = get_commands()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "manage.py help lists them"
+        raise CommandError(
+            f"there is no management command {name!r}; {hint} (--shell runs a program)",
+            returncode=NOT_FOUND,
+        )
+    app = known[name]
+    return app if isinstance(app, BaseCommand) else load_command_class(app, name)
+
+
+@contextmanager
+def _argv(argv: list[str]) -> Iterator[list[str]]:
+    """Let the command see itself in ``sys.argv``: runserver starts itself again from there."""
+    before, sys.argv = sys.argv, argv
+    try:
+        yield argv
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    before: dict[str, Any] = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

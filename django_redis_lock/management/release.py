@@ -1,0 +1,114 @@
+"""``manage.py locks release NAME`` and ``reset PATTERN``: ending locks that others hold."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import sys
+from fnmatch import fnmatchcase
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from ..held_locks import Holding, release
+from ..inventory import MOST_ENTRIES, Outcome
+from .exit_codes import CHANGED_HANDS, UNAVAILABLE, USAGE
+from .listing import failures, found, lines
+from .show import find
+from .wording import duration, holder, one_line
+
+__all__ = ["release_lock", "reset_locks"]
+
+
+def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
+    """End one lock, after asking; returns the exit code."""
+    name = options["name"]
+    held = find(options).holding
+    if held is None:
+        command.stdout.write(f"{name} is held by nobody.")
+        return 0
+    command.stdout.write(f"{one_line(name)} is held by {_who(held)}.")
+    if not options["yes"] and not _agreed(command):
+        command.stdout.write("It was left alone.")
+        return 1
+    outcome = _release(held)
+    command.stdout.write(_said(held, outcome))
+    return CHANGED_HANDS if outcome is Outcome.CHANGED_HANDS else 0
+
+
+def _said(held: Holding, outcome: Outcome) -> str:
+    name = one_line(held.name)
+    if outcome is Outcome.FREE:
+        return f"{name} had ended by itself."
+    if outcome is Outcome.CHANGED_HANDS:
+        return f"{name} has passed to another holder meanwhile, who keeps it."
+    waits = " The first to wait has it now." if held.lock.waiters else ""
+    return f"{name} is released.{waits}"
+
+
+def _agreed(command: BaseCommand) -> bool:
+    if not sys.stdin.isatty():
+        raise CommandError("there is nobody to ask: add --yes to release it", returncode=USAGE)
+    command.stdout.write(
+        "Its work is not stopped: it goes on beside the next holder's until it notices.\n"
+        "Release it? [y/N] ",
+        ending="",
+    )
+    command.stdout.flush()
+    try:
+        return input().strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        command.stdout.write()
+        return False
+
+
+def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
+    """End all locks whose names match a pattern, or only say which; returns the exit code."""
+    pattern = options["name"]
+    options = {**options, "limit": MOST_ENTRIES}
+    result = found(options)
+    result.found = [
+        h
+        for h in result.found
+        if fnmatchcase(h.name, pattern) and (options["foreign"] or not h.foreign)
+    ]
+    for sentence in failures(result):
+        command.stderr.write(sentence)
+    code = UNAVAILABLE if result.failures else 0
+    if not options["yes"] or not result.found:
+        for line in lines(result, command, options):
+            command.stdout.write(line)
+        if result.found:
+            command.stdout.write(
+                f"Nothing was released. To release {_these(result.found)}, add --yes."
+            )
+        return code
+    for held in result.found:
+        outcome = _release(held)
+        command.stdout.write(f"{_said(held, outcome)} It was held by {_who(held)}.")
+        if outcome is Outcome.CHANGED_HANDS:
+            code = code or CHANGED_HANDS
+    return code
+
+
+def _these(held: list[Holding]) -> str:
+    return "it" if len(held) == 1 else f"these {len(held)}"
+
+
+def _who(held: Holding) -> str:
+    return f"{holder(held.lock)}, for {duration(held.lock.held_for)}"
+
+
+def _release(held: Holding) -> Outcome:
+    lock = held.lock
+    return release(
+        held.alias, lock.key, lock.owner.id, fence=lock.fence, kind=lock.kind, by=_operator()
+    )
+
+
+def _operator() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        user = "?"  # A container's user often has no name.
+    return f"{user}@{socket.gethostname()} (manage.py locks)"

@@ -1,0 +1,199 @@
+"""``manage.py locks show NAME``: all there is to know of one lock."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+from django.core.management.base import BaseCommand, CommandError
+from redis.exceptions import RedisError
+
+from ..cache import lock_cache, lock_caches
+from ..held_locks import Holding, holdings, look_closely
+from ..inventory import LOCK, Inspection
+from .exit_codes import HELD, TROUBLE, USAGE
+from .listing import KINDS
+from .wording import as_json, clock_time, counted, duration, in_trouble, note, one_line
+
+__all__ = ["Found", "find", "show_lock"]
+
+
+class Found(NamedTuple):
+    """A lock that was asked for by its name.
+
+    Attributes:
+        alias, key, kind: where it is.
+        holding: None if nobody holds it.
+    """
+
+    alias: str
+    key: bytes
+    kind: str
+    holding: Holding | None
+    inspection: Inspection
+
+
+def find(options: dict[str, Any]) -> Found:
+    """The lock called ``options["name"]``, in the cache it is held in; held by nobody it is the one
+    of that name in the first cache.
+
+    Raises:
+        CommandError: it is held in several caches, and nothing says which one is meant.
+        redis.exceptions.RedisError: a cache could not be asked, and no other has it.
+    """
+    name, using = options["name"], options["using"]
+    kinds = KINDS[options["kind"]]
+    listed = holdings(None if using is None else [using], kinds=kinds, search=name).found
+    # A key that is listed, or a lock that is in no index because plain redis-py took it.
+    places = dict.fromkeys((h.alias, h.lock.key, h.lock.kind) for h in listed if h.name == name)
+    aliases = list(lock_caches()) if using is None else [using]
+    if LOCK in kinds:
+        places |= dict.fromkeys((alias, _key(alias, name), LOCK) for alias in aliases)
+    looked, failure = _look(list(places))
+    held = _different([found for found in looked if found.holding is not None])
+    if len(held) > 1:
+        caches = ", ".join(found.alias for found in held)
+        raise CommandError(
+            f"{name} is held in several caches ({caches}); say which with --using",
+            returncode=USAGE,
+        )
+    if held:
+        return held[0]
+    if failure is not None:
+        raise failure  # It may be held there.
+    if not looked:
+        raise CommandError(f"no value {name} is being computed", returncode=USAGE)
+    return looked[0]
+
+
+def _look(places: list[tuple[str, bytes, str]]) -> tuple[list[Found], Exception | None]:
+    """What is at these places, and why one of them could not be looked at."""
+    looked: list[Found] = []
+    failure: Exception | None = None
+    for place in places:
+        try:
+            holding, inspection = look_closely(*place)
+            # Of several caches that lead to one lock it is listed under one.
+            alias = place[0] if holding is None or holding.foreign else holding.alias
+            looked.append(Found(alias, *place[1:], holding, inspection))
+        except (RedisError, OSError) as error:
+            failure = error
+    return looked, failure
+
+
+def _different(held: list[Found]) -> list[Found]:
+    """Caches may share a server, where one lock is found by way of each of them."""
+    one_each = {
+        (f.key, f.holding.lock.owner.id, f.holding.lock.fence): f for f in held if f.holding
+    }
+    return list(one_each.values())
+
+
+def _key(alias: str, name: str) -> bytes:
+    cache: Any = lock_cache(alias)
+    return bytes(cache._encoded_key(f"{cache.conf.LOCK_PREFIX}{name}", None))
+
+
+def show_lock(command: BaseCommand, options: dict[str, Any]) -> int:
+    """Print it; returns the exit code."""
+    found = find(options)
+    if options["json"]:
+        text = json.dumps(_document(options["name"], found), indent=2)
+    else:
+        text = "\n".join(_lines(command, options["name"], found))
+    command.stdout.write(text)
+    if not options["exit_code"] or found.holding is None:
+        return 0
+    return TROUBLE if in_trouble(found.holding.lock) else HELD
+
+
+def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
+    style = command.style
+    out = [style.MIGRATE_HEADING(one_line(name))]
+    for title, text in _facts(found):
+        out.append(f"  {title:<12}{text}")
+    if found.holding is not None and in_trouble(found.holding.lock):
+        out.append(f"  {'':<12}{style.ERROR(_advice(found.holding))}")
+    if found.inspection.waiters:
+        out += ["", style.MIGRATE_LABEL("Waiting, in this order")]
+        for number, waiter in enumerate(found.inspection.waiters, 1):
+            where = f"{waiter.host}, process {waiter.pid}, thread {waiter.thread}"
+            out.append(f"  {number:>3}  {one_line(where)}, for {duration(waiter.waited)}")
+    if found.inspection.events:
+        out += ["", style.MIGRATE_LABEL("Last events")]
+        for event in found.inspection.events:
+            who = f"{event.host}:{event.pid}" if event.host else f"? ({event.id})"
+            label = f" ({event.label})" if event.label else ""
+            why = event.note or ("died or was cut off" if event.what == "vanished" else "")
+            why = f": {why}" if why else ""
+            said = one_line(f"{event.what:<9} {who}{label}{why}", limit=300)
+            out.append(f"  {clock_time(event.at)}  {said}")
+    return out
+
+
+def _facts(found: Found) -> list[tuple[str, str]]:
+    place = f"{found.alias}, at the key {one_line(found.key.decode(errors='backslashreplace'))}"
+    if found.holding is None:
+        seen = found.inspection.events or found.inspection.waiters
+        state = "free" if seen else "free; no lock of this name has been seen: is it spelled right?"
+        return [("state", state), ("cache", place)]
+    lock, owner = found.holding.lock, found.holding.lock.owner
+    if lock.resting:
+        facts = [("state", "held by nobody, and taken until its min_hold is over")]
+    else:
+        facts = [("state", "being computed" if lock.kind != LOCK else "held")]
+        who = f"{owner.host}, process {owner.pid}, thread {owner.thread}"
+        facts.append(("by", one_line(who) if owner.host else f"not known yet ({owner.id})"))
+        if owner.label:
+            facts.append(("for", one_line(owner.label)))
+    if owner.since is not None:
+        facts.append(("since", f"{clock_time(owner.since)}, {duration(lock.held_for)} ago"))
+    facts.append(("time left", _time_left(found.holding)))
+    if lock.seen is not None:
+        facts.append(("last seen", f"{duration(lock.seen)} ago"))
+    if lock.fence is not None:
+        facts.append(("fence", str(lock.fence)))
+    return [*facts, ("cache", place)]
+
+
+def _time_left(holding: Holding) -> str:
+    lock = holding.lock
+    if math.isinf(lock.ttl):
+        return "never expires"
+    text = duration(lock.ttl)
+    if lock.lifetime is not None and not math.isinf(lock.lifetime):
+        text += f" of {duration(lock.lifetime)}"
+    if lock.renews is not None:
+        times = f", {counted(lock.renewals, 'time', 'times')} so far" if lock.renewals else ""
+        text += f", renewed while it is held{times}" if lock.renews else ", not renewed"
+    return text
+
+
+def _advice(holding: Holding) -> str:
+    lock = holding.lock
+    if lock.silent:
+        return f"Its holder is stopped, cut off or dead: {note(lock)}."
+    return "It ends only when it is released; if its holder is gone: manage.py locks release."
+
+
+def _document(name: str, found: Found) -> dict[str, Any]:
+    held = found.holding
+    return {
+        "name": name,
+        "held": held is not None,
+        "cache": found.alias,
+        "key": found.key.decode(errors="backslashreplace"),
+        "lock": None if held is None else as_json(held),
+        "waiters": [
+            {"host": w.host, "pid": w.pid, "thread": w.thread, "waited": w.waited}
+            for w in found.inspection.waiters
+        ],
+        "events": [
+            {
+                n: getattr(e, n)
+                for n in ("at", "what", "id", "host", "pid", "thread", "label", "note")
+            }
+            for e in found.inspection.events
+        ],
+    }

@@ -1,0 +1,176 @@
+"""``manage.py locks stats``: how locks and computations behaved in the last hour or day."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand
+from redis.exceptions import RedisError
+
+from ..cache import lock_cache, lock_caches
+from ..metrics import BOUNDS, Distribution, Summary, summaries
+from ..transport import server_of
+from .exit_codes import UNAVAILABLE
+from .output import Column, table, width_of
+from .wording import one_line
+
+__all__ = ["show_figures"]
+
+STOOD_IN = Column("NO REDIS", right=True)
+OVER_TIME = Column("OVER TIME")
+LOCKS = (
+    Column("LOCKS", shrinks=True),
+    *(Column(title, right=True) for title in ("ACQUIRED", "WAITED", "AVG", "P95")),
+    *(Column(title, right=True) for title in ("HOLD", "REFUSED", "TIMEOUT", "LOST")),
+    STOOD_IN,
+    OVER_TIME,
+)
+VALUES = (
+    Column("VALUES", shrinks=True),
+    *(Column(title, right=True) for title in ("COMPUTED", "AVG", "P95")),
+    *(Column(title, right=True) for title in ("SAVED", "STALE", "FAILED")),
+)
+#: From few to many.
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def show_figures(command: BaseCommand, options: dict[str, Any]) -> int:
+    """Print them; returns the exit code."""
+    period = options["period"]
+    found, failures = _read(options["using"], period)
+    if options["json"]:
+        caches = {alias: [_as_json(s) for s in figures] for alias, figures in found.items()}
+        document = {"at": time.time(), "period": period, "caches": caches, "failures": failures}
+        command.stdout.write(json.dumps(document, indent=2))
+    else:
+        for number, (alias, figures) in enumerate(found.items()):
+            if len(found) > 1:
+                command.stdout.write(("\n" if number else "") + command.style.MIGRATE_LABEL(alias))
+            for line in _lines(command, figures, period):
+                command.stdout.write(line)
+        for alias, error in failures.items():
+            command.stderr.write(f"The cache {alias} could not be asked: {error}")
+    return UNAVAILABLE if failures else 0
+
+
+def _read(using: str | None, period: str) -> tuple[dict[str, list[Summary]], dict[str, str]]:
+    """Caches that share a server and a prefix share their figures; the first stands for all."""
+    found: dict[str, list[Summary]] = {}
+    failures: dict[str, str] = {}
+    seen = set()
+    for alias in list(lock_caches()) if using is None else [using]:
+        try:
+            cache: Any = lock_cache(alias)
+            place = (server_of(cache._lock_client()).database, str(cache.key_prefix))
+            if place not in seen:
+                seen.add(place)
+                found[alias] = summaries(alias, period)
+        except (RedisError, OSError, ImproperlyConfigured) as error:
+            failures[alias] = one_line(str(error))
+    return found, failures
+
+
+def _lines(command: BaseCommand, figures: Sequence[Summary], period: str) -> list[str]:
+    style, width = command.style, width_of(command.stdout)
+    locks = [s for s in figures if s.attempts or s.lost or s.stood_in]
+    values = [s for s in figures if s.computations.count or s.saved]
+    out = []
+    if locks:
+        rows = [_lock_row(s) for s in locks]
+        colours = [style.ERROR if s.lost or s.stood_in else str for s in locks]
+        columns: Sequence[Column] = LOCKS
+        if not any(s.stood_in for s in locks):
+            columns, rows = _without(STOOD_IN, columns, rows)
+        if width is not None and width < 100:  # The figures are worth more than their curve.
+            columns, rows = _without(OVER_TIME, columns, rows)
+        out += table(columns, rows, width, head=style.MIGRATE_HEADING, styles=colours)
+    if values:
+        rows = [_value_row(s) for s in values]
+        colours = [style.WARNING if s.failed else str for s in values]
+        out += [""] * bool(out)
+        out += table(VALUES, rows, width, head=style.MIGRATE_HEADING, styles=colours)
+    if not out:
+        return [f"Nothing happened in the last {period}."]
+    return [*out, "", f"In the last {period}, in all processes."]
+
+
+def _without(
+    column: Column, columns: Sequence[Column], rows: Sequence[list[str]]
+) -> tuple[list[Column], list[list[str]]]:
+    place = columns.index(column)
+    kept = [c for c in columns if c is not column]
+    return kept, [row[:place] + row[place + 1 :] for row in rows]
+
+
+def _lock_row(of: Summary) -> list[str]:
+    numbers = (of.refused, of.timeouts, of.lost, of.stood_in)
+    return [
+        one_line(of.group or ""),
+        str(of.acquisitions),
+        _share(of.contended, of.acquisitions),
+        _time(of.average_wait),
+        _time(of.p95_wait),
+        _time(of.holds.average),
+        *(str(number or "-") for number in numbers),
+        _bars(of.acquisitions_over_time),
+    ]
+
+
+def _value_row(of: Summary) -> list[str]:
+    return [
+        one_line(of.group or ""),
+        str(of.computed),
+        _time(of.computations.average),
+        _time(of.computations.p95),
+        *(str(number or "-") for number in (of.saved, of.stale, of.failed + of.refreshes_failed)),
+    ]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f}%" if part and whole else "-"
+
+
+def _time(seconds: float | None) -> str:
+    """With as many digits as anybody reads."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f}µs"
+    if seconds < 1:
+        return f"{seconds * 1000:.3g}ms"
+    return f"{seconds:.3g}s" if seconds < 120 else f"{seconds / 60:.0f}m"
+
+
+def _bars(numbers: Sequence[int]) -> str:
+    most = max(numbers, default=0)
+    if not most:
+        return ""
+    return "".join(
+        BARS[-(-number * (len(BARS) - 1) // most)] if number else " " for number in numbers
+    )
+
+
+def _as_json(of: Summary) -> dict[str, Any]:
+    """Every figure, times in seconds."""
+    figures = asdict(of)
+    for name in ("waits", "holds", "computations"):
+        figures[name] = _distribution(getattr(of, name))
+    return {**figures, "acquisitions": of.acquisitions, "attempts": of.attempts}
+
+
+def _distribution(of: Distribution) -> dict[str, Any]:
+    return {
+        "count": of.count,
+        "seconds": of.seconds,
+        "average": of.average,
+        "p50": of.quantile(0.5),
+        "p95": of.quantile(0.95),
+        "p99": of.quantile(0.99),
+        "bounds": BOUNDS,
+        "counts": of.counts,
+    }

@@ -1,0 +1,225 @@
+"""The Lua scripts that look at locks and flights for people, in the manner of ``scripts``."""
+
+from __future__ import annotations
+
+from .lock_scripts import _NOW, _VANISHED, script
+
+__all__ = [
+    "DESCRIBE",
+    "DESCRIBE_FLIGHTS",
+    "HEARTBEAT",
+    "HEARTBEATS",
+    "LIST",
+    "LIST_FLIGHTS",
+    "NOTE",
+    "WAITING",
+]
+
+# read(part, ...): what a command answers; nil where the key of that part of a lock is of another
+# kind or has more in it than anybody of us keeps there, and then `broken` names the part. One lock
+# that somebody has damaged must not keep all others from being listed.
+_READ = """
+local broken
+local function read(part, ...)
+  local found = redis.pcall(...)
+  if type(found) ~= 'table' or not found.err then return found end
+  broken[#broken + 1] = part
+  return nil
+end
+local function fields(part, key)
+  local size = read(part, 'HLEN', key)
+  if size and size > 64 then broken[#broken + 1] = part end
+  return size and size <= 64 and redis.call('HGETALL', key) or {}
+end
+"""
+
+#: Which locks are held, by the index, latest end first. Entries whose lock is gone are dropped. The
+#: script finds the locks in the index, as CLEAR does: not for a cluster, where each is elsewhere.
+#:
+#: KEYS  index
+#: ARGV  what the keys wanted begin with; what is to be found in them, in lower case ('' for
+#:       anything); how many entries to pass over, how many to look at
+#: returns {how many entries to pass over the next time, how many there are after them, the keys
+#:         wanted}
+#: atomic because an entry must not be dropped for a lock that is taken a moment later.
+LIST = script("""
+local prefix, wanted, start = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local keys, dropped = {}, 0
+local entries = redis.call('ZRANGE', KEYS[1], start, start + ARGV[4] - 1, 'REV')
+for _, key in ipairs(entries) do
+  if string.sub(key, 1, #prefix) == prefix
+    and (wanted == '' or string.find(string.lower(key), wanted, 1, true)) then
+    if redis.call('EXISTS', key) == 0 then
+      redis.call('ZREM', KEYS[1], key)
+      dropped = dropped + 1
+    else
+      keys[#keys + 1] = key
+    end
+  end
+end
+local passed = start + #entries - dropped
+return {passed, redis.call('ZCARD', KEYS[1]) - passed, keys}
+""")
+
+#: What is to be said of locks that somebody owns. What is no lock any more is passed over.
+#:
+#: KEYS  of each lock in turn: the lock, grants, waiters, fence, owner
+#: returns {server time in microseconds, then of each lock that somebody owns {its place among those
+#:         asked for, from 1; the token; remaining lifetime as PTTL gives it; owner's fields and
+#:         values; the parts that cannot be read; what the fence's key holds; number of live
+#:         waiters}}
+#: atomic because token, owner and lifetime must be of one and the same acquisition.
+DESCRIBE = script(
+    """
+local at = now()
+local found = {at}
+for i = 1, #KEYS, 5 do
+  broken = {}
+  local holder = redis.pcall('GET', KEYS[i])
+  local grant = read('grants', 'LINDEX', KEYS[i + 1], 0)
+  if type(holder) == 'string'
+    and not (grant and string.sub(grant, 1, #holder + 1) == holder .. ':') then
+    found[#found + 1] = {
+      (i + 4) / 5,
+      holder,
+      redis.call('PTTL', KEYS[i]),
+      fields('owner', KEYS[i + 4]),
+      broken,
+      read('fence', 'GET', KEYS[i + 3]) or '',
+      read('waiters', 'ZCOUNT', KEYS[i + 2], math.floor(at / 1000), '+inf') or 0,
+    }
+  end
+end
+return found
+""",
+    _NOW,
+    _READ,
+)
+
+#: Which computations are under way, latest end first: those whose end has not come yet. One that
+#: was shorter than half a second was never on the index, one that has just ended may still be.
+#:
+#: KEYS  index of flights
+#: ARGV  as LIST's
+#: returns as LIST
+LIST_FLIGHTS = script(
+    """
+local prefix, wanted = ARGV[1], ARGV[2]
+local at = math.floor(now() / 1000)
+local keys = {}
+local entries = redis.call(
+  'ZREVRANGEBYSCORE', KEYS[1], '+inf', at, 'LIMIT', ARGV[3], ARGV[4]
+)
+for _, key in ipairs(entries) do
+  if string.sub(key, 1, #prefix) == prefix
+    and (wanted == '' or string.find(string.lower(key), wanted, 1, true)) then
+    keys[#keys + 1] = key
+  end
+end
+local passed = ARGV[3] + #entries
+return {passed, redis.call('ZCOUNT', KEYS[1], at, '+inf') - passed, keys}
+""",
+    _NOW,
+)
+
+#: What is to be said of flights. A failure that is remembered is none, and what has ended is passed
+#: over.
+#:
+#: KEYS  of each flight in turn: the flight, its leader
+#: returns {server time in microseconds, then of each flight {its place among those asked for, from
+#:         1; the token; remaining lifetime as PTTL gives it; the leader's fields and values; the
+#:         parts that cannot be read}}
+#: atomic because token, leader and lifetime must be of one and the same flight.
+DESCRIBE_FLIGHTS = script(
+    """
+local found = {now()}
+for i = 1, #KEYS, 2 do
+  broken = {}
+  local token = redis.pcall('GET', KEYS[i])
+  if type(token) == 'string' and string.sub(token, 1, 1) ~= '!' then
+    found[#found + 1] = {
+      (i + 1) / 2, token, redis.call('PTTL', KEYS[i]), fields('leader', KEYS[i + 1]), broken
+    }
+  end
+end
+return found
+""",
+    _NOW,
+    _READ,
+)
+
+#: Who waits for a lock, and what has happened last to it.
+#:
+#: KEYS  lock keys (index left out), then events
+#: ARGV  how many waiters to return, at most
+#: returns {server time in microseconds, ids of live waiters, what NOTE keeps, if the lock is free
+#:         vanished()}
+#: atomic because the owner's description must not be that of a holder who is just releasing.
+WAITING = script(
+    """
+local at = math.floor(now() / 1000)
+broken = {}
+local readable = #fields('owner', KEYS[5]) > 0
+return {
+  now(),
+  read('waiters', 'ZRANGEBYSCORE', KEYS[3], at, '+inf', 'LIMIT', 0, ARGV[1]) or {},
+  read('events', 'GET', KEYS[6]) or '',
+  readable and redis.call('EXISTS', KEYS[1]) == 0 and vanished() or nil,
+}
+""",
+    _NOW,
+    _READ,
+    _VANISHED,
+)
+
+#: Note what has happened to a lock. What is worth looking for keeps all of the notes longer than
+#: what is not. (A list would want commands that those who may lock need not have the right to.)
+#:
+#: KEYS  events: a line for each, the latest first
+#: ARGV  what has happened, in one line; how many events to keep; for how many milliseconds; when it
+#:       was, in microseconds ('' for now)
+#: returns 1
+#: atomic because two that note at the same time must not write over each other.
+NOTE = script(
+    """
+local at = ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', now())
+local lines = {at .. ' ' .. ARGV[1]}
+local kept = redis.pcall('GET', KEYS[1])  -- A key of another kind is replaced.
+for line in string.gmatch(type(kept) == 'string' and kept or '', '[^\\n]+') do
+  if #lines < tonumber(ARGV[2]) then lines[#lines + 1] = line end
+end
+local left = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
+redis.call('SET', KEYS[1], table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
+return 1
+""",
+    _NOW,
+)
+
+#: Note that a process is alive.
+#:
+#: KEYS  its heartbeat        ARGV  for how many milliseconds to keep it        returns 1
+#: atomic because it is the server's time that is kept.
+HEARTBEAT = script(
+    """
+redis.call('SET', KEYS[1], string.format('%.0f', now()), 'PX', ARGV[1])
+return 1
+""",
+    _NOW,
+)
+
+#: When processes gave their last heartbeats.
+#:
+#: KEYS  heartbeats        ARGV  none
+#: returns {server time in microseconds, then what HEARTBEAT keeps of each, '' if nothing}
+#: atomic because the ages are reckoned from one reading of the clock.
+HEARTBEATS = script(
+    """
+local found = {now()}
+for i, key in ipairs(KEYS) do
+  local beat = redis.pcall('GET', key)
+  found[i + 1] = type(beat) == 'string' and beat or ''
+end
+return found
+""",
+    _NOW,
+)

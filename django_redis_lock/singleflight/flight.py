@@ -1,0 +1,322 @@
+"""One computation of one value: who leads, who follows, what becomes of the result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ..exceptions import ComputationFailed, LockError
+from ..keeper import keeper
+from ..notices import get_logger
+from ..protocol import Call, flight_key, flight_stream, milliseconds, printable
+from ..transport import Server
+from .completion import NOTHING, Landing, Seen, run_or_end
+from .in_process import (
+    Aboard,
+    Overtaken,
+    Place,
+    Speaker,
+    being_computed,
+    board,
+    computing,
+    land,
+    overtake,
+    token_for,
+)
+from .notifications import note_without_redis, tell_refresh_failed, tell_shared, told
+from .renewal import FlightRenewal
+from .scripts import READ, TAKE_FLIGHT, TAKE_OVER
+from .steps import (
+    FOUND,
+    LEAD,
+    LOOK_EVERY,
+    TOO_LATE,
+    Await,
+    Compute,
+    CoordinationError,
+    Depart,
+    Follow,
+    Producer,
+    ProducerFailed,
+    Run,
+    Steps,
+    outlasting,
+    text,
+)
+
+__all__ = ["Flights"]
+
+logger = get_logger("django_redis_lock.singleflight")
+
+
+class Flights:
+    """Computes missing values of one database, each once at a time.
+
+    Args:
+        server: where the values are.
+        flight_timeout: seconds after which the followers of a dead leader take over.
+        event: makes what the others of this process wait for.
+        loop: the event loop whose tasks wait for each other; None for threads.
+    """
+
+    def __init__(
+        self, server: Server, flight_timeout: float, event: Callable[[], Any], loop: Any = None
+    ) -> None:
+        self._server = server
+        self._flight_timeout = flight_timeout
+        self._event = event
+        self._loop = loop
+
+    def place(self, key: bytes) -> Place:
+        """Where those of this process meet who are after the value at ``key``."""
+        return self._server, key, self._loop
+
+    def get_or_compute(
+        self, key: bytes, producer: Producer, deadline: float, alone: BaseException | None = None
+    ) -> Steps:
+        """The value at ``key``, computed here or by whoever already does; or ``TOO_LATE``.
+
+        Args:
+            deadline: monotonic time until which to wait for another's computation.
+            alone: why Redis cannot be asked; only those of this process share the computation.
+
+        Raises:
+            LockError: the producer of this key asked for this key again.
+            ComputationFailed: another's computation has just failed, and nobody is to try again.
+            CoordinationError: Redis could not be asked who computes.
+            Exception: whatever the producer raises, to the caller that ran it.
+        """
+        place = self.place(key)
+        if place[:2] in being_computed():
+            raise LockError("get_or_set needs the value it is just computing", key)
+        asked: int | None = None
+        speaker = Speaker()
+        while True:
+            aboard = mine = Aboard(self._event(), speaker)
+            try:
+                aboard = board(place, mine)
+                if aboard is mine:
+                    value = yield from self._speak(key, aboard, producer, deadline, alone)
+            finally:
+                if aboard is mine:
+                    land(place, mine)
+            if aboard is mine:
+                return self._found(aboard, producer) if value is FOUND else value
+            # An answer to what was asked before we came may be older than a write before we came.
+            # Those who speak after the first that we have waited for ask later than that.
+            asked = aboard.asked if asked is None else 0
+            if not (yield Await(aboard.landed, deadline)):
+                return TOO_LATE if alone else (yield from self._last_look(key, producer))
+            if aboard.found is not None and asked < aboard.asked:
+                return self._found(aboard, producer)
+            if aboard.outage is not None and not alone:
+                raise CoordinationError from aboard.outage
+
+    def compute_anyway(
+        self, key: bytes, producer: Producer, alone: BaseException | None = None
+    ) -> Steps:
+        """The value, computed here although another computes it. This caller leads from now on:
+        the result of who began last is kept, and a write meanwhile wins over both."""
+        if alone:
+            return (yield from self._compute(key, producer, alone))[0]
+        token = token_for(producer.compute)
+        replaced = NOTHING
+        try:
+            replaced = yield from self._take_over(key, token)
+        except (RedisError, OSError) as error:
+            logger.warning("Could not take over the flight of %s: %s", printable(key), error)
+        aboard = Aboard(self._event())
+        flight = self._flight(key, token, aboard, producer)
+        try:
+            return (yield from self._lead(flight, aboard, producer, replaced))
+        except Overtaken:
+            return (yield from self.get_or_compute(key, producer, math.inf))
+
+    def refresh(self, key: bytes, old: Any, producer: Producer, background: bool) -> Steps:
+        """A stale value computed anew, unless somebody does that already; otherwise the old one.
+
+        Args:
+            old: the value as Redis keeps it.
+            background: give the old one at once, and compute behind the caller's back.
+        """
+        token = token_for(producer.compute)
+        try:
+            status, *news = yield from self._take(key, token, producer)
+        except (RedisError, OSError) as error:
+            logger.warning("Could not refresh %s: %s", printable(key), error)
+            return producer.decode(old)
+        if status == 2:
+            return producer.decode(news[0])
+        if status != 1:
+            tell_shared(self._server, producer, stale=True)
+            return producer.decode(old)
+        aboard = Aboard(self._event())
+        flight = self._flight(key, token, aboard, producer)
+        refreshing = self._lead_or_keep(flight, aboard, old, producer, news)
+        if not background:
+            return (yield from refreshing)
+        if not (yield Depart(refreshing, flight)):
+            logger.warning("No room to refresh %s in the background", printable(key))
+            yield from self._landing(key, token).fail()
+        return producer.decode(old)
+
+    def _lead_or_keep(
+        self, flight: FlightRenewal, aboard: Aboard, old: Any, producer: Producer, replaced: Seen
+    ) -> Steps:
+        try:
+            return (yield from self._lead(flight, aboard, producer, replaced))
+        except Overtaken:
+            return producer.decode(old)
+        except ProducerFailed as failed:
+            if not isinstance(failed.error, Exception):
+                raise
+            logger.warning("Serving the old %s", printable(flight.key), exc_info=failed.error)
+            tell_refresh_failed(self._server, producer, failed.error)
+            return producer.decode(old)
+
+    def _lead(
+        self, flight: FlightRenewal, aboard: Aboard, producer: Producer, replaced: Seen
+    ) -> Steps:
+        """The value, computed and stored; and for those aboard what they may have of it.
+
+        Args:
+            replaced: what was at its key when the flight began.
+
+        Raises:
+            Overtaken: another thread leads instead.
+        """
+        key, token = flight.key, flight.token
+        try:
+            keeper().add(flight)
+            value, kept = yield from self._compute(key, producer)
+        except ProducerFailed as failed:
+            if isinstance(failed.error, Overtaken):
+                yield from self._landing(key, token).fail()
+                raise failed.error from None
+            pause = producer.error_ttl if isinstance(failed.error, Exception) else 0
+            yield from self._landing(key, token).fail(failed.describe(), pause)
+            raise
+        finally:  # However it ends: a flight that is renewed for ever would be followed for ever.
+            keeper().discard(flight)
+        aboard.asked += 1
+        [stored] = yield from self._landing(key, token).store(
+            {key: kept}, producer, {key: replaced}
+        )
+        if stored is False:
+            # A write or a delete came in between: what we computed is for our caller alone.
+            logger.info("%s was written while it was computed; not stored", printable(key))
+        else:
+            aboard.found, aboard.computed = kept, True
+        return value
+
+    def _found(self, aboard: Aboard, producer: Producer) -> Any:
+        """What those aboard have not computed themselves."""
+        if aboard.computed:
+            tell_shared(self._server, producer)
+        return producer.decode(aboard.found)
+
+    # -- the parts ---------------------------------------------------------------------------
+
+    @property
+    def _lifetime(self) -> int:
+        return milliseconds(self._flight_timeout)
+
+    def _flight(
+        self, key: bytes, token: bytes, aboard: Aboard, producer: Producer
+    ) -> FlightRenewal:
+        about = (key, token, self._flight_timeout, aboard, producer.group)
+        return FlightRenewal(self._server, *about)
+
+    def _landing(self, key: bytes, token: bytes) -> Landing:
+        return Landing(self._server, [key], token, self._flight_timeout)
+
+    def _compute(self, key: bytes, producer: Producer, alone: BaseException | None = None) -> Steps:
+        """The value, and the value as Redis is to keep it."""
+        if alone:
+            note_without_redis(self._server, key, alone)
+        without_redis = alone is not None
+        with computing(self._server, (key,)), told(self._server, producer, 1, without_redis):
+            value = yield Compute(producer.compute)
+        try:
+            return value, producer.encode(value)
+        except BaseException as error:  # It cannot be kept, and so not be shared either.
+            raise ProducerFailed(error) from error
+
+    def _speak(
+        self,
+        key: bytes,
+        aboard: Aboard,
+        producer: Producer,
+        deadline: float,
+        alone: BaseException | None,
+    ) -> Steps:
+        """The value, TOO_LATE, or FOUND; and for those aboard what they may have."""
+        if alone:
+            value, aboard.found = yield from self._compute(key, producer, alone)
+            aboard.asked += 1
+            aboard.computed = True
+            return value
+        token = token_for(producer.compute)
+        while True:
+            try:
+                outcome, replaced = yield from self._find(key, token, aboard, producer, deadline)
+            except (RedisError, OSError) as error:
+                aboard.outage = error
+                raise CoordinationError from error
+            if outcome is not LEAD:
+                return outcome
+            flight = self._flight(key, token, aboard, producer)
+            with suppress(Overtaken):
+                return (yield from self._lead(flight, aboard, producer, replaced))
+
+    def _find(
+        self, key: bytes, token: bytes, aboard: Aboard, producer: Producer, deadline: float
+    ) -> Steps:
+        """LEAD and what is there to be replaced; FOUND as soon as Redis keeps a value at ``key``;
+        or TOO_LATE."""
+        while True:
+            aboard.asked += 1
+            take = partial(self._take, key, token, producer)
+            following = aboard.computed
+            status, *news = yield from (outlasting(self._server, take) if following else take())
+            if status == 1:
+                return LEAD, news
+            if status == 2:
+                aboard.found = news[0]
+                return FOUND, NOTHING
+            if status == 3:
+                raise ComputationFailed(text(news[0]))
+            if time.monotonic() >= deadline:
+                return TOO_LATE, NOTHING
+            leader, pttl = text(news[0]).encode(), news[1]
+            if self._loop is None and overtake(leader):
+                return LEAD, (yield from self._take_over(key, token))
+            look_again = time.monotonic() + min(LOOK_EVERY, max(int(pttl), 1) / 1000)
+            aboard.computed = True
+            yield Follow((flight_stream(key, leader),), min(look_again, deadline))
+
+    def _last_look(self, key: bytes, producer: Producer) -> Steps:
+        """The value, or TOO_LATE: whom we have waited for may have been a mere reader of it."""
+        try:
+            [kept] = yield Run((Call(READ, (key,), ()),))
+        except (RedisError, OSError):
+            return TOO_LATE
+        return TOO_LATE if kept is None else producer.decode(kept[0])
+
+    def _take_over(self, key: bytes, token: bytes) -> Steps:
+        """Lead from now on; what is there to be replaced."""
+        call = Call(TAKE_OVER, (key, flight_key(key)), (token, self._lifetime))
+        [replaced] = yield from run_or_end([key], token, call)
+        return replaced
+
+    def _take(self, key: bytes, token: bytes, producer: Producer) -> Steps:
+        taking = (token, self._lifetime, producer.stale)
+        call = Call(TAKE_FLIGHT, (key, flight_key(key)), taking)
+        [(status, *news)] = yield from run_or_end([key], token, call)
+        return (int(status), *news)

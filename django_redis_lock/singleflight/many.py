@@ -1,0 +1,194 @@
+"""Several values at once: one trip for each step of all their flights."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ..exceptions import ComputationFailed, LockError
+from ..keeper import keeper
+from ..notices import get_logger
+from ..protocol import Call, flight_key, flight_stream, milliseconds
+from ..transport import Server, is_outage
+from .completion import NOTHING, Landing, Seen, run_or_end
+from .in_process import Overtaken, being_computed, computing, overtake, token_for
+from .notifications import note_without_redis, tell_shared, told
+from .renewal import FlightRenewal
+from .scripts import TAKE_FLIGHT, TAKE_OVER
+from .steps import (
+    LOOK_EVERY,
+    Compute,
+    CoordinationError,
+    Follow,
+    Producer,
+    ProducerFailed,
+    Steps,
+    outlasting,
+    text,
+)
+
+__all__ = ["Several"]
+
+logger = get_logger("django_redis_lock.singleflight")
+
+#: Gives the values of just the keys it is called with; one it leaves out has none.
+Produce = Callable[[list[bytes]], Any]
+
+
+class Several:
+    """Computes what is missing of several values, each once at a time.
+
+    Args:
+        server: where the values are.
+        flight_timeout: seconds after which the followers of a dead leader take over.
+        terms: how to keep the values; its ``compute`` is what ``produce`` calls.
+        produce: computes those that this caller leads.
+        in_thread: the caller is a thread, no task.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        flight_timeout: float,
+        terms: Producer,
+        produce: Produce,
+        in_thread: bool,
+    ) -> None:
+        self._server = server
+        self._flight_timeout = flight_timeout
+        self._terms = terms
+        self._produce = produce
+        self._in_thread = in_thread
+        self._token = token_for(terms.compute)
+
+    def get_or_compute(self, keys: list[bytes], deadline: float) -> Steps:
+        """The values found or computed, and the keys others were still computing at ``deadline``
+        (monotonic seconds). Nobody waits while others wait for what it leads, so no two callers
+        wait for each other.
+
+        Raises:
+            LockError: the producer of one of them asked for it again.
+            ComputationFailed: another's computation has just failed, and nobody is to try again.
+            CoordinationError: Redis could not be asked who computes.
+            Exception: whatever the producer raises.
+        """
+        for key in keys:
+            if (self._server, key) in being_computed():
+                raise LockError("get_or_set_many needs a value it is just computing", key)
+        found: dict[bytes, Any] = {}
+        followed = False
+        while keys:
+            try:
+                take = partial(run_or_end, keys, self._token, *map(self._taking, keys))
+                replies = yield from (outlasting(self._server, take) if followed else take())
+            except (RedisError, OSError) as error:
+                if not is_outage(error):  # Some of the flights may have been taken.
+                    yield from self._landing(keys).fail()
+                raise CoordinationError from error
+            led: dict[bytes, Seen] = {}
+            overtaken: list[bytes] = []
+            failed, streams, look_again = None, {}, time.monotonic() + LOOK_EVERY
+            there: dict[bytes, Any] = {}
+            for key, (status, *news) in zip(keys, replies, strict=True):
+                if int(status) == 1:
+                    led[key] = news
+                elif int(status) == 2:
+                    there[key] = news[0]
+                elif int(status) == 3:
+                    failed = ComputationFailed(text(news[0]))
+                elif self._in_thread and overtake(text(news[0]).encode()):
+                    overtaken.append(key)
+                else:
+                    streams[key] = flight_stream(key, text(news[0]).encode())
+                    look_again = min(look_again, time.monotonic() + max(int(news[1]), 1) / 1000)
+            if overtaken:
+                try:
+                    led.update((yield from self._take_over(overtaken)))
+                except (RedisError, OSError) as error:
+                    raise CoordinationError from error
+            shared = len(keys) - len(led) - len(streams)
+            if followed and shared and failed is None:
+                tell_shared(self._server, self._terms, values=shared)
+            if led:
+                try:
+                    found.update((yield from self._lead(led)))
+                except Overtaken:  # It is asked again who computes these.
+                    streams.update(dict.fromkeys(led, b""))
+            # Not before those that others wait for are computed: it may fail.
+            found.update((key, self._terms.decode(value)) for key, value in there.items())
+            if failed is not None:
+                raise failed
+            keys = list(streams)
+            if keys and time.monotonic() >= deadline:
+                break
+            if keys and all(streams.values()):
+                followed = True
+                yield Follow(tuple(streams.values()), min(look_again, deadline))
+        return found, keys
+
+    def compute_anyway(self, keys: list[bytes]) -> Steps:
+        """The values, computed here although others compute them."""
+        replaced: dict[bytes, Seen] = dict.fromkeys(keys, NOTHING)
+        try:
+            replaced = yield from self._take_over(keys)
+        except (RedisError, OSError):
+            pass  # Then nothing can be stored either, which is said there.
+        try:
+            return (yield from self._lead(replaced))
+        except Overtaken:
+            return (yield from self.get_or_compute(keys, math.inf))[0]
+
+    def _take_over(self, keys: list[bytes]) -> Steps:
+        """Lead from now on; what is there to be replaced, by key."""
+        args = (self._token, milliseconds(self._flight_timeout))
+        taking = (Call(TAKE_OVER, (key, flight_key(key)), args) for key in keys)
+        replaced = yield from run_or_end(keys, self._token, *taking)
+        return dict(zip(keys, replaced, strict=True))
+
+    def compute_alone(self, keys: list[bytes], why: BaseException) -> Steps:
+        """The values, computed without Redis, which is away: ``why``."""
+        note_without_redis(self._server, keys[0], why, len(keys))
+        with told(self._server, self._terms, len(keys), without_redis=True):
+            return (yield Compute(lambda: self._produce(keys)))
+
+    def _taking(self, key: bytes) -> Call:
+        args = (self._token, milliseconds(self._flight_timeout), self._terms.stale)
+        return Call(TAKE_FLIGHT, (key, flight_key(key)), args)
+
+    def _lead(self, replaced: dict[bytes, Seen]) -> Steps:
+        """The values of the keys this caller leads, each with what was there when it began."""
+        keys = list(replaced)
+        alive = (self._token, self._flight_timeout, self)
+        flights = [FlightRenewal(self._server, key, *alive, self._terms.group) for key in keys]
+        try:
+            for flight in flights:
+                keeper().add(flight)
+            with computing(self._server, keys), told(self._server, self._terms, len(keys)):
+                values = yield Compute(lambda: self._produce(keys))
+            kept = self._encoded(values)
+        except ProducerFailed as failed:
+            if isinstance(failed.error, Overtaken):
+                yield from self._landing(keys).fail()
+                raise failed.error from None
+            pause = self._terms.error_ttl if isinstance(failed.error, Exception) else 0
+            yield from self._landing(keys).fail(failed.describe(), pause)
+            raise
+        finally:
+            for flight in flights:
+                keeper().discard(flight)
+        yield from self._landing(keys).store(kept, self._terms, replaced)
+        return values
+
+    def _landing(self, keys: list[bytes]) -> Landing:
+        return Landing(self._server, keys, self._token, self._flight_timeout)
+
+    def _encoded(self, values: dict[bytes, Any]) -> dict[bytes, bytes | int]:
+        try:
+            return {key: self._terms.encode(value) for key, value in values.items()}
+        except BaseException as error:  # What cannot be kept cannot be shared either.
+            raise ProducerFailed(error) from error

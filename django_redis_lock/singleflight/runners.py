@@ -1,0 +1,208 @@
+"""Who does what the rule of flights says: threads, and the tasks of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from ..keeper import background, keeper
+from ..locking import in_background
+from ..transport import (
+    aconnect,
+    adrive,
+    arun,
+    arun_all,
+    cancellable,
+    drive,
+    is_outage,
+    is_pool_exhausted,
+    pack_words,
+    run_all,
+    server_of,
+)
+from .flight import Flights
+from .steps import Await, Compute, Depart, Follow, Pause, ProducerFailed, Run, Step, Steps
+
+__all__ = ["TaskCrew", "ThreadCrew"]
+
+#: Seconds a follower pauses after its connection broke.
+PAUSE = 0.05
+
+
+class ThreadCrew:
+    """Does the steps of a flight in the calling thread.
+
+    Args:
+        client: redis-py client of the primary.
+        flight_timeout: seconds after which the followers of a dead leader take over.
+        afterwards: called in a background thread that has done its work.
+    """
+
+    def __init__(
+        self, client: Any, flight_timeout: float, afterwards: Callable[[], Any] = lambda: None
+    ) -> None:
+        self._client = client
+        self._pid = os.getpid()
+        self._afterwards = afterwards
+        self.server = server_of(client)
+        self.flights = Flights(self.server, flight_timeout, threading.Event)
+
+    def do(self, steps: Steps) -> Any:
+        """What ``steps`` return in the end."""
+        try:
+            return drive(steps, self._do)
+        except ProducerFailed as failed:
+            error = failed.error
+        raise error
+
+    def _do(self, step: Step) -> Any:
+        if isinstance(step, Run):
+            if os.getpid() != self._pid:
+                raise RedisConnectionError("A forked child leaves the flight to its parent")
+            return run_all(self._client, step.calls)
+        if isinstance(step, Compute):
+            try:
+                return step.function()
+            except BaseException as error:
+                raise ProducerFailed(error) from error
+        if isinstance(step, Await):
+            return step.event.wait(max(0.0, step.until - time.monotonic()))
+        if isinstance(step, Pause):
+            return time.sleep(step.seconds)
+        if isinstance(step, Depart):
+            return self._depart(step)
+        return self._follow(step)
+
+    def _depart(self, step: Depart) -> bool:
+        keeper().add(step.meanwhile)
+        there_is_room = False
+        try:
+            there_is_room = background().submit(partial(self.do, step.steps), self._afterwards)
+        finally:
+            if not there_is_room:
+                keeper().discard(step.meanwhile)
+        return there_is_room
+
+    def _follow(self, step: Follow) -> None:
+        streams = self.server.in_one_call(step.streams)
+        server, connection = self.server, None
+        try:
+            server = self.server.at(streams)
+            connection = server.borrow()
+            connection.send_packed_command([_reading(streams, step.until)])
+            # Redis looks at the time-outs of blocked clients ten times a second only.
+            if connection.can_read(max(0.0, step.until - time.monotonic())):
+                connection.read_response()
+                server.answered()
+                server.rest(connection)
+                connection = None
+        except (RedisError, OSError) as error:
+            self.server.heard(error)
+            if not is_outage(error):
+                raise
+            time.sleep(_pause(step))
+        finally:
+            if connection is not None:
+                connection.disconnect()
+
+
+class TaskCrew:
+    """Does the steps of a flight in the calling task.
+
+    Args:
+        client: redis.asyncio client of the primary.
+        flight_timeout: seconds after which the followers of a dead leader take over.
+    """
+
+    def __init__(self, client: Any, flight_timeout: float) -> None:
+        self._client = client
+        loop = asyncio.get_running_loop()
+        self.server = server_of(client)
+        self.flights = Flights(self.server, flight_timeout, asyncio.Event, loop)
+
+    async def do(self, steps: Steps) -> Any:
+        """What ``steps`` return in the end."""
+        try:
+            return await adrive(steps, self._do)
+        except ProducerFailed as failed:
+            error = failed.error
+        raise error
+
+    async def _do(self, step: Step) -> Any:
+        if isinstance(step, Run):
+            if step.done:
+                return await asyncio.shield(in_background(self._run(step)))
+            return await cancellable(self._run(step))
+        if isinstance(step, Compute):
+            try:
+                value = step.function()
+                while inspect.isawaitable(value):  # A plain function may give a coroutine, too.
+                    value = await value
+                return value
+            except GeneratorExit:  # Our coroutine is closed: its loop is no more.
+                raise
+            except BaseException as error:
+                raise ProducerFailed(error) from error
+        if isinstance(step, Await):
+            return await _within(step.event.wait(), step.until)
+        if isinstance(step, Pause):
+            return await asyncio.sleep(step.seconds)
+        if isinstance(step, Depart):
+            in_background(self.do(step.steps))
+            return True
+        return await self._follow(step)
+
+    async def _run(self, step: Run) -> list[Any]:
+        try:
+            return await arun_all(self._client, step.calls)
+        except RedisConnectionError as error:
+            if len(step.calls) == 1 or not is_pool_exhausted(error):
+                raise
+            # One at a time each gets a connection of our own.
+            return [(await arun(self._client, call)).value for call in step.calls]
+
+    async def _follow(self, step: Follow) -> None:
+        streams = self.server.in_one_call(step.streams)
+        try:
+            connection = await aconnect(self._client, streams, timeout=5.0)
+            try:
+                reading = _reading(streams, step.until)
+                await cancellable(connection.send_packed_command([reading]))
+                await _within(connection.read_response(), step.until)
+            finally:
+                await connection.disconnect(nowait=True)
+        except (RedisError, OSError) as error:
+            self.server.heard(error)
+            if not is_outage(error):
+                raise
+            await asyncio.sleep(_pause(step))
+
+
+async def _within(work: Coroutine[Any, Any, Any], until: float) -> bool:
+    """Await ``work``, at most until ``until`` (monotonic seconds); whether it was done by then."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=max(0.0, until - time.monotonic()))
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        task.cancel()
+
+
+def _reading(streams: Sequence[bytes], until: float) -> bytes:
+    pause = b"%d" % max(1, int((until - time.monotonic()) * 1000))
+    return pack_words(b"XREAD", b"BLOCK", pause, b"STREAMS", *streams, *(b"0" for _ in streams))
+
+
+def _pause(step: Follow) -> float:
+    return max(0.0, min(PAUSE, step.until - time.monotonic()))

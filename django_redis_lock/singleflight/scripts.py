@@ -1,0 +1,267 @@
+"""The Lua scripts of cache values and their flights, in the manner of ``scripts``.
+
+The keys of a value are always passed in this order: the value's own, its flight, the flight's
+stream. Times are milliseconds.
+"""
+
+from __future__ import annotations
+
+from ..protocol import _NOW, _PUT, script
+
+__all__ = [
+    "DELETE",
+    "END_FLIGHT",
+    "EXPIRE_AT",
+    "LETTING_GO",
+    "LET_GO",
+    "READ",
+    "RENEW_FLIGHT",
+    "STORE",
+    "TAKE_FLIGHT",
+    "TAKE_OVER",
+    "WRITE",
+]
+
+# let_go(flight): a write ends the computation, if one is under way, and its followers look again at
+# once. Their stream's name begins as the flight's does. A user who may write but not do this is
+# let be.
+LETTING_GO = """
+local function let_go(flight)
+  local token = redis.call('GET', flight)
+  if not token then return end
+  redis.call('DEL', flight)
+  if string.sub(token, 1, 1) == '!' then return end
+  local stream = string.sub(flight, 1, #flight - 6) .. 'done:' .. token
+  redis.pcall('XADD', stream, '*', 'outcome', 'ended')
+  redis.pcall('PEXPIRE', stream, '10000')
+end
+"""
+
+# seen(key): what tells the value at `key` from one that is written later: a digest ('' if there is
+# none), and when it expires (server ms; 0 never). Of a large value the digest covers the length and
+# both ends only, so that it costs no more than 20 microseconds.
+#
+# unchanged(key, digest, at): whether nobody has written or deleted the value since it was seen so.
+# A large one's expiry counts too, give or take what clocks and scripts take.
+_SEEN = """
+local function seen(key)
+  local left = redis.call('PTTL', key)
+  if left == -2 then return '', '0' end
+  local length, digest = redis.pcall('STRLEN', key), 'not a string'
+  if type(length) == 'number' then
+    if length <= 8192 then
+      digest = redis.sha1hex(redis.call('GET', key))
+    else
+      local head = redis.call('GETRANGE', key, 0, 4095)
+      local tail = redis.call('GETRANGE', key, -4096, -1)
+      digest = length .. ':' .. redis.sha1hex(head .. tail)
+    end
+  end
+  return digest, left < 0 and '0' or string.format('%.0f', now() / 1000 + left)
+end
+
+local function unchanged(key, digest, at)
+  if redis.call('EXISTS', key) == 0 then
+    return digest == '' or (at ~= '0' and tonumber(at) <= now() / 1000 + 100)
+  end
+  if digest == '' then return false end
+  local digest_now, at_now = seen(key)
+  return digest_now == digest and (#digest == 40 or math.abs(at_now - at) <= 100)
+end
+"""
+
+#: Start the computation of a missing or stale cache value, or learn who computes it.
+#:
+#: KEYS  the value's key, its flight
+#: ARGV  token, lifetime of the flight, the value's remaining lifetime up to which it is stale (0:
+#:       it never is)
+#: returns {2, value} it is there after all, {1} this caller leads,
+#:         {1, digest, expiry} it leads, and there is a stale value: see seen,
+#:         {0, the leader's token, remaining lifetime of its flight}, or
+#:         {3, message} the last computation has just failed and nobody is to try again yet
+#: atomic because of two callers that both find nothing only one may lead (invariant C1).
+TAKE_FLIGHT = script(
+    """
+local value = redis.call('GET', KEYS[1])
+if value then
+  local left = redis.call('PTTL', KEYS[1])
+  if left < 0 or left > tonumber(ARGV[3]) then return {2, value} end
+end
+local leader = redis.call('GET', KEYS[2])
+if leader and string.sub(leader, 1, 1) == '!' then return {3, string.sub(leader, 2)} end
+if leader and leader ~= ARGV[1] then return {0, leader, redis.call('PTTL', KEYS[2])} end
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+if value then return {1, seen(KEYS[1])} end
+return {1}
+""",
+    _NOW,
+    _SEEN,
+)
+
+#: Store what the leader computed, unless a write or a delete has ended its flight meanwhile, or the
+#: value was changed by somebody who knows nothing of flights; tell the followers.
+#:
+#: KEYS  the value's key, its flight, the stream of this flight
+#: ARGV  token, value, the value's lifetime (0 none, negative: do not keep it at all), lifetime of
+#:       the stream, digest and expiry of the value that was there when the flight began (see seen)
+#: returns 1 stored, 0 not this leader's flight any more, or somebody else changed the value
+#: atomic because a write between the check and the store would be overwritten (invariant C2).
+STORE = script(
+    """
+local mine = redis.call('GET', KEYS[2]) == ARGV[1]
+local outcome = 'ended'
+if mine and not unchanged(KEYS[1], ARGV[5], ARGV[6]) then
+  redis.call('DEL', KEYS[2])
+  mine = false
+end
+if mine then
+  local lifetime = tonumber(ARGV[3])
+  if lifetime > 0 then
+    redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+  elseif lifetime == 0 then
+    redis.call('SET', KEYS[1], ARGV[2])
+  else
+    redis.call('DEL', KEYS[1])
+  end
+  redis.call('DEL', KEYS[2])
+  outcome = 'stored'
+end
+redis.call('XADD', KEYS[3], '*', 'outcome', outcome)
+redis.call('PEXPIRE', KEYS[3], ARGV[4])
+return mine and 1 or 0
+""",
+    _NOW,
+    _SEEN,
+)
+
+#: The leader has no value to give: its computation failed.
+#:
+#: KEYS  the value's key, its flight, the stream of this flight
+#: ARGV  token, lifetime of the stream, why it failed, milliseconds for which nobody is to try again
+#:       (0: somebody may at once). A write to the key ends that too: it is noted as the flight.
+#: returns 1, or 0 if the flight was not this leader's any more
+#: atomic because another leader's flight must not be ended.
+END_FLIGHT = script("""
+local mine = redis.call('GET', KEYS[2]) == ARGV[1]
+if mine then
+  redis.call('DEL', KEYS[2])  -- Out of memory, this is not refused, and so the rest is not either.
+  if ARGV[4] ~= '0' then redis.call('SET', KEYS[2], '!' .. ARGV[3], 'PX', ARGV[4]) end
+end
+redis.pcall('XADD', KEYS[3], '*', 'outcome', 'failed')
+redis.pcall('PEXPIRE', KEYS[3], ARGV[2])
+return mine and 1 or 0
+""")
+
+#: A value with its remaining lifetime, in one trip.
+#:
+#: KEYS  the value's key        ARGV  none
+#: returns {value, PTTL} or nil
+#: atomic because a lifetime of another value would be of no use.
+READ = script("""
+local value = redis.call('GET', KEYS[1])
+return value and {value, redis.call('PTTL', KEYS[1])}
+""")
+
+#: Lead from now on, whoever led.
+#:
+#: KEYS  the value's key, its flight
+#: ARGV  token, lifetime
+#: returns {digest, expiry} of the value it is to replace (see seen)
+#: atomic because a write between the two would count as older.
+TAKE_OVER = script(
+    """
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+return {seen(KEYS[1])}
+""",
+    _NOW,
+    _SEEN,
+)
+
+#: Keep a flight alive while its leader computes, and say who that is. A flight that has ended
+#: leaves the index by itself: at its end, with the next flight that is renewed.
+#:
+#: KEYS  the flight, its leader, the index of flights (left out on a cluster)
+#: ARGV  token, lifetime, the value's key, which renewal this is; then, if the leader is to be
+#:       named, the milliseconds for which it has been computing, and its fields and values
+#: returns 1, or 0 if the flight is not this leader's any more
+#: atomic because another leader's flight must not be lengthened.
+RENEW_FLIGHT = script(
+    """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+if #ARGV > 4 then
+  redis.call('DEL', KEYS[2])
+  local since = string.format('%.6f', now() / 1000000 - ARGV[5] / 1000)
+  put('HSET', KEYS[2], 'since', since, unpack(ARGV, 6))
+end
+put('HSET', KEYS[2], 'seen', string.format('%.0f', now()), 'renewals', ARGV[4])
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
+if KEYS[3] then
+  local at = math.floor(now() / 1000)
+  redis.pcall('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. at)
+  put('ZADD', KEYS[3], at + ARGV[2], ARGV[3])
+end
+return 1
+""",
+    _NOW,
+    _PUT,
+)
+
+#: SET, and end the flight of what it writes: an older computation must not overwrite it.
+#:
+#: KEYS  the value's key, its flight
+#: ARGV  value, lifetime ('' none), 'NX', 'XX' or ''
+#: returns 1, or 0 if NX or XX kept it from writing; then the flight goes on
+#: atomic because between the two a computation could begin that the write should have ended.
+WRITE = script(
+    """
+local set = {'SET', KEYS[1], ARGV[1]}
+if ARGV[2] ~= '' then set[4] = 'PX'; set[5] = ARGV[2] end
+if ARGV[3] ~= '' then set[#set + 1] = ARGV[3] end
+if not redis.call(unpack(set)) then return 0 end
+let_go(KEYS[2])
+return 1
+""",
+    LETTING_GO,
+)
+
+#: DEL, and end the flights of what it deletes.
+#:
+#: KEYS  the values' keys, then the flight of each
+#: returns the number of values deleted
+#: atomic for the same reason as WRITE.
+DELETE = script(
+    """
+local deleted, half = 0, #KEYS / 2
+for i = 1, half do
+  deleted = deleted + redis.call('DEL', KEYS[i])
+  let_go(KEYS[half + i])
+end
+return deleted
+""",
+    LETTING_GO,
+)
+
+#: Let a value expire at a time. If that has passed, the value is deleted and its flight ends, also
+#: if there is no value yet.
+#:
+#: KEYS  the value's key, its flight
+#: ARGV  'EXPIREAT' or 'PEXPIREAT', the time
+#: returns 1, or 0 if there is no such value
+#: atomic for the same reason as WRITE.
+EXPIRE_AT = script(
+    """
+local found = redis.call(ARGV[1], KEYS[1], ARGV[2])
+local unit = ARGV[1] == 'EXPIREAT' and 1000000 or 1000
+if ARGV[2] * unit <= now() then let_go(KEYS[2]) end
+return found
+""",
+    _NOW,
+    LETTING_GO,
+)
+
+#: End a flight for a write of another kind.
+#:
+#: KEYS  the flight        ARGV  none        returns 1
+#: atomic because another flight may begin.
+LET_GO = script("let_go(KEYS[1]) return 1", LETTING_GO)

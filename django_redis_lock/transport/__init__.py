@@ -1,0 +1,77 @@
+"""How a script reaches a server: connections, retries, discovery of primaries. Knows redis-py."""
+
+from .address import RawConnection, may_have_run, note_sent, own_settings
+from .aio_execute import (
+    AsyncRawConnection,
+    aconnect,
+    areceive,
+    arun,
+    arun_all,
+    asend,
+    cancellable,
+    cut,
+    wait_awake,
+)
+from .aio_pools import asyncio_client
+from .circuit_breaker import Breaker, Outage, ServerAway, set_limits
+from .cluster import Cluster
+from .discovery import Topology
+from .drive import adrive, drive
+from .execute import (
+    OUTAGE,
+    Answer,
+    admitted,
+    is_outage,
+    is_pool_exhausted,
+    receive,
+    run,
+    run_all,
+    run_at,
+    send,
+)
+from .packing import pack, pack_words
+from .registry import is_cluster, server_of
+from .retry import ServerBusy, is_busy
+from .server import Server
+
+__all__ = [
+    "OUTAGE",
+    "Answer",
+    "AsyncRawConnection",
+    "Breaker",
+    "Cluster",
+    "Outage",
+    "RawConnection",
+    "Server",
+    "ServerAway",
+    "ServerBusy",
+    "Topology",
+    "aconnect",
+    "admitted",
+    "adrive",
+    "areceive",
+    "arun",
+    "arun_all",
+    "asend",
+    "asyncio_client",
+    "cancellable",
+    "cut",
+    "drive",
+    "is_busy",
+    "is_cluster",
+    "is_outage",
+    "is_pool_exhausted",
+    "may_have_run",
+    "note_sent",
+    "own_settings",
+    "pack",
+    "pack_words",
+    "receive",
+    "run",
+    "run_all",
+    "run_at",
+    "send",
+    "server_of",
+    "set_limits",
+    "wait_awake",
+]

@@ -1,0 +1,341 @@
+"""One Redis server as an event loop talks to it about locks: ``server`` with ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from redis.asyncio import BlockingConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..protocol import Call
+from .address import may_have_run, note_sent, own_settings
+from .aio_pools import pool_of
+from .discovery import Topology
+from .execute import FOR_COMMAND, REPORTED, Answer, admitted, by_node, is_pool_exhausted
+from .packing import ASKING, pack, pack_all
+from .registry import server_of
+from .retry import Route, is_busy
+from .server import Server
+
+__all__ = [
+    "AsyncRawConnection",
+    "aconnect",
+    "areceive",
+    "arun",
+    "arun_all",
+    "asend",
+    "cancellable",
+    "cut",
+    "located",
+    "wait_awake",
+]
+
+T = TypeVar("T")
+
+#: How many times it is looked at whether answers came, before it is too late for them.
+LOOKS = 10
+
+
+class AsyncRawConnection(Protocol):
+    """The part of redis-py's asyncio connections that is used here."""
+
+    async def connect(self) -> None: ...
+    async def disconnect(self, nowait: bool = False) -> None: ...
+    async def send_command(self, *args: Any) -> None: ...
+    async def send_packed_command(self, command: list[bytes]) -> None: ...
+    async def read_response(self) -> Any: ...
+
+
+async def connect_to(pool: Any, timeout: float) -> AsyncRawConnection:
+    """A new connection to where those of ``pool`` lead, on which a read may take for ever.
+
+    Args:
+        timeout: seconds that connecting may take.
+    """
+    settings = own_settings(pool.connection_class, pool.connection_kwargs, timeout)
+    settings.update(retry=Retry(NoBackoff(), 0), socket_timeout=None)
+    connection: AsyncRawConnection = pool.connection_class(**settings)
+    await connection.connect()
+    return connection
+
+
+async def taken_from(pool: Any) -> Any:
+    """A connection of ``pool``; an error says that nothing was sent."""
+    try:
+        return await pool.get_connection(*FOR_COMMAND)
+    except Exception as error:
+        note_sent(error, False)
+        raise
+
+
+def is_used_up(pool: Any) -> bool:
+    """Whether ``pool`` would have us wait until somebody gives a connection back."""
+    return isinstance(pool, BlockingConnectionPool) and not pool.can_get_connection()
+
+
+def cut(connection: AsyncRawConnection) -> None:
+    """End ``connection``, whose loop cannot do that any more. Python would close it when it
+    collects the loop's remains, but a grant made meanwhile would go to it."""
+    writer: Any = getattr(connection, "_writer", None)
+    try:
+        with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
+    except (AttributeError, OSError):
+        pass  # It had been closed.
+
+
+async def cancellable(work: Coroutine[Any, Any, T]) -> T:
+    """``await work``, sure to end when it is cancelled. Before Python 3.12 ``asyncio.wait_for``,
+    with which redis-py sends, forgets a cancellation that comes just when it is done."""
+    if sys.version_info < (3, 11):
+        return await _in_a_task(work)
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    result = await work
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
+
+
+async def _in_a_task(work: Coroutine[Any, Any, T]) -> T:
+    """As ``cancellable``, where a task does not know whether it was cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # Looked at, so that asyncio does not report it.
+        raise
+    return task.result()
+
+
+async def wait_awake(tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
+    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While it stood still
+    answers may have come, and servers must not be taken to be away for that."""
+    pending = set(tasks)
+    for _ in range(LOOKS):
+        if pending:
+            _, pending = await asyncio.wait(pending, timeout=seconds / LOOKS)
+
+
+async def asend(connection: AsyncRawConnection, call: Call) -> None:
+    """Send ``call`` without waiting for the reply."""
+    await connection.send_packed_command([pack(call)])
+
+
+async def areceive(connection: AsyncRawConnection, call: Call) -> Any:
+    """The reply to ``call``; a server that does not know the script yet is taught it."""
+    try:
+        return await connection.read_response()
+    except NoScriptError:
+        await connection.send_packed_command([pack(call, known=False)])
+        return await connection.read_response()
+
+
+async def arun(client: Any, call: Call, *, patience: float | None = None) -> Answer:
+    """As ``server.run``."""
+    server = server_of(client)
+    node = None
+    try:
+        node = await located(server, call.keys)
+        answer = await _run(client, server, node, call, patience)
+        return Answer(answer, sent_twice=False)
+    except REPORTED as error:
+        return await _run_again(client, server, node, error, call, patience)
+
+
+async def _run_again(
+    client: Any,
+    server: Server,
+    node: Server | None,
+    error: Exception,
+    call: Call,
+    patience: float | None,
+) -> Answer:
+    route = Route(server, patience)
+    while True:
+        if pause := route.after(error, node):
+            await asyncio.sleep(pause)
+        node = None
+        try:
+            node = route.towards or await located(server, call.keys)
+            answer = await _run(client, server, node, call, patience, route.asking)
+            return Answer(answer, route.sent_twice)
+        except REPORTED as another:
+            error = another
+
+
+async def located(server: Server, keys: Sequence[bytes]) -> Server:
+    """``server.at(keys)``, which may have to ask other servers, without blocking the loop."""
+    if not server.must_look():
+        return server.at(keys)
+    return await asyncio.to_thread(server.at, keys)
+
+
+async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:
+    """What ``calls`` return, all in one round trip. They must be safe to repeat: they are sent
+    once more if the connection broke before the last reply."""
+    if len(calls) == 1:
+        return [(await arun(client, calls[0])).value]
+    server = server_of(client)
+    if isinstance(server, Topology):
+        return await _run_all_at(server, client, calls)
+    try:
+        return await _run_all(server, client.connection_pool, calls)
+    except ResponseError as error:
+        if not is_busy(error):
+            raise
+        return [(await arun(client, call)).value for call in calls]
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        if is_pool_exhausted(error) or not may_have_run(error):
+            raise
+        return await _run_all(server, client.connection_pool, calls)
+
+
+async def _heeding(
+    node: Server,
+    pool: Any,
+    work: Callable[[], Coroutine[Any, Any, T]],
+    patience: float | None,
+    calls: Sequence[Call],
+) -> T:
+    """Ask and tell the breaker of ``node``."""
+    breaker = node.breaker
+    if breaker.failing:
+        patience = admitted(breaker, patience, *calls)
+    began = time.monotonic()
+    try:
+        answer = await _within(patience, work())
+    except ResponseError:
+        breaker.answered()
+        raise
+    except (RedisError, OSError) as error:
+        in_vain = isinstance(error, RedisTimeoutError) or not may_have_run(error)
+        if in_vain and not is_pool_exhausted(error):
+            timeout = pool.connection_kwargs.get("socket_timeout")
+            breaker.failed(error, time.monotonic() - began, timeout)
+        raise
+    node.answered()
+    return answer
+
+
+async def _run_all_at(server: Topology, client: Any, calls: Sequence[Call]) -> list[Any]:
+    """In one trip for each server that has some of the keys; what failed there, one at a time."""
+    answers: list[Any] = [None] * len(calls)
+    await located(server, ())
+    for node, places in by_node(server, calls).items():
+        some = [calls[place] for place in places]
+        try:
+            found = await _run_all(node, pool_of(client, server, node), some)
+        except REPORTED as error:
+            server.heard(error)
+            found = [(await arun(client, call)).value for call in some]
+        for place, answer in zip(places, found, strict=True):
+            answers[place] = answer
+    return answers
+
+
+async def _run_all(node: Server, pool: Any, calls: Sequence[Call]) -> list[Any]:
+    return await _heeding(node, pool, lambda: _exchange_all(pool, calls), None, calls)
+
+
+async def _exchange_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
+    connection = await taken_from(pool)
+    try:
+        await connection.send_packed_command([pack_all(calls)])
+        return [await connection.read_response() for _ in calls]
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+    finally:
+        await pool.release(connection)
+
+
+async def _within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
+    if seconds is None:
+        return await work
+    task = asyncio.ensure_future(work)
+    try:
+        await wait_awake({task}, seconds)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    if task.cancelled():
+        raise RedisTimeoutError(f"Redis did not answer within {seconds:.3f} s")
+    return task.result()
+
+
+async def _run(
+    client: Any,
+    server: Server,
+    node: Server,
+    call: Call,
+    patience: float | None,
+    asking: bool = False,
+) -> Any:
+    pool = pool_of(client, server, node)
+    return await _heeding(node, pool, lambda: _run_pooled(pool, call, asking), patience, (call,))
+
+
+async def _run_pooled(pool: Any, call: Call, asking: bool) -> Any:
+    try:
+        if is_used_up(pool):
+            return await _run_apart(pool, call, asking)
+        connection = await taken_from(pool)
+    except RedisConnectionError as error:
+        if not is_pool_exhausted(error):
+            raise
+        return await _run_apart(pool, call, asking)
+    try:
+        return await _exchange(connection, call, asking)
+    finally:
+        await pool.release(connection)
+
+
+async def _run_apart(pool: Any, call: Call, asking: bool) -> Any:
+    """On a connection beside the pool: all of its own are in use."""
+    connection = await connect_to(pool, timeout=5.0)
+    try:
+        return await _exchange(connection, call, asking)
+    finally:
+        await connection.disconnect()
+
+
+async def _exchange(connection: AsyncRawConnection, call: Call, asking: bool) -> Any:
+    try:
+        if asking:
+            await connection.send_packed_command([ASKING, pack(call, known=False)])
+            await connection.read_response()
+        else:
+            await asend(connection, call)
+        return await areceive(connection, call)
+    except ResponseError:
+        if asking:  # The refused may have been the announcement, and the call's answer is to come.
+            await connection.disconnect(nowait=True)
+        raise
+    except BaseException:
+        # Also for cancellation: a connection with a reply still to come is of no use.
+        await connection.disconnect(nowait=True)
+        raise
+
+
+async def aconnect(client: Any, keys: Sequence[bytes], timeout: float) -> AsyncRawConnection:
+    """A new connection outside the pool to where ``keys`` are, on which a read may take for ever.
+
+    Args:
+        timeout: seconds that connecting may take.
+    """
+    server = server_of(client)
+    return await connect_to(pool_of(client, server, await located(server, keys)), timeout)

@@ -1,0 +1,138 @@
+"""The asyncio client that leads to the same server as a thread's client: one for each event loop.
+
+django-redis has clients for threads only. Connections belong to the loop that made them, and loops
+may be short-lived (``async_to_sync`` makes one for each call), so a loop's client is closed when
+its loop ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.connection import Connection as ThreadConnection
+from redis.connection import SSLConnection as ThreadSSLConnection
+from redis.connection import UnixDomainSocketConnection as ThreadUnixDomainSocketConnection
+from redis.exceptions import NoPermissionError
+
+from .address import common_settings, timeout_of
+from .cluster import ASYNC_PARSER, Node
+from .discovery import Topology
+from .registry import server_of
+from .sentinel import Primary, expect_primary
+from .server import Server
+
+__all__ = ["asyncio_client", "pool_of"]
+
+#: The clients of each event loop, and the generator that closes them. Plain dictionaries, each
+#: step of which is atomic: threads come and go with their loops. (Weak keys would not help: what is
+#: kept for a loop leads back to it.)
+_clients: dict[asyncio.AbstractEventLoop, dict[Server, Any]] = {}
+_closing: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
+
+
+def asyncio_client(client: Any) -> Any:
+    """What an ``AsyncLock`` in the running loop takes to reach the server of ``client``: the loop's
+    own ``redis.asyncio.Redis``. For a cluster and behind sentinels it is ``client`` itself: the
+    loop has connections of its own to each of their servers, see ``pool_of``.
+
+    Args:
+        client: a redis-py client for threads.
+
+    Raises:
+        RuntimeError: no event loop is running.
+        TypeError: its connections are of a class without an asyncio twin.
+    """
+    server = server_of(client)
+    if isinstance(server, Topology):
+        asyncio.get_running_loop()
+        return client
+    return _client_of(server, client.connection_pool)
+
+
+def pool_of(client: Any, server: Server, node: Server) -> Any:
+    """The pool with the running loop's connections to ``node``, a server of ``server``'s."""
+    if node is server:
+        return client.connection_pool
+    return _client_of(node, node.address).connection_pool
+
+
+def _client_of(server: Server, address: Any) -> Any:
+    """The running loop's ``redis.asyncio.Redis`` for ``server``."""
+    loop = asyncio.get_running_loop()
+    of_loop = _clients.get(loop)
+    if of_loop is None:
+        _forget_closed_loops()
+        of_loop = _clients[loop] = {}
+        _closing[loop] = _close_with_the_loop(of_loop)
+    found = of_loop.get(server)
+    if found is None:
+        pool = _pool_like(address)
+        if isinstance(server, Primary):
+            pool.connection_kwargs["redis_connect_func"] = _meet_primary
+        elif isinstance(server, Node) and ASYNC_PARSER is not None:
+            pool.connection_kwargs["parser_class"] = ASYNC_PARSER
+        found = of_loop[server] = Redis(connection_pool=pool)
+    return found
+
+
+async def _meet_primary(connection: Any) -> None:
+    """What is done on a new connection to what has to be a primary."""
+    await connection.on_connect()
+    try:
+        await connection.send_command("ROLE")
+        expect_primary(await connection.read_response())
+    except NoPermissionError:
+        pass  # This user may not know. A replica will not let us write, at least.
+
+
+def _pool_like(pool: Any) -> ConnectionPool:
+    for theirs, ours in (
+        (ThreadSSLConnection, SSLConnection),
+        (ThreadConnection, Connection),
+        (ThreadUnixDomainSocketConnection, UnixDomainSocketConnection),
+    ):
+        if issubclass(pool.connection_class, theirs):
+            settings = common_settings(pool)
+            timeout = timeout_of(pool.connection_kwargs)
+            settings.update(retry=Retry(NoBackoff(), 0), socket_timeout=timeout)
+            for name in ("socket_keepalive", "health_check_interval"):
+                if name in pool.connection_kwargs:
+                    settings[name] = pool.connection_kwargs[name]
+            return ConnectionPool(connection_class=ours, **settings)
+    raise TypeError(f"{pool.connection_class.__name__} has no twin for asyncio")
+
+
+def _close_with_the_loop(clients: dict[Server, Any]) -> AsyncGenerator[None, None]:
+    """Have ``clients`` closed when the running loop ends: whoever ends a loop in order (asyncio's
+    and asgiref's runners) closes the asynchronous generators that have begun in it."""
+
+    async def closing() -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            loop = asyncio.get_running_loop()
+            _clients.pop(loop, None)
+            _closing.pop(loop, None)
+            for client in clients.values():
+                await client.connection_pool.disconnect()
+            clients.clear()
+
+    generator = closing()
+    with suppress(StopIteration):  # It begins without waiting for anything.
+        generator.__anext__().send(None)
+    return generator
+
+
+def _forget_closed_loops() -> None:
+    """Of loops that were not ended in order nothing is kept either, nor their connections."""
+    for loop in list(_clients):  # One step, whatever other threads do.
+        if loop.is_closed():
+            _clients.pop(loop, None)
+            _closing.pop(loop, None)

@@ -1,0 +1,205 @@
+"""The circuit breaker: while a server does not answer, only one caller at a time finds that out.
+
+A call to a frozen or unreachable server costs its whole socket timeout. After a few such calls in
+a row the others fail at once, with ``ServerAway``; every so often one is let through, with little
+patience. Any answer ends the outage, whoever asked. A refused connection costs nothing, so it never
+holds anybody back, and a server that is back is used at once.
+
+What keeps or ends a lock that is held (a release, an extension, a renewal) is never held back:
+whoever waits for that lock would pay for it.
+
+One breaker for each server and process. The decisions are here, without input or output; ``calls``
+asks and tells it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from .. import events
+from ..events import ServerDown, ServerUp
+from ..forks import free_after_fork
+from ..notices import get_logger
+
+__all__ = ["Breaker", "Outage", "ServerAway", "set_limits"]
+
+logger = get_logger("django_redis_lock.outage")
+
+#: Seconds lost to a failed call from which on it counts, or the whole socket timeout if that is
+#: shorter. Who is less patient learns nothing about the server.
+COUNTS = 1.0
+#: Seconds for which the one caller that is let through waits for an answer.
+PROBE = 1.0
+
+
+class ServerAway(RedisConnectionError):
+    """The server was not asked: it has not answered for a while, and somebody else is to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """What this process knows of a server that does not answer.
+
+    Attributes:
+        server: its address.
+        seconds: since the first call that failed.
+        held_back: whether calls fail at once now.
+        spared: number of calls that failed at once.
+        stood_in: number of locks that were taken without it, in this outage (ON_REDIS_DOWN).
+        error: what the last call failed with.
+    """
+
+    server: str
+    seconds: float
+    held_back: bool
+    spared: int
+    stood_in: int
+    error: str
+
+
+class Breaker:
+    """One server's.
+
+    Args:
+        server: its address, for people.
+        timeout: seconds after which a call, or an attempt to connect, is given up otherwise.
+
+    Attributes:
+        failing: whether the last that was heard of the server is that it is away; while it is
+            not, nothing else here needs to be asked.
+        outage: counts the outages.
+        stood_in: locks taken without the server in this outage.
+    """
+
+    def __init__(
+        self, server: str, timeout: float = 5.0, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.server = server
+        self.failing = False
+        self.outage = 0
+        self.stood_in = 0
+        self._timeout = timeout
+        self._now = now
+        # A signal handler may come in between.
+        self._mutex = free_after_fork(threading.RLock())
+        self._since = 0.0
+        self._costly = 0
+        self._spared = 0
+        self._open_until: float | None = None
+        self._error = ""  # Its text: what it leads to (its frames, and their locks) is not kept.
+
+    @property
+    def held_back(self) -> bool:
+        """Whether a call made now would fail at once."""
+        until = self._open_until
+        return until is not None and self._now() < until
+
+    def admit(self, patience: float | None) -> float | None:
+        """Let a call through; says how patient it may be.
+
+        Raises:
+            ServerAway: not this one.
+        """
+        with self._mutex:
+            if self._open_until is None:
+                return patience
+            now = self._now()
+            if now < self._open_until:
+                self._spared += 1
+                raise ServerAway(
+                    f"Redis at {self.server} has not answered for {now - self._since:.1f} s; "
+                    f"it is asked again in {self._open_until - now:.1f} s ({self._error})"
+                )
+            # The probe. Should it end without a word, another follows.
+            self._open_until = now + PROBE + _limits()[1]
+            return self._briefly(patience)
+
+    def insist(self, patience: float | None) -> float | None:
+        """For a call that is made although others are held back: how patient it may be."""
+        return patience if self._open_until is None else self._briefly(patience)
+
+    def _briefly(self, patience: float | None) -> float:
+        return min(PROBE, self._timeout, math.inf if patience is None else patience)
+
+    def failed(self, error: BaseException, cost: float, timeout: float | None = None) -> None:
+        """A call, or an attempt to connect, has failed.
+
+        Args:
+            cost: seconds that were waited in vain.
+            timeout: seconds after which this caller gives up otherwise, if not the usual.
+        """
+        with self._mutex:
+            began = not self.failing
+            if began:
+                self.failing, self._since = True, self._now() - cost
+                self.outage += 1
+                self._costly = self._spared = self.stood_in = 0
+            self._error = str(error)
+            opened = self._counted(cost, timeout or self._timeout)
+        if opened:
+            logger.warning("Calls to Redis at %s fail at once until it answers", self.server)
+        if began:
+            logger.warning("Redis at %s does not answer: %s", self.server, error)
+            events.tell(ServerDown(self.server, error))
+
+    def _counted(self, cost: float, timeout: float) -> bool:
+        """Whether this failure is the one after which calls are held back."""
+        if cost < 0.9 * min(COUNTS, timeout):
+            return False
+        self._costly += 1
+        most, pause = _limits()
+        if not most or self._costly < most:
+            return False
+        before, self._open_until = self._open_until, self._now() + pause
+        return before is None
+
+    def answered(self) -> None:
+        """A call was answered."""
+        with self._mutex:
+            if not self.failing:
+                return
+            self.failing, self._open_until, self._costly = False, None, 0
+            seconds, spared = self._now() - self._since, self._spared
+        logger.warning(
+            "Redis at %s answers again after %.1f s; %d calls failed at once meanwhile, "
+            "%d locks were taken without it",
+            *(self.server, seconds, spared, self.stood_in),
+        )
+        events.tell(ServerUp(self.server, seconds, spared, self.stood_in))
+
+    def known_outage(self) -> Outage | None:
+        """What is known, for people; None while the server answers."""
+        with self._mutex:
+            if not self.failing:
+                return None
+            return Outage(
+                self.server,
+                self._now() - self._since,
+                self.held_back,
+                self._spared,
+                self.stood_in,
+                self._error,
+            )
+
+
+Limits = Callable[[], tuple[int, float]]
+
+
+def set_limits(ask: Limits) -> None:
+    """Have ``ask`` say how many costly failures in a row make a breaker hold calls back (0: never),
+    and for how many seconds at a time."""
+    global _limits
+    _limits = ask
+
+
+def _defaults() -> tuple[int, float]:
+    return 2, 2.0
+
+
+_limits: Limits = _defaults

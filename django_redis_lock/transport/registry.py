@@ -1,0 +1,84 @@
+"""The registry: one ``Server`` of this process for each place where locks are kept."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+from ..forks import after_fork, free_after_fork
+from .address import RawConnection, common_settings, own_settings
+from .circuit_breaker import Outage
+from .cluster import Cluster
+from .sentinel import Service
+from .server import Server
+
+__all__ = [
+    "RawConnection",
+    "Server",
+    "common_settings",
+    "is_cluster",
+    "outages",
+    "own_settings",
+    "server_of",
+]
+
+_servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
+_by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
+_registry = free_after_fork(threading.Lock())
+
+
+def server_of(client: Any) -> Server:
+    """The one ``Server`` of this process for the address that ``client`` talks to.
+
+    Raises:
+        TypeError: ``client`` is no redis-py client with a connection pool.
+    """
+    try:
+        pool = client.connection_pool
+    except AttributeError:
+        if not is_cluster(client):
+            raise TypeError(
+                f"a lock needs a redis-py client (redis.Redis), not {type(client).__name__}"
+            ) from None
+        pool = client  # It has a pool for each of its nodes, and is one of its kind itself.
+    found = _by_pool.get(pool)
+    if found is not None:
+        return found
+    with _registry:
+        kind: type[Server] = Server
+        if pool is client:
+            kind = Cluster
+        elif hasattr(pool, "service_name"):
+            kind = Service
+        database = (kind, *kind.identity(pool))
+        # Whoever has less patience must not decide for the others how long they wait.
+        settings = pool.nodes_manager if kind is Cluster else pool
+        place = (*database, kind.patience(settings.connection_kwargs))
+        server = _servers.get(place)
+        if server is None:
+            server = _servers[place] = kind(pool)
+            server.database = database
+        _by_pool[pool] = server
+        return server
+
+
+def outages() -> list[Outage]:
+    """The servers that do not answer, as far as this process has noticed."""
+    with _registry:
+        servers = list(_servers.values())
+    breakers = (node.breaker for server in servers for node in server.nodes())
+    known = (breaker.known_outage() for breaker in breakers)
+    return sorted((outage for outage in known if outage), key=lambda outage: outage.server)
+
+
+def is_cluster(client: Any) -> bool:
+    """Whether ``client`` is one for Redis Cluster: redis-py's two, or the cache's."""
+    return hasattr(client, "nodes_manager")
+
+
+@after_fork
+def _forget_servers() -> None:
+    """Those of the parent: their connections and locks are the parent's."""
+    _servers.clear()
+    _by_pool.clear()

@@ -1,0 +1,688 @@
+"""The page "Held locks" in Django's admin: what it shows, to whom, and when Redis is away."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.admin import site
+from django.contrib.auth.models import Permission, User
+from django.core.cache import caches
+from django.core.management import call_command
+from django.http import HttpResponse
+from django.test import Client, RequestFactory
+from django.urls import reverse
+
+from django_redis_lock import Lock
+from django_redis_lock.admin import listing
+from django_redis_lock.admin.lock_ref import Ref
+from django_redis_lock.admin.rows import EMPTY
+from django_redis_lock.admin.wording import duration
+from django_redis_lock.inventory import listing as inventory
+from django_redis_lock.inventory.listing import LOCK
+from django_redis_lock.locking.history import note_call
+from django_redis_lock.models import HeldLock
+from django_redis_lock.protocol.keys import events_key, lock_keys
+from django_redis_lock.protocol.owner import Owner
+from django_redis_lock.transport.execute import run
+from tests.held import silence
+from tests.processes import until
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.django_db
+
+PAGE = "/admin/django_redis_lock/heldlock/"
+OURS = "django_redis_lock.cache.RedisCache"
+
+
+def hold(name: str, alias: str = "default", **options: Any) -> Lock:
+    lock: Lock = caches[alias].lock(name, **options)
+    assert lock.acquire(blocking=False)
+    return lock
+
+
+def text_of(response: HttpResponse) -> str:
+    """What a reader sees of the page's main part, with single spaces."""
+    assert response.status_code == 200
+    main = response.content.decode().partition("<main")[2].partition("</main>")[0]
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", main)).split())
+
+
+def rows_of(response: HttpResponse) -> list[dict[str, str]]:
+    """The cells of the table's body, by the columns' names: the first class of each."""
+    table = response.content.decode().partition('<table id="result_list"')[2]
+    body = table.partition("<tbody")[2].partition("</tbody>")[0]
+    body = re.sub(r"<template>.*?</template>", "", body, flags=re.S)
+    cell = r'<t[hd][^>]* class="(\w+)[^>]*>(.*?)</t[hd]>'
+    rows = []
+    for row in body.split("<tr")[1:]:
+        texts = {name: re.sub(r"<[^>]*>", " ", held) for name, held in re.findall(cell, row, re.S)}
+        rows.append({name: " ".join(unescape(text).split()) for name, text in texts.items()})
+    return rows
+
+
+@pytest.fixture
+def staff(client: redis.Redis) -> Iterator[User]:
+    return User.objects.create_user("staff", is_staff=True)
+
+
+@pytest.fixture
+def browser(staff: User) -> Client:
+    """A logged-in member of the staff without any permission."""
+    browser = Client()
+    browser.force_login(staff)
+    return browser
+
+
+# -- what it shows -----------------------------------------------------------------------------
+
+
+def test_nothing_is_held(admin_client: Client) -> None:
+    text = text_of(admin_client.get(PAGE))
+    assert "No lock is held at the moment." in text
+    assert "0 locks" in text
+
+
+def test_held_locks_are_shown_and_free_ones_are_not(admin_client: Client) -> None:
+    for name in ("one", "two", "three"):
+        hold(name)
+    hold("free").release()
+    response = admin_client.get(PAGE)
+    assert len(rows_of(response)) == 3
+    text = text_of(response)
+    assert all(name in text for name in ("one", "two", "three"))
+    assert "free" not in text
+    assert "3 locks" in text
+    assert "at least" not in text
+
+
+def test_what_it_says_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
+    lock = hold("report", label="the nightly report", timeout=3600)
+    keys = lock_keys(lock.keys.lock)
+    until(lambda: client.exists(keys.owner))
+    client.hset(keys.owner, mapping={"host": "web-1", "pid": 4711, "thread": "Worker-2"})
+    since = float(client.hget(keys.owner, "since") or 0)
+    client.hset(keys.owner, "since", str(since - 7200))
+    client.zadd(keys.waiters, {"a waiter": (int(client.time()[0]) + 60) * 1000})
+    (row,) = rows_of(admin_client.get(PAGE))
+    assert row.pop("left").startswith("59 min")
+    assert row == {
+        "action": "",
+        "status": "alive",
+        "name": "report the nightly report",
+        "holder": "web-1:4711 Worker-2",
+        "held": "2 h 0 min",
+        "waiting": "1",
+    }
+
+
+def test_a_lock_without_an_end_and_without_a_known_holder(admin_client: Client) -> None:
+    lock = hold("a", timeout=None)
+    (row,) = rows_of(admin_client.get(PAGE))
+    holder = lock.holder()
+    assert holder is not None
+    assert (row["left"], row["holder"], row["held"]) == (
+        "never expires",
+        f"not known ({holder.id})",
+        "-",
+    )
+
+
+def test_the_token_is_never_shown(admin_client: Client) -> None:
+    lock = hold("a")
+    assert lock.local.token not in admin_client.get(PAGE).content
+
+
+def test_all_caches_that_can_lock_are_listed(
+    admin_client: Client, redis_server: RedisServer, settings: Any
+) -> None:
+    settings.CACHES = {
+        "default": {"BACKEND": OURS, "LOCATION": redis_server.url, "KEY_PREFIX": "one"},
+        "second": {"BACKEND": OURS, "LOCATION": redis_server.url, "KEY_PREFIX": "two"},
+        "memory": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+        "gone": {"BACKEND": "no_such_package.Cache"},
+    }
+    hold("a")
+    hold("b", "second")
+    rows = rows_of(admin_client.get(PAGE))
+    assert sorted((row["name"], row["cache"]) for row in rows) == [
+        ("a", "default"),
+        ("b", "second"),
+    ]
+
+
+def test_pages(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "PER_PAGE", 2)
+    for number in range(5):
+        hold(f"{number}")
+    seen = []
+    for page in (1, 2, 3):
+        rows = rows_of(response := admin_client.get(PAGE, {"o": "lock", "p": page}))
+        seen += [row["name"] for row in rows]
+        assert "5 locks" in text_of(response)
+    assert seen == list("01234")
+    beyond = admin_client.get(PAGE, {"o": "lock", "p": 9})
+    assert [row["name"] for row in rows_of(beyond)] == ["4"]
+    assert 'href="?o=lock&amp;p=2"' in beyond.content.decode()
+
+
+def test_it_says_when_it_shows_a_part(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "MOST_ENTRIES", 3)
+    for number in range(4):
+        hold(f"{number}")
+    response = admin_client.get(PAGE)
+    assert len(rows_of(response)) == 3
+    assert "has at least 3 held locks. Listed are 3." in text_of(response)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"q": "REPORT"}, ["nightly-report"]),
+        ({"q": "lock:"}, []),
+        ({"q": "NEW books"}, ["import"]),
+        ({"q": "web-9:77"}, ["import"]),
+        ({"status": "silent"}, ["import"]),
+        ({"status": "expiring"}, []),
+        ({"age": "60"}, ["import"]),
+        ({"kind": "lock"}, ["import", "nightly-report"]),
+        ({"kind": "flight"}, []),
+        ({"using": "default"}, ["import", "nightly-report"]),
+        (
+            {"using": "no such cache", "kind": "odd", "o": "odd", "p": "x"},
+            ["import", "nightly-report"],
+        ),
+    ],
+    ids=str,
+)
+def test_search_and_filters(
+    admin_client: Client, client: redis.Redis, query: Any, found: list[str]
+) -> None:
+    hold("nightly-report")
+    keys = hold("import", label="new books", timeout=600).keys
+    until(lambda: client.exists(keys.owner))
+    client.hset(keys.owner, mapping={"host": "web-9", "pid": 77, "since": f"{time.time() - 100}"})
+    silence(client, keys.lock, 300)
+    client.zadd(keys.waiters, {"a waiter": (int(client.time()[0]) + 60) * 1000})
+    response = admin_client.get(PAGE, query)
+    # Whatever is left of them, the line on top says what there is.
+    if query.get("kind") != "flight":
+        assert "2 held · 1 silent · 1 waiting · oldest 1 min" in text_of(response)
+    assert sorted(row["name"].split()[0] for row in rows_of(response)) == found
+    if not found:
+        assert "Nothing that is held now matches." in text_of(response)
+
+
+@pytest.mark.parametrize(
+    ("order", "names"), [("lock", "abc"), ("-lock", "cba"), ("left", "bac"), ("-left", "cab")]
+)
+def test_sorting(admin_client: Client, order: str, names: str) -> None:
+    for name, timeout in (("a", 60), ("b", 30), ("c", None)):
+        hold(name, timeout=timeout)
+    response = admin_client.get(PAGE, {"o": order})
+    assert [row["name"] for row in rows_of(response)] == list(names)
+    wanted = "descending" if order.startswith("-") else "ascending"
+    assert f'aria-sort="{wanted}"' in response.content.decode()
+
+
+def test_locks_outside_the_caches_are_shown_with_their_whole_key(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    hold("inside")
+    assert caches["default"].lock("older", version=7).acquire(blocking=False)
+    assert Lock(client, "bare", 30).acquire(blocking=False)
+    locks = sorted(row["name"] for row in rows_of(admin_client.get(PAGE)))
+    assert locks == [":7:lock:older whole key", "bare whole key", "inside"]
+
+
+def test_caches_that_share_a_database_list_each_lock_once(
+    admin_client: Client, client: redis.Redis, redis_server: RedisServer, settings: Any
+) -> None:
+    settings.CACHES = {
+        "default": {"BACKEND": OURS, "LOCATION": redis_server.url},
+        "site": {"BACKEND": OURS, "LOCATION": redis_server.url, "KEY_PREFIX": "site"},
+    }
+    hold("one")
+    hold("two", "site")
+    assert Lock(client, "bare", 30).acquire(blocking=False)
+    rows = rows_of(admin_client.get(PAGE))
+    found = sorted((row["name"], row["cache"]) for row in rows)
+    assert found == [("bare whole key", "default"), ("one", "default"), ("two", "site")]
+    only = rows_of(admin_client.get(PAGE, {"using": "site"}))
+    assert [row["name"] for row in only] == ["two"]
+
+
+def test_a_running_computation_is_listed(admin_client: Client) -> None:
+    done = threading.Event()
+    work = partial(caches["default"].get_or_set, "report", lambda: done.wait(20), 60)
+    leader = threading.Thread(target=work)
+    leader.start()
+    until(lambda: rows_of(admin_client.get(PAGE)))
+    (row,) = rows_of(admin_client.get(PAGE, {"kind": "flight"}))
+    assert row["name"] == "report computation"
+    assert rows_of(admin_client.get(PAGE, {"kind": "lock"})) == []
+    done.set()
+    leader.join()
+
+
+def test_a_lock_that_rests(admin_client: Client) -> None:
+    hold("a", min_hold=20).release()
+    (row,) = rows_of(admin_client.get(PAGE))
+    assert (row["status"], row["holder"]) == ("resting", "-")
+    assert "it stays taken until its min_hold" in text_of(admin_client.get(page_of(admin_client)))
+
+
+def test_a_holder_that_is_silent(admin_client: Client, client: redis.Redis) -> None:
+    lock = hold("a", timeout=300)
+    keys = lock_keys(lock.keys.lock)
+    until(lambda: client.exists(keys.owner))
+    silence(client, keys.lock, 130)
+    (row,) = rows_of(admin_client.get(PAGE))
+    assert "silent for 2 min 10 s" in row["status"]
+
+
+def test_the_most_urgent_come_first(admin_client: Client, client: redis.Redis) -> None:
+    """Silent ones, then those that end soon and are not renewed."""
+    keys = {name: hold(name, timeout=60).keys for name in ("well", "ends", "silent")}
+    for of in keys.values():
+        until(lambda of=of: client.exists(of.owner))
+    client.pexpire(keys["ends"].lock, 9000)
+    silence(client, keys["silent"].lock, 200)
+    rows = [(row["name"], row["status"]) for row in rows_of(admin_client.get(PAGE))]
+    assert [name for name, _ in rows] == ["silent", "ends", "well"]
+    assert [status for _, status in rows[1:]] == ["expiring", "alive"]
+
+
+# -- what its script asks for ------------------------------------------------------------------
+
+
+def test_the_state_is_what_the_page_shows(admin_client: Client) -> None:
+    lock = hold("a lock", label="for a test", timeout=60)
+    until(lambda: (lock.holder() or pytest.fail("free")).host)
+    state = admin_client.get(f"{PAGE}state/").json()
+    (row,) = state["rows"]
+    assert (row["name"], row["label"], row["alias"]) == ("a lock", "for a test", "default")
+    assert 50 < row["left"] <= 60
+    assert row["bar"] == 60
+    assert state["count"] == "1 lock"
+    assert admin_client.get(f"{PAGE}state/", {"q": "other"}).json()["rows"] == []
+    assert lock.local.token.decode() not in json.dumps(state)
+
+
+def test_a_row_of_nothing_has_all_that_a_row_has(admin_client: Client) -> None:
+    """The page's script makes new rows from it."""
+    hold("a")
+    (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    assert set(row) == set(EMPTY)
+
+
+# -- one lock ----------------------------------------------------------------------------------
+
+
+class Shown(HTMLParser):
+    """The texts of a page that are not hidden, each of an element of its own."""
+
+    VOID = ("br", "input", "link", "meta", "img")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: set[str] = set()
+        self._hidden = [False]  # For each element we are in.
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            hidden = tag == "template" or "hidden" in dict(attrs)
+            self._hidden.append(hidden or self._hidden[-1])
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden.pop()
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and not self._hidden[-1]:
+            self.texts.add(" ".join(data.split()))
+
+
+def shown_of(response: HttpResponse) -> set[str]:
+    assert response.status_code == 200
+    page = Shown()
+    page.feed(response.content.decode())
+    return page.texts
+
+
+def page_of(browser: Client, **query: str) -> str:
+    """The address of the page of the one lock that is held."""
+    (row,) = browser.get(f"{PAGE}state/", query).json()["rows"]
+    return str(row["url"])
+
+
+def test_the_page_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
+    lock = hold("report", label="the nightly report", timeout=3600)
+    keys = lock_keys(lock.keys.lock)
+    until(lambda: client.exists(keys.owner))
+    run(client, note_call(lock.keys.lock, "lost", Owner("x"), "it expired", held=75.0))
+    alive = (int(client.time()[0]) + 60) * 1000
+    waiters = {"9 200.5 7 web-2 Second": alive, "3 100.0 8 web-1 First": alive}
+    client.zadd(keys.waiters, waiters)
+    text = text_of(response := admin_client.get(page_of(admin_client)))
+    assert text.index("the nightly report") < text.index("web-1, process 8, thread First")
+    assert text.index("thread First") < text.index("web-2, process 7, thread Second")
+    assert "lost held for 1 min 15 s by not known (x) it expired" in text
+    assert "(one is due every 20 min 0 s)" in text
+    assert "Key in Redis :1:lock:report" in text
+    assert re.search(r"since \d\d:\d\d:\d\d UTC", text)
+    assert lock.local.token not in response.content
+
+
+def test_the_page_of_a_free_lock(admin_client: Client) -> None:
+    lock = hold("report")
+    page = page_of(admin_client)
+    lock.release()
+    response = admin_client.get(page)
+    assert "Nobody holds it." in text_of(response)
+    assert "<h1>report</h1>" in response.content.decode()
+    state = admin_client.get(page.replace("/change/", "/state/")).json()
+    assert state["held_now"] is False
+
+
+def test_names_on_a_locks_own_page_cannot_inject_anything(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    lock = hold(evil, label=evil)
+    until(lambda: client.exists(lock_keys(lock.keys.lock).owner))
+    owner = lock_keys(lock.keys.lock).owner
+    client.hset(owner, mapping={"host": evil, "thread": evil + "\n\u202e"})
+    event = {"what": evil, "id": evil, "pid": 1, "host": evil, "note": evil + "\ud800"}
+    client.set(events_key(lock.keys.lock), "5 " + json.dumps(event))
+    alive = (int(client.time()[0]) + 60) * 1000
+    client.zadd(lock_keys(lock.keys.lock).waiters, {f"1 5.0 7 {evil} {evil}": alive})
+    page = page_of(admin_client)
+    assert "<img" not in admin_client.get(page).content.decode()
+    response = admin_client.get(page.replace("/change/", "/state/"))
+    assert response["Content-Type"] == "application/json"
+    assert "\u202e" not in response.json()["place"]
+    chosen = {"selected": response.json()["choice"]}
+    assert "<img" not in admin_client.post(f"{PAGE}release/", chosen).content.decode()
+
+
+@pytest.mark.parametrize("ref", ["a", "AAAA", "bG9jawBubyBzdWNoIGNhY2hlAGtleQ", "%00", "é"])
+def test_no_such_lock(admin_client: Client, ref: str) -> None:
+    assert admin_client.get(f"{PAGE}{ref}/change/").status_code == 404
+    assert admin_client.get(f"{PAGE}{ref}/state/").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.4, "under 1 s"),
+        (59.9, "59 s"),
+        (60, "1 min 0 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 0 min"),
+        (86399, "23 h 59 min"),
+        (90000, "1 d 1 h"),
+    ],
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+# -- what others have named does no harm -------------------------------------------------------
+
+
+def test_names_and_labels_cannot_inject_anything(admin_client: Client) -> None:
+    hostile = "<script>alert('name')</script>\nsecond line\u202e"
+    lock = hold(hostile, label="<img src=x onerror=alert(1)>", timeout=60)
+    until(lambda: (lock.holder() or pytest.fail("free")).host)
+    response = admin_client.get(PAGE)
+    content = response.content.decode()
+    assert "<script>alert" not in content
+    assert "<img src=x" not in content
+    (row,) = rows_of(response)
+    assert r"<script>alert('name')</script>\nsecond line\u202e" in row["name"]
+    assert "<img src=x onerror=alert(1)>" in row["name"]
+
+
+def test_a_very_long_name_is_cut(admin_client: Client) -> None:
+    hold("x" * 100_000)
+    (row,) = rows_of(admin_client.get(PAGE))
+    assert len(row["name"]) == 200
+    assert row["name"].endswith("x…")
+
+
+def test_it_works_under_a_strict_content_security_policy(admin_client: Client) -> None:
+    hold("a", label="b")
+    content = admin_client.get(PAGE).content.decode()
+    assert not re.findall(r"<script(?![^>]*\ssrc=)", content)
+    assert not re.findall(r"<style|\sstyle=|\son\w+=|javascript:", content)
+    assert not re.findall(r"(?:src|href)=\"(?:https?:)?//", content)
+
+
+# -- to whom -----------------------------------------------------------------------------------
+
+
+def test_anonymous_visitors_must_log_in() -> None:
+    response = Client().get(PAGE)
+    assert response.status_code == 302
+    assert response["Location"].startswith(reverse("admin:login"))
+
+
+def test_staff_without_permission_see_neither_page_nor_menu_entry(browser: Client) -> None:
+    assert browser.get(PAGE).status_code == 403
+    assert "heldlock" not in browser.get("/admin/").content.decode()
+    assert browser.get("/admin/django_redis_lock/").status_code == 404
+
+
+def test_staff_with_permission_see_both(browser: Client, staff: User) -> None:
+    staff.user_permissions.add(Permission.objects.get(codename="view_heldlock"))
+    hold("a lock")
+    assert "a lock" in text_of(browser.get(PAGE))
+    index = browser.get("/admin/").content.decode()
+    assert f'href="{PAGE}"' in index
+    assert "Redis locks" in index
+    assert f"{PAGE}add/" not in index
+
+
+def test_other_permissions_do_not_open_the_page(browser: Client, staff: User) -> None:
+    staff.user_permissions.add(Permission.objects.get(codename="release_heldlock"))
+    assert browser.get(PAGE).status_code == 403
+
+
+def test_there_are_two_permissions() -> None:
+    found = Permission.objects.filter(content_type__app_label="django_redis_lock")
+    assert set(found.values_list("codename", "name")) == {
+        ("view_heldlock", "Can view held lock"),
+        ("release_heldlock", "Can release held lock"),
+    }
+
+
+def test_not_even_a_superuser_may_do_more_than_look(rf: RequestFactory, admin_user: User) -> None:
+    request = rf.get(PAGE)
+    request.user = admin_user
+    (page,) = (page for page in site._registry.values() if page.model is HeldLock)
+    allowed = {"add": False, "change": False, "delete": False, "view": True}
+    assert page.get_model_perms(request) == allowed
+
+
+@pytest.mark.parametrize("page", ["add/", "1/change/", "1/delete/", "1/history/", "1/"])
+def test_there_is_nothing_to_add_to_change_or_to_delete(admin_client: Client, page: str) -> None:
+    assert admin_client.get(f"{PAGE}{page}").status_code == 404
+
+
+def test_the_page_only_shows(admin_client: Client) -> None:
+    assert admin_client.post(PAGE).status_code == 405
+    assert admin_client.head(PAGE).status_code == 200
+
+
+# -- when Redis is away ------------------------------------------------------------------------
+
+
+def box(response: HttpResponse) -> str:
+    found = re.findall(
+        r'<p class="errornote" data-id="[^"]+">(.*?)</p>', response.content.decode(), re.S
+    )
+    return unescape(" ".join(re.sub(r"<[^>]*>", " ", "\n".join(found)).split()))
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_redis_is_away(
+    admin_client: Client, own_server: RedisServer, settings: Any, ignore: bool
+) -> None:
+    options = {"IGNORE_EXCEPTIONS": ignore}
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url, "OPTIONS": options}}
+    own_server.stop()
+    response = admin_client.get(PAGE)
+    assert "The locks of the cache “default” cannot be listed" in box(response)
+    text = text_of(response)
+    assert "No lock is held" not in text
+    assert "0 locks" not in text
+
+
+def test_of_a_redis_that_is_away_nothing_is_claimed(
+    admin_client: Client, own_server: RedisServer, settings: Any
+) -> None:
+    """That nobody waits for a lock, or that nothing was counted, is known only if Redis says so."""
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
+    lock = hold("report")
+    page = page_of(admin_client)
+    assert "Nobody." in shown_of(admin_client.get(page))
+    own_server.stop()
+    response = admin_client.get(page)
+    assert "Redis did not answer" in box(response)
+    assert not {"Nobody.", "Nobody holds it."} & shown_of(response)
+    assert not [text for text in shown_of(response) if "half a second" in text]
+    shown = shown_of(admin_client.get(PAGE))
+    assert "The figures cannot be read: Redis did not answer as it should." in shown
+    assert "Nothing was counted." not in shown
+    lock.raise_on_release_error = False
+
+
+def test_a_holder_that_is_not_known_is_named_once(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    page = f"{PAGE}{Ref('default', b':1:lock:report', LOCK)}"
+    with client.lock(":1:lock:report", timeout=60):  # Plain redis-py says nothing of itself.
+        place = admin_client.get(f"{page}/state/").json()["place"]
+        shown = shown_of(admin_client.get(f"{page}/change/"))
+    fingerprint = re.fullmatch(r"not known \((\w+)\)", place)
+    assert fingerprint is not None
+    assert place in shown
+    assert fingerprint[1] not in shown
+
+
+def test_redis_comes_back(admin_client: Client, own_server: RedisServer, settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
+    assert not box(admin_client.get(PAGE))
+    own_server.stop()
+    assert box(admin_client.get(PAGE))
+    own_server.start()
+    assert not box(admin_client.get(PAGE))
+
+
+def test_redis_does_not_answer(
+    admin_client: Client, own_server: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PATIENCE", 0.2)
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
+    assert not box(admin_client.get(PAGE))
+    own_server.pause()
+    assert "did not answer" in box(admin_client.get(PAGE))
+
+
+def test_one_redis_of_two_is_away(
+    admin_client: Client, redis_server: RedisServer, own_server: RedisServer, settings: Any
+) -> None:
+    settings.CACHES = {
+        "away": {"BACKEND": OURS, "LOCATION": own_server.url},
+        "default": {"BACKEND": OURS, "LOCATION": redis_server.url},
+    }
+    hold("still listed")
+    own_server.stop()
+    response = admin_client.get(PAGE)
+    assert "“away”" in box(response)
+    assert "“default”" not in box(response)
+    assert len(rows_of(response)) == 1
+
+
+def test_a_cache_that_cannot_lock(
+    admin_client: Client, redis_server: RedisServer, settings: Any
+) -> None:
+    options = {"CLIENT_CLASS": "django_redis.client.ShardClient"}
+    settings.CACHES = {
+        "default": {"BACKEND": OURS, "LOCATION": [redis_server.url], "OPTIONS": options}
+    }
+    assert "ShardClient cannot lock" in box(admin_client.get(PAGE))
+
+
+# -- the model without a table -----------------------------------------------------------------
+
+
+def test_the_migration_is_complete() -> None:
+    call_command("makemigrations", "django_redis_lock", check=True, dry_run=True, verbosity=0)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_dumpdata_is_not_troubled(everything: bool) -> None:
+    out = io.StringIO()
+    call_command("dumpdata", "django_redis_lock", use_base_manager=everything, stdout=out)
+    assert out.getvalue().strip() == "[]"
+
+
+def test_nobody_finds_rows() -> None:
+    assert list(HeldLock.objects.all()) == []
+    assert HeldLock.objects.count() == 0
+
+
+# -- in other languages ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("language", "title", "count"),
+    [("de", "Gehaltene Sperren", "1 Sperre"), ("zh-hans", "被持有的锁", "1 个锁")],
+)
+def test_other_languages(
+    admin_client: Client, settings: Any, language: str, title: str, count: str
+) -> None:
+    settings.LANGUAGE_CODE = language
+    lock = hold("a", timeout=70)
+    text = text_of(response := admin_client.get(PAGE))
+    assert title in response.content.decode()
+    assert count in text
+    # Numbers for the script are no numbers for people.
+    assert re.search(r'data-at="\d+\.\d+"', response.content.decode())
+    lock.release()
+
+
+def test_what_is_known_of_an_outage(
+    admin_client: Client, own_server: RedisServer, settings: Any, tmp_path: Path
+) -> None:
+    options = {"LOCK_ON_REDIS_DOWN": "local", "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url, "OPTIONS": options}}
+    own_server.stop()
+    with caches["default"].lock("nightly", label="report"), caches["default"].lock("weekly"):
+        response = admin_client.get(PAGE)
+        known = admin_client.get(f"{PAGE}state/").json()
+    said = box(response)
+    assert f"127.0.0.1:{own_server.port}/0 has not answered this process for " in said
+    assert "2 locks were taken without it" in said
+    text = text_of(response)
+    assert "Held on this host, with or without Redis" in text
+    assert re.search(r"nightly \S+, process \d+, thread MainThread", text)
+    assert [lock["name"] for lock in known["local"]] == ["nightly", "weekly"]
+    own_server.start()
+    response = admin_client.get(PAGE)
+    assert not box(response)
+    assert "local" in admin_client.get(f"{PAGE}state/").json()

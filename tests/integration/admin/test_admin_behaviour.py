@@ -1,0 +1,215 @@
+"""How locks behave, on the admin page: the figures of each group of names."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.http import HttpResponse
+from django.test import Client
+
+from django_redis_lock import Lock, events, locked, metrics
+from django_redis_lock.admin import statistics
+from django_redis_lock.admin.lock_ref import Ref
+from django_redis_lock.inventory.listing import LOCK
+from tests.integration.admin.test_admin import OURS, PAGE, hold
+from tests.processes import until
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.django_db
+
+COLUMNS = (
+    *("name", "held", "period", "acquired", "wait", "hold", "rejected", "timeouts"),
+    *("lost", "crashed", "computed", "cache"),
+)
+
+
+def figures(response: HttpResponse, period: str = "hour") -> dict[str, dict[str, str]]:
+    """The rows of the table, by their names: what they say of one period."""
+    assert response.status_code == 200
+    section = response.content.decode().partition('id="behaviour"')[2]
+    body = section.partition("<tbody")[2].partition("</tbody>")[0]
+    found = {}
+    for row in body.split("<tr")[1:]:
+        cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S)
+        cells = [re.sub(r"<(title|desc|text).*?</\1>", "", cell, flags=re.S) for cell in cells]
+        lines = [re.findall(r"<div[^>]*>(.*?)</div>", cell, re.S) for cell in cells]
+        here = ("hour", "day").index(period)
+        cells = [those[here] if those else cell for cell, those in zip(cells, lines, strict=True)]
+        texts = [" ".join(unescape(re.sub(r"<[^>]*>", " ", cell)).split()) for cell in cells]
+        found[texts[0]] = dict(zip(COLUMNS, texts, strict=False))  # One cache is not named.
+    return found
+
+
+def test_nothing_was_counted(admin_client: Client) -> None:
+    response = admin_client.get(PAGE)
+    assert {row["acquisitions"] for row in figures(response).values()} <= {"0"}
+    none = admin_client.get(PAGE, {"q": "no such name"})
+    assert "Nothing was counted." in none.content.decode()
+
+
+@pytest.mark.parametrize("period", ["hour", "day"])
+def test_a_lock(admin_client: Client, period: str) -> None:
+    for number in range(3):
+        with caches["default"].lock(f"invoice-{number}"):
+            assert not caches["default"].lock(f"invoice-{number}").acquire(blocking=False)
+    hold("invoice-7")
+    metrics.flush()
+    response = admin_client.get(PAGE)
+    row = figures(response, period)["invoice-*"]
+    assert (row["held"], row["acquired"], row["rejected"]) == ("1", "4", "3")
+    assert (row["timeouts"], row["lost"], row["crashed"]) == ("-", "-", "-")
+    assert re.fullmatch(r"[\d.]+ (µs|ms|s)", row["wait"])  # Too few for 95 %.
+    # How many are held leads to them, by their group.
+    link = re.search(r'<a href="(\?q=invoice[^"]*)">1</a>', response.content.decode())
+    assert link is not None
+    assert [lock["name"] for lock in admin_client.get(f"{PAGE}state/{link[1]}").json()["rows"]] == [
+        "invoice-7"
+    ]
+
+
+def test_the_figures_are_refreshed_with_the_list(admin_client: Client) -> None:
+    assert "behaviour" not in admin_client.get(f"{PAGE}state/").json()
+    hold("fresh")
+    metrics.flush()
+    refreshed = admin_client.get(f"{PAGE}state/", {"behaviour": "1"}).json()
+    assert [row["name"] for row in refreshed["rows"]] == ["fresh"]
+    assert ">fresh</th>" in refreshed["behaviour"]
+
+
+def test_a_holder_that_crashed_is_counted(admin_client: Client, client: redis.Redis) -> None:
+    lock = hold("job", timeout=60)
+    until(lambda: client.exists(lock.keys.owner))
+    client.delete(lock.keys.lock)  # As when its lifetime is over.
+    assert caches["default"].lock("job").acquire(blocking=False)
+    metrics.flush()
+    row = figures(admin_client.get(PAGE))["job"]
+    assert (row["lost"], row["crashed"]) == ("-", "1")
+
+
+def test_computations(admin_client: Client) -> None:
+    for _ in range(3):
+        caches["default"].get_or_set("report", lambda: 1, 60)
+    metrics.flush()
+    row = figures(admin_client.get(PAGE))["report"]
+    assert (row["acquired"], row["computed"]) == ("0", "1")
+
+
+def test_locks_that_were_taken_without_redis(admin_client: Client) -> None:
+    lock = caches["default"].lock("export")
+    for _ in range(2):
+        events.tell(events.StoodIn(lock.subject, "local", OSError()))
+    with lock:
+        metrics.flush()
+        assert figures(admin_client.get(PAGE))["export"]["acquired"] == "1 without Redis: 2"
+        address = f"{PAGE}{Ref('default', lock.keys.lock, LOCK)}/change/"
+        assert "without Redis: 2" in admin_client.get(address).content.decode()
+
+
+def test_what_was_never_used_is_not_listed(admin_client: Client) -> None:
+    @locked("never-used-{pk}")
+    def use(pk: int) -> None: ...
+
+    assert "never-used-{pk}" not in figures(admin_client.get(PAGE))
+    use(3)
+    metrics.flush()
+    assert figures(admin_client.get(PAGE))["never-used-{pk}"]["acquired"] == "1"
+
+
+def test_search_and_filter(admin_client: Client, redis_server: RedisServer, settings: Any) -> None:
+    settings.CACHES = {
+        "default": {"BACKEND": OURS, "LOCATION": redis_server.url},
+        "same": {"BACKEND": OURS, "LOCATION": redis_server.url},
+        "site": {"BACKEND": OURS, "LOCATION": redis_server.url, "KEY_PREFIX": "site"},
+    }
+    for alias, name in (("default", "one"), ("same", "two"), ("site", "three")):
+        hold(name, alias).release()
+    metrics.flush()
+
+    def found(**query: str) -> list[tuple[str, str]]:
+        rows = figures(admin_client.get(PAGE, query)).values()
+        return sorted((row["name"], row["cache"]) for row in rows)
+
+    assert {("one", "default"), ("two", "default"), ("three", "site")} <= set(found())
+    assert found(q="TW") == [("two", "default")]
+    assert ("three", "site") in found(using="site")
+    assert ("one", "default") not in found(using="site")
+
+
+def test_the_busiest_are_shown(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "MOST", 1)
+    for _ in range(2):
+        hold("busy").release()
+    hold("idle").release()
+    metrics.flush()
+    response = admin_client.get(PAGE)
+    assert set(figures(response)) == {"busy"}
+    assert "less busy" in response.content.decode()
+
+
+def test_names_cannot_inject_anything(admin_client: Client) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    lock = hold(evil)
+    metrics.flush()
+    assert "<img" not in admin_client.get(PAGE).content.decode()
+    (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    lock.release()
+    assert "<img" not in admin_client.get(row["url"]).content.decode()
+
+
+def test_the_page_of_a_lock(admin_client: Client) -> None:
+    for _ in range(3):
+        hold("invoice-3").release()
+    hold("invoice-3")
+    metrics.flush()
+    (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    content = admin_client.get(row["url"]).content.decode()
+    text = " ".join(re.sub(r"<[^>]*>", " ", content).split())
+    assert "Counted together as invoice-*." in text
+    assert "Last hour Last day Acquired 4" in text
+
+
+def test_a_cache_that_is_away_is_not_asked_twice(
+    admin_client: Client,
+    own_server: RedisServer,
+    redis_server: RedisServer,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings.CACHES = {
+        "away": {"BACKEND": OURS, "LOCATION": own_server.url},
+        "default": {"BACKEND": OURS, "LOCATION": redis_server.url},
+    }
+    hold("one").release()
+    metrics.flush()
+    own_server.stop()
+    asked: list[str] = []
+    ask = statistics.summaries
+    monkeypatch.setattr(
+        statistics, "summaries", lambda alias, period: asked.append(alias) or ask(alias, period)
+    )
+    assert "one" in figures(admin_client.get(PAGE))
+    assert asked == ["default", "default"]  # The hour and the day.
+
+
+def test_figures_that_cannot_be_read(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*args: Any) -> Any:
+        raise redis.ConnectionError("away")
+
+    hold("a")
+    monkeypatch.setattr(statistics, "summaries", away)
+    monkeypatch.setattr(statistics, "summary", away)
+    assert "a" in {row["name"] for row in admin_client.get(f"{PAGE}state/").json()["rows"]}
+    assert admin_client.get(PAGE).status_code == 200
+    (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]
+    assert admin_client.get(row["url"]).status_code == 200
+
+
+def test_a_lock_outside_the_caches(admin_client: Client, client: redis.Redis) -> None:
+    assert Lock(client, "bare", 30).acquire(blocking=False)
+    metrics.flush()
+    assert admin_client.get(PAGE).status_code == 200

@@ -1,0 +1,51 @@
+"""Locks by process, and who waits for whom, on the admin page."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from django.test import Client
+
+from django_redis_lock import Lock
+from tests.integration.admin.test_admin import PAGE, hold, text_of
+from tests.processes import until
+
+pytestmark = pytest.mark.django_db
+
+
+def held_by(client: redis.Redis, name: str, pid: int, thread: str = "MainThread") -> Lock:
+    lock = hold(name, timeout=60)
+    until(lambda: client.exists(lock.keys.owner))
+    client.hset(lock.keys.owner, mapping={"host": "web", "pid": pid, "thread": thread})
+    return lock
+
+
+def wait_for(client: redis.Redis, lock: Lock, pid: int, thread: str = "MainThread") -> None:
+    seconds = int(client.time()[0])
+    client.zadd(lock.keys.waiters, {f"1 {seconds - 5} {pid} web {thread}": (seconds + 60) * 1000})
+
+
+def test_what_a_process_holds_and_waits_for(admin_client: Client, client: redis.Redis) -> None:
+    first, second = held_by(client, "first", 1), held_by(client, "second", 2)
+    held_by(client, "third", 1)
+    wait_for(client, first, 2)
+    wait_for(client, second, 3)
+    text = text_of(admin_client.get(f"{PAGE}processes/"))
+    assert text.index("web:1") < text.index("web:2") < text.index("web:3")  # Most locks first.
+    assert "second held by web:2 → which waits for first held by web:1" in text
+    assert "Deadlock" not in text
+    state = admin_client.get(f"{PAGE}processes/state/").json()
+    assert "second" in state["processes"]
+
+
+@pytest.mark.parametrize(
+    ("thread", "deadlock"), [("MainThread", True), ("another thread goes on", False)]
+)
+def test_two_that_wait_for_each_other(
+    admin_client: Client, client: redis.Redis, thread: str, deadlock: bool
+) -> None:
+    first, second = held_by(client, "first", 1, thread), held_by(client, "second", 2)
+    wait_for(client, first, 2)
+    wait_for(client, second, 1)
+    text = text_of(admin_client.get(f"{PAGE}processes/"))
+    assert ("Deadlock: the processes in red wait for each other." in text) == deadlock

@@ -1,0 +1,310 @@
+"""Releasing locks on the admin page: by whom, what is asked, what is done, what is kept of it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.core.cache import caches
+from django.http import HttpResponse
+from django.test import Client
+
+from django_redis_lock import Lock
+from django_redis_lock.inventory.inspection import inspect
+from django_redis_lock.protocol.keys import lock_keys
+from tests.held import silence
+from tests.integration.admin.test_admin import OURS, PAGE, hold, rows_of, text_of
+from tests.processes import until
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.django_db
+
+RELEASE = f"{PAGE}release/"
+
+
+def choices(browser: Client) -> list[str]:
+    """What the boxes of the list stand for."""
+    return [row["choice"] for row in browser.get(f"{PAGE}state/").json()["rows"]]
+
+
+def confirm(browser: Client, *selected: str, **more: str) -> HttpResponse:
+    return browser.post(RELEASE, {"selected": selected, "confirmed": "yes", **more})
+
+
+def said(browser: Client, response: HttpResponse) -> str:
+    """What the page says that one is led to."""
+    assert response.status_code == 302
+    return browser.get(response["Location"]).content.decode()
+
+
+def named(lock: Lock, client: redis.Redis) -> Lock:
+    until(lambda: client.exists(lock_keys(lock.keys.lock).owner))
+    return lock
+
+
+@pytest.fixture
+def viewer(client: redis.Redis) -> Client:
+    """One of the staff who may look, and no more."""
+    user = User.objects.create_user("viewer", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_heldlock"))
+    browser = Client()
+    browser.force_login(user)
+    return browser
+
+
+# -- asking ------------------------------------------------------------------------------------
+
+
+def test_it_is_asked_first(admin_client: Client, client: redis.Redis) -> None:
+    lock = named(hold("report", label="the nightly report", timeout=60), client)
+    (choice,) = choices(admin_client)
+    response = admin_client.post(RELEASE, {"selected": choice})
+    text = text_of(response)
+    owner = lock.holder()
+    assert owner is not None
+    assert "report" in text
+    assert "the nightly report" in text
+    assert f"{owner.host}, process {owner.pid}" in text
+    assert "Nobody waits for it, so it is free." in text
+    assert "two are at work at the same time" in text
+    assert "is told within 20 s" in text
+    assert f"Still running: stop it first, “kill -TERM {owner.pid}” on {owner.host}." in text
+    assert 'value="Release 1 lock"' in response.content.decode()
+    silence(client, lock.keys.lock, 236)
+    text = text_of(admin_client.post(RELEASE, {"selected": choice}))
+    assert "No heartbeat for 3 min 5" in text
+    assert "kill -TERM" not in text
+    assert lock.owned()
+    assert lock.local.token not in response.content
+    assert choice in response.content.decode()
+
+
+def test_who_waits_is_named_before(admin_client: Client, client: redis.Redis) -> None:
+    lock = hold("a")
+    alive = (int(client.time()[0]) + 60) * 1000
+    client.zadd(lock_keys(lock.keys.lock).waiters, {"x": alive, "y": alive})
+    text = text_of(admin_client.post(RELEASE, {"selected": choices(admin_client)}))
+    assert "Of the 2 processes that wait for it, the first has it at once." in text
+
+
+def test_it_says_at_once_what_will_not_be_released(admin_client: Client) -> None:
+    locks = [hold("free soon"), hold("another's soon"), hold("kept")]
+    chosen = choices(admin_client)
+    locks[0].release()
+    locks[1].release()
+    hold("another's soon")
+    response = admin_client.post(RELEASE, {"selected": chosen})
+    text = text_of(response)
+    assert "Nobody holds it any more." in text
+    assert "It has passed to another holder meanwhile, who keeps it." in text
+    assert response.content.decode().count('name="selected"') == 1
+
+
+def test_nothing_is_left_to_release(admin_client: Client) -> None:
+    lock = hold("a")
+    chosen = choices(admin_client)
+    lock.release()
+    response = admin_client.post(RELEASE, {"selected": chosen})
+    assert 'type="submit"' not in response.content.decode().partition("<main")[2]
+
+
+def test_nothing_was_selected(admin_client: Client) -> None:
+    assert "Select the locks to release first." in said(admin_client, admin_client.post(RELEASE))
+    odd = {"selected": ["odd", "a.b.c", "bG9jawBubyBzdWNoIGNhY2hlAGtleQ.a.1"], "confirmed": "yes"}
+    assert "Select the locks" in said(admin_client, admin_client.post(RELEASE, odd))
+
+
+# -- releasing ---------------------------------------------------------------------------------
+
+
+def test_it_is_released_and_kept_in_the_log(
+    admin_client: Client, admin_user: User, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = named(hold("report", label="the nightly report"), client)
+    owner = lock.holder()
+    assert owner is not None
+    (choice,) = choices(admin_client)
+    with caplog.at_level(logging.WARNING, "django_redis_lock.admin"):
+        response = confirm(admin_client, choice, reason="it hangs")
+    assert not lock.locked()
+    assert "“report” is released." in said(admin_client, response)
+    holder = f"{owner.host}, process {owner.pid}, thread {owner.thread}, the nightly report"
+    (entry,) = LogEntry.objects.all()
+    assert (entry.user, entry.object_repr) == (admin_user, "report")
+    by_force = f"Released by force. The holder was {holder} ({owner.id})."
+    assert entry.change_message == f"{by_force} Reason: it hangs"
+    for page in (f"{PAGE}history/", response["Location"].replace("/change/", "/history/")):
+        history = text_of(admin_client.get(page))
+        assert f"admin report {entry.change_message}" in history
+    events = text_of(admin_client.get(response["Location"]))
+    assert re.search(
+        rf"released by force by admin \(admin\): it hangs held for .+ by {owner.host}:", events
+    )
+    assert entry.get_admin_url() == response["Location"]
+    assert lock.local.token.decode() not in entry.change_message
+    assert "Lock :1:lock:report released by force by admin (admin): it hangs" in caplog.text
+    assert owner.id in caplog.text
+    (event,) = (e for e in inspect(client, lock.keys.lock).events if e.what == "reset")
+    assert (event.id, event.note) == (owner.id, "admin (admin): it hangs")
+
+
+def test_who_waits_has_it_at_once_and_the_holder_is_told(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    told = threading.Event()
+    lock = named(hold("a", timeout=3, renew=True, on_lost=told.set), client)
+    waiting = caches["default"].lock("a", thread_local=False)
+    thread = threading.Thread(target=waiting.acquire)
+    thread.start()
+    until(lambda: inspect(client, lock.keys.lock).waiters)
+    confirm(admin_client, *choices(admin_client))
+    thread.join(10)
+    assert waiting.fence
+    assert told.wait(10)
+    waiting.reset()
+
+
+def test_a_lock_that_changed_hands_is_not_released(admin_client: Client) -> None:
+    hold("a").release()
+    first = hold("a")
+    chosen = choices(admin_client)
+    first.release()
+    second = hold("a")
+    assert "has passed to another holder" in said(admin_client, confirm(admin_client, *chosen))
+    assert second.owned()
+    assert not LogEntry.objects.exists()
+
+
+def test_a_token_that_is_used_again_is_another_holding(admin_client: Client) -> None:
+    lock = caches["default"].lock("a")
+    assert lock.acquire(token="chosen")
+    chosen = choices(admin_client)
+    lock.release()
+    assert lock.acquire(token="chosen")
+    assert "has passed to another holder" in said(admin_client, confirm(admin_client, *chosen))
+    assert lock.owned()
+
+
+def test_a_lock_that_is_free_already(admin_client: Client) -> None:
+    lock = hold("a")
+    chosen = choices(admin_client)
+    lock.release()
+    assert "“a” was free already." in said(admin_client, confirm(admin_client, *chosen))
+
+
+def test_a_selection(admin_client: Client) -> None:
+    for name in "abc":
+        hold(name)
+    by_name = {r["name"]: r["choice"] for r in admin_client.get(f"{PAGE}state/").json()["rows"]}
+    response = confirm(admin_client, by_name["a"], by_name["c"], by_name["a"], address="o=lock&p=1")
+    assert response["Location"] == f"{PAGE}?o=lock"
+    assert [row["name"] for row in rows_of(admin_client.get(PAGE))] == ["b"]
+    assert LogEntry.objects.count() == 2
+
+
+def test_one_is_led_back_to_where_one_came_from(admin_client: Client) -> None:
+    hold("a"), hold("b")
+    first, second = admin_client.get(f"{PAGE}state/").json()["rows"]
+    from_list, from_lock = {"address": ""}, {}
+    for lock, came, back in ((first, from_list, PAGE), (second, from_lock, second["url"])):
+        asked = admin_client.post(RELEASE, {"selected": lock["choice"], **came})
+        assert f'<a href="{back}" class="button cancel-link">' in asked.content.decode()
+        kept = re.findall(r'name="(address)" value="()"', asked.content.decode())
+        assert dict(kept) == came
+        assert confirm(admin_client, lock["choice"], **came)["Location"] == back
+
+
+def test_a_selection_leads_back_to_the_list_and_nowhere_else(admin_client: Client) -> None:
+    hold("a")
+    evil = "//evil.example/?q=x&o=lock&next=//evil.example"
+    response = confirm(admin_client, *choices(admin_client), address=evil)
+    assert response["Location"] == f"{PAGE}?o=lock"
+
+
+def test_a_computation_is_ended(admin_client: Client) -> None:
+    done = threading.Event()
+    work = partial(caches["default"].get_or_set, "report", lambda: done.wait(20), 60)
+    leader = threading.Thread(target=work)
+    leader.start()
+    until(lambda: choices(admin_client))
+    (choice,) = choices(admin_client)
+    text = text_of(admin_client.post(RELEASE, {"selected": choice}))
+    assert "what it computes is not stored" in text
+    assert "“report” is released" in said(admin_client, confirm(admin_client, choice))
+    assert not choices(admin_client)
+    done.set()
+    leader.join()
+    assert caches["default"].get("report") is None
+
+
+def test_redis_is_away(admin_client: Client, own_server: RedisServer, settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
+    hold("a")
+    (choice,) = choices(admin_client)
+    own_server.stop()
+    text = text_of(admin_client.post(RELEASE, {"selected": choice}))
+    assert "Redis did not answer as it should" in text
+    assert "“a” was not released" in said(admin_client, confirm(admin_client, choice))
+
+
+# -- by whom -----------------------------------------------------------------------------------
+
+
+def test_who_may_only_look_may_not_release(viewer: Client) -> None:
+    lock = hold("a")
+    (choice,) = choices(viewer)
+    for page in (PAGE, viewer.get(f"{PAGE}state/").json()["rows"][0]["url"]):
+        assert "Release" not in viewer.get(page).content.decode()
+    assert viewer.post(RELEASE, {"selected": choice}).status_code == 403
+    assert confirm(viewer, choice).status_code == 403
+    assert lock.owned()
+
+
+def test_who_may_not_look_may_not_release(client: redis.Redis) -> None:
+    user = User.objects.create_user("blind", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="release_heldlock"))
+    browser = Client()
+    browser.force_login(user)
+    for page in (PAGE, f"{PAGE}state/"):
+        assert browser.get(page).status_code == 403
+    assert browser.post(RELEASE).status_code == 403
+
+
+def test_anonymous_visitors_must_log_in(admin_client: Client) -> None:
+    lock = hold("a")
+    page = admin_client.get(f"{PAGE}state/").json()["rows"][0]["url"]
+    chosen = choices(admin_client)
+    stranger = Client()
+    for address in (f"{PAGE}state/", page, page.replace("/change/", "/state/")):
+        assert stranger.get(address).status_code == 302
+    assert confirm(stranger, *chosen).status_code == 302
+    assert lock.owned()
+
+
+def test_a_get_changes_nothing(admin_client: Client) -> None:
+    lock = hold("a")
+    query = {"selected": choices(admin_client)[0], "confirmed": "yes"}
+    assert "Nothing was released." in said(admin_client, admin_client.get(RELEASE, query))
+    assert lock.owned()
+
+
+def test_a_request_of_another_site_is_refused(admin_user: User) -> None:
+    browser = Client(enforce_csrf_checks=True)
+    browser.force_login(admin_user)
+    lock = hold("a")
+    assert confirm(browser, *choices(browser)).status_code == 403
+    assert lock.owned()
+
+
+def test_only_posts_to_what_only_shows(admin_client: Client) -> None:
+    hold("a")
+    page = admin_client.get(f"{PAGE}state/").json()["rows"][0]["url"]
+    for address in (f"{PAGE}state/", page, page.replace("/change/", "/state/")):
+        assert admin_client.post(address).status_code == 405

@@ -1,0 +1,60 @@
+"""The page "Held locks" on admin sites of one's own, alone and beside Django's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.admin import AdminSite
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import path
+
+from django_redis_lock.admin import HeldLockAdmin
+from django_redis_lock.models import HeldLock
+from tests.integration.admin.test_admin import hold
+
+pytestmark = pytest.mark.django_db
+
+
+def site(name: str, *, with_locks: bool = True) -> AdminSite:
+    made = AdminSite(name)
+    made.register(User)
+    if with_locks:
+        made.register(HeldLock, HeldLockAdmin)
+    return made
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {},
+        {"admin/": site("admin")},
+        {"admin/": site("admin", with_locks=False)},
+        {"admin/": site("admin"), "third/": site("third", with_locks=False)},
+    ],
+    ids=["alone", "beside the default", "only there", "among three"],
+)
+def test_every_address_stays_in_the_site_that_was_asked(
+    admin_client: Client, settings: Any, others: dict[str, AdminSite]
+) -> None:
+    ops = site("ops")
+    urls = {"sub/ops/": ops, **others}
+    settings.ROOT_URLCONF = tuple(path(route, made.urls) for route, made in urls.items())
+    hold("report")
+    home = "/sub/ops/django_redis_lock/heldlock/"
+    pages = [admin_client.get(home)]
+    (row,) = admin_client.get(f"{home}state/").json()["rows"]
+    pages.append(admin_client.get(row["url"]))
+    pages.append(admin_client.post(f"{home}release/", {"selected": row["choice"]}))
+    for page in pages:
+        assert page.status_code == 200
+        content = page.content.decode()
+        led_to = re.findall(r'(?:href|action|data-live)="(/[^"]*)"', content)
+        outside = [
+            to for to in led_to if not to.startswith(("/sub/ops/", "/static/")) and to != "/"
+        ]
+        assert outside == []
+    answer = admin_client.post(f"{home}release/", {"selected": row["choice"], "confirmed": "yes"})
+    assert answer["Location"].startswith("/sub/ops/")

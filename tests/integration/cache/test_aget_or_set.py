@@ -1,0 +1,692 @@
+"""``aget_or_set``: one computation among tasks, threads and processes, and no loop held up."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import sys
+import threading
+import warnings
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync, sync_to_async
+
+from django_redis_lock import LockError, LockNotAcquired, events
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.protocol.keys import flight_key
+from django_redis_lock.singleflight import runners
+from django_redis_lock.singleflight.in_process import boarded
+from django_redis_lock.singleflight.scripts import END_FLIGHT
+from tests.integration.cache.test_get_or_set import (
+    KEY,
+    VALUES,
+    Asking,
+    Broken,
+    Producer,
+    blocked,
+    elsewhere,
+    lands_elsewhere,
+    make,
+    renewals,
+)
+from tests.integration.cache.test_stale import TERMS, age
+from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.redis_server import RedisServer
+
+who: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer) -> RedisCache:
+    return make(redis_server)
+
+
+def run(work: Awaitable[Any]) -> Any:
+    """Run ``work`` in a loop of its own; no test takes longer than PATIENCE."""
+
+    async def patiently() -> Any:
+        return await asyncio.wait_for(work, PATIENCE)
+
+    return asyncio.run(patiently())
+
+
+async def happens(condition: Callable[[], Any]) -> None:
+    """``until`` for a task."""
+
+    async def wait() -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(wait(), PATIENCE)
+
+
+class TaskProducer:
+    """As ``Producer``, a coroutine function."""
+
+    def __init__(self, value: Any = "computed") -> None:
+        self.value = value
+        self.calls = 0
+        self.begun = asyncio.Event()
+        self.finish = asyncio.Event()
+
+    async def __call__(self) -> Any:
+        self.calls += 1
+        self.begun.set()
+        await self.finish.wait()
+        if isinstance(self.value, BaseException):
+            raise self.value
+        return self.value
+
+
+# -- values and producers ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
+def test_a_value_of_any_kind_is_computed_once_and_kept(cache: RedisCache, value: Any) -> None:
+    calls = 0
+
+    async def compute() -> Any:
+        nonlocal calls
+        calls += 1
+        return value
+
+    async def ask() -> list[Any]:
+        return [await cache.aget_or_set("report", compute) for _ in range(2)]
+
+    found = run(ask())
+    assert found == [value] * 2
+    assert [type(each) for each in found] == [type(value)] * 2
+    assert calls == 1
+    assert cache.get("report", "missing") == value
+
+
+async def coroutine_function(value: int = 5) -> int:
+    await asyncio.sleep(0)
+    return value
+
+
+class Callables:
+    async def __call__(self) -> int:
+        return 5
+
+    async def method(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize(
+    "default",
+    [
+        coroutine_function,
+        functools.partial(coroutine_function, 5),
+        lambda: coroutine_function(5),
+        lambda: 5,
+        functools.partial(int, "5"),
+        Callables(),
+        Callables().method,
+        5,
+    ],
+    ids=["coroutine", "partial", "lambda", "plain", "type", "callable", "method", "value"],
+)
+def test_whatever_gives_the_value(cache: RedisCache, default: Any) -> None:
+    assert run(cache.aget_or_set("report", default)) == 5
+    assert cache.get("report") == 5
+
+
+def test_a_plain_function_does_not_hold_up_the_loop(cache: RedisCache) -> None:
+    async def ask() -> Any:
+        producer = Producer()
+        producer.finish.clear()
+        task = asyncio.ensure_future(cache.aget_or_set("report", producer))
+        # Did the function run in the loop's thread, none of this could happen.
+        await happens(producer.begun.is_set)
+        producer.finish.set()
+        return await task
+
+    assert run(ask()) == "computed"
+
+
+def test_a_plain_function_has_the_callers_context(cache: RedisCache) -> None:
+    async def ask() -> Any:
+        who.set("somebody")
+        return await cache.aget_or_set("report", who.get)
+
+    assert run(ask()) == "somebody"
+
+
+@pytest.mark.parametrize("leading", ["aget_or_set", "aget_or_set_many", "acompute"])
+@pytest.mark.parametrize("following", ["get_or_set", "get_or_set_many"])
+def test_a_plain_function_waits_for_the_thread_that_needs_the_value(
+    cache: RedisCache, client: redis.Redis, leading: str, following: str
+) -> None:
+    """Django's thread for synchronous code computes the value itself, once for both."""
+    begun, go_on = threading.Event(), threading.Event()
+    view, never = Producer(), Producer()
+    heard: list[Any] = []
+
+    def compute_many(producer: Producer) -> Callable[[list[str]], dict[str, Any]]:
+        return lambda keys: {key: producer() for key in keys}
+
+    def in_the_thread() -> Any:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        if following == "get_or_set":
+            return [cache.get_or_set(key, view) for key in ("report", "other")]
+        return list(cache.get_or_set_many(["report", "other"], compute_many(view)).values())
+
+    async def lead() -> Any:
+        if leading == "aget_or_set_many":
+            found = await cache.aget_or_set_many(["report", "other"], compute_many(never))
+            return list(found.values())
+        compute = getattr(cache, leading)
+        return await asyncio.gather(*(compute(key, never) for key in ("report", "other")))
+
+    async def ask() -> Any:
+        thread = asyncio.ensure_future(sync_to_async(in_the_thread)())
+        await happens(begun.is_set)
+        leaders = asyncio.ensure_future(lead())
+        await happens(lambda: client.exists(flight_key(KEY), flight_key(b":1:other")) == 2)
+        go_on.set()
+        return await asyncio.gather(thread, leaders)
+
+    events.listen(heard.append)
+    try:
+        assert run(ask()) == [["computed"] * 2] * 2
+    finally:
+        events.unlisten(heard.append)
+    assert never.calls == 0
+    assert view.calls == 2
+    computed = [event for event in heard if type(event) is events.Computed]
+    assert sum(event.values for event in computed) == 2
+    assert not any(event.error for event in computed)
+    assert not client.exists(flight_key(KEY), flight_key(b":1:other"))
+
+
+def test_following_does_not_hold_up_the_loop(cache: RedisCache, client: redis.Redis) -> None:
+    async def ask() -> Any:
+        elsewhere(client)
+        task = asyncio.ensure_future(cache.aget_or_set("report", 1))
+        await happens(lambda: blocked(client) == 1)
+        lands_elsewhere(client, 5)
+        return await task
+
+    assert run(ask()) == 5
+
+
+def test_versions_and_lifetimes(cache: RedisCache, client: redis.Redis) -> None:
+    assert run(cache.aget_or_set("report", 5, 60, 2)) == 5
+    assert 50_000 < client.pttl(":2:report") <= 60_000
+    assert run(cache.aget_or_set("report", 6, None)) == 6
+    assert client.pttl(KEY) == -1
+
+
+# -- one computation ---------------------------------------------------------------------------
+
+
+def test_tasks_of_a_loop_share_one_computation_and_have_copies(cache: RedisCache) -> None:
+    async def ask() -> list[Any]:
+        producer = TaskProducer({"rows": []})
+        tasks = [asyncio.ensure_future(cache.aget_or_set("report", producer)) for _ in range(20)]
+        await producer.begun.wait()
+        producer.finish.set()
+        found = await asyncio.gather(*tasks)
+        assert producer.calls == 1
+        return found
+
+    found = run(ask())
+    assert found == [{"rows": []}] * 20
+    assert len({id(each["rows"]) for each in found}) == 20
+
+
+def test_followers_of_a_loop_share_one_wait(cache: RedisCache, client: redis.Redis) -> None:
+    async def ask() -> list[Any]:
+        elsewhere(client)
+        tasks = [asyncio.ensure_future(cache.aget_or_set("report", 1)) for _ in range(20)]
+        await happens(lambda: blocked(client) == 1)
+        lands_elsewhere(client, 5)
+        return await asyncio.gather(*tasks)
+
+    assert run(ask()) == [5] * 20
+
+
+def test_a_crowd_of_tasks_needs_few_connections(cache: RedisCache, client: redis.Redis) -> None:
+    async def ask() -> None:
+        slow = TaskProducer()
+        before = int(client.info("clients")["connected_clients"])
+        tasks = [asyncio.ensure_future(cache.aget_or_set("report", slow)) for _ in range(400)]
+        await slow.begun.wait()
+        tasks += [asyncio.ensure_future(cache.aget_or_set("report", slow)) for _ in range(400)]
+        await asyncio.sleep(0)
+        slow.finish.set()
+        assert await asyncio.gather(*tasks) == ["computed"] * 800
+        found = [asyncio.ensure_future(cache.aget_or_set("report", slow)) for _ in range(400)]
+        assert await asyncio.gather(*found) == ["computed"] * 400
+        assert slow.calls == 1
+        assert int(client.info("clients")["connected_clients"]) - before <= 4
+
+    run(ask())
+
+
+def test_what_was_written_meanwhile_is_found_beside_the_computation(cache: RedisCache) -> None:
+    async def ask() -> None:
+        slow = TaskProducer()
+        leader = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        await cache.aset("report", "newer")
+        asking = cache.aget_or_set("report", 1, wait=0, on_wait_timeout="raise")
+        assert await asking == "newer"
+        slow.finish.set()
+        assert await leader == "computed"
+
+    run(ask())
+
+
+def test_those_who_come_at_once_share_reads(cache: RedisCache, client: redis.Redis) -> None:
+    """Whoever came before a question was asked may have its answer."""
+
+    async def ask() -> None:
+        await cache.aget_or_set("report", 1)
+        client.config_resetstat()
+        assert (
+            await asyncio.gather(*(cache.aget_or_set("report", 2) for _ in range(100))) == [1] * 100
+        )
+        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] <= 5
+
+    run(ask())
+
+
+@pytest.mark.parametrize("too_late", ["raise", "compute", "default"])
+def test_a_value_that_is_there_needs_no_wait(cache: RedisCache, too_late: str) -> None:
+    """Nor is another who reads it too waited for in vain."""
+
+    async def ask() -> list[Any]:
+        await cache.aget_or_set("report", 1)
+        terms = {"wait": 0, "on_wait_timeout": too_late}
+        return await asyncio.gather(*(cache.aget_or_set("report", 2, **terms) for _ in range(8)))
+
+    assert run(ask()) == [1] * 8
+
+
+def test_a_hit_is_one_command_and_a_miss_two(cache: RedisCache, client: redis.Redis) -> None:
+    async def ask() -> None:
+        await cache.aget_or_set("warm", 1)
+        for expected in (2, 1):
+            client.config_resetstat()
+            await cache.aget_or_set("report", 1)
+            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == expected
+
+    run(ask())
+
+
+def ask_somehow(link: Link, url: str, kind: str) -> list[Any]:
+    """Ask for the report four times at once, in tasks, in threads, or in a loop for each thread."""
+    cache = RedisCache(url, {})
+
+    def compute() -> Any:
+        link.say("computing")
+        return link.hear()
+
+    async def ask(times: int) -> list[Any]:
+        return await asyncio.gather(*(cache.aget_or_set("report", compute) for _ in range(times)))
+
+    if kind == "tasks":
+        return asyncio.run(ask(4))
+    if kind == "threads":
+        return in_threads(4, cache.get_or_set, "report", compute)
+    return [each for found in in_threads(2, async_to_sync(ask), 2) for each in found]
+
+
+@pytest.mark.parametrize("leading", ["tasks", "threads", "loops"])
+def test_tasks_threads_and_processes_share_one_computation(
+    redis_server: RedisServer, client: redis.Redis, leading: str
+) -> None:
+    url = redis_server.url
+    with (
+        processes(ask_somehow, url, leading) as (leader,),
+        processes(ask_somehow, url, "tasks") as (tasks,),
+        processes(ask_somehow, url, "threads") as (threads,),
+        processes(ask_somehow, url, "loops") as (loops,),
+    ):
+        leader.go()
+        assert leader.hear() == "computing"
+        for others in (tasks, threads, loops):
+            others.go()
+        # One for the tasks, one for the threads, one for each loop.
+        until(lambda: blocked(client) >= 4)
+        leader.say("the report")
+        for worker in (leader, tasks, threads, loops):
+            assert worker.result() == ["the report"] * 4
+
+
+def test_a_thread_leads_and_a_task_follows(cache: RedisCache, client: redis.Redis) -> None:
+    producer = Producer()
+    producer.finish.clear()
+    leader = Asking(cache.get_or_set, "report", producer)
+    assert producer.begun.wait(PATIENCE)
+    task = Asking(lambda: run(cache.aget_or_set("report", 1)))
+    until(lambda: blocked(client) == 1)
+    producer.finish.set()
+    assert (leader.found(), task.found()) == ("computed", "computed")
+
+
+def test_several_threads_by_way_of_async_to_sync(cache: RedisCache) -> None:
+    producer = Producer()
+
+    def ask() -> Any:
+        return async_to_sync(cache.aget_or_set)("report", producer)
+
+    assert in_threads(8, ask) == ["computed"] * 8
+    assert producer.calls == 1
+
+
+# -- failures, cancellation --------------------------------------------------------------------
+
+
+def test_the_producers_exception_reaches_its_caller_unchanged(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    error = Broken("no data")
+
+    async def broken() -> Any:
+        raise error
+
+    for producer in (broken, Producer(error)):
+        with pytest.raises(Broken) as caught:
+            run(cache.aget_or_set("report", producer))
+        assert caught.value is error
+    assert not client.exists(KEY, flight_key(KEY))
+
+
+def test_after_a_failure_another_task_takes_over(cache: RedisCache) -> None:
+    async def ask() -> None:
+        slow, good = TaskProducer(Broken()), TaskProducer()
+        good.finish.set()
+        first = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        others = [asyncio.ensure_future(cache.aget_or_set("report", good)) for _ in range(5)]
+        await asyncio.sleep(0)
+        slow.finish.set()
+        with pytest.raises(Broken):
+            await first
+        assert await asyncio.gather(*others) == ["computed"] * 5
+        assert good.calls == 1
+
+    run(ask())
+
+
+def test_a_cancelled_leader_ends_its_flight_and_another_takes_over(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    async def ask() -> Any:
+        slow = TaskProducer()
+        leader = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        other = asyncio.ensure_future(cache.aget_or_set("report", lambda: "mine"))
+        await asyncio.sleep(0)
+        leader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leader
+        return await other
+
+    assert run(ask()) == "mine"
+    assert not client.exists(flight_key(KEY))
+
+
+def test_a_follower_in_another_process_takes_over_from_a_cancelled_leader(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    async def ask() -> Any:
+        slow = TaskProducer()
+        leader = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        other = Asking(cache.get_or_set, "report", "mine")
+        await happens(lambda: blocked(client) == 1)
+        leader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leader
+        return await asyncio.to_thread(other.found)
+
+    assert run(ask()) == "mine"
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_whenever_it_is_cancelled_no_flight_stays(
+    cache: RedisCache, client: redis.Redis, steps: int
+) -> None:
+    """Also while it asks who leads, and while it stores."""
+
+    async def ask() -> None:
+        await cache.aget_or_set("warm", 1)
+        task = asyncio.ensure_future(cache.aget_or_set("report", coroutine_function))
+        for _ in range(steps):
+            await asyncio.sleep(0.0002)
+        task.cancel()
+        await asyncio.wait({task})
+        assert not client.exists(flight_key(KEY))
+
+    run(ask())
+
+
+def test_who_is_cancelled_again_and_again_ends_its_flight_all_the_same(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = make(redis_server, LOCK_FLIGHT_TIMEOUT=600)
+
+    async def ask() -> None:
+        async def run_all(client: Any, calls: Any) -> Any:
+            if calls[0].script is END_FLIGHT:
+                leader.cancel()
+                await asyncio.sleep(0)
+            return await before(client, calls)
+
+        before = runners.arun_all
+        slow = TaskProducer()
+        leader = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        monkeypatch.setattr(runners, "arun_all", run_all)
+        leader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leader
+        await happens(lambda: not client.exists(flight_key(KEY)))
+
+    run(ask())
+
+
+def test_a_cancelled_follower_leaves_no_connection(cache: RedisCache, client: redis.Redis) -> None:
+    def waiting() -> list[str]:
+        return [each["id"] for each in client.client_list() if each["cmd"] == "xread"]
+
+    async def ask() -> None:
+        elsewhere(client)
+        await cache.aget_or_set("warm", 1)
+        before = {each["id"] for each in client.client_list()}
+        task = asyncio.ensure_future(cache.aget_or_set("report", 1))
+        await happens(waiting)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await happens(lambda: not waiting())
+        assert {each["id"] for each in client.client_list()} <= before
+
+    run(ask())
+
+
+def test_of_those_who_wait_one_is_cancelled_and_the_others_wait_on(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    async def ask() -> Any:
+        elsewhere(client)
+        tasks = [asyncio.ensure_future(cache.aget_or_set("report", 1)) for _ in range(3)]
+        await happens(lambda: blocked(client) == 1)
+        tasks[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]
+        await happens(lambda: blocked(client) == 1)
+        lands_elsewhere(client, 5)
+        return await asyncio.gather(*tasks[1:])
+
+    assert run(ask()) == [5, 5]
+
+
+def test_threads_with_short_lived_loops(cache: RedisCache) -> None:
+    """As under WSGI, where each call of ``async_to_sync`` makes a loop."""
+    cache.set("report", "there")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        found = in_threads(
+            6, lambda: [asyncio.run(cache.aget_or_set("report", "never")) for _ in range(40)]
+        )
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [["there"] * 40] * 6
+
+
+def test_nothing_is_left_open(cache: RedisCache, client: redis.Redis) -> None:
+    async def follow() -> None:
+        elsewhere(client)
+        task = asyncio.ensure_future(cache.aget_or_set("report", 1))
+        await happens(lambda: blocked(client) == 1)
+        task.cancel()
+        await asyncio.wait({task})
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before = int(client.info("clients")["connected_clients"])
+        for _ in range(3):
+            run(cache.aget_or_set("other", coroutine_function))
+            run(follow())
+            client.flushdb()
+        gc.collect()
+        until(lambda: int(client.info("clients")["connected_clients"]) <= before + 1)
+    assert [str(w.message) for w in caught if issubclass(w.category, ResourceWarning)] == []
+
+
+def test_a_value_that_needs_itself_is_refused(cache: RedisCache) -> None:
+    async def recursive() -> Any:
+        return await cache.aget_or_set("report", recursive)
+
+    with pytest.raises(LockError, match="needs the value it is just computing"):
+        run(cache.aget_or_set("report", recursive))
+
+
+def test_a_value_that_needs_itself_by_way_of_a_thread_is_refused(cache: RedisCache) -> None:
+    def recursive() -> Any:
+        return cache.get_or_set("report", recursive)
+
+    with pytest.raises(LockError, match="needs the value it is just computing"):
+        run(cache.aget_or_set("report", recursive))
+
+
+def test_what_a_computation_has_started_may_ask_for_its_value_later(cache: RedisCache) -> None:
+    async def ask() -> Any:
+        computed = asyncio.Event()
+
+        async def later() -> Any:
+            await computed.wait()
+            return await cache.aget_or_set("report", 2)
+
+        async def start() -> int:
+            tasks.append(asyncio.ensure_future(later()))
+            return 1
+
+        tasks: list[Any] = []
+        assert await cache.aget_or_set("report", start) == 1
+        computed.set()
+        return await tasks[0]
+
+    assert run(ask()) == 1
+
+
+def test_a_loop_that_is_closed_leaves_no_flight_alive(cache: RedisCache) -> None:
+    async def begin() -> None:
+        slow = TaskProducer()
+        tasks.append(asyncio.ensure_future(cache.aget_or_set("report", slow)))
+        await slow.begun.wait()
+
+    tasks: list[Any] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    assert renewals()
+    del loop
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of sockets that the loop should have closed.
+        tasks.clear()
+        gc.collect()
+    assert not renewals()
+    assert not boarded
+
+
+# -- options -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("waiting", "found"), [({"on_wait_timeout": "default"}, 1), ({}, 1)], ids=["default", "compute"]
+)
+def test_too_late(
+    cache: RedisCache, client: redis.Redis, waiting: dict[str, Any], found: Any
+) -> None:
+    elsewhere(client)
+    assert run(cache.aget_or_set("report", 1, wait=0.05, **waiting)) == found
+
+
+def test_too_late_and_raise(cache: RedisCache, client: redis.Redis) -> None:
+    elsewhere(client)
+    with pytest.raises(LockNotAcquired):
+        run(cache.aget_or_set("report", 1, wait=0.05, on_wait_timeout="raise"))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_stale(cache: RedisCache, client: redis.Redis, background: bool) -> None:
+    cache.get_or_set("report", "old", **TERMS)
+    age(client)
+
+    async def ask() -> None:
+        slow = TaskProducer("new")
+        leader = asyncio.ensure_future(
+            cache.aget_or_set("report", slow, **TERMS, background=background)
+        )
+        await slow.begun.wait()
+        assert await cache.aget_or_set("report", "never", **TERMS) == "old"
+        if background:
+            assert await leader == "old"
+        slow.finish.set()
+        if not background:
+            assert await leader == "new"
+        await happens(lambda: cache.get("report") == "new")
+
+    run(ask())
+
+
+def test_without_redis_tasks_still_share_a_computation(own_server: RedisServer) -> None:
+    cache = make(own_server)
+    own_server.stop()
+
+    async def ask() -> None:
+        slow = TaskProducer()
+        tasks = [asyncio.ensure_future(cache.aget_or_set("report", slow)) for _ in range(5)]
+        await slow.begun.wait()
+        await happens(lambda: True)
+        slow.finish.set()
+        assert await asyncio.gather(*tasks) == ["computed"] * 5
+
+    run(ask())
+
+
+def test_redis_dies_while_a_task_computes(own_server: RedisServer) -> None:
+    cache = make(own_server)
+
+    async def ask() -> Any:
+        slow = TaskProducer()
+        task = asyncio.ensure_future(cache.aget_or_set("report", slow))
+        await slow.begun.wait()
+        await asyncio.to_thread(own_server.kill)
+        slow.finish.set()
+        return await task
+
+    assert run(ask()) == "computed"

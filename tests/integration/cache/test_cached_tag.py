@@ -1,0 +1,141 @@
+"""``{% cached %}`` in templates."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import cache
+from django.core.cache.utils import make_template_fragment_key
+from django.core.exceptions import ImproperlyConfigured
+from django.template import Context, Template, TemplateSyntaxError
+from django.test import override_settings
+
+from django_redis_lock.protocol.keys import flight_key
+from tests.integration.cache.test_get_or_set import Asking, blocked, waiting_in_memory
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
+
+
+def render(source: str, **context: Any) -> str:
+    return Template("{% load redis_lock cache %}" + source).render(Context(context))
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __str__(self) -> str:
+        self.calls += 1
+        return f"<{self.calls}>"
+
+
+def test_a_fragment_is_rendered_once_for_what_it_varies_on(client: redis.Redis) -> None:
+    source = "{% cached 60 side user lang %}{{ user }} {{ n|safe }}{% endcached %}"
+    n = Counter()
+    found = [render(source, user=user, lang="en", n=n) for user in ("ann", "ann", "bob")]
+    assert found == ["ann <1>", "ann <1>", "bob <2>"]
+    assert n.calls == 2
+    kept = [key for key in client.keys("*side*") if b"done" not in key]
+    assert len(kept) == 2
+    assert all(50_000 < client.pttl(key) <= 60_000 for key in kept)
+
+
+def test_djangos_own_tag_shares_its_fragments() -> None:
+    render("{% cached 60 side user %}ours{% endcached %}", user=1)
+    assert render("{% cache 60 side user %}theirs{% endcache %}", user=1) == "ours"
+
+
+def test_what_is_escaped_is_escaped_once() -> None:
+    source = "{% cached 60 side %}{{ text }}{% endcached %}"
+    assert [render(source, text="<b>") for _ in range(2)] == ["&lt;b&gt;"] * 2
+
+
+def test_timeouts_may_be_variables(client: redis.Redis) -> None:
+    assert render("{% cached t side %}x{% endcached %}", t=None) == "x"
+    (key,) = (key for key in client.keys("*side*") if b"done" not in key)
+    assert client.pttl(key) == -1
+    assert render("{% cached t other %}x{% endcached %}", t="7") == "x"
+
+
+def test_a_stale_fragment_is_served_while_one_renders(client: redis.Redis) -> None:
+    source = "{% cached 60 side stale=3600 using=alias %}{{ n|safe }}{% endcached %}"
+    n, begun, finish = Counter(), threading.Event(), threading.Event()
+    render(source, n=n, alias="default")
+    (key,) = (key for key in client.keys("*side*") if b"done" not in key)
+    assert client.pttl(key) > 3_600_000
+    client.pexpire(key, 3_500_000)
+
+    class Slow:
+        def __str__(self) -> str:
+            begun.set()
+            assert finish.wait(PATIENCE)
+            return "new"
+
+    leader = Asking(render, source, n=Slow(), alias="default")
+    assert begun.wait(PATIENCE)
+    assert render(source, n=n, alias="default") == "<1>"
+    finish.set()
+    assert leader.found() == "new"
+    assert render(source, n=n, alias="default") == "new"
+
+
+def render_in_a_process(link: Link) -> list[Any]:
+    class Slow:
+        def __str__(self) -> str:
+            link.say("rendering")
+            return str(link.hear())
+
+    source = "{% cached 60 side %}{{ slow }}{% endcached %}"
+    threads = [Asking(render, source, slow=Slow()) for _ in range(3)]
+    return [thread.found() for thread in threads]
+
+
+def test_processes_render_once(redis_server: RedisServer, client: redis.Redis) -> None:
+    with processes(render_in_a_process, count=3) as crew:
+        crew.go()
+        until(lambda: any(worker.speaks() for worker in crew))
+        (leader,) = (worker for worker in crew if worker.speaks())
+        assert leader.hear() == "rendering"
+        until(lambda: blocked(client) == 2)
+        leader.say("text")
+        assert crew.results() == [["text"] * 3] * 3
+    assert waiting_in_memory() == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{% cached %}{% endcached %}", "needs at least a timeout and a name"),
+        ("{% cached 60 %}{% endcached %}", "needs at least a timeout and a name"),
+        ("{% cached 60 side stael=5 %}{% endcached %}", "Could not parse the remainder"),
+        ("{% cached soon side %}{% endcached %}", "timeout must be a number, not 'in May'"),
+        ("{% cached 60 side stale='x' %}{% endcached %}", "stale must be a number"),
+        ("{% cached 60 side using='none' %}{% endcached %}", "there is no cache 'none'"),
+    ],
+)
+def test_mistakes(source: str, words: str) -> None:
+    with pytest.raises(TemplateSyntaxError, match=words):
+        render(source, soon="in May")
+
+
+def test_who_will_not_wait_shows_nothing_there(settings: Any, client: redis.Redis) -> None:
+    settings.DJANGO_REDIS_LOCK = {"ON_WAIT_TIMEOUT": "default"}
+    key = f":1:{make_template_fragment_key('side')}".encode()
+    client.set(flight_key(key), "another", px=600_000)
+    assert render("a{% cached 60 side wait=0.001 %}b{% endcached %}c") == "ac"
+
+
+def test_another_backend_is_refused() -> None:
+    with pytest.raises(ImproperlyConfigured, match="'plain' cannot compute"):
+        render("{% cached 60 side using='plain' %}{% endcached %}")
+
+
+def test_the_cache_for_fragments_is_used_if_there_is_one(settings: Any) -> None:
+    default = settings.CACHES["default"]
+    both = {"default": default, "template_fragments": {**default, "KEY_PREFIX": "fragments"}}
+    with override_settings(CACHES=both):
+        render("{% cached 60 side %}x{% endcached %}")
+        assert cache.keys("*side*") == []

@@ -1,0 +1,409 @@
+"""S6: emptying the cache releases no lock, and neither does a write of the same name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import Lock
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.protocol.keys import FIGURES, INDEX, flight_key, lock_keys
+from tests.processes import Link, processes, until
+from tests.redis_server import RedisServer
+
+KEYS = lock_keys(b"site:1:lock:report")
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer) -> RedisCache:
+    return RedisCache(redis_server.url, {"KEY_PREFIX": "site"})
+
+
+def waiting(client: redis.Redis) -> int:
+    return int(client.info("clients")["blocked_clients"])
+
+
+#: Ways to empty a cache.
+def clear(cache: RedisCache) -> None:
+    cache.clear()
+
+
+def delete_all(cache: RedisCache) -> None:
+    cache.delete_pattern("*")
+
+
+EMPTYING = pytest.mark.parametrize("empty", [clear, delete_all])
+
+
+# -- the holder --------------------------------------------------------------------------------
+
+
+@EMPTYING
+def test_a_held_lock_stays_held(cache: RedisCache, client: redis.Redis, empty: Any) -> None:
+    lock = cache.lock("report", timeout=60, label="nightly")
+    assert lock.acquire()
+    until(lambda: client.exists(KEYS.owner))
+    before = [client.get(KEYS.lock), client.get(KEYS.fence), client.hgetall(KEYS.owner)]
+    left, score = client.pttl(KEYS.lock), client.zscore(INDEX, KEYS.lock)
+    described = client.pttl(KEYS.owner)
+    cache.set("value", 1)
+
+    empty(cache)
+
+    assert cache.get("value") is None
+    assert [client.get(KEYS.lock), client.get(KEYS.fence), client.hgetall(KEYS.owner)] == before
+    assert left - 5000 < client.pttl(KEYS.lock) <= left
+    assert described - 5000 < client.pttl(KEYS.owner) <= described
+    assert client.zscore(INDEX, KEYS.lock) == score
+    assert lock.owned()
+    assert not cache.lock("report").acquire(blocking=False)
+    (held,) = cache.held_locks().locks
+    assert held.owner.label == "nightly"
+    assert held.fence == lock.fence
+    lock.release()
+    assert not client.exists(KEYS.lock)
+
+
+@EMPTYING
+def test_a_lock_that_never_expires_still_does_not(
+    cache: RedisCache, client: redis.Redis, empty: Any
+) -> None:
+    lock = cache.lock("report", timeout=None)
+    lock.acquire()
+    empty(cache)
+    assert client.pttl(KEYS.lock) == -1
+    assert lock.owned()
+
+
+def test_fences_go_on_rising(cache: RedisCache) -> None:
+    fences = []
+    for _ in range(5):
+        with cache.lock("report") as lock:
+            fences.append(lock.fence)
+            cache.clear()
+        cache.clear()
+    assert fences == sorted(set(fences))
+
+
+def test_a_lock_is_still_renewed(cache: RedisCache, client: redis.Redis) -> None:
+    with cache.lock("report", timeout=1, renew=True) as lock:
+        cache.clear()
+        left = [client.pttl(KEYS.lock)]
+
+        def prolonged() -> bool:
+            left.append(client.pttl(KEYS.lock))
+            return left[-1] > left[-2]
+
+        until(prolonged)
+        assert lock.owned()
+        lock.ensure_held()
+
+
+def test_other_sites_in_the_database_keep_their_locks(
+    redis_server: RedisServer, cache: RedisCache
+) -> None:
+    neighbour = RedisCache(redis_server.url, {"KEY_PREFIX": "neighbour"})
+    own = [neighbour.lock("a b"), neighbour.lock("{tag}x"), neighbour.lock("a}b")]
+    bare = Lock(neighbour.client.get_client(), "bare", timeout=60)
+    for lock in (*own, bare):
+        lock.acquire()
+    cache.clear()
+    assert all(lock.owned() for lock in (*own, bare))
+
+
+def test_a_thousand_locks(cache: RedisCache, client: redis.Redis) -> None:
+    locks = [cache.lock(f"report {number}", timeout=600) for number in range(1000)]
+    for lock in locks:
+        lock.acquire()
+    cache.set_many({f"value {number}": number for number in range(1000)})
+    cache.clear()
+    assert all(lock.owned() for lock in locks)
+    assert len(client.keys("site:1:*")) == 1000
+    assert cache.held_locks(2000).total == 1000
+
+
+@EMPTYING
+@pytest.mark.parametrize("before", [0, 100], ids="{} locks before".format)
+def test_a_lock_taken_meanwhile_stays_held(
+    cache: RedisCache, client: redis.Redis, empty: Any, before: int
+) -> None:
+    """With 100 locks ``clear`` goes step by step."""
+    held = [cache.lock(f"before {number}", timeout=600) for number in range(before)]
+    for lock in held:
+        lock.acquire()
+    done = threading.Event()
+
+    def take() -> None:
+        for number in range(10_000):
+            if done.is_set():
+                return
+            lock = cache.lock(f"meanwhile {number}", timeout=600)
+            lock.acquire()
+            held.append(lock)
+
+    cache.set_many({f"value {number}": number for number in range(3000)})
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        until(lambda: len(held) > before)
+        empty(cache)
+    finally:
+        done.set()
+        thread.join()
+    assert [lock.name for lock in held if not client.exists(lock.keys.lock)] == []
+
+
+def test_a_pattern_for_everything_spares_what_belongs_to_locks(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """Where cache keys are the keys of Redis, "*" matches all there is in the database."""
+    cache = RedisCache(redis_server.url, {"KEY_FUNCTION": lambda key, *_: key})
+    locks = [cache.lock(name, label="x") for name in ("plain", "{tag}x", "a}b")]
+    for lock in locks:
+        lock.acquire()
+    until(lambda: all(client.exists(lock.keys.owner) for lock in locks))
+    with cache.lock("released"):
+        pass
+    figures = FIGURES["day"]
+    client.hset(figures, "a", 1)
+    cache.set("value", 1)
+    before = {key for lock in locks for key in lock.keys if client.exists(key)}
+    assert cache.delete_pattern("*") == 2  # The value, and the fence of the lock released.
+    assert {*client.keys()} - {FIGURES["hour"]} == {*before, figures}
+    assert all(lock.owned() for lock in locks)
+
+
+@EMPTYING
+def test_no_script_works_for_long(
+    cache: RedisCache, redis_server: RedisServer, client: redis.Redis, empty: Any
+) -> None:
+    with client.pipeline(transaction=False) as pipeline:
+        for number in range(10_000):
+            name = f"site:1:lock:{number}"
+            pipeline.set(name, "token", px=600_000)
+            pipeline.set(lock_keys(name.encode()).fence, "1", px=600_000)
+            pipeline.zadd(INDEX, {name: (time.time() + 600) * 1000})
+        pipeline.execute()
+    cache.set_many({f"value {number}": number for number in range(1000)}, None)
+    client.config_set("slowlog-log-slower-than", 50_000)
+    client.slowlog_reset()
+    empty(cache)
+    # It takes a millisecond; here other processes may want the processor. With all locks in one
+    # script it was a second.
+    assert [entry["duration"] for entry in client.slowlog_get()] == []
+    assert len(client.keys("site:1:*")) == 10_000
+    assert len(client.keys("{site:1:*}:fence")) == 10_000
+
+
+def test_at_no_moment_is_a_lock_missing(cache: RedisCache, client: redis.Redis) -> None:
+    done = threading.Event()
+    missed: list[int] = []
+
+    def look() -> None:
+        with redis.Redis.from_url(cache._server) as own:
+            while not done.is_set():
+                if not own.exists(KEYS.lock):
+                    missed.append(1)
+
+    with cache.lock("report"):
+        thread = threading.Thread(target=look)
+        thread.start()
+        for _ in range(200):
+            cache.clear()
+        done.set()
+        thread.join()
+    assert not missed
+
+
+# -- those who wait ----------------------------------------------------------------------------
+
+
+def wait_for_the_lock(link: Link, url: str) -> str:
+    with RedisCache(url, {"KEY_PREFIX": "site"}).lock("report", timeout=60):
+        return "served"
+
+
+@EMPTYING
+def test_who_waits_is_served(
+    cache: RedisCache, redis_server: RedisServer, client: redis.Redis, empty: Any
+) -> None:
+    lock = cache.lock("report", timeout=60)
+    lock.acquire()
+    with processes(wait_for_the_lock, redis_server.url, count=2) as crew:
+        crew.go()
+        until(lambda: waiting(client) == 2)
+        registered = client.zcard(KEYS.waiters)
+        empty(cache)
+        assert waiting(client) == 2
+        assert client.zcard(KEYS.waiters) == registered == 2
+        lock.release()
+        assert crew.results() == ["served"] * 2
+
+
+@EMPTYING
+def test_a_lock_on_its_way_to_a_frozen_waiter_arrives(
+    cache: RedisCache, redis_server: RedisServer, client: redis.Redis, empty: Any
+) -> None:
+    lock = cache.lock("report", timeout=60, grant_timeout=30)
+    lock.acquire()
+    with processes(wait_for_the_lock, redis_server.url) as (waiter,):
+        waiter.go()
+        until(lambda: waiting(client) == 1)
+        waiter.pause()
+        lock.release()
+        until(lambda: waiting(client) == 0)
+        empty(cache)
+        assert client.exists(KEYS.lock)
+        waiter.resume()
+        assert waiter.result() == "served"
+
+
+@EMPTYING
+def test_a_grant_nobody_has_taken_yet_is_kept(
+    cache: RedisCache, client: redis.Redis, empty: Any
+) -> None:
+    client.set(KEYS.lock, "granted", px=60_000)
+    client.rpush(KEYS.grants, "granted:7")
+    client.pexpire(KEYS.grants, 60_000)
+    client.zadd(INDEX, {KEYS.lock: time.time() * 1000 + 60_000})
+    empty(cache)
+    assert client.get(KEYS.lock) == b"granted"
+    assert client.lrange(KEYS.grants, 0, -1) == [b"granted:7"]
+    assert 0 < client.pttl(KEYS.grants) <= 60_000
+
+
+# -- what goes ---------------------------------------------------------------------------------
+
+
+def test_everything_else_is_gone(cache: RedisCache, client: redis.Redis) -> None:
+    cache.set_many({"a": 1, "b": 2}, None)
+    cache.get_or_set("c", 3)
+    with cache.lock("released"):
+        pass
+    client.hset("hash", "field", 1)
+    client.set(flight_key(b"site:1:d"), "another")
+    client.set("plain lock of redis-py", "token", px=60_000)
+    with cache.lock("report"):
+        cache.clear()
+        assert {*client.keys()} <= {*KEYS}
+
+
+def test_a_database_without_locks_is_empty_after(cache: RedisCache, client: redis.Redis) -> None:
+    cache.set("a", 1)
+    with cache.lock("report"):
+        pass
+    cache.clear()
+    assert client.dbsize() == 0
+
+
+def test_it_returns_what_django_redis_returns(cache: RedisCache) -> None:
+    with cache.lock("report"):
+        assert cache.clear() is None
+
+
+def test_other_databases_are_left_alone(redis_server: RedisServer, cache: RedisCache) -> None:
+    other = RedisCache(redis_server.url.rpartition("/")[0] + "/5", {})
+    other.set("a", 1)
+    cache.clear()
+    assert other.get("a") == 1
+    other.clear()
+
+
+@pytest.mark.parametrize("ignore", [True, False])
+def test_without_redis(own_server: RedisServer, ignore: bool) -> None:
+    cache = RedisCache(own_server.url, {"OPTIONS": {"IGNORE_EXCEPTIONS": ignore}})
+    own_server.stop()
+    if ignore:
+        assert cache.clear() is None
+    else:
+        with pytest.raises(redis.ConnectionError):
+            cache.clear()
+
+
+def test_a_lock_in_its_last_millisecond_still_ends(cache: RedisCache, client: redis.Redis) -> None:
+    """A lifetime of 0 ms left must not become none at all."""
+    for _ in range(5):
+        with client.pipeline() as pipeline:
+            for lifetime in range(1, 1500):
+                name = f"site:1:lock:{lifetime}"
+                pipeline.set(name, "token", px=lifetime)
+                pipeline.zadd(INDEX, {name: lifetime})
+            pipeline.execute()
+        cache.clear()
+        assert [key for key in client.keys("site:1:lock:*") if client.pttl(key) == -1] == []
+
+
+# -- names -------------------------------------------------------------------------------------
+
+
+def test_a_value_of_the_same_name_is_no_business_of_the_lock(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    with cache.lock("report") as lock:
+        token = client.get(KEYS.lock)
+        cache.set("report", "value")
+        assert cache.add("report", "other") is False
+        cache.set_many({"report": "many"})
+        assert cache.incr_version("report") == 2
+        assert cache.delete("report", version=2)
+        cache.delete_many(["report"])
+        assert cache.get_or_set("report", "computed") == "computed"
+        assert cache.touch("report", 1)
+        assert client.get(KEYS.lock) == token
+        assert lock.owned()
+    assert cache.get("report") == "computed"
+
+
+def test_a_lock_of_the_same_name_is_no_business_of_the_value(cache: RedisCache) -> None:
+    cache.set("report", "value", None)
+    lock = cache.lock("report")
+    assert lock.acquire(blocking=False)
+    assert not cache.lock("report").acquire(blocking=False)
+    lock.release()
+    lock.reset()
+    assert cache.get("report") == "value"
+
+
+def test_no_lock_and_no_value_can_be_what_is_kept_for_another(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    cache = RedisCache(redis_server.url, {"KEY_FUNCTION": lambda key, *_: key, "LOCK_PREFIX": ""})
+    cache.set("ordinary", 1)
+    for key in ("{a}:fence", "{a}|{a}|flight", "{a}:owner", INDEX.decode()):
+        writes: list[Any] = [
+            lambda key=key: cache.set(key, 1),
+            lambda key=key: cache.set_many({key: 1}),
+            lambda key=key: cache.delete(key),
+            lambda key=key: cache.incr(key),
+            lambda key=key: cache.expire(key, 1),
+            lambda key=key: cache.persist(key),
+            lambda key=key: cache.hset(key, "field", 1),
+            lambda key=key: cache.get_or_set(key, 1),
+            lambda key=key: Lock(client, key),
+        ]
+        for write in writes:
+            with pytest.raises(ValueError, match="no name for a lock or a cache value"):
+                write()
+    assert client.keys() == [b"ordinary"]
+
+
+def test_a_name_that_a_visitor_chose_is_never_refused(cache: RedisCache) -> None:
+    for name in ("{a}::fence", "{a}:fence", "{a}|{a}|fence", "}:fence", "django_redis_lock:locks"):
+        with cache.lock(name, timeout=5), cache.lock("{a}", timeout=5):
+            cache.set(name, 1)
+            assert cache.get_or_set(name, 2) == 1
+
+
+@pytest.mark.parametrize("name", ["report", "{tag}x", "a}b", "{", "{}"])
+def test_a_pattern_deletes_values_and_spares_locks(cache: RedisCache, name: str) -> None:
+    cache.set(name, 1)
+    with cache.lock(name) as lock:
+        assert cache.delete_pattern("*") == 1
+        assert lock.owned()
+        assert cache.delete_pattern("lock:*") == 0
+        assert lock.owned()
+    assert cache.get(name) is None

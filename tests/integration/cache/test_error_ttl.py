@@ -1,0 +1,159 @@
+"""``error_ttl=``: after a failure nobody tries again for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import redis
+
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.exceptions import ComputationFailed
+from django_redis_lock.protocol.keys import flight_key
+from tests.integration.cache.test_get_or_set import (
+    KEY,
+    Asking,
+    Broken,
+    Producer,
+    blocked,
+    make,
+    waiting_in_memory,
+)
+from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer) -> RedisCache:
+    return make(redis_server)
+
+
+def test_others_fail_with_the_same_message_and_do_not_try(cache: RedisCache) -> None:
+    producer = Producer(Broken("no data"))
+    with pytest.raises(Broken):
+        cache.get_or_set("report", producer, error_ttl=60)
+    with pytest.raises(ComputationFailed, match="Broken: no data"):
+        cache.get_or_set("report", producer, error_ttl=60)
+    assert producer.calls == 1
+
+
+def test_it_is_over_after_its_time(cache: RedisCache, client: redis.Redis) -> None:
+    with pytest.raises(Broken):
+        cache.get_or_set("report", Producer(Broken()), error_ttl=0.05)
+    until(lambda: not client.exists(flight_key(KEY)))
+    assert cache.get_or_set("report", 5) == 5
+
+
+@pytest.mark.parametrize("write", ["set", "delete"])
+def test_a_write_ends_it(cache: RedisCache, write: str) -> None:
+    with pytest.raises(Broken):
+        cache.get_or_set("report", Producer(Broken()), error_ttl=60)
+    if write == "set":
+        cache.set("report", 5)
+    else:
+        cache.delete("report")
+    assert cache.get_or_set("report", 5) == 5
+
+
+def test_without_it_the_next_one_tries_at_once(cache: RedisCache) -> None:
+    with pytest.raises(Broken):
+        cache.get_or_set("report", Producer(Broken()))
+    assert cache.get_or_set("report", 5) == 5
+
+
+def test_what_is_broken_off_keeps_nobody_from_trying(cache: RedisCache) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        cache.get_or_set("report", Producer(KeyboardInterrupt()), error_ttl=60)
+    assert cache.get_or_set("report", 5) == 5
+
+
+def test_a_long_message_is_cut(cache: RedisCache) -> None:
+    with pytest.raises(Broken):
+        cache.get_or_set("report", Producer(Broken("é" * 10_000)), error_ttl=60)
+    with pytest.raises(ComputationFailed) as caught:
+        cache.get_or_set("report", 5)
+    assert len(str(caught.value)) == 500
+
+
+def test_the_threads_that_wait_fail_too(cache: RedisCache) -> None:
+    producer = Producer(Broken("no data"))
+    producer.finish.clear()
+    leader = Asking(cache.get_or_set, "report", producer, error_ttl=60)
+    assert producer.begun.wait(PATIENCE)
+    others = [Asking(cache.get_or_set, "report", producer) for _ in range(5)]
+    until(lambda: waiting_in_memory() == 5)
+    producer.finish.set()
+    assert leader.found() is producer.value
+    for each in others:
+        assert isinstance(error := each.found(), ComputationFailed)
+        assert str(error) == "Broken: no data"
+    assert producer.calls == 1
+
+
+def ask(link: Link, url: str, threads: int) -> list[str]:
+    cache = make_from(url)
+
+    def compute() -> object:
+        link.say("computing")
+        link.hear()
+        raise ValueError("no data")
+
+    return list(
+        map(str, in_threads(threads, lambda: cache.get_or_set("report", compute, error_ttl=60)))
+    )
+
+
+def make_from(url: str) -> RedisCache:
+    return RedisCache(url, {})
+
+
+def test_a_hundred_followers_do_not_wait_for_a_hundred_computations(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(ask, redis_server.url, 25, count=4) as crew:
+        crew.go()
+        until(lambda: any(worker.speaks() for worker in crew))
+        (leader,) = (worker for worker in crew if worker.speaks())
+        assert leader.hear() == "computing"
+        until(lambda: blocked(client) == 3)
+        leader.say("go on")
+        found = [text for result in crew.results() for text in result]
+    assert sorted(found) == ["ValueError: no data"] * 99 + ["no data"]
+
+
+def test_without_it_the_waits_stay_within_their_time(cache: RedisCache) -> None:
+    """Followers try one at a time; the last does not wait for all the others' failures."""
+    producer = Producer(Broken())
+    producer.finish.clear()
+    leader = Asking(cache.get_or_set, "report", producer)
+    assert producer.begun.wait(PATIENCE)
+    late = [
+        Asking(cache.get_or_set, "report", 1, wait=0.05, on_wait_timeout="default")
+        for _ in range(5)
+    ]
+    assert [each.found() for each in late] == [1] * 5
+    producer.finish.set()
+    assert leader.found() is producer.value
+
+
+def test_tasks_fail_fast_too(cache: RedisCache) -> None:
+    producer = Producer(Broken("no data"))
+    with pytest.raises(Broken):
+        asyncio.run(cache.aget_or_set("report", producer, error_ttl=60))
+    with pytest.raises(ComputationFailed, match="Broken: no data"):
+        asyncio.run(cache.aget_or_set("report", producer))
+    assert producer.calls == 1
+
+
+def test_many_fail_fast_too(cache: RedisCache) -> None:
+    def broken(keys: list[str]) -> dict[str, int]:
+        raise Broken("no data")
+
+    with pytest.raises(Broken):
+        cache.get_or_set_many(["report", "other"], broken, error_ttl=60)
+    with pytest.raises(ComputationFailed, match="Broken: no data"):
+        cache.get_or_set("report", 1)
+    with pytest.raises(ComputationFailed, match="Broken: no data"):
+        cache.get_or_set_many(["free", "other"], lambda keys: dict.fromkeys(keys, 1))
+    # What it led was computed and kept all the same.
+    assert cache.get("free") == 1

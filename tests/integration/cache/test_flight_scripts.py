@@ -1,0 +1,282 @@
+"""The scripts of computations, one by one: what they answer, and what is in Redis afterwards."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock.protocol.keys import FLIGHTS, flight_key, flight_leader, flight_stream
+from django_redis_lock.protocol.lock_scripts import Call, Script
+from django_redis_lock.singleflight.scripts import (
+    DELETE,
+    END_FLIGHT,
+    EXPIRE_AT,
+    LET_GO,
+    READ,
+    RENEW_FLIGHT,
+    STORE,
+    TAKE_FLIGHT,
+    TAKE_OVER,
+    WRITE,
+)
+from django_redis_lock.transport import execute
+
+KEY = b"value"
+FLIGHT, LEADER = flight_key(KEY), flight_leader(KEY)
+MINE, OTHERS = flight_stream(KEY, b"mine"), flight_stream(KEY, b"others")
+LONG, SHORT = 500_000, 100_000
+
+
+class Redis:
+    """The keys of one value and its flight."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+
+    def run(self, script: Script, keys: tuple[bytes, ...], *args: Any) -> Any:
+        return execute.run(self.client, Call(script, keys, args)).value
+
+    def take(self, token: str = "mine", stale: int = 0) -> Any:
+        return self.run(TAKE_FLIGHT, (KEY, FLIGHT), token, LONG, stale)
+
+    def store(self, *seen: Any, value: str = "new", lifetime: int = LONG) -> Any:
+        seen = seen or ("", "0")
+        return self.run(STORE, (KEY, FLIGHT, MINE), "mine", value, lifetime, 9000, *seen)
+
+    def outcomes(self, stream: bytes = MINE) -> list[bytes]:
+        """What followers learn; a stream always has a lifetime."""
+        entries = [fields[b"outcome"] for _, fields in self.client.xrange(stream)]
+        assert not entries or 0 < self.client.pttl(stream) <= 10_000
+        return entries
+
+    def lasts(self, key: bytes, milliseconds: int) -> bool:
+        return milliseconds - 60_000 < self.client.pttl(key) <= milliseconds
+
+
+@pytest.fixture
+def server(client: redis.Redis) -> Redis:
+    return Redis(client)
+
+
+# -- the beginning ---------------------------------------------------------------------------------
+
+
+def test_one_leads_and_the_others_follow(server: Redis) -> None:
+    assert server.take() == [1]
+    assert server.lasts(FLIGHT, LONG)
+    leader, token, left = server.take("others")
+    assert (leader, token) == (0, b"mine")
+    assert LONG - 60_000 < left <= LONG
+    assert server.take() == [1], "sent again"
+
+
+def test_there_is_a_value_after_all(server: Redis) -> None:
+    server.client.set(KEY, "old", px=LONG)
+    assert server.take(stale=SHORT) == [2, b"old"]
+    server.client.set(KEY, "old")
+    assert server.take(stale=SHORT) == [2, b"old"], "without a lifetime nothing is stale"
+    assert not server.client.exists(FLIGHT)
+
+
+def test_a_stale_value_is_computed_anew(server: Redis) -> None:
+    server.client.set(KEY, "old", px=SHORT)
+    assert server.take(stale=LONG)[0] == 1
+    assert server.client.get(FLIGHT) == b"mine"
+
+
+def test_after_a_failure_nobody_tries_again_for_a_while(server: Redis) -> None:
+    server.take()
+    assert server.run(END_FLIGHT, (KEY, FLIGHT, MINE), "mine", 9000, "it broke", SHORT) == 1
+    assert server.take("others") == [3, b"it broke"]
+    assert server.lasts(FLIGHT, SHORT)
+    assert server.outcomes() == [b"failed"]
+
+
+def test_taking_over(server: Redis) -> None:
+    server.take("others")
+    server.client.set(KEY, "old", px=LONG)
+    seen = server.run(TAKE_OVER, (KEY, FLIGHT), "mine", LONG)
+    assert server.client.get(FLIGHT) == b"mine"
+    assert server.lasts(FLIGHT, LONG)
+    assert server.store(*seen) == 1
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "value"), [(LONG, b"new"), (0, b"new"), (-1, None)], ids=["some", "none", "not"]
+)
+def test_storing(server: Redis, lifetime: int, value: bytes | None) -> None:
+    server.take()
+    assert server.store(lifetime=lifetime) == 1
+    assert server.client.get(KEY) == value
+    if lifetime > 0:
+        assert server.lasts(KEY, lifetime)
+    else:
+        assert server.client.pttl(KEY) == (-2 if lifetime else -1)
+    assert not server.client.exists(FLIGHT)
+    assert server.outcomes() == [b"stored"]
+
+
+def test_a_value_that_may_not_be_kept_replaces_a_stale_one(server: Redis) -> None:
+    server.client.set(KEY, "old", px=SHORT)
+    _, *seen = server.take(stale=LONG)
+    assert server.store(*seen, lifetime=-1) == 1
+    assert not server.client.exists(KEY)
+
+
+@pytest.mark.parametrize("flight", [None, "others"])
+def test_nothing_is_stored_or_ended_in_anothers_flight(server: Redis, flight: str | None) -> None:
+    if flight:
+        server.take(flight)
+    assert server.store() == 0
+    assert server.run(END_FLIGHT, (KEY, FLIGHT, MINE), "mine", 9000, "it broke", SHORT) == 0
+    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), "mine", SHORT, KEY, 1) == 0
+    assert server.client.get(KEY) is None
+    assert server.client.get(FLIGHT) == (flight and flight.encode())
+    assert not flight or server.lasts(FLIGHT, LONG)
+    assert not server.client.exists(LEADER, FLIGHTS)
+    assert server.outcomes() == [b"ended", b"failed"]
+
+
+LARGE = "x" * 10_000
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize(
+    ("before", "after", "stored"),
+    [
+        (None, None, 1),
+        (None, ("theirs", SHORT), 0),
+        (("old", SHORT), ("old", SHORT), 1),
+        (("old", SHORT), ("theirs", SHORT), 0),
+        (("old", SHORT), None, 0),
+        (("old", 1), None, 1),
+    ],
+    ids=["nothing", "written", "as it was", "overwritten", "deleted", "expired"],
+)
+def test_what_others_write_meanwhile_wins(
+    server: Redis, before: Any, after: Any, stored: int, size: str
+) -> None:
+    filler = LARGE if size == "large" else ""
+    if before:
+        server.client.set(KEY, before[0] + filler, px=before[1] + 50)
+    reply = server.take(stale=LONG)
+    if before != after:
+        server.client.delete(KEY)
+        if after:
+            server.client.set(KEY, after[0] + filler, px=after[1])
+    assert server.store(*reply[1:]) == stored
+    assert server.client.exists(FLIGHT) == 0
+    assert server.outcomes() == [b"stored" if stored else b"ended"]
+    expected = "new" if stored else after and after[0] + filler
+    assert server.client.get(KEY) == (expected and expected.encode())
+
+
+@pytest.mark.parametrize("part", ["head", "tail", "length", "expiry"])
+def test_a_large_value_is_seen_to_be_another(server: Redis, part: str) -> None:
+    server.client.set(KEY, LARGE, px=SHORT)
+    _, *seen = server.take(stale=LONG)
+    others = {"head": "y" + LARGE[1:], "tail": LARGE[1:] + "y", "length": LARGE + "x"}
+    server.client.set(KEY, others.get(part, LARGE), px=SHORT * (2 if part == "expiry" else 1))
+    assert server.store(*seen) == 0
+
+
+def test_a_failure_ends_the_flight(server: Redis) -> None:
+    server.take()
+    assert server.run(END_FLIGHT, (KEY, FLIGHT, MINE), "mine", 9000, "it broke", 0) == 1
+    assert not server.client.exists(FLIGHT)
+    assert server.outcomes() == [b"failed"]
+
+
+# -- while it goes on ------------------------------------------------------------------------------
+
+
+def test_renewing(server: Redis) -> None:
+    server.take()
+    server.client.zadd(FLIGHTS, {"over": 1, "goes on": 1e15})
+    server.client.hset(LEADER, "of", "a leader before")
+    before = time.time()
+    keys = (FLIGHT, LEADER, FLIGHTS)
+    assert server.run(RENEW_FLIGHT, keys, "mine", SHORT, KEY, 1, 5000, "host", "here") == 1
+    assert server.run(RENEW_FLIGHT, keys, "mine", SHORT, KEY, 2) == 1
+    assert server.lasts(FLIGHT, SHORT)
+    assert server.lasts(LEADER, SHORT)
+    leader = server.client.hgetall(LEADER)
+    assert set(leader) == {b"since", b"host", b"seen", b"renewals"}
+    assert abs(float(leader[b"since"]) - (before - 5)) < 4
+    assert abs(int(leader[b"seen"]) / 1e6 - before) < 60
+    assert leader[b"renewals"] == b"2"
+    assert server.client.zrange(FLIGHTS, 0, -1) == [KEY, b"goes on"]
+    ends = server.client.zscore(FLIGHTS, KEY) / 1000
+    assert abs(ends - before - SHORT / 1000) < 60
+
+
+def test_reading(server: Redis) -> None:
+    assert server.run(READ, (KEY,)) is None
+    server.client.set(KEY, "old", px=SHORT)
+    value, left = server.run(READ, (KEY,))
+    assert value == b"old"
+    assert 0 < left <= SHORT
+
+
+# -- writes end flights ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "how", "written"),
+    [(None, "", 1), (None, "NX", 1), (None, "XX", 0), ("old", "NX", 0), ("old", "XX", 1)],
+)
+def test_writing(server: Redis, before: str | None, how: str, written: int) -> None:
+    server.take("others")
+    if before:
+        server.client.set(KEY, before)
+    assert server.run(WRITE, (KEY, FLIGHT), "theirs", SHORT, how) == written
+    if written:
+        assert server.client.get(KEY) == b"theirs"
+        assert server.lasts(KEY, SHORT)
+    assert server.client.exists(FLIGHT) == 1 - written
+    assert server.outcomes(OTHERS) == [b"ended"] * written
+
+
+def test_writing_without_a_lifetime(server: Redis) -> None:
+    assert server.run(WRITE, (KEY, FLIGHT), "theirs", "", "") == 1
+    assert server.client.pttl(KEY) == -1
+    assert not server.client.exists(FLIGHT, MINE, OTHERS)
+
+
+def test_a_write_ends_a_remembered_failure(server: Redis) -> None:
+    server.client.set(FLIGHT, "!it broke", px=LONG)
+    assert server.run(LET_GO, (FLIGHT,)) == 1
+    assert server.client.keys() == []
+
+
+def test_deleting(server: Redis) -> None:
+    server.take("others")
+    other = b"other"
+    server.client.mset({other: "x", flight_key(other): "mine"})
+    keys = (KEY, other, b"third")
+    assert server.run(DELETE, (*keys, *map(flight_key, keys))) == 1
+    assert not server.client.exists(*keys, *map(flight_key, keys))
+    assert server.outcomes(OTHERS) == [b"ended"]
+    assert server.outcomes(flight_stream(other, b"mine")) == [b"ended"]
+
+
+@pytest.mark.parametrize(("command", "unit"), [("EXPIREAT", 1), ("PEXPIREAT", 1000)])
+@pytest.mark.parametrize("value", [None, "old"])
+def test_expiring_at_a_time(server: Redis, command: str, unit: int, value: str | None) -> None:
+    if value:
+        server.client.set(KEY, value)
+    server.take("others", stale=LONG)
+    server.client.set(FLIGHT, "others", px=LONG)
+    later = int(time.time() + 300) * unit
+    assert server.run(EXPIRE_AT, (KEY, FLIGHT), command, later) == bool(value)
+    assert server.client.exists(FLIGHT)
+    assert not value or server.lasts(KEY, 301_000)
+    assert server.run(EXPIRE_AT, (KEY, FLIGHT), command, int(time.time() - 1) * unit) == bool(value)
+    assert not server.client.exists(FLIGHT, KEY)
+    assert server.outcomes(OTHERS) == [b"ended"]

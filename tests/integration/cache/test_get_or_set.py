@@ -1,0 +1,1029 @@
+"""``get_or_set`` in one process: values, threads, failures, recursion, and what others' flights do.
+
+Another process is stood in for by its flight in Redis; real processes are in ``test_stampede``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from django_redis.serializers.pickle import PickleSerializer
+
+from django_redis_lock import LockError, LockNotAcquired, events
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.protocol.keys import flight_key, flight_stream
+from django_redis_lock.singleflight import flight, notifications, runners
+from django_redis_lock.singleflight.renewal import FlightRenewal
+from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
+from django_redis_lock.singleflight.steps import Follow
+from django_redis_lock.transport import execute
+from tests.processes import PATIENCE, in_threads, until, waiting_in
+from tests.redis_server import RedisServer
+
+KEY = b":1:report"
+
+VALUES = [
+    None,
+    False,
+    True,
+    0,
+    1,
+    -7,
+    2**70,
+    1.5,
+    "",
+    "text",
+    "12",
+    b"",
+    b"\x00\xff",
+    (),
+    {"a": [1, None]},
+    "x" * 5_000_000,
+]
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer) -> RedisCache:
+    return make(redis_server)
+
+
+def make(server: RedisServer, **options: Any) -> RedisCache:
+    return RedisCache(server.url, {"OPTIONS": options})
+
+
+class Producer:
+    """Gives ``value``, counts, and can be held up."""
+
+    def __init__(self, value: Any = "computed") -> None:
+        self.value = value
+        self.calls = 0
+        self.begun = threading.Event()
+        self.finish = threading.Event()
+        self.finish.set()
+
+    def __call__(self) -> Any:
+        self.calls += 1
+        self.begun.set()
+        assert self.finish.wait(PATIENCE)
+        if isinstance(self.value, BaseException):
+            raise self.value
+        return self.value
+
+
+#: Each way to ask for a value, once: given the cache and the function that computes it.
+WAYS_TO_ASK: dict[str, Callable[[RedisCache, Callable[[], Any]], Any]] = {
+    "get_or_set": lambda c, f: c.get_or_set("report", f),
+    "stale": lambda c, f: c.get_or_set("report", f, 60, stale=60),
+    "get_or_set_many": lambda c, f: c.get_or_set_many(["report"], lambda _: {"report": f()})[
+        "report"
+    ],
+    "aget_or_set": lambda c, f: asyncio.run(c.aget_or_set("report", f)),
+    "aget_or_set_many": lambda c, f: asyncio.run(
+        c.aget_or_set_many(["report"], lambda _: {"report": f()})
+    )["report"],
+}
+
+
+@pytest.fixture
+def slow() -> Iterator[Producer]:
+    """A producer that goes on when it is told to."""
+    producer = Producer()
+    producer.finish.clear()
+    yield producer
+    producer.finish.set()
+
+
+class Asking(threading.Thread):
+    """A thread that calls ``function``."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        super().__init__(daemon=True)
+        self._call = (function, args, kwargs)
+        self._found: Any = None
+        self.start()
+
+    def run(self) -> None:
+        function, args, kwargs = self._call
+        try:
+            self._found = function(*args, **kwargs)
+        except Exception as error:
+            self._found = error
+
+    def found(self) -> Any:
+        """What the call returned, or the exception it raised."""
+        self.join(PATIENCE)
+        assert not self.is_alive(), "it hangs"
+        return self._found
+
+
+def waiting_in_memory() -> int:
+    """How many threads wait for what another thread of this process finds."""
+    return waiting_in("django_redis_lock.singleflight.runners")
+
+
+def renewals() -> list[Any]:
+    """What the keeper of this process does for computations under way."""
+    return [job for job in tuple(keeper()._jobs) if isinstance(job, FlightRenewal)]
+
+
+def blocked(client: redis.Redis) -> int:
+    return int(client.info("clients")["blocked_clients"])
+
+
+def elsewhere(client: redis.Redis, lifetime: float = 600) -> None:
+    """Another process computes the report."""
+    client.set(flight_key(KEY), "another", px=int(lifetime * 1000))
+
+
+def lands_elsewhere(client: redis.Redis, value: bytes | int | None) -> None:
+    """The other process has computed it."""
+    if value is not None:
+        client.set(KEY, value)
+    client.delete(flight_key(KEY))
+    client.xadd(flight_stream(KEY, b"another"), {"outcome": "stored"})
+
+
+# -- values ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
+def test_a_value_of_any_kind_is_computed_once_and_kept(cache: RedisCache, value: Any) -> None:
+    producer = Producer(value)
+    found = [cache.get_or_set("report", producer) for _ in range(3)]
+    assert found == [value] * 3
+    assert [type(each) for each in found] == [type(value)] * 3
+    assert producer.calls == 1
+    assert cache.get("report", "missing") == value
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
+def test_a_plain_default_is_kept_too(cache: RedisCache, value: Any) -> None:
+    assert cache.get_or_set("report", value) == value
+    assert cache.get_or_set("report", "another") == value
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
+def test_threads_that_ask_at_once_share_one_computation(
+    cache: RedisCache, slow: Producer, value: Any
+) -> None:
+    slow.value = value
+    threads = [Asking(cache.get_or_set, "report", slow) for _ in range(8)]
+    until(lambda: waiting_in_memory() == 7)
+    slow.finish.set()
+    assert [thread.found() for thread in threads] == [value] * 8
+    assert slow.calls == 1
+
+
+def test_each_caller_gets_a_copy_of_its_own(cache: RedisCache, slow: Producer) -> None:
+    slow.value = {"rows": []}
+    threads = [Asking(cache.get_or_set, "report", slow) for _ in range(4)]
+    until(lambda: waiting_in_memory() == 3)
+    slow.finish.set()
+    found = [thread.found() for thread in threads]
+    assert len({id(each) for each in found}) == len({id(each["rows"]) for each in found}) == 4
+
+
+@pytest.mark.parametrize(
+    ("timeout", "lowest", "highest"),
+    [((), 290_000, 300_000), ((None,), -1, -1), ((60,), 50_000, 60_000), ((0.5,), 0, 500)],
+)
+def test_a_value_lives_as_long_as_set_would_keep_it(
+    cache: RedisCache, client: redis.Redis, timeout: tuple[Any, ...], lowest: int, highest: int
+) -> None:
+    cache.get_or_set("report", 1, *timeout)
+    assert lowest <= client.pttl(KEY) <= highest
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 0.0001])
+def test_a_value_without_a_lifetime_is_returned_and_not_kept(
+    cache: RedisCache, client: redis.Redis, timeout: float
+) -> None:
+    assert cache.get_or_set("report", lambda: 1, timeout) == 1
+    assert not client.exists(KEY, flight_key(KEY))
+
+
+def test_the_default_lifetime_is_the_caches_own(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    RedisCache(redis_server.url, {"TIMEOUT": None}).get_or_set("report", 1)
+    assert client.pttl(KEY) == -1
+
+
+def test_versions_and_prefixes_are_kept_apart(redis_server: RedisServer) -> None:
+    cache = RedisCache(redis_server.url, {"KEY_PREFIX": "site", "VERSION": 3})
+    assert cache.get_or_set("report", "of 3") == "of 3"
+    assert cache.get_or_set("report", "of 4", version=4) == "of 4"
+    assert cache.get_or_set("report", "again", 60, 3) == "of 3"
+    assert RedisCache(redis_server.url, {"VERSION": 3}).get_or_set("report", "free") == "free"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"SERIALIZER": "django_redis.serializers.json.JSONSerializer"},
+        {"COMPRESSOR": "django_redis.compressors.zlib.ZlibCompressor"},
+        {"PICKLE_VERSION": 2},
+        {"SOCKET_TIMEOUT": 5},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_values_are_kept_as_django_redis_keeps_them(
+    redis_server: RedisServer, options: dict[str, Any]
+) -> None:
+    cache = make(redis_server, **options)
+    value = {"rows": ["x" * 1000]}
+    cache.get_or_set("ours", lambda: value)
+    cache.set("theirs", value)
+    raw = cache.client.get_client()
+    assert raw.get(":1:ours") == raw.get(":1:theirs")
+    assert cache.get_or_set("theirs", 1) == cache.get_or_set("ours", 1) == value
+
+
+class BufferSerializer(PickleSerializer):
+    """One that saves copying; ``form`` is what it gives."""
+
+    form: Callable[[bytes], Any] = memoryview
+
+    def dumps(self, value: Any) -> Any:
+        return type(self).form(super().dumps(value))
+
+
+class ByteArraySerializer(BufferSerializer):
+    form = bytearray
+
+
+class WideSerializer(BufferSerializer):
+    """Its buffer's length is not that of its bytes."""
+
+    @staticmethod
+    def form(data: bytes) -> memoryview:
+        padded = data + bytes(-len(data) % 8)  # Pickle reads up to its own end.
+        return memoryview(padded).cast("Q")
+
+
+@pytest.mark.parametrize("kind", [BufferSerializer, ByteArraySerializer, WideSerializer])
+def test_a_serializer_may_give_any_buffer(redis_server: RedisServer, kind: type) -> None:
+    cache = make(redis_server, SERIALIZER=f"{__name__}.{kind.__name__}")
+    value = {"rows": ["x" * 1000]}
+    assert cache.get_or_set("one", lambda: value) == value == cache.get("one")
+    found = cache.get_or_set_many(["many"], lambda keys: dict.fromkeys(keys, value))
+    assert found == {"many": value} == cache.get_many(["many"])
+
+
+@pytest.mark.parametrize(
+    "key", ["a b", "ключ", "{tag}:x", "a}b", "{", "", "x" * 2000, "line\nbreak", "*", 42]
+)
+def test_any_key_will_do(cache: RedisCache, key: Any) -> None:
+    producer = Producer()
+    assert [cache.get_or_set(key, producer) for _ in range(2)] == ["computed"] * 2
+    assert producer.calls == 1
+
+
+def test_nothing_but_the_value_stays_behind(cache: RedisCache, client: redis.Redis) -> None:
+    cache.get_or_set("report", 1)
+    for key in client.keys():
+        assert key == KEY or 0 < client.pttl(key) <= 10_000
+
+
+def test_a_hit_is_one_get_and_a_miss_three_commands(cache: RedisCache, client: redis.Redis) -> None:
+    cache.get_or_set("warm", 1)
+    client.config_resetstat()
+    cache.get_or_set("report", 1)
+    counted = client.info("commandstats")
+    assert counted["cmdstat_evalsha"]["calls"] == 2
+    client.config_resetstat()
+    cache.get_or_set("report", 1)
+    counted = client.info("commandstats")
+    others = {name: each["calls"] for name, each in counted.items() if "config" not in name}
+    assert others == {"cmdstat_get": 1}
+
+
+# -- failures of the producer ------------------------------------------------------------------
+
+
+class Broken(Exception):
+    pass
+
+
+def test_the_producers_exception_reaches_its_caller_unchanged(cache: RedisCache) -> None:
+    error = Broken("no data")
+    with pytest.raises(Broken) as caught:
+        cache.get_or_set("report", Producer(error))
+    assert caught.value is error
+    assert caught.value.__cause__ is None
+    assert cache.get("report") is None
+    assert cache.get_or_set("report", 1) == 1
+
+
+def test_after_a_failure_another_thread_takes_over(cache: RedisCache, slow: Producer) -> None:
+    slow.value = Broken()
+    first = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    good = Producer()
+    others = [Asking(cache.get_or_set, "report", good) for _ in range(5)]
+    until(lambda: waiting_in_memory() == 5)
+    slow.finish.set()
+    assert first.found() is slow.value
+    assert [thread.found() for thread in others] == ["computed"] * 5
+    assert good.calls == 1
+
+
+def test_after_a_failure_the_flight_is_over_at_once(cache: RedisCache, client: redis.Redis) -> None:
+    with pytest.raises(Broken):
+        cache.get_or_set("report", Producer(Broken()))
+    assert not client.exists(flight_key(KEY))
+
+
+def test_a_value_that_cannot_be_kept_fails_as_set_fails(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    def unpicklable() -> Any:
+        return lambda: None
+
+    with pytest.raises(Exception) as of_set:  # noqa: PT011
+        cache.set("report", unpicklable())
+    with pytest.raises(type(of_set.value)):
+        cache.get_or_set("report", unpicklable)
+    assert not client.exists(KEY, flight_key(KEY))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_a_computation_broken_off_ends_its_flight(
+    cache: RedisCache, client: redis.Redis, error: type[BaseException]
+) -> None:
+    with pytest.raises(error):
+        cache.get_or_set("report", Producer(error()))
+    assert not client.exists(KEY, flight_key(KEY))
+    assert cache.get_or_set("report", 1) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_encoding_that_is_broken_off_ends_the_flight(
+    cache: RedisCache, client: redis.Redis, error: type[BaseException]
+) -> None:
+    class Unfinished:
+        def __reduce__(self) -> Any:
+            raise error
+
+    with pytest.raises(error):
+        cache.get_or_set("report", Unfinished)
+    assert not client.exists(KEY, flight_key(KEY))
+    assert not renewals()
+
+
+@pytest.mark.parametrize("script", [TAKE_FLIGHT, STORE])
+def test_a_time_limit_while_redis_is_asked_ends_the_flight(
+    cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, script: Any
+) -> None:
+    """Celery's is an ordinary exception that comes from a signal handler."""
+
+    class TimeLimit(Exception):
+        pass
+
+    def run_all(client: Any, calls: Any) -> Any:
+        if execute[0].script is script:
+            raise TimeLimit
+        return run(client, execute)
+
+    run = runners.run_all
+    client.set(flight_key(KEY), "mine")
+    monkeypatch.setattr(flight, "new_token", lambda: b"mine")
+    monkeypatch.setattr(runners, "run_all", run_all)
+    with pytest.raises(TimeLimit):
+        cache.get_or_set("report", 1)
+    assert not client.exists(flight_key(KEY))
+
+
+def test_a_value_that_redis_refuses_is_returned_and_keeps_nobody_waiting(
+    cache: RedisCache, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert cache.get_or_set("report", lambda: 1, timeout=10**16) == 1
+    assert "Could not store :1:report" in caplog.text
+    assert not client.exists(KEY, flight_key(KEY))
+
+
+def test_a_forked_child_leaves_the_flight_to_its_parent(cache: RedisCache) -> None:
+    def fork() -> str:
+        child = os.fork()
+        if not child:
+            raise SystemExit
+        os.waitpid(child, 0)
+        return "the parent's"
+
+    parent = os.getpid()
+    try:
+        found = cache.get_or_set("report", fork)
+    finally:
+        if os.getpid() != parent:
+            os._exit(0)
+    assert found == cache.get("report") == "the parent's"
+
+
+# -- recursion ---------------------------------------------------------------------------------
+
+
+def test_a_value_that_needs_itself_is_refused(cache: RedisCache) -> None:
+    def recursive() -> Any:
+        return cache.get_or_set("report", recursive)
+
+    with pytest.raises(LockError, match=r"needs the value it is just computing.*report"):
+        cache.get_or_set("report", recursive)
+    assert cache.get_or_set("report", 1) == 1
+
+
+def test_a_value_that_needs_itself_by_way_of_another_is_refused(cache: RedisCache) -> None:
+    def report() -> Any:
+        return cache.get_or_set("part", part)
+
+    def part() -> Any:
+        return cache.get_or_set("report", report)
+
+    with pytest.raises(LockError, match="report"):
+        cache.get_or_set("report", report)
+    assert cache.get_or_set("report", 1) == cache.get_or_set("part", 1) == 1
+
+
+def test_a_value_that_needs_itself_is_refused_while_redis_is_away(own_server: RedisServer) -> None:
+    cache = make(own_server, IGNORE_EXCEPTIONS=True)
+    own_server.stop()
+
+    def recursive() -> Any:
+        return cache.get_or_set("report", recursive)
+
+    with pytest.raises(LockError, match="needs the value it is just computing"):
+        cache.get_or_set("report", recursive)
+
+
+def test_a_late_computation_that_needs_itself_is_refused(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    elsewhere(client)
+
+    def recursive() -> Any:
+        return cache.get_or_set("report", recursive, wait=0)
+
+    with pytest.raises(LockError, match="needs the value it is just computing"):
+        cache.get_or_set("report", recursive, wait=0)
+
+
+def test_a_value_may_need_others(cache: RedisCache) -> None:
+    def nested(depth: int) -> int:
+        return cache.get_or_set(f"part {depth}", lambda: nested(depth - 1) + 1) if depth else 0
+
+    assert nested(10) == 10
+    assert cache.get("part 10") == 10
+
+
+def test_another_version_is_another_value(cache: RedisCache) -> None:
+    old = cache.get_or_set("report", lambda: cache.get_or_set("report", 1, version=1), version=2)
+    assert old == 1
+
+
+# -- flights of others -------------------------------------------------------------------------
+
+
+def test_threads_that_follow_another_process_share_one_wait(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    elsewhere(client)
+    producer = Producer()
+    threads = [Asking(cache.get_or_set, "report", producer) for _ in range(8)]
+    until(lambda: blocked(client) == 1 and waiting_in_memory() == 7)
+    lands_elsewhere(client, 5)
+    assert [thread.found() for thread in threads] == [5] * 8
+    assert not producer.calls
+
+
+def test_a_leader_that_is_gone_without_a_word_is_replaced(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    elsewhere(client, 0.3)
+    assert cache.get_or_set("report", lambda: "computed") == "computed"
+    assert cache.get("report") == "computed"
+
+
+def test_a_follower_learns_of_an_end_before_it_began_to_listen(
+    cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = runners.ThreadCrew._follow
+
+    def late(self: runners.ThreadCrew, step: Follow) -> None:
+        lands_elsewhere(client, 5)
+        # Only the stream can end this wait.
+        follow(self, step._replace(until=step.until + 3600))
+
+    monkeypatch.setattr(runners.ThreadCrew, "_follow", late)
+    elsewhere(client)
+    assert Asking(cache.get_or_set, "report", 1).found() == 5
+
+
+def test_a_computation_slower_than_the_time_out_of_the_socket_is_waited_for_in_one_wait(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    cache = make(redis_server, SOCKET_TIMEOUT=0.1)
+    elsewhere(client, 0.5)
+    client.config_resetstat()
+    assert cache.get_or_set("report", "mine") == "mine"
+    assert client.info("commandstats")["cmdstat_xread"]["calls"] == 1
+
+
+def test_a_follower_whose_wait_redis_breaks_off_goes_on_waiting(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    elsewhere(client)
+    producer = Producer()
+    thread = Asking(cache.get_or_set, "report", producer)
+    until(lambda: blocked(client) == 1)
+    (waiting,) = (each for each in client.client_list() if each["cmd"] == "xread")
+    # As a primary does that becomes a replica.
+    client.client_unblock(waiting["id"], error=True)
+    until(lambda: any(e["cmd"] == "xread" and e["id"] != waiting["id"] for e in listed(client)))
+    lands_elsewhere(client, 5)
+    assert thread.found() == 5
+    assert not producer.calls
+
+
+def listed(client: redis.Redis) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = client.client_list()
+    return found
+
+
+def test_a_follower_whose_connection_breaks_goes_on_waiting(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    elsewhere(client)
+    producer = Producer()
+    thread = Asking(cache.get_or_set, "report", producer)
+    until(lambda: blocked(client) == 1)
+    (waiting,) = (each for each in listed(client) if each["cmd"] == "xread")
+    client.client_kill_filter(_id=waiting["id"])
+    until(lambda: any(e["cmd"] == "xread" and e["id"] != waiting["id"] for e in listed(client)))
+    lands_elsewhere(client, 5)
+    assert thread.found() == 5
+    assert not producer.calls
+
+
+@pytest.fixture
+def late_landing(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The first thread that has a value is held up before it can tell the others."""
+    go_on, land, first = threading.Event(), flight.land, iter([True])
+
+    def held_up(*args: Any) -> None:
+        if next(first, False):
+            assert go_on.wait(PATIENCE)
+        land(*args)
+
+    monkeypatch.setattr(flight, "land", held_up)
+    yield go_on
+    go_on.set()
+
+
+def test_who_asks_after_a_delete_gets_nothing_that_was_stored_before_it(
+    cache: RedisCache, client: redis.Redis, late_landing: threading.Event
+) -> None:
+    first = Asking(cache.get_or_set, "report", "older")
+    until(lambda: client.exists(KEY))
+    cache.delete("report")
+    second = Asking(cache.get_or_set, "report", "newer")
+    until(lambda: waiting_in_memory() == 1)
+    late_landing.set()
+    assert (first.found(), second.found()) == ("older", "newer")
+
+
+def test_who_asks_after_a_delete_gets_nothing_that_was_read_before_it(
+    cache: RedisCache, client: redis.Redis, late_landing: threading.Event
+) -> None:
+    elsewhere(client)
+    first = Asking(cache.get_or_set, "report", 1)
+    until(lambda: blocked(client) == 1)
+    lands_elsewhere(client, 5)
+    until(lambda: blocked(client) == 0)
+    until(lambda: waiting_in(__name__) == 1)
+    cache.delete("report")
+    second = Asking(cache.get_or_set, "report", "newer")
+    until(lambda: waiting_in_memory() == 1)
+    late_landing.set()
+    assert (first.found(), second.found()) == (5, "newer")
+
+
+# -- the wait has an end -----------------------------------------------------------------------
+
+
+@pytest.fixture(params=["another process", "another thread", "another thread without Redis"])
+def busy(
+    request: pytest.FixtureRequest,
+    cache: RedisCache,
+    client: redis.Redis,
+    slow: Producer,
+) -> Iterator[RedisCache]:
+    """A cache in which the report is being computed."""
+    if request.param == "another process":
+        elsewhere(client)
+        yield cache
+        return
+    if request.param == "another thread without Redis":
+        server = request.getfixturevalue("own_server")
+        cache = make(server, IGNORE_EXCEPTIONS=True)
+        server.stop()
+    leader = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    yield cache
+    slow.finish.set()
+    assert leader.found() == "computed"
+
+
+def test_too_late_and_raise(busy: RedisCache) -> None:
+    with pytest.raises(LockNotAcquired, match="still being computed") as caught:
+        busy.get_or_set("report", 1, wait=0.05, on_wait_timeout="raise")
+    assert caught.value.lock_name == "report"
+
+
+@pytest.mark.parametrize(("default", "found"), [(1, 1), (None, None), (lambda: 1, None)])
+def test_too_late_and_default(busy: RedisCache, default: Any, found: Any) -> None:
+    assert busy.get_or_set("report", default, wait=0, on_wait_timeout="default") == found
+    assert busy.get("report") is None
+
+
+def test_too_late_and_compute(busy: RedisCache) -> None:
+    producer = Producer("mine")
+    assert busy.get_or_set("report", producer, wait=0.05) == "mine"
+    assert producer.calls == 1
+
+
+def test_too_late_and_the_producer_fails(busy: RedisCache) -> None:
+    error = Broken()
+    with pytest.raises(Broken) as caught:
+        busy.get_or_set("report", Producer(error), wait=0)
+    assert caught.value is error
+
+
+def test_who_comes_too_late_keeps_what_it_computes(cache: RedisCache, client: redis.Redis) -> None:
+    elsewhere(client)
+    assert cache.get_or_set("report", lambda: "mine", 60, wait=0) == "mine"
+    assert cache.get("report") == "mine"
+    assert 50_000 < client.pttl(KEY) <= 60_000
+
+
+@pytest.mark.parametrize("leader", ["another process", "another thread"])
+def test_a_delete_wins_over_a_late_computation_too(
+    cache: RedisCache, client: redis.Redis, slow: Producer, leader: str
+) -> None:
+    """C2, for a follower that has waited long enough and computes on its own."""
+    first = Producer("first")
+    first.finish.clear()
+    if leader == "another thread":
+        leading = Asking(cache.get_or_set, "report", first)
+        assert first.begun.wait(PATIENCE)
+    else:
+        elsewhere(client)
+    late = Asking(cache.get_or_set, "report", slow, wait=0)
+    assert slow.begun.wait(PATIENCE)
+    cache.delete("report")
+    slow.finish.set()
+    assert late.found() == "computed"
+    first.finish.set()
+    if leader == "another thread":
+        assert leading.found() == "first"
+    assert cache.get("report") is None
+
+
+def test_the_wait_of_the_settings(redis_server: RedisServer, client: redis.Redis) -> None:
+    cache = make(redis_server, LOCK_WAIT=0.05)
+    elsewhere(client)
+    with pytest.raises(LockNotAcquired):
+        cache.get_or_set("report", 1, on_wait_timeout="raise")
+
+
+def test_a_value_that_is_there_needs_no_wait(cache: RedisCache) -> None:
+    cache.set("report", 5)
+    assert cache.get_or_set("report", 1, wait=0, on_wait_timeout="raise") == 5
+
+
+def test_a_free_flight_needs_no_wait(cache: RedisCache) -> None:
+    assert cache.get_or_set("report", 5, wait=0, on_wait_timeout="raise") == 5
+
+
+def test_a_thread_may_wait_longer_than_the_one_that_waits_for_all(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    elsewhere(client)
+    patient = Producer()
+    short = Asking(cache.get_or_set, "report", 1, wait=0.2, on_wait_timeout="raise")
+    until(lambda: blocked(client) == 1)
+    long = Asking(cache.get_or_set, "report", patient)
+    assert isinstance(short.found(), LockNotAcquired)
+    until(lambda: blocked(client) == 1)
+    lands_elsewhere(client, 5)
+    assert long.found() == 5
+    assert not patient.calls
+
+
+def test_a_thread_may_wait_less_long_than_the_one_that_waits_for_all(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    elsewhere(client)
+    long = Asking(cache.get_or_set, "report", 1)
+    until(lambda: blocked(client) == 1)
+    with pytest.raises(LockNotAcquired):
+        cache.get_or_set("report", 1, wait=0.05, on_wait_timeout="raise")
+    lands_elsewhere(client, 5)
+    assert long.found() == 5
+
+
+# -- wrong arguments ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"wait": -1}, ValueError, "wait must be a number of seconds of 0 or more"),
+        ({"wait": float("nan")}, ValueError, "wait must be"),
+        ({"wait": float("inf")}, ValueError, "wait must be"),
+        ({"wait": "1"}, TypeError, "wait must be"),
+        ({"wait": None}, TypeError, "wait must be"),
+        ({"wait": True}, TypeError, "wait must be"),
+        ({"on_wait_timeout": "skip"}, ValueError, '"compute", "raise" or "default"'),
+        ({"on_wait_timeout": None}, ValueError, '"compute", "raise" or "default"'),
+    ],
+)
+def test_wrong_arguments_are_refused_even_for_a_hit(
+    cache: RedisCache, arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    cache.set("report", 1)
+    with pytest.raises(error, match=words):
+        cache.get_or_set("report", 1, **arguments)
+
+
+@pytest.mark.filterwarnings("ignore:.* on sharded client")
+def test_a_client_that_cannot_say_who_leads_says_so(redis_server: RedisServer) -> None:
+    cache = make(redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
+    with pytest.raises(ImproperlyConfigured, match="ShardClient cannot lock"):
+        cache.get_or_set("report", 1)
+
+
+# -- the pool is used up -----------------------------------------------------------------------
+
+
+def of_one(server: RedisServer) -> str:
+    """Address of a pool of one connection. (django-redis has one pool for each address.)"""
+    return f"{server.url}{'&' if '?' in server.url else '?'}max_connections=1"
+
+
+@pytest.fixture(params=[False, True], ids=["", "errors ignored"])
+def narrow(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[RedisCache]:
+    """A cache whose pool has one connection, which the application has taken."""
+    cache = RedisCache(of_one(redis_server), {"OPTIONS": {"IGNORE_EXCEPTIONS": request.param}})
+    connections = cache.client.get_client(write=True).connection_pool
+    connection = connections.get_connection(*execute.FOR_COMMAND)
+    yield cache
+    connections.release(connection)
+
+
+def test_without_a_connection_a_value_is_computed_and_kept(
+    narrow: RedisCache, cache: RedisCache, client: redis.Redis
+) -> None:
+    assert narrow.get_or_set("report", lambda: "computed", 60) == "computed"
+    assert cache.get("report") == "computed"
+    assert not client.exists(flight_key(KEY))
+
+
+@pytest.mark.parametrize("stale", [0, 5])
+def test_without_a_connection_a_value_is_found(
+    narrow: RedisCache, cache: RedisCache, stale: float
+) -> None:
+    cache.set("report", 5)
+    assert narrow.get_or_set("report", 1, stale=stale) == 5
+
+
+def test_without_a_connection_many_are_computed_and_kept(
+    narrow: RedisCache, cache: RedisCache
+) -> None:
+    cache.set("a", 5)
+    assert narrow.get_or_set_many(["a", "b"], lambda keys: dict.fromkeys(keys, 6)) == {
+        "a": 5,
+        "b": 6,
+    }
+    assert cache.get_many(["a", "b"]) == {"a": 5, "b": 6}
+
+
+def test_one_connection_will_do_for_a_crowd_behind_a_leader(
+    redis_server: RedisServer, slow: Producer
+) -> None:
+    cache = RedisCache(of_one(redis_server), {})
+    leader = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    threads = [Asking(cache.get_or_set, "report", slow) for _ in range(50)]
+    until(lambda: waiting_in_memory() == 50)
+    slow.finish.set()
+    assert [thread.found() for thread in (leader, *threads)] == ["computed"] * 51
+    assert slow.calls == 1
+
+
+def test_what_was_written_meanwhile_is_found_beside_the_computation(
+    cache: RedisCache, slow: Producer
+) -> None:
+    leader = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    cache.set("report", "newer")
+    assert cache.get_or_set("report", 1, wait=0, on_wait_timeout="raise") == "newer"
+    slow.finish.set()
+    assert leader.found() == "computed"
+
+
+# -- Redis is away -----------------------------------------------------------------------------
+
+
+#: Options with which outages show.
+RAISE: dict[str, Any] = {"LOCK_VALUES_ON_REDIS_DOWN": "raise"}
+
+
+@pytest.mark.parametrize("ignore", [True, False])
+@pytest.mark.parametrize("name", WAYS_TO_ASK)
+def test_without_redis_values_are_computed_or_the_error_shows(
+    own_server: RedisServer, name: str, ignore: bool
+) -> None:
+    """Whatever django-redis is told to do with errors."""
+    computing, raising = (
+        make(own_server, IGNORE_EXCEPTIONS=ignore, **options) for options in ({}, RAISE)
+    )
+    own_server.stop()
+    producer = Producer()
+    assert WAYS_TO_ASK[name](computing, producer) == "computed"
+    with pytest.raises(redis.ConnectionError):
+        WAYS_TO_ASK[name](raising, producer)
+    assert producer.calls == 1
+
+
+@pytest.mark.parametrize("name", WAYS_TO_ASK)
+def test_redis_that_refuses_to_answer_costs_no_value(own_server: RedisServer, name: str) -> None:
+    with own_server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "nobody", "on", "nopass", "-@all")
+    url = own_server.url.replace("://", "://nobody:@")
+    computing, raising = (RedisCache(url, {"OPTIONS": options}) for options in ({}, RAISE))
+    assert WAYS_TO_ASK[name](computing, Producer()) == "computed"
+    with pytest.raises(redis.RedisError):
+        WAYS_TO_ASK[name](raising, Producer())
+
+
+def test_values_computed_without_redis_are_logged_once_a_minute_and_counted(
+    own_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = make(own_server)
+    own_server.stop()
+    told: list[Any] = []
+    events.listen(told.append)
+    try:
+        for way in WAYS_TO_ASK.values():
+            way(cache, Producer())
+    finally:
+        events.unlisten(told.append)
+    computed = [event for event in told if type(event) is events.Computed]
+    assert [event.without_redis for event in computed] == [True] * len(WAYS_TO_ASK)
+
+    def lines() -> list[str]:
+        every = (r.getMessage() for r in caplog.records if r.name == "django_redis_lock.outage")
+        return [line for line in every if "computes without it" in line]
+
+    [line] = lines()
+    assert ":1:report, and 0 other values" in line
+    monkeypatch.setattr(notifications, "LOG_PAUSE_SECONDS", 0.0)
+    cache.get_or_set("other", 1)
+    assert f":1:other, and {len(WAYS_TO_ASK) - 1} other values" in lines()[-1]
+
+
+def test_without_redis_the_value_is_computed(own_server: RedisServer) -> None:
+    cache = make(own_server, IGNORE_EXCEPTIONS=True)
+    own_server.stop()
+    producer = Producer()
+    assert [cache.get_or_set("report", producer) for _ in range(2)] == ["computed"] * 2
+    assert producer.calls == 2
+    assert cache.get_or_set("report", 5) == 5
+
+
+@pytest.mark.parametrize("value", [None, 0, {"rows": []}])
+def test_without_redis_threads_still_share_a_computation(
+    own_server: RedisServer, slow: Producer, value: Any
+) -> None:
+    cache = make(own_server, IGNORE_EXCEPTIONS=True)
+    own_server.stop()
+    slow.value = value
+    threads = [Asking(cache.get_or_set, "report", slow) for _ in range(8)]
+    until(lambda: waiting_in_memory() == 7)
+    slow.finish.set()
+    assert [thread.found() for thread in threads] == [value] * 8
+    assert slow.calls == 1
+
+
+def test_without_redis_a_failure_reaches_its_caller_only(
+    own_server: RedisServer, slow: Producer
+) -> None:
+    cache = make(own_server, IGNORE_EXCEPTIONS=True)
+    own_server.stop()
+    slow.value = Broken()
+    first = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    second = Asking(cache.get_or_set, "report", 5)
+    until(lambda: waiting_in_memory() == 1)
+    slow.finish.set()
+    assert first.found() is slow.value
+    assert second.found() == 5
+
+
+@pytest.mark.parametrize("ignore", [True, False])
+def test_redis_dies_while_the_leader_computes(
+    own_server: RedisServer, slow: Producer, ignore: bool
+) -> None:
+    cache = make(own_server, IGNORE_EXCEPTIONS=ignore)
+    threads = [Asking(cache.get_or_set, "report", slow) for _ in range(4)]
+    until(lambda: waiting_in_memory() == 3)
+    assert slow.begun.wait(PATIENCE)
+    own_server.kill()
+    slow.finish.set()
+    assert [thread.found() for thread in threads] == ["computed"] * 4
+    assert slow.calls == 1
+
+
+def test_redis_dies_and_comes_back_while_the_leader_computes(
+    own_server: RedisServer, slow: Producer
+) -> None:
+    cache = make(own_server)
+    leader = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    own_server.restart()
+    slow.finish.set()
+    assert leader.found() == "computed"
+    assert cache.get_or_set("report", 5) == 5
+
+
+def test_redis_dies_while_followers_wait_and_the_value_is_computed(own_server: RedisServer) -> None:
+    cache = make(own_server, IGNORE_EXCEPTIONS=True)
+    with own_server.client() as client:
+        elsewhere(client)
+        producer = Producer()
+        threads = [Asking(cache.get_or_set, "report", producer) for _ in range(8)]
+        until(lambda: blocked(client) == 1 and waiting_in_memory() == 7)
+    own_server.kill()
+    assert [thread.found() for thread in threads] == ["computed"] * 8
+
+
+def test_redis_dies_while_followers_wait_and_the_error_shows(own_server: RedisServer) -> None:
+    cache = make(own_server, **RAISE)
+    with own_server.client() as client:
+        elsewhere(client)
+        producer = Producer()
+        threads = [Asking(cache.get_or_set, "report", producer) for _ in range(8)]
+        until(lambda: blocked(client) == 1 and waiting_in_memory() == 7)
+    own_server.kill()
+    for thread in threads:
+        assert isinstance(thread.found(), redis.ConnectionError)
+    assert not producer.calls
+
+
+def test_the_threads_of_a_process_meet_an_outage_together(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a server that does not answer, each try costs a time-out: they are not to line up."""
+    cache = make(redis_server, **RAISE)
+    tries = 0
+
+    def away(*args: Any, **kwargs: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        until(lambda: waiting_in_memory() == 7)
+        raise redis.TimeoutError("away")
+
+    monkeypatch.setattr(runners, "run_all", away)
+    found = in_threads(8, cache.get_or_set, "report", 1)
+    assert [type(each) for each in found] == [redis.TimeoutError] * 8
+    assert tries == 1
+
+
+def test_redis_is_frozen_while_followers_wait(own_server: RedisServer) -> None:
+    cache = make(own_server, IGNORE_EXCEPTIONS=True, SOCKET_TIMEOUT=0.3)
+    with own_server.client() as client:
+        elsewhere(client, 1)
+        threads = [Asking(cache.get_or_set, "report", lambda: "computed") for _ in range(8)]
+        until(lambda: blocked(client) == 1 and waiting_in_memory() == 7)
+    own_server.pause()
+    assert [thread.found() for thread in threads] == ["computed"] * 8
+    own_server.resume()
+
+
+def test_redis_that_may_be_read_but_not_coordinate_costs_no_value(
+    own_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with own_server.client() as admin:
+        admin.acl_setuser(
+            "reader", enabled=True, nopass=True, keys="*", categories=["+@all"], commands=["-eval"]
+        )
+        admin.execute_command("ACL", "SETUSER", "reader", "-evalsha")
+    cache = RedisCache(own_server.url.replace("://", "://reader:@"), {})
+    assert cache.get_or_set("report", lambda: "computed") == "computed"

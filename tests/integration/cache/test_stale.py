@@ -1,0 +1,477 @@
+"""``stale=``: the old value at once, while one caller computes the new one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.keeper import thread_pool as background_module
+from django_redis_lock.keeper.thread_pool import Background
+from django_redis_lock.protocol.keys import flight_key, flight_leader, flight_stream
+from django_redis_lock.signals import value_refresh_failed
+from django_redis_lock.singleflight import runners
+from tests.integration.cache.test_get_or_set import (
+    KEY,
+    RAISE,
+    Asking,
+    Broken,
+    Producer,
+    elsewhere,
+    make,
+)
+from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.redis_server import RedisServer
+
+__all__ = ["slow"]
+
+#: How the report is asked for: fresh for a minute, stale for an hour.
+TERMS: dict[str, Any] = {"timeout": 60, "stale": 3600}
+
+who: ContextVar[str] = ContextVar("who", default="nobody")
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer) -> RedisCache:
+    return make(redis_server)
+
+
+@pytest.fixture
+def slow() -> Iterator[Producer]:
+    """A producer that goes on when it is told to."""
+    producer = Producer("new")
+    producer.finish.clear()
+    yield producer
+    producer.finish.set()
+
+
+@pytest.fixture
+def stale(cache: RedisCache, client: redis.Redis) -> RedisCache:
+    """A cache whose report is ``"old"``, and stale."""
+    assert cache.get_or_set("report", "old", **TERMS) == "old"
+    age(client)
+    return cache
+
+
+def age(client: redis.Redis) -> None:
+    """Let more than a minute pass for the report."""
+    client.pexpire(KEY, 3_500_000)
+
+
+def is_fresh(client: redis.Redis) -> bool:
+    return int(client.pttl(KEY)) > 3_600_000
+
+
+# -- fresh, stale, gone ------------------------------------------------------------------------
+
+
+def test_a_value_is_kept_for_its_timeout_and_the_stale_time(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    cache.get_or_set("report", "old", **TERMS)
+    assert 3_650_000 < client.pttl(KEY) <= 3_660_000
+
+
+def test_a_fresh_value_is_not_computed(cache: RedisCache) -> None:
+    cache.get_or_set("report", "old", **TERMS)
+    assert cache.get_or_set("report", Producer("new"), **TERMS) == "old"
+
+
+def test_a_fresh_value_costs_one_trip(cache: RedisCache, client: redis.Redis) -> None:
+    cache.get_or_set("report", "old", **TERMS)
+    client.config_resetstat()
+    cache.get_or_set("report", "new", **TERMS)
+    calls = client.info("commandstats")
+    assert {n: c["calls"] for n, c in calls.items() if n.startswith("cmdstat_eval")} == {
+        "cmdstat_evalsha": 1
+    }
+
+
+def test_a_value_that_never_ends_is_never_stale(cache: RedisCache) -> None:
+    cache.set("report", "old", None)
+    assert cache.get_or_set("report", Producer("new"), **TERMS) == "old"
+
+
+def test_past_timeout_and_stale_time_it_is_a_miss(cache: RedisCache, client: redis.Redis) -> None:
+    cache.get_or_set("report", "old", timeout=0.05, stale=0.05)
+    until(lambda: not client.exists(KEY))
+    assert cache.get_or_set("report", lambda: "new", **TERMS) == "new"
+
+
+def test_a_plain_get_gives_the_old_value(stale: RedisCache) -> None:
+    assert stale.get("report") == "old"
+
+
+def test_stale_for_ever_is_refused(cache: RedisCache) -> None:
+    with pytest.raises(ValueError, match="stale needs a timeout"):
+        cache.get_or_set("report", 1, None, stale=5)
+
+
+def test_stale_from_the_options_of_the_cache(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    cache = make(redis_server, LOCK_STALE=3600)
+    cache.get_or_set("report", "old", 60)
+    age(client)
+    assert cache.get_or_set("report", lambda: "new", 60) == "new"
+    assert is_fresh(client)
+
+
+@pytest.mark.parametrize(("default", "timeout"), [(300, (None,)), (None, ())])
+def test_a_setting_makes_nothing_stale_that_has_no_timeout(
+    redis_server: RedisServer, client: redis.Redis, default: Any, timeout: tuple[Any, ...]
+) -> None:
+    cache = RedisCache(redis_server.url, {"TIMEOUT": default, "OPTIONS": {"LOCK_STALE": 3600}})
+    assert [cache.get_or_set("report", value, *timeout) for value in "ab"] == ["a", "a"]
+    assert asyncio.run(cache.aget_or_set("report", "c", *timeout)) == "a"
+    assert client.pttl(KEY) == -1
+    assert cache.compute("report", "d", *timeout) == cache.get("report") == "d"
+
+
+# -- one refreshes, inline ---------------------------------------------------------------------
+
+
+def test_one_refreshes_and_the_others_get_the_old_value_at_once(
+    stale: RedisCache, client: redis.Redis, slow: Producer
+) -> None:
+    leader = Asking(stale.get_or_set, "report", slow, **TERMS)
+    assert slow.begun.wait(PATIENCE)
+    other = Producer("never")
+    assert in_threads(8, lambda: stale.get_or_set("report", other, **TERMS)) == ["old"] * 8
+    assert not other.calls
+    slow.finish.set()
+    assert leader.found() == "new"
+    assert stale.get_or_set("report", other, **TERMS) == "new"
+    assert is_fresh(client)
+
+
+def refresh(link: Link, url: str, background: bool = False) -> Any:
+    """Ask for the report; whoever computes it says so, and hears what it is to be."""
+
+    def compute() -> Any:
+        link.say("computing")
+        return link.hear()
+
+    cache = RedisCache(url, {})
+    found = cache.get_or_set("report", compute, **TERMS, background=background)
+    if background:
+        link.say(("found", found))
+        until(lambda: cache.client.get_client().pttl(KEY) > 3_600_000)
+    return found
+
+
+def test_one_of_several_processes_refreshes(
+    stale: RedisCache, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(refresh, redis_server.url, count=4) as crew:
+        crew.go()
+        until(lambda: all(worker.speaks() for worker in crew))
+        heard = [(worker, worker.hear_anything()) for worker in crew]
+        (leader,) = (worker for worker, said in heard if said == ("said", "computing"))
+        assert [s for w, s in heard if w is not leader] == [("returned", "old")] * 3
+        leader.say("new")
+        assert leader.result() == "new"
+    assert stale.get("report") == "new"
+    assert is_fresh(client)
+
+
+def test_in_the_background_of_one_of_several_processes(
+    stale: RedisCache, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(refresh, redis_server.url, True, count=3) as crew:
+        crew.go()
+        heard: dict[Any, list[Any]] = {worker: [] for worker in crew}
+
+        def listen() -> bool:
+            for worker in crew:
+                if worker.speaks():
+                    heard[worker].append(worker.hear())
+            return sum(map(len, heard.values())) == 4
+
+        until(listen)
+        (leader,) = (worker for worker in crew if "computing" in heard[worker])
+        assert all(("found", "old") in said for said in heard.values())
+        leader.say("new")
+        assert crew.results() == ["old"] * 3
+    assert stale.get("report") == "new"
+
+
+def test_a_leader_that_died_is_replaced(stale: RedisCache, client: redis.Redis) -> None:
+    elsewhere(client, 0.05)
+    assert stale.get_or_set("report", "mine", **TERMS) == "old"
+    until(lambda: not client.exists(flight_key(KEY)))
+    assert stale.get_or_set("report", "mine", **TERMS) == "mine"
+
+
+# -- in the background -------------------------------------------------------------------------
+
+
+def test_in_the_background_the_caller_too_gets_the_old_value_at_once(
+    stale: RedisCache, client: redis.Redis, slow: Producer
+) -> None:
+    found = in_threads(8, lambda: stale.get_or_set("report", slow, **TERMS, background=True))
+    assert found == ["old"] * 8
+    assert slow.begun.wait(PATIENCE)
+    assert stale.get("report") == "old"
+    slow.finish.set()
+    until(lambda: stale.get("report") == "new")
+    assert is_fresh(client)
+    assert slow.calls == 1
+
+
+def test_the_background_has_the_callers_context(stale: RedisCache) -> None:
+    token = who.set("somebody")
+    try:
+        stale.get_or_set(
+            "report", lambda: (who.get(), who.set("changed"))[0], **TERMS, background=True
+        )
+        until(lambda: stale.get("report") == "somebody")
+        assert who.get() == "somebody"
+    finally:
+        who.reset(token)
+
+
+def test_the_background_closes_its_database_connections(
+    stale: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(
+        "django_redis_lock.cache.get_or_set.connections.close_all",
+        lambda: closed.append(threading.current_thread().name),
+    )
+    stale.get_or_set("report", lambda: "new", **TERMS, background=True)
+    until(lambda: closed == ["django_redis_lock"])
+
+
+def test_a_full_background_leaves_it_to_the_next_caller(
+    stale: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Background, "submit", lambda *args: False)
+    assert stale.get_or_set("report", "new", **TERMS, background=True) == "old"
+    assert not client.exists(flight_key(KEY))
+    monkeypatch.undo()
+    stale.get_or_set("report", "new", **TERMS, background=True)
+    until(lambda: stale.get("report") == "new")
+
+
+def test_the_background_is_bounded_and_no_thread_stays() -> None:
+    background = Background(threads=2, room=3, linger=0.05)
+    go_on, begun, done = threading.Event(), threading.Semaphore(0), []
+
+    def work() -> None:
+        begun.release()
+        assert go_on.wait(PATIENCE)
+        done.append(threading.get_ident())
+
+    for _ in range(2):
+        assert background.submit(work, lambda: None)
+        assert begun.acquire(timeout=PATIENCE)
+    taken = [background.submit(work, lambda: None) for _ in range(5)]
+    assert taken == [True] * 3 + [False] * 2
+    go_on.set()
+    until(lambda: len(done) == 5)
+    assert len(set(done)) == 2
+    until(lambda: not background._threads)
+
+
+@pytest.mark.parametrize("error", [SystemExit, Broken])
+def test_no_thread_of_the_background_is_lost(error: type[BaseException]) -> None:
+    background = Background(threads=1)
+    done = threading.Event()
+
+    def fail() -> None:
+        raise error
+
+    assert background.submit(fail, fail)
+    assert background.submit(done.set, lambda: None)
+    assert done.wait(PATIENCE)
+
+
+def test_without_threads_nothing_waits_in_the_background(
+    stale: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(runners, "background", Background)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        assert stale.get_or_set("report", "new", **TERMS, background=True) == "old"
+    assert not client.exists(flight_key(KEY))
+
+
+def test_what_waits_in_the_background_is_computed_once_and_kept(
+    redis_server: RedisServer, client: redis.Redis, slow: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it waits for longer than a flight lives."""
+    single = Background(threads=1)
+    monkeypatch.setattr(runners, "background", lambda: single)
+    cache, new = make(redis_server, LOCK_FLIGHT_TIMEOUT=0.15), Producer("new")
+    terms = {**TERMS, "background": True}
+    for key in ("report", "other"):
+        cache.get_or_set(key, "old", **terms)
+        client.pexpire(f":1:{key}", 3_500_000)
+    cache.get_or_set("other", slow, **terms)
+    assert slow.begun.wait(PATIENCE)
+    assert cache.get_or_set("report", new, **terms) == "old"
+    token = client.get(flight_key(KEY))
+    until(lambda: int(client.hget(flight_leader(KEY), "renewals") or 0) >= 4)
+    assert client.get(flight_key(KEY)) == token
+    assert cache.get_or_set("report", new, **terms) == "old"
+    slow.finish.set()
+    until(lambda: cache.get("report") == "new")
+    assert new.calls == 1
+
+
+def test_no_thread_of_the_background_stays(
+    stale: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = set(threading.enumerate())
+    short = Background(linger=0.05)
+    monkeypatch.setattr(runners, "background", lambda: short)
+    stale.get_or_set("report", lambda: "new", **TERMS, background=True)
+    until(lambda: stale.get("report") == "new")
+    until(lambda: "django_redis_lock" not in {t.name for t in {*threading.enumerate()} - others})
+
+
+def test_a_process_ends_although_its_background_works(
+    stale: RedisCache, redis_server: RedisServer
+) -> None:
+    with processes(leave_behind, redis_server.url) as (worker,):
+        worker.go()
+        assert worker.result() == "old"
+        worker._process.join(PATIENCE)
+        assert worker._process.exitcode == 0
+
+
+def leave_behind(link: Link, url: str) -> Any:
+    begun = threading.Event()
+
+    def compute() -> Any:
+        begun.set()
+        threading.Event().wait()
+
+    found = RedisCache(url, {}).get_or_set("report", compute, **TERMS, background=True)
+    assert begun.wait(PATIENCE)
+    return found
+
+
+def test_a_forked_child_has_a_background_of_its_own() -> None:
+    before = background_module.background()
+    background_module._after_fork_in_child()
+    try:
+        assert background_module.background() is not before
+    finally:
+        background_module._background = before
+
+
+# -- the refresh fails -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told() -> Iterator[list[dict[str, Any]]]:
+    """What receivers of the signal are told."""
+    told: list[dict[str, Any]] = []
+
+    def receive(**news: Any) -> None:
+        told.append(news)
+        raise RuntimeError("a receiver's own trouble")
+
+    value_refresh_failed.connect(receive)
+    yield told
+    value_refresh_failed.disconnect(receive)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_failed_refresh_serves_the_old_value_and_says_so(
+    stale: RedisCache,
+    client: redis.Redis,
+    told: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+    background: bool,
+) -> None:
+    error = Broken("no data")
+    assert stale.get_or_set("report", Producer(error), **TERMS, background=background) == "old"
+    until(lambda: told)
+    assert told[0]["error"] is error
+    assert told[0]["cache"] is stale
+    assert told[0]["sender"] is RedisCache
+    until(lambda: "Serving the old :1:report" in caplog.text)
+    assert "no data" in caplog.text
+    until(lambda: not client.exists(flight_key(KEY)))
+    assert stale.get_or_set("report", lambda: "new", **TERMS) == "new"
+
+
+def test_after_a_failed_refresh_nobody_tries_for_a_while(
+    stale: RedisCache, client: redis.Redis
+) -> None:
+    producer = Producer(Broken())
+    for _ in range(3):
+        assert stale.get_or_set("report", producer, **TERMS, error_ttl=60) == "old"
+    assert producer.calls == 1
+    client.delete(flight_key(KEY))
+    assert stale.get_or_set("report", "new", **TERMS, error_ttl=60) == "new"
+
+
+def test_a_refresh_that_is_broken_off_ends_its_flight(
+    stale: RedisCache, client: redis.Redis
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        stale.get_or_set("report", Producer(KeyboardInterrupt()), **TERMS)
+    assert not client.exists(flight_key(KEY))
+
+
+# -- writes win, and Redis is away -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("written", [None, "newest"])
+def test_a_write_during_a_refresh_wins(
+    stale: RedisCache, client: redis.Redis, slow: Producer, background: bool, written: str | None
+) -> None:
+    leader = Asking(stale.get_or_set, "report", slow, **TERMS, background=background)
+    assert slow.begun.wait(PATIENCE)
+    stream = flight_stream(KEY, client.get(flight_key(KEY)))
+    if written:
+        stale.set("report", written)
+    else:
+        stale.delete("report")
+    assert client.xlen(stream) == 1  # The write has told the followers; the leader will, too.
+    slow.finish.set()
+    assert leader.found() == ("old" if background else "new")
+    until(lambda: client.xlen(stream) == 2)
+    assert stale.get("report") == written
+
+
+@pytest.mark.parametrize("ignore", [True, False])
+def test_redis_dies_during_a_refresh(own_server: RedisServer, slow: Producer, ignore: bool) -> None:
+    cache = make(own_server, IGNORE_EXCEPTIONS=ignore)
+    cache.get_or_set("report", "old", **TERMS)
+    with own_server.client() as client:
+        age(client)
+    leader = Asking(cache.get_or_set, "report", slow, **TERMS)
+    assert slow.begun.wait(PATIENCE)
+    own_server.kill()
+    slow.finish.set()
+    assert leader.found() == "new"
+
+
+def test_without_redis_the_value_is_computed(own_server: RedisServer) -> None:
+    cache = make(own_server)
+    own_server.stop()
+    assert cache.get_or_set("report", lambda: "new", **TERMS) == "new"
+
+
+def test_without_redis_the_error_shows(own_server: RedisServer) -> None:
+    cache = make(own_server, **RAISE)
+    own_server.stop()
+    producer = Producer()
+    with pytest.raises(redis.ConnectionError):
+        cache.get_or_set("report", producer, **TERMS)
+    assert not producer.calls

@@ -1,0 +1,319 @@
+"""One computation, however many processes and threads ask at once (C1); and its leader's death."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import LockNotAcquired
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.protocol.keys import flight_key
+from django_redis_lock.singleflight import flight
+from tests.processes import Crew, Link, in_threads, processes, until, waiting_in
+from tests.redis_server import RedisServer
+
+KEY = b":1:report"
+
+
+class Broken(Exception):
+    """What a producer may raise."""
+
+
+#: Nothing but the leader's word may end a wait.
+UNLOOKED = {"LOCK_FLIGHT_TIMEOUT": 3600}
+
+
+def ask(
+    link: Link, url: str, threads: int = 1, options: dict[str, Any] = UNLOOKED, look: bool = False
+) -> list[Any]:
+    """Ask for the report in ``threads`` threads at once. Who computes it says so, and then hears
+    what it is to be.
+
+    Args:
+        look: whether followers look now and then whether their leader is alive.
+    """
+    if not look:
+        flight.LOOK_EVERY = 3600.0
+
+    def compute() -> Any:
+        link.say("computing")
+        value = link.hear()
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    def get() -> Any:
+        return RedisCache(url, {"OPTIONS": options}).get_or_set("report", compute)
+
+    return in_threads(threads, get)
+
+
+def ask_impatiently(link: Link, url: str, **waiting: Any) -> Any:
+    def compute() -> Any:
+        link.say("computing")
+        return link.hear()
+
+    return RedisCache(url, {}).get_or_set("report", compute, wait=0.1, **waiting)
+
+
+def ask_impatiently_and_raise(link: Link, url: str) -> Any:
+    return ask_impatiently(link, url, on_wait_timeout="raise")
+
+
+def leader_of(crew: Crew) -> Any:
+    """The one that computes; nobody else does."""
+    speaking: list[Any] = []
+    until(lambda: [speaking.append(w) for w in crew if w.speaks()] or speaking)
+    (leader,) = speaking
+    assert leader.hear() == "computing"
+    return leader
+
+
+def blocked(client: redis.Redis) -> int:
+    return int(client.info("clients")["blocked_clients"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, False, 0, "", 12, -(2**80), b"", {"rows": [1, 2]}, "x" * 20_000_000],
+    ids=lambda value: repr(value)[:20],
+)
+def test_all_get_the_one_value(redis_server: RedisServer, client: redis.Redis, value: Any) -> None:
+    with processes(ask, redis_server.url, 4, count=3) as crew:
+        crew.go()
+        leader = leader_of(crew)
+        until(lambda: blocked(client) == 2)
+        leader.say(value)
+        # Had another computed too, it would have said so instead.
+        assert crew.results() == [[value] * 4] * 3
+
+
+def ask_all_aboard(link: Link, url: str, threads: int = 9) -> list[Any]:
+    """As ``ask``; when the leader has spoken and all others wait, it says so."""
+
+    def watch() -> None:
+        until(lambda: waiting_in("django_redis_lock.singleflight.runners") == threads - 1)
+        link.say("aboard")
+
+    threading.Thread(target=watch, daemon=True).start()
+    return ask(link, url, threads)
+
+
+@pytest.mark.slow
+def test_eight_hundred_threads_with_pools_as_they_are(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """redis-py's pools end at a hundred connections, from version 8 on."""
+    with processes(ask_all_aboard, redis_server.url, 200, count=4) as crew:
+        crew.go()
+        heard = {worker: {worker.hear()} for worker in crew}
+        until(lambda: blocked(client) == 3)
+        (leader,) = (worker for worker in crew if worker.speaks() or heard[worker] == {"computing"})
+        assert heard[leader] | {leader.hear()} == {"computing", "aboard"}
+        leader.say("the report")
+        assert crew.results() == [["the report"] * 200] * 4
+
+
+@pytest.mark.parametrize("stale", [0, 60])
+@pytest.mark.parametrize("threads", [8, 48, 200])
+def test_a_crowd_needs_no_crowd_of_connections(
+    redis_server: RedisServer, client: redis.Redis, threads: int, stale: float
+) -> None:
+    """Not even one that arrives in the same instant, when all have still to look for the value."""
+    with processes(crowd, redis_server.url, threads, stale) as (worker,):
+        worker.go()
+        # To read, for scripts, the keeper's: and a few for who came between two steps of another.
+        assert worker.result() <= 6
+
+
+def crowd(link: Link, url: str, threads: int, stale: float) -> int:
+    """How many connections are opened by ``threads`` that ask at once for one missing value."""
+
+    def compute() -> Any:
+        until(lambda: waiting_in("django_redis_lock.singleflight.runners") == threads - 1)
+        return "the report"
+
+    def opened() -> int:
+        return int(counting.info("stats")["total_connections_received"])
+
+    with redis.Redis.from_url(url) as counting:
+        before = opened()
+        cache = RedisCache(url, {})
+        found = in_threads(threads, lambda: cache.get_or_set("report", compute, 60, stale=stale))
+        assert found == ["the report"] * threads
+        return opened() - before
+
+
+@pytest.mark.slow
+def test_nine_processes_of_nine_threads_share_one_read_each(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(ask_all_aboard, redis_server.url, count=9) as crew:
+        crew.go()
+        heard = {worker: {worker.hear()} for worker in crew}
+        until(lambda: blocked(client) == 8)
+        (leader,) = (worker for worker in crew if worker.speaks() or heard[worker] == {"computing"})
+        assert heard[leader] | {leader.hear()} == {"computing", "aboard"}
+        client.config_resetstat()
+        leader.say("the report")
+        assert crew.results() == [["the report"] * 9] * 9
+        scripts = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert scripts == 1 + 8
+
+
+@pytest.mark.slow
+def test_it_happens_again_and_again(redis_server: RedisServer, client: redis.Redis) -> None:
+    """Races between finding nothing, following and landing: here nobody waits for anybody."""
+    with processes(ask_in_rounds, redis_server.url, 300, count=4) as crew:
+        crew.go()
+        computed = [each for result in crew.results() for each in result]
+    assert sorted(computed) == list(range(300))
+
+
+def ask_in_rounds(link: Link, url: str, rounds: int) -> list[int]:
+    """The rounds whose value this process has computed; each round has a key of its own."""
+    cache, computed = RedisCache(url, {}), []
+
+    def compute(number: int) -> int:
+        computed.append(number)
+        return number
+
+    for number in range(rounds):
+        found = in_threads(3, lambda n=number: cache.get_or_set(f"r{n}", lambda: compute(n)))
+        assert found == [number] * 3
+    return computed
+
+
+def test_followers_take_over_after_a_failure_one_at_a_time(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(ask, redis_server.url, count=4) as crew:
+        crew.go()
+        first = leader_of(crew)
+        until(lambda: blocked(client) == 3)
+        first.say(Broken("no data"))
+        (error,) = first.result()
+        assert isinstance(error, Broken)
+        assert error.args == ("no data",)
+        others = Crew(worker for worker in crew if worker is not first)
+        second = leader_of(others)
+        until(lambda: blocked(client) == 2)
+        second.say("the report")
+        assert others.results() == [["the report"]] * 3
+
+
+def test_a_killed_leader_is_replaced(redis_server: RedisServer, client: redis.Redis) -> None:
+    with processes(ask, redis_server.url, 2, {"LOCK_FLIGHT_TIMEOUT": 0.5}, count=3) as crew:
+        crew.go()
+        first = leader_of(crew)
+        until(lambda: blocked(client) == 2)
+        first.kill()
+        others = Crew(worker for worker in crew if worker is not first)
+        second = leader_of(others)
+        second.say("the report")
+        assert others.results() == [["the report"] * 2] * 2
+
+
+def test_a_computation_longer_than_its_flight_is_one_computation(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(ask, redis_server.url, 1, {"LOCK_FLIGHT_TIMEOUT": 0.3}, True, count=3) as crew:
+        crew.go()
+        leader = leader_of(crew)
+        token = client.get(flight_key(KEY))
+        # As many renewals as three lifetimes need.
+        for _ in range(9):
+            left = client.pttl(flight_key(KEY))
+            until(lambda at=left: at - client.pttl(flight_key(KEY)) > 50)
+            left = client.pttl(flight_key(KEY))
+            until(lambda at=left: client.pttl(flight_key(KEY)) > at)
+        assert client.get(flight_key(KEY)) == token
+        leader.say("the report")
+        assert crew.results() == [["the report"]] * 3
+
+
+def test_a_frozen_leader_is_replaced_and_still_gets_its_own_value(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(ask, redis_server.url, 1, {"LOCK_FLIGHT_TIMEOUT": 0.5}, True, count=2) as crew:
+        crew.go()
+        first = leader_of(crew)
+        first.pause()
+        (second,) = others = Crew(worker for worker in crew if worker is not first)
+        assert leader_of(others) is second
+        second.say("newer")
+        assert second.result() == ["newer"]
+        first.say("older")
+        first.resume()
+        assert first.result() == ["older"]
+    assert RedisCache(redis_server.url, {}).get("report") == "newer"
+
+
+def test_who_will_not_wait_longer_is_told_so(redis_server: RedisServer) -> None:
+    with (
+        processes(ask, redis_server.url) as crew,
+        processes(ask_impatiently_and_raise, redis_server.url) as (hasty,),
+    ):
+        crew.go()
+        leader = leader_of(crew)
+        hasty.go()
+        with pytest.raises(LockNotAcquired):
+            hasty.result()
+        leader.say("the report")
+        assert leader.result() == ["the report"]
+
+
+def test_who_will_not_wait_longer_computes_and_its_value_is_kept(
+    redis_server: RedisServer,
+) -> None:
+    with (
+        processes(ask, redis_server.url) as crew,
+        processes(ask_impatiently, redis_server.url) as (hasty,),
+    ):
+        crew.go()
+        leader = leader_of(crew)
+        hasty.go()
+        assert hasty.hear() == "computing"
+        leader.say("older")
+        assert leader.result() == ["older"]
+        hasty.say("newer")
+        assert hasty.result() == "newer"
+    assert RedisCache(redis_server.url, {}).get("report") == "newer"
+
+
+def test_redis_dies_under_followers_and_all_get_a_value(own_server: RedisServer) -> None:
+    with (
+        processes(ask, own_server.url, 1, {"IGNORE_EXCEPTIONS": True}, count=3) as crew,
+        own_server.client() as client,
+    ):
+        crew.go()
+        leader = leader_of(crew)
+        until(lambda: blocked(client) == 2)
+        own_server.kill()
+        others = [worker for worker in crew if worker is not leader]
+        for worker in others:
+            # Without Redis nobody can know of the other processes.
+            assert worker.hear() == "computing"
+            worker.say("of its own")
+        leader.say("the report")
+        assert leader.result() == ["the report"]
+        assert [worker.result() for worker in others] == [["of its own"]] * 2
+
+
+def test_redis_dies_under_followers_and_the_error_shows(own_server: RedisServer) -> None:
+    with (
+        processes(ask, own_server.url, 2, count=3) as crew,
+        own_server.client() as client,
+    ):
+        crew.go()
+        leader = leader_of(crew)
+        until(lambda: blocked(client) == 2)
+        own_server.kill()
+        for worker in crew:
+            if worker is not leader:
+                assert [type(error) for error in worker.result()] == [redis.ConnectionError] * 2
+        leader.say("the report")
+        assert leader.result() == ["the report"] * 2

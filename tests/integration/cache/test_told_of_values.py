@@ -1,0 +1,169 @@
+"""What listeners are told of ``get_or_set`` and its kin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import cached
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.events import Computed, Computing, RefreshFailed, Shared
+from tests.heard import Heard, hearing
+from tests.integration.cache.test_get_or_set import (
+    Asking,
+    Broken,
+    Producer,
+    blocked,
+    elsewhere,
+    lands_elsewhere,
+    make,
+    slow,
+    waiting_in_memory,
+)
+from tests.integration.cache.test_stale import TERMS, age
+from tests.processes import until
+from tests.redis_server import RedisServer
+
+__all__ = ["slow"]
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer) -> RedisCache:
+    return make(redis_server)
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    with hearing("report") as heard:
+        yield heard
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def ask(request: pytest.FixtureRequest, cache: RedisCache) -> Any:
+    """``get_or_set``, also by way of asyncio."""
+    if request.param == "threads":
+        return cache.get_or_set
+    return lambda *args, **kwargs: asyncio.run(cache.aget_or_set(*args, **kwargs))
+
+
+def test_a_computation(ask: Any, cache: RedisCache, heard: Heard) -> None:
+    assert ask("report", Producer()) == "computed"
+    computing, computed = heard
+    assert type(computing) is Computing
+    assert type(computed) is Computed
+    assert computed.error is None
+    assert computed.values == 1
+    assert 0 <= computed.seconds < 60
+    assert computing.subject == computed.subject
+    assert computed.subject.cache is cache
+    assert ask("report", Producer()) == "computed"
+    assert len(heard) == 2, "a hit is nothing to speak of"
+
+
+def test_a_computation_that_fails(ask: Any, heard: Heard) -> None:
+    error = Broken("no data")
+    with pytest.raises(Broken):
+        ask("report", Producer(error))
+    assert heard.kinds == [Computing, Computed]
+    assert heard[1].error is error
+
+
+def test_the_threads_that_waited_for_it(cache: RedisCache, slow: Producer, heard: Heard) -> None:
+    threads = [Asking(cache.get_or_set, "report", slow) for _ in range(4)]
+    until(lambda: waiting_in_memory() == 3)
+    slow.finish.set()
+    assert [thread.found() for thread in threads] == ["computed"] * 4
+    assert len(heard.only(Computed)) == 1
+    assert [event.stale for event in heard.only(Shared)] == [False] * 3
+
+
+def test_who_waited_for_another_process(ask: Any, client: redis.Redis, heard: Heard) -> None:
+    elsewhere(client)
+    asking = Asking(ask, "report", Producer())
+    until(lambda: blocked(client) == 1)
+    lands_elsewhere(client, 5)
+    assert asking.found() == 5
+    assert heard.kinds == [Shared]
+
+
+def test_who_finds_what_was_written_a_moment_ago_was_saved_nothing(
+    cache: RedisCache, heard: Heard
+) -> None:
+    cache.set("report", 5)
+    assert asyncio.run(cache.aget_or_set("report", Producer())) == 5
+    assert not heard
+
+
+def test_who_gets_the_old_value_meanwhile(
+    ask: Any, cache: RedisCache, client: redis.Redis, heard: Heard
+) -> None:
+    cache.get_or_set("report", "old", **TERMS)
+    age(client)
+    elsewhere(client)
+    heard.clear()
+    assert ask("report", Producer(), **TERMS) == "old"
+    assert heard.kinds == [Shared]
+    assert heard[0].stale
+
+
+def test_a_refresh_that_fails(
+    ask: Any, cache: RedisCache, client: redis.Redis, heard: Heard
+) -> None:
+    cache.get_or_set("report", "old", **TERMS)
+    age(client)
+    heard.clear()
+    error = Broken("no data")
+    assert ask("report", Producer(error), **TERMS) == "old"
+    assert heard.kinds == [Computing, Computed, RefreshFailed]
+    assert heard[2].error is error
+
+
+def test_several_values(cache: RedisCache, client: redis.Redis) -> None:
+    elsewhere(client)
+    with hearing("product-1") as heard:
+        keys = ["product-1", "product-2", "report"]
+        asking = Asking(cache.get_or_set_many, keys, lambda keys: dict.fromkeys(keys, 1))
+        until(lambda: blocked(client) == 1)
+        lands_elsewhere(client, 5)
+        assert asking.found() == {"product-1": 1, "product-2": 1, "report": 5}
+    assert heard.kinds == [Computing, Computed, Shared]
+    assert [heard[1].values, heard[2].values] == [2, 1]
+    assert heard[1].subject.group == "product-*"
+
+
+def test_values_are_counted_with_their_like(cache: RedisCache) -> None:
+    @cached("report-{year}")
+    def report(year: int) -> int:
+        return year
+
+    @cached(key=lambda year: f"by-function-{year}")
+    def by_function(year: int) -> int:
+        return year
+
+    @cached("named-{year}", group="reports")
+    def named(year: int) -> int:
+        return year
+
+    def group(name: str, ask: Any, *args: Any, **kwargs: Any) -> str:
+        with hearing(name) as heard:
+            ask(*args, **kwargs)
+        (found,) = {event.subject.group for event in heard}
+        return str(found)
+
+    assert group("report-2024", report, 2024) == "report-{year}"
+    assert group("by-function-2024", by_function, 2024).endswith("<locals>.by_function")
+    assert group("named-2024", named, 2024) == "reports"
+    assert group("report-7", cache.get_or_set, "report-7", 1) == "report-*"
+    assert group("own", cache.get_or_set, "own", 1, group="reports") == "reports"
+    assert group("own", cache.compute, "own", 1, group="reports") == "reports"
+
+
+@pytest.mark.parametrize("group", ["", 5, "x" * 201])
+def test_groups_that_are_none(ask: Any, cache: RedisCache, group: Any) -> None:
+    cache.set("report", 1)
+    with pytest.raises((TypeError, ValueError), match="group must"):
+        ask("report", Producer(), group=group)

@@ -1,0 +1,467 @@
+"""C2: a write or a delete during a computation wins over it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from django_redis.cache import RedisCache as DjangoRedisCache
+
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.cache.invalidation import flight_ending
+from django_redis_lock.protocol.keys import flight_key, flight_stream
+from tests.processes import PATIENCE, Link, processes, until, waiting_in
+from tests.redis_server import RedisServer
+
+KEY = b"site:1:report"
+
+Write = Callable[[RedisCache], Any]
+
+#: What is done during the computation, and what the cache holds after it; None: nothing.
+WRITES: dict[str, tuple[Write, Any]] = {
+    "set": (lambda c: c.set("report", "newer"), "newer"),
+    "set for a time": (lambda c: c.set("report", "newer", 60), "newer"),
+    "set for ever": (lambda c: c.set("report", "newer", None), "newer"),
+    "set nx": (lambda c: c.set("report", "newer", nx=True), "newer"),
+    "set for 0": (lambda c: c.set("report", "newer", timeout=0), None),
+    "add": (lambda c: c.add("report", "newer"), "newer"),
+    "delete": (lambda c: c.delete("report"), None),
+    "set_many": (lambda c: c.set_many({"a": 1, "report": "newer", "b": 2}), "newer"),
+    "set_many for 0": (lambda c: c.set_many({"report": "newer"}, 0), None),
+    "delete_many": (lambda c: c.delete_many(["a", "report", "b"]), None),
+    "delete_pattern": (lambda c: c.delete_pattern("rep*"), None),
+    "delete_pattern of all": (lambda c: c.delete_pattern("*", itersize=1), None),
+    "incr_version": (
+        lambda c: (c.set("report", "newer", version=0), c.incr_version("report", version=0)),
+        "newer",
+    ),
+    "decr_version": (
+        lambda c: (c.set("report", "newer", version=2), c.decr_version("report", version=2)),
+        "newer",
+    ),
+    "clear": (lambda c: c.clear(), None),
+    "incr": (lambda c: c.incr("report", 3, ignore_key_check=True), 3),
+    "expire in the past": (lambda c: c.expire_at("report", datetime(2020, 1, 1)), None),
+    "pexpire in the past": (lambda c: c.pexpire_at("report", 1), None),
+    "set, then delete": (lambda c: (c.set("report", "newer"), c.delete("report")), None),
+    "delete, then set": (lambda c: (c.delete("report"), c.set("report", "newer")), "newer"),
+}
+
+#: The same, where there was an old value, the number 5.
+STALE_WRITES: dict[str, tuple[Write, Any]] = {
+    **WRITES,
+    "set nx": (lambda c: c.set("report", "newer", nx=True), "older"),
+    "set xx": (lambda c: c.set("report", "newer", xx=True), "newer"),
+    "add": (lambda c: c.add("report", "newer"), "older"),
+    "incr": (lambda c: c.incr("report", 3), 8),
+    "incr beyond": (lambda c: c.incr("report", 2**63), 2**63 + 5),
+    "decr": (lambda c: c.decr("report"), 4),
+    "touch for 0": (lambda c: c.touch("report", 0), None),
+    "expire at once": (lambda c: c.expire("report", 0), None),
+    "expire a day ago": (lambda c: c.expire("report", timedelta(days=-1)), None),
+    "pexpire at once": (lambda c: c.pexpire("report", -1), None),
+    "expire": (lambda c: c.expire("report", timedelta(hours=1)), "older"),
+    "expire in the future": (lambda c: c.expire_at("report", datetime(2200, 1, 1)), "older"),
+    "touch": (lambda c: c.touch("report", 100), "older"),
+    "reading": (lambda c: c.get("report"), "older"),
+}
+
+#: What is done during the computation without touching its key.
+OTHERS: dict[str, Write] = {
+    "another key": lambda c: (c.set("other", 1), c.delete("other"), c.delete_pattern("oth*")),
+    "another version": lambda c: (c.set("report", 1, version=2), c.delete("report", version=2)),
+    "another prefix": lambda c: c.delete("report", prefix="elsewhere"),
+    "set xx, missing": lambda c: c.set("report", "newer", xx=True),
+    "set nx for 0": lambda c: c.set("report", "newer", nx=True, timeout=0),
+    "reading": lambda c: (c.get("report"), c.get_many(["report"]), c.has_key("report")),
+    "touch": lambda c: (c.touch("report", 60), c.expire("report", 60), c.persist("report")),
+    "expire in the future": lambda c: (
+        c.expire_at("report", datetime(2200, 1, 1)),
+        c.pexpire_at("report", datetime(2200, 1, 1)),
+    ),
+    "a lock of its name": lambda c: c.lock("report", timeout=60).acquire(),
+}
+
+
+@pytest.fixture
+def cache(redis_server: RedisServer) -> RedisCache:
+    return RedisCache(redis_server.url, {"KEY_PREFIX": "site"})
+
+
+class Computation(threading.Thread):
+    """A computation of the report that is under way."""
+
+    def __init__(self, cache: RedisCache, **terms: Any) -> None:
+        super().__init__(daemon=True)
+        self._cache, self._terms = cache, {"timeout": None, **terms}
+        self._begun, self._finish = threading.Event(), threading.Event()
+        self.start()
+        assert self._begun.wait(PATIENCE)
+
+    def run(self) -> None:
+        self._found = self._cache.get_or_set("report", self._compute, **self._terms)
+
+    def _compute(self) -> str:
+        self._begun.set()
+        assert self._finish.wait(PATIENCE)
+        return "older"
+
+    def finish(self) -> str:
+        """Its caller's value."""
+        self._finish.set()
+        self.join(PATIENCE)
+        assert not self.is_alive(), "it hangs"
+        return self._found
+
+
+@pytest.fixture
+def computation(cache: RedisCache) -> Iterator[Computation]:
+    computation = Computation(cache)
+    yield computation
+    computation.finish()
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_wins_over_the_computation(
+    cache: RedisCache, client: redis.Redis, computation: Computation, write: str
+) -> None:
+    do, kept = WRITES[write]
+    assert client.exists(flight_key(KEY))
+    do(cache)
+    assert not client.exists(flight_key(KEY))
+    assert computation.finish() == "older"
+    assert cache.get("report") == kept
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_followers_get_what_was_written_or_compute_anew(
+    cache: RedisCache, client: redis.Redis, computation: Computation, write: str
+) -> None:
+    do, kept = WRITES[write]
+    found: list[Any] = []
+    follower = threading.Thread(
+        target=lambda: found.append(cache.get_or_set("report", lambda: "anew", None)), daemon=True
+    )
+    follower.start()
+    until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 1)
+    do(cache)
+    computation.finish()
+    follower.join(PATIENCE)
+    assert found == [kept or "anew"]
+    assert cache.get("report") == found[0]
+
+
+@pytest.mark.parametrize("write", STALE_WRITES)
+def test_a_write_wins_over_the_refresh_of_an_old_value(cache: RedisCache, write: str) -> None:
+    do, kept = STALE_WRITES[write]
+    cache.set("report", 5, 1000)
+    computation = Computation(cache, timeout=60, stale=2000)
+    do(cache)
+    assert computation.finish() == "older"
+    assert cache.get("report") == kept
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_writes_nothing_ends_no_flight(
+    cache: RedisCache, client: redis.Redis, computation: Computation, other: str
+) -> None:
+    OTHERS[other](cache)
+    assert client.exists(flight_key(KEY))
+    assert computation.finish() == "older"
+    assert cache.get("report") == "older"
+    assert client.pttl(KEY) == -1
+
+
+@pytest.mark.parametrize("write", ["set", "delete", "incr", "delete_pattern"])
+def test_a_write_tells_the_followers(
+    cache: RedisCache, client: redis.Redis, computation: Computation, write: str
+) -> None:
+    """So that those of other processes do not find out only when they look again."""
+    stream = flight_stream(KEY, client.get(flight_key(KEY)))
+    assert not client.exists(stream)
+    WRITES[write][0](cache)
+    assert client.xlen(stream) == 1
+    assert 0 < client.pttl(stream) <= 10_000
+
+
+def test_a_follower_of_another_process_has_the_write_while_the_computation_goes_on(
+    cache: RedisCache, redis_server: RedisServer, client: redis.Redis, computation: Computation
+) -> None:
+    with processes(follow_in_a_process, redis_server.url) as (follower,):
+        follower.go()
+        until(lambda: client.info("clients")["blocked_clients"])
+        cache.set("report", "newer")
+        assert follower.result() == "newer"
+
+
+def follow_in_a_process(link: Link, url: str) -> Any:
+    return RedisCache(url, {"KEY_PREFIX": "site"}).get_or_set("report", lambda: "anew", None)
+
+
+def test_a_failed_add_ends_no_flight(cache: RedisCache, client: redis.Redis) -> None:
+    client.set(KEY, 1)
+    client.set(flight_key(KEY), "another")
+    assert cache.add("report", "newer") is False
+    assert client.get(flight_key(KEY)) == b"another"
+
+
+@pytest.mark.parametrize("key", ["{tag}x", "a}b", "{", "a{b}c*", "ключ", "x y"])
+@pytest.mark.parametrize("write", ["set", "delete", "set_many", "delete_many"])
+def test_whatever_the_key_looks_like(
+    cache: RedisCache, client: redis.Redis, key: str, write: str
+) -> None:
+    flight = flight_key(f"site:1:{key}".encode())
+    client.set(flight, "another")
+    arguments: dict[str, tuple[Any, ...]] = {
+        "set": (key, 1),
+        "delete": (key,),
+        "set_many": ({key: 1},),
+        "delete_many": ([key],),
+    }
+    getattr(cache, write)(*arguments[write])
+    assert not client.exists(flight)
+
+
+@pytest.mark.parametrize(
+    ("key", "pattern"),
+    [
+        ("{tag}x", "*x"),
+        ("{tag}x", "{tag}*"),
+        ("a}x", "*x"),
+        ("a}x", "a?x"),
+        ("{x", "*x"),
+        ("x", "x"),
+    ],
+)
+def test_a_pattern_ends_the_computations_of_what_it_matches(
+    cache: RedisCache, client: redis.Redis, key: str, pattern: str
+) -> None:
+    flight = flight_key(f"site:1:{key}".encode())
+    # Neither the flights of other sites nor values that are called like flights.
+    others = {b"{other:site:1:x}:flight": b"1", b"site:1:x:flight": b"2", b"x}:flight": b"3"}
+    client.mset({flight: "another", **others})
+    cache.delete_pattern(pattern)
+    assert not client.exists(flight)
+    assert client.mget(list(others)) == list(others.values())
+
+
+def test_writes_on_the_callers_own_client_end_flights(
+    cache: RedisCache, client: redis.Redis, computation: Computation
+) -> None:
+    cache.set("report", "newer", client=client)
+    computation.finish()
+    assert cache.get("report") == "newer"
+
+
+def test_writes_in_the_callers_own_pipeline_end_flights_when_it_is_sent(
+    cache: RedisCache, client: redis.Redis, computation: Computation
+) -> None:
+    with client.pipeline() as pipeline:
+        cache.delete("report", client=pipeline)
+        assert client.exists(flight_key(KEY))
+        pipeline.execute()
+    assert not client.exists(flight_key(KEY))
+    computation.finish()
+    assert cache.get("report") is None
+
+
+def test_many_writes_send_their_script_once(cache: RedisCache, client: redis.Redis) -> None:
+    data = {f"key {number}": number for number in range(100)}
+    for _ in range(2):
+        client.script_flush()
+        before = client.info("stats")["total_net_input_bytes"]
+        assert cache.set_many(data, 60) == []
+        assert client.info("stats")["total_net_input_bytes"] - before < 100 * 250
+    assert cache.get_many(data) == data
+
+
+def test_a_pipeline_that_is_used_again_sends_it_again(client: redis.Redis) -> None:
+    with client.pipeline() as pipeline:
+        writes = flight_ending(pipeline)
+        for value in (1, 2):
+            client.script_flush()
+            client.set(flight_key(b"a"), "token")
+            writes.set("a", value)
+            writes.set("b", value)
+            pipeline.execute()
+            assert client.mget("a", "b") == [b"%d" % value] * 2
+            assert not client.exists(flight_key(b"a"))
+
+
+def test_a_write_costs_one_command(cache: RedisCache, client: redis.Redis) -> None:
+    cache.set("warm", 1)
+    cache.delete("warm")
+    for write in (
+        lambda: cache.set("a", 1),
+        lambda: cache.add("b", 1),
+        lambda: cache.delete("a"),
+        lambda: cache.delete_many(["a", "b"]),
+        lambda: cache.set_many({"a": 1}),
+    ):
+        client.config_resetstat()
+        write()
+        stats = client.info("commandstats")
+        sent = sum(
+            stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha")
+        )
+        assert sent == 1
+
+
+def compute_in_a_process(link: Link, url: str) -> Any:
+    def compute() -> str:
+        link.say("computing")
+        return str(link.hear())
+
+    return RedisCache(url, {"KEY_PREFIX": "site"}).get_or_set("report", compute, None)
+
+
+@pytest.mark.parametrize("write", ["set", "delete", "clear", "delete_pattern"])
+def test_a_write_in_another_process_wins(
+    cache: RedisCache, redis_server: RedisServer, write: str
+) -> None:
+    do, kept = WRITES[write]
+    with processes(compute_in_a_process, redis_server.url) as (leader,):
+        leader.go()
+        assert leader.hear() == "computing"
+        do(cache)
+        leader.say("older")
+        assert leader.result() == "older"
+    assert cache.get("report") == kept
+
+
+def test_an_old_leader_does_not_overwrite_a_new_one(
+    cache: RedisCache, redis_server: RedisServer
+) -> None:
+    with processes(compute_in_a_process, redis_server.url, count=2) as (first, second):
+        first.go()
+        assert first.hear() == "computing"
+        cache.delete("report")
+        second.go()
+        assert second.hear() == "computing"
+        first.say("older")
+        assert first.result() == "older"
+        assert cache.get("report") is None
+        second.say("newer")
+        assert second.result() == "newer"
+    assert cache.get("report") == "newer"
+
+
+def test_a_leader_frozen_for_longer_than_its_flight_does_not_overwrite(
+    cache: RedisCache, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    with processes(compute_in_a_process, redis_server.url) as (leader,):
+        leader.go()
+        assert leader.hear() == "computing"
+        leader.pause()
+        client.pexpire(flight_key(KEY), 1)
+        until(lambda: not client.exists(flight_key(KEY)))
+        assert cache.get_or_set("report", lambda: "newer") == "newer"
+        leader.say("older")
+        leader.resume()
+        assert leader.result() == "older"
+    assert cache.get("report") == "newer"
+
+
+# -- writes by others, who know nothing of flights -----------------------------------------------
+
+SMALL, LARGE = "x" * 100, "x" * 50_000
+
+
+def same_size(value: str) -> str:
+    """Another value that looks the same from both ends."""
+    middle = len(value) // 2
+    return f"{value[:middle]}y{value[middle + 1 :]}"
+
+
+#: The last two also where there is a value.
+WAYS = ("get_or_set", "aget_or_set", "get_or_set_many", "compute", "stale")
+
+
+def ways_to_compute(cache: RedisCache) -> dict[str, Callable[[Any], Any]]:
+    """By the name of each: how to compute the report by a function."""
+
+    def many(function: Callable[[], Any]) -> Any:
+        return cache.get_or_set_many(["report"], lambda keys: {"report": function()})
+
+    return {
+        "get_or_set": lambda function: cache.get_or_set("report", function),
+        "aget_or_set": lambda function: asyncio.run(cache.aget_or_set("report", function)),
+        "get_or_set_many": many,
+        "compute": lambda function: cache.compute("report", function),
+        "stale": lambda function: cache.get_or_set("report", function, stale=2000),
+    }
+
+
+#: What others do while it is computed, and what the cache holds after it.
+OTHERS_WRITES: dict[str, tuple[Callable[[DjangoRedisCache, str], Any], Callable[[str], Any]]] = {
+    "set": (lambda c, old: c.set("report", same_size(old), 1000), same_size),
+    "set for ever": (lambda c, old: c.set("report", same_size(old), None), same_size),
+    "set to another size": (lambda c, old: c.set("report", "newer", 1000), lambda old: "newer"),
+    "delete": (lambda c, old: c.delete("report"), lambda old: None),
+}
+
+
+#: A delete of what is missing leaves no trace: see Limits in docs/cache_stampedes.md.
+SEEN = [
+    *((write, way, None) for write in OTHERS_WRITES if write != "delete" for way in WAYS),
+    *((write, way, old) for write in OTHERS_WRITES for way in WAYS[-2:] for old in (SMALL, LARGE)),
+]
+
+
+@pytest.mark.parametrize(("write", "way", "before"), SEEN)
+def test_a_write_by_plain_django_redis_wins(
+    redis_server: RedisServer, client: redis.Redis, write: str, way: str, before: str | None
+) -> None:
+    """As in a rolling deploy."""
+    plain, ours = (kind(redis_server.url, {}) for kind in (DjangoRedisCache, RedisCache))
+    if before is not None:
+        plain.set("report", before, 500)
+    do, kept = OTHERS_WRITES[write]
+
+    def compute() -> str:
+        do(plain, before or SMALL)
+        return "older"
+
+    assert ways_to_compute(ours)[way](compute) in ("older", {"report": "older"})
+    assert ours.get("report") == kept(before or SMALL)
+    assert not client.exists(flight_key(b":1:report"))
+
+
+@pytest.mark.parametrize("before", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("way", ["compute", "stale"])
+def test_a_value_that_expired_as_it_had_to_is_replaced(
+    redis_server: RedisServer, client: redis.Redis, way: str, before: str
+) -> None:
+    ours = RedisCache(redis_server.url, {})
+    ours.set("report", before, 0.2)
+
+    def compute() -> str:
+        until(lambda: not client.exists(":1:report"))
+        return "newer"
+
+    assert ways_to_compute(ours)[way](compute) == "newer"
+    assert ours.get("report") == "newer"
+
+
+@pytest.mark.parametrize("before", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize(("way", "lifetime"), [("compute", 500), ("compute", None), ("stale", 500)])
+def test_a_value_that_nobody_touched_is_replaced(
+    redis_server: RedisServer, way: str, before: str, lifetime: float | None
+) -> None:
+    ours = RedisCache(redis_server.url, {})
+    ours.set("report", before, lifetime)
+    assert ways_to_compute(ours)[way](lambda: "newer") == "newer"
+    assert ours.get("report") == "newer"
+
+
+def test_what_is_no_text_is_replaced_by_what_is_computed_on_request(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    client.hset(KEY, "a", "1")
+    assert cache.compute("report", lambda: "newer") == "newer"
+    assert cache.get("report") == "newer"

@@ -1,0 +1,412 @@
+"""``manage.py locks doctor`` and the system checks that ask Redis, on servers that are not well."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import cache, caches
+from django.core.checks import run_checks
+
+from django_redis_lock import Lock, checks, metrics
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.doctor import Finding, Level, acl, servers
+from django_redis_lock.doctor.target import Node, Patient
+from django_redis_lock.management.commands.locks import Command
+from django_redis_lock.protocol import lock_scripts
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
+from tests.redis_topologies import ClusterServers
+
+pytestmark = pytest.mark.usefixtures("nothing_is_declared")
+
+DOCS = (Path(__file__).parents[3] / "docs" / "commands.md").read_text()
+
+Doctor = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def doctor(capfd: Any) -> Doctor:
+    """Exit code, and for each topic of the default cache what was found."""
+
+    def run(*words: str) -> tuple[int, dict[str, Any]]:
+        code: Any = 0
+        try:
+            Command().run_from_argv(["manage.py", "locks", "doctor", "--json", *words])
+        except SystemExit as end:
+            code = end.code
+        document = json.loads(capfd.readouterr().out)
+        findings = document["caches"]["default"]["findings"]
+        return code, {finding["topic"]: finding for finding in findings}
+
+    return run
+
+
+@pytest.fixture
+def at(settings: Any) -> Callable[..., None]:
+    """Leads the default cache, and no other, to a server."""
+
+    def lead(location: str, **options: Any) -> None:
+        backend = "django_redis_lock.cache.RedisCache"
+        options = {"SOCKET_TIMEOUT": 5, **options}
+        settings.CACHES = {
+            "default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
+        }
+
+    return lead
+
+
+def deploy_numbers() -> set[str]:
+    found = run_checks(tags=[checks.TAG], include_deployment_checks=True)
+    return {message.id.removeprefix("django_redis_lock.") for message in found}
+
+
+# -- servers that are well ---------------------------------------------------------------------
+
+
+def test_a_healthy_server(
+    doctor: Doctor, at: Callable[..., None], own_server: RedisServer, client: redis.Redis
+) -> None:
+    at(own_server.url)
+    code, found = doctor()
+    assert code == 0
+    levels = {topic: finding["level"] for topic, finding in found.items()}
+    assert set(levels) == {
+        *("server", "eviction", "persistence", "replication", "connections", "round trip"),
+        *("clocks", "rights", "trial", "timeouts", "grants", "held locks"),
+    }
+    assert {topic for topic, level in levels.items() if level != "ok"} == {"persistence"}
+    assert "standalone, primary" in found["server"]["text"]
+    assert deploy_numbers() == set()
+    with own_server.client() as own:
+        until(lambda: not [key for key in own.keys() if b"doctor" in key])
+
+
+def test_the_trial_is_in_no_figures(
+    doctor: Doctor, at: Callable[..., None], own_server: RedisServer
+) -> None:
+    at(own_server.url)
+    assert doctor()[1]["trial"]["level"] == "ok"
+    metrics.flush()
+    assert metrics.summaries() == []
+
+
+def test_the_trial_wants_what_the_sites_locks_want(
+    doctor: Doctor, at: Callable[..., None], own_server: RedisServer, tmp_path: Path
+) -> None:
+    folder = {"LOCK_ON_REDIS_DOWN": "local", "LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
+    at(own_server.url, **folder, LOCK_REPLICAS=1, LOCK_TIMEOUT=1)
+    code, found = doctor()
+    assert (code, found["trial"]["level"]) == (3, "error")
+    assert "0 replicas have confirmed" in found["trial"]["text"]
+
+
+def test_what_people_see(capfd: Any, client: redis.Redis, settings: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"TIMOUT": 5}
+    with pytest.raises(SystemExit) as end:
+        Command().run_from_argv(["manage.py", "locks", "doctor"])
+    out = capfd.readouterr().out
+    assert end.value.code == 1
+    assert re.search(r"^default  127\.0\.0\.1:\d+/0$", out, re.MULTILINE)
+    assert re.search(r"^  ok       server       Redis \d", out, re.MULTILINE)
+    assert re.search(r"^  warning  settings     W001: DJANGO_REDIS_LOCK has", out, re.MULTILINE)
+    assert "→ Did you mean 'TIMEOUT'?" in out
+    assert out.endswith("Locks work, but can be lost or late: see the warnings.\n")
+    assert max(map(len, out.splitlines())) <= 100
+
+
+# -- servers that are not ----------------------------------------------------------------------
+
+
+def test_a_server_that_is_away(doctor: Doctor, at: Callable[..., None]) -> None:
+    at("redis://127.0.0.1:1/0")
+    code, found = doctor()
+    assert code == 69
+    assert found["server"]["level"] == "error"
+    assert deploy_numbers() == {"I101"}
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_server_that_evicts(
+    doctor: Doctor, at: Callable[..., None], own_server: RedisServer, policy: str
+) -> None:
+    at(own_server.url)
+    with own_server.client() as admin:
+        admin.config_set("maxmemory-policy", policy)
+        assert doctor()[1]["eviction"]["level"] == "ok"  # It has no maxmemory.
+        admin.config_set("maxmemory", "100mb")
+    code, found = doctor()
+    assert (code, found["eviction"]["level"]) == (1, "warning")
+    assert "maxmemory is 100 MB" in found["eviction"]["text"]
+    assert deploy_numbers() == {"W101"}
+
+
+def test_a_replica(doctor: Doctor, at: Callable[..., None], own_server: RedisServer) -> None:
+    with RedisServer() as primary, own_server.client() as admin, primary.client() as its_client:
+        admin.replicaof("127.0.0.1", primary.port)
+        until(lambda: its_client.info()["connected_slaves"])
+        at(own_server.url)
+        code, found = doctor()
+        assert (code, found["server"]["level"]) == (3, "error")
+        assert "E102" in deploy_numbers()
+        at(primary.url)
+        _, found = doctor()
+        assert found["replication"]["text"].startswith("1 replica")
+        its_client.config_set("min-replicas-to-write", 2)
+        code, found = doctor()
+        assert (code, found["replication"]["level"]) == (3, "error")
+        assert "W102" in deploy_numbers()
+
+
+def test_a_node_of_a_cluster(
+    doctor: Doctor, at: Callable[..., None], cluster_servers: ClusterServers
+) -> None:
+    at(cluster_servers.servers[0].url)
+    code, found = doctor()
+    assert code == 3
+    assert found["server"]["check"] == "django_redis_lock.E103"
+    assert found["cluster"]["text"].startswith("16384 of 16384 slots")
+    assert "E103" in deploy_numbers()
+
+
+def test_a_socket_timeout_that_outlasts_a_lock(
+    doctor: Doctor, at: Callable[..., None], own_server: RedisServer
+) -> None:
+    at(own_server.url, SOCKET_TIMEOUT=60)
+    code, found = doctor()
+    assert (code, found["timeouts"]["level"]) == (1, "warning")
+    assert deploy_numbers() == {"W104"}
+
+
+def test_locks_that_are_not_well(doctor: Doctor, client: redis.Redis) -> None:
+    endless = cache.lock("endless", timeout=None)
+    endless.acquire()
+    keys = cache.lock("passed-on").keys
+    client.set(keys.lock, "token")
+    client.rpush(keys.grants, "token:1")
+    client.zadd(keys.held_index, {keys.lock: "inf"})
+    code, found = doctor()
+    assert code == 1
+    assert "endless: without an end" in found["held locks"]["text"]
+    assert found["grants"]["text"].startswith(":1:lock:passed-on: passed on, and not taken")
+    endless.release()
+
+
+class Imagined(Node):
+    """A server that says of itself what is given."""
+
+    def __init__(self, **info: Any) -> None:
+        super().__init__("imagined:6379", None)
+        well = {"redis_version": "7.4.1", "redis_mode": "standalone", "role": "master"}
+        self.info = {**well, **info}
+
+    def setting(self, name: str) -> str | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("probe", "info", "level", "words", "number"),
+    [
+        (servers.server, {}, Level.OK, "Redis 7.4.1, standalone, primary", ""),
+        (servers.server, {"redis_version": "6.0.9"}, Level.ERROR, "Redis 6.0.9", "E101"),
+        (servers.server, {"redis_version": "6.2.0"}, Level.OK, "Redis 6.2.0", ""),
+        (
+            servers.server,
+            {"redis_version": "7.2.4", "valkey_version": "8.0.1", "server_mode": "standalone"},
+            Level.OK,
+            "Valkey 8.0.1",
+            "",
+        ),
+        (servers.persistence, {"loading": 1}, Level.ERROR, "loading", ""),
+        (
+            servers.persistence,
+            {"rdb_last_bgsave_status": "err"},
+            Level.WARNING,
+            "could not be written",
+            "W102",
+        ),
+        (servers.persistence, {"aof_enabled": 1}, Level.OK, "a moment", ""),
+        (servers.connections, {"connected_clients": 9, "maxclients": 10}, Level.WARNING, "9", ""),
+        (servers.connections, {"connected_clients": 8, "maxclients": 10}, Level.OK, "8", ""),
+    ],
+)
+def test_what_servers_say_of_themselves(
+    probe: Any, info: dict[str, Any], level: Level, words: str, number: str
+) -> None:
+    (found,) = probe(Patient("default"), Imagined(**info))
+    assert isinstance(found, Finding)
+    assert (found.level, found.number) == (level, number)
+    assert words in found.text
+
+
+# -- rights ------------------------------------------------------------------------------------
+
+
+def documented(heading: str) -> list[str]:
+    """The rights that the page gives ``for`` something, or those of its rule."""
+    if heading == "locks":
+        (rule,) = re.findall(r"```\nACL SETUSER app (.*?)```", DOCS, re.DOTALL)
+        return str(rule).split()
+    (cell,) = re.findall(rf"^\| [^|]*{heading}[^|]* \| `([^`]*)`", DOCS, re.MULTILINE)
+    return str(cell).split()
+
+
+def allow(server: RedisServer, *rights: str) -> str:
+    """A user ``app`` with these rights, and an address that leads to the server as this user."""
+    with server.client() as admin:
+        admin.execute_command("ACL SETUSER", "app", "reset", *acl)
+        admin.execute_command("ACL LOG", "RESET")
+    return server.url.replace("redis://", "redis://app:secret@")
+
+
+def refused(server: RedisServer) -> set[str]:
+    metrics.flush()
+    with server.client() as admin:
+        entries = {entry["object"] for entry in admin.acl_log()}
+    return entries - {"client", "client|setinfo"}  # redis-py introduces itself, and does not mind.
+
+
+def test_the_documented_rights_are_those_of_the_code() -> None:
+    rule = [word.removeprefix("+") for word in documented("locks") if word.startswith("+")]
+    assert sorted(rule) == sorted(acl.LOCKING)
+    for heading, wanted in (
+        ("get_or_set", acl.VALUES),
+        ("the admin", acl.LISTING),
+        ("the figures", acl.COUNTING),
+        ("clear", (*("zrange",), *acl.CLEARING)),
+    ):
+        assert documented(heading) == [f"+{name}" for name in wanted]
+
+
+def test_every_command_of_a_script_is_in_the_list_of_rights() -> None:
+    folder = Path(lock_scripts.__file__).parent
+    source = "".join(path.read_text() for path in folder.glob("*scripts.py"))
+    used = {name.lower() for name in re.findall(r"(?:call\(|read\([^,]+,)\s*'(\w+)'", source)}
+    known = {*acl.LOCKING, *acl.VALUES, *acl.LISTING, *acl.CLEARING}
+    known |= {*acl.COUNTING}
+    assert used <= known
+    tried = {command[0].lower() for command in (*acl.TRIED, *acl.TRIED_IN_FIGURES)}
+    assert tried == used - set(acl.CLEARING)
+
+
+def test_the_documented_rule_is_enough_for_locks(
+    own_server: RedisServer, at: Callable[..., None], settings: Any
+) -> None:
+    settings.DJANGO_REDIS_LOCK = {"METRICS": False}
+    at(allow(own_server, *documented("locks")))
+    lock = caches["default"].lock("import", timeout=3, renew=True)
+    with lock:
+        other = caches["default"].lock("import", label="other", min_hold=0.01)
+        waiter = threading.Thread(target=lambda: other.acquire() and other.release())
+        waiter.start()
+        until(lambda: lock.redis.zcount(lock.keys.waiters, "-inf", "+inf"))
+        until(lambda: lock.redis.hgetall(lock.keys.owner))
+        lock.extend(5)
+        assert lock.holder() is not None
+    waiter.join(PATIENCE)
+    with caches["default"].lock("a}b{c}"):
+        pass
+    caches["default"].lock("import").reset()
+    assert refused(own_server) == set()
+
+
+def compute(link: Link, location: str) -> None:
+    def slow() -> int:
+        link.say("computing")
+        link.hear()
+        return 1
+
+    RedisCache(location, {}).get_or_set("report", slow, 60)
+
+
+def test_the_documented_rules_are_enough_for_everything_else(
+    own_server: RedisServer, at: Callable[..., None], doctor: Doctor, capfd: Any, settings: Any
+) -> None:
+    more = [
+        right
+        for heading in ("get_or_set", "the admin", "the figures")
+        for right in documented(heading)
+    ]
+    at(allow(own_server, *documented("locks"), *more))
+    default = caches["default"]
+    with processes(compute, settings.CACHES["default"]["LOCATION"]) as (leader,):
+        leader.go()
+        assert leader.hear() == "computing"
+        follower = threading.Thread(target=default.get_or_set, args=("report", None, 60))
+        follower.start()
+        with own_server.client() as admin:
+            until(lambda: admin.info("clients")["blocked_clients"])
+        leader.say("go on")
+        follower.join(PATIENCE)
+    assert default.get("report") == 1
+    default.get_or_set("stale", lambda: 1, 60, stale=60)
+    default.get_or_set_many(["a", "b"], lambda keys: dict.fromkeys(keys, 1), 60)
+    default.set_many({"a": 2})
+    default.delete("a")
+    with default.lock("import") as lock:
+        until(lambda: lock.redis.hgetall(lock.keys.owner))
+        for words in (["list", "--kind", "all"], ["show", "import"]):
+            Command().run_from_argv(["manage.py", "locks", *words])
+        assert "import" in capfd.readouterr().out
+        Command().run_from_argv(["manage.py", "locks", "release", "import", "--yes"])
+        capfd.readouterr()
+        lock.raise_on_release_error = False
+    assert refused(own_server) == set()
+    code, found = doctor()
+    assert code == 0
+    assert found["rights"]["level"] == "ok"
+    assert "may not run INFO" in found["server"]["text"]
+    assert refused(own_server) <= {"info", "config|get"}
+    at(allow(own_server, *documented("locks"), *more, *documented("clear")))
+    caches["default"].clear()
+    assert refused(own_server) == set()
+
+
+@pytest.mark.parametrize(
+    ("without", "level", "number", "words"),
+    [
+        (["-zadd"], "error", "E104", "not allowed: zadd"),
+        (["-xadd", "-hset"], "error", "E104", "not allowed: hset, xadd"),
+        (["-hincrby"], "note", None, "figures of locks cannot be kept: hincrby is not allowed"),
+        (["-evalsha", "-eval"], None, None, ""),
+        (["-blpop"], "warning", "W103", "may not run blpop: who waits has to poll"),
+        (
+            ["resetkeys", "~:1:*", "~{:1:*", "~{dj*"],
+            "error",
+            "E104",
+            "list of held locks cannot be kept",
+        ),
+        (["resetkeys", "~:2:*"], "error", "E104", "no locks are possible"),
+    ],
+)
+def test_rights_that_are_missing(
+    own_server: RedisServer,
+    at: Callable[..., None],
+    doctor: Doctor,
+    without: list[str],
+    level: str | None,
+    number: str | None,
+    words: str,
+) -> None:
+    most = [right for h in ("get_or_set", "the admin", "the figures") for right in documented(h)]
+    at(allow(own_server, *documented("locks"), *most, *without))
+    code, found = doctor()
+    if level is None:  # Not even the first question is answered.
+        assert code == 69
+        return
+    assert found["rights"]["level"] == level
+    assert words in found["rights"]["text"]
+    assert found["rights"]["check"] == (f"django_redis_lock.{number}" if number else None)
+    assert number is None or number in deploy_numbers()
+
+
+def test_a_bare_lock_is_of_no_cache(client: redis.Redis, doctor: Doctor) -> None:
+    with Lock(client, "bare", timeout=None):
+        _, found = doctor()
+    assert "bare: without an end" in found["held locks"]["text"]

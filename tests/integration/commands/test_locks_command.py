@@ -1,0 +1,533 @@
+"""``manage.py locks``: list, show, release and reset."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import cache, caches
+from django.core.management import CommandError, call_command
+
+from django_redis_lock import Lock, events, metrics
+from django_redis_lock.locking.history import note_call
+from django_redis_lock.management.commands.locks import Command
+from django_redis_lock.protocol.owner import Owner, hostname
+from django_redis_lock.transport import execute
+from tests.held import silence
+from tests.processes import PATIENCE, until
+
+ROOT = Path(__file__).parents[3]
+HERE = f"{hostname()}:{os.getpid()}"
+
+
+class Screen(StringIO):
+    """A terminal of 80 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: Any) -> Run:
+    """As from a shell: exit code, standard output and error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code: Any = 0
+        try:
+            Command().run_from_argv(["manage.py", "locks", *words])
+        except SystemExit as end:
+            code = end.code
+        return (code, *capfd.readouterr())
+
+    return run
+
+
+@contextmanager
+def held(client: redis.Redis, name: str, using: str = "default", **options: Any) -> Iterator[Lock]:
+    """A lock that has said who holds it."""
+    lock = caches[using].lock(name, **options)
+    assert lock.acquire(blocking=False)
+    until(lambda: client.exists(lock.keys.owner))
+    yield lock
+    lock.raise_on_release_error = False
+    lock.__exit__(None, None, None)
+
+
+@contextmanager
+def waiting(client: redis.Redis, lock: Lock) -> Iterator[None]:
+    """Somebody waits for ``lock``."""
+    other = Lock(client, lock.name, timeout=60)
+    thread = threading.Thread(target=lambda: other.acquire() and other.release(), name="next")
+    thread.start()
+    until(lambda: client.zcard(lock.keys.waiters))
+    yield
+    if lock.owned():
+        lock.release()
+    thread.join(PATIENCE)
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"\b\d+s\b", "Ns", text)
+
+
+# -- list --------------------------------------------------------------------------------------
+
+
+def test_nothing_is_held(run: Run) -> None:
+    assert run() == (0, "No lock is held.\n", "")
+    assert run("list", "--exit-code") == (0, "No lock is held.\n", "")
+    assert run("--kind", "all")[1] == "No lock is held, 0 values are being computed.\n"
+
+
+def test_the_list(run: Run, client: redis.Redis) -> None:
+    with (
+        held(client, "nightly", label="report") as nightly,
+        held(client, "x", timeout=None),
+        waiting(client, nightly),
+    ):
+        code, out, err = run()
+    by = f"{HERE} (report)"
+    assert (code, err) == (0, "")
+    assert [line.split() for line in without_times(out).splitlines()] == [
+        ["NAME", "HOLDER", "HELD", "LEFT", "WAITING", "NOTE"],
+        ["nightly", *by.split(), "Ns", "Ns", "1"],
+        ["x", HERE, "Ns", "-", "-", "never", "expires"],
+        [],
+        ["2", "locks", "are", "held,", "1", "process", "waits."],
+    ]
+    assert "\x1b" not in out
+
+
+def test_locks_of_other_caches_and_of_none(run: Run, client: redis.Redis, settings: Any) -> None:
+    other = {**settings.CACHES["default"], "KEY_PREFIX": "shop"}
+    settings.CACHES = {**settings.CACHES, "other": other}
+    with ExitStack() as stack:
+        stack.enter_context(held(client, "import"))
+        stack.enter_context(held(client, "import", using="other"))
+        stack.enter_context(Lock(client, "bare", timeout=60))
+        _, out, _ = run()
+        assert "CACHE" in out
+        names = {line.split()[0] for line in out.splitlines()[1:-2]}
+        assert names == {"import", "bare"}
+        assert run("--using", "other")[1].splitlines()[-1] == "1 lock is held."
+        code, _, err = run("show", "import")
+        assert code == 2
+        assert "held in several caches (default, other); say which with --using" in err
+        assert "at the key shop:1:lock:import" in run("show", "import", "--using", "other")[1]
+        assert "at the key bare" in run("show", "bare")[1]
+
+
+def test_it_can_be_searched_and_cut(run: Run, client: redis.Redis) -> None:
+    with held(client, "invoice-1"), held(client, "invoice-2"), held(client, "report"):
+        assert run("--search", "INVOICE")[1].splitlines()[-1] == "2 locks are held."
+        last = run("--limit", "1")[1].splitlines()[-1]
+        assert last == "3 locks are held. Only 1 of 3 locks of the cache default are listed."
+        said = "No lock matches (3 are held).\n"
+        assert run("--older-than", "1h", "--exit-code") == (0, said, "")
+        assert run("reset", "nothing-*") == (0, said, "")
+        assert run("--search", "nothing") == (0, "No lock matches.\n", "")
+        assert run("--older-than", "0", "--exit-code")[0] == 1
+
+
+def test_two_caches_on_one_database_are_one_place(
+    run: Run, client: redis.Redis, settings: Any
+) -> None:
+    settings.CACHES = {**settings.CACHES, "other": settings.CACHES["default"]}
+    with held(client, "nightly"):
+        (listed,) = json.loads(run("--json")[1])["locks"]
+        assert listed["cache"] == json.loads(run("show", "nightly", "--json")[1])["cache"]
+        assert f"cache       {listed['cache']}, at the key" in run("show", "nightly")[1]
+
+
+def test_one_failure_of_several_caches_is_said_once(run: Run, settings: Any) -> None:
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {"default": away, "other": away}
+    code, out, err = run()
+    assert (code, out) == (69, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith("The caches default, other could not be asked: ")
+
+
+@pytest.mark.parametrize("action", ["doctor", "list", "show"])
+def test_the_help_of_an_action_has_its_options_only(run: Run, action: str) -> None:
+    code, out, _ = run(action, "--help")
+    assert code == 0
+    assert f"locks {action}" in out
+    assert "--yes" not in out
+    assert ("--exit-code" in out) is (action != "doctor")
+    assert "--using" in out
+
+
+def test_who_reads_only_the_beginning_is_no_failure() -> None:
+    """As head does."""
+    command = [sys.executable, "manage.py", "locks", "doctor"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as examining:
+        examining.stdout.close()
+        assert examining.stderr.read() == b""
+    assert examining.returncode == 141
+
+
+def test_a_list_for_programs(run: Run, client: redis.Redis) -> None:
+    with held(client, "nightly", label="report", timeout=None):
+        _, out, _ = run("--json")
+    (lock,) = json.loads(out)["locks"]
+    assert (lock["name"], lock["cache"], lock["key"]) == ("nightly", "default", ":1:lock:nightly")
+    assert lock["holder"]["label"] == "report"
+    assert (lock["ttl"], lock["expires"], lock["waiters"]) == (None, False, 0)
+    assert lock["held_for"] > 0
+
+
+def test_values_that_are_being_computed(run: Run, client: redis.Redis) -> None:
+    compute, done = threading.Event(), threading.Event()
+
+    def slow() -> int:
+        compute.set()
+        done.wait(PATIENCE)
+        return 1
+
+    thread = threading.Thread(target=cache.get_or_set, args=("slow", slow, 60))
+    thread.start()
+    assert compute.wait(PATIENCE)
+    until(lambda: "slow" in run("--kind", "value")[1])
+    assert "computation" in run("--kind", "all")[1]
+    assert "being computed" in run("show", "slow", "--kind", "value")[1]
+    done.set()
+    thread.join(PATIENCE)
+    assert run("show", "slow", "--kind", "value")[0] == 2
+
+
+def test_a_cache_that_cannot_be_asked(run: Run, client: redis.Redis, settings: Any) -> None:
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {**settings.CACHES, "away": away}
+    with held(client, "nightly"):
+        code, out, err = run()
+        assert "nightly" in out
+        assert code == 69
+        assert "The cache away could not be asked: " in err
+        found = json.loads(run("--json")[1])
+        assert (found["failures"][0]["alias"], found["local"]) == ("away", [])
+    code, _, err = run("show", "x", "--using", "away")
+    assert code == 69
+    assert "Redis could not be asked: " in err
+    assert "Traceback" not in err
+
+
+def test_of_a_cache_that_is_away_nobody_says_that_it_is_empty(
+    run: Run, client: redis.Redis, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {**settings.CACHES, "away": away}
+    assert run()[:2] == (69, "In the caches that answered: no lock is held.\n")
+    with held(client, "nightly"):
+        out = run()[1]
+        assert out.endswith("\n\nIn the caches that answered: 1 lock is held.\n")
+    settings.CACHES = {"default": away}
+    for words in ([], ["reset", "*"], ["reset", "*", "--yes"]):
+        code, out, err = run(*words)
+        assert (code, out) == (69, "")
+        assert "The cache default could not be asked: " in err
+    # It is said once: while somebody watches, a log would be written across the table.
+    assert "django_redis_lock.admin" not in {record.name for record in caplog.records}
+
+
+def test_a_cache_that_is_away_does_not_hide_what_another_has(
+    run: Run, client: redis.Redis, settings: Any
+) -> None:
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {**settings.CACHES, "away": away}
+    with held(client, "nightly"):
+        assert run("show", "nightly", "--exit-code")[0] == 1
+    code, _, err = run("show", "nightly", "--exit-code")
+    assert code == 69  # Nobody knows whether it is held.
+    assert "Redis could not be asked" in err
+
+
+def test_a_project_whose_caches_cannot_lock(run: Run, settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    for words in ([], ["show", "x"], ["reset", "*"], ["stats"]):
+        code, out, err = run(*words)
+        assert (code, out) == (2, "")
+        assert "none of the CACHES can lock" in err
+    code, out, _ = run("doctor")
+    assert code == 3
+    assert "W003: None of the CACHES can lock." in out
+
+
+def test_names_that_are_not_nice(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    nasty, long = "a\x1b[31m\nb", "報告/" + "x" * 200
+    screen = Screen()
+    with held(client, nasty), held(client, long, label="l" * 300):
+        call_command("locks", stdout=screen, no_color=True)
+    lines = screen.getvalue().splitlines()
+    assert any(line.startswith(r"a\x1b[31m\nb ") for line in lines)
+    assert any(line.startswith("報告/xx") and "…" in line for line in lines)
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_on_a_narrow_terminal_where_goes_before_what_for(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = Screen()
+    with held(client, "nightly-report") as lock:
+        owner = {"host": "worker-1.example", "pid": 4711, "label": "Nightly report " * 3}
+        client.hset(lock.keys.owner, mapping=owner)
+        silence(client, lock.keys.lock, 200)
+        call_command("locks", stdout=screen, no_color=True)
+    text = screen.getvalue()
+    assert "worker-1.example:4711 " in text
+    assert re.search(r"last seen 3m \d+s ago$", text, re.MULTILINE)
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+# -- show --------------------------------------------------------------------------------------
+
+
+def test_one_lock(run: Run, client: redis.Redis) -> None:
+    with held(client, "nightly", label="report") as nightly, waiting(client, nightly):
+        execute.run(client, note_call(nightly.keys.lock, "lost", Owner("x"), "it expired"))
+        code, out, _ = run("show", "nightly", "--exit-code")
+        assert code == 1
+        expected = (
+            rf"nightly\n  state +held\n  by +{hostname()}, process {os.getpid()}, thread MainThread"
+            r"\n  for +report\n  since +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}, \ds ago"
+            r"\n  time left +\d+s of 30s, renewed while it is held.*"
+            rf"\n  last seen +\ds ago\n  fence +{nightly.fence}"
+            r"\n  cache +default, at the key :1:lock:nightly"
+            r"\n\nWaiting, in this order"
+            rf"\n    1  {hostname()}, process {os.getpid()}, thread next, for \ds"
+            rf"\n\nLast events\n  .* lost      \? \(x\): it expired\n"
+        )
+        assert re.fullmatch(expected, out), out
+        document = json.loads(run("show", "--json", "nightly")[1])
+        assert document["held"] is True
+        assert document["lock"]["fence"] == nightly.fence
+        assert [waiter["thread"] for waiter in document["waiters"]] == ["next"]
+        assert [event["what"] for event in document["events"]] == ["lost"]
+
+
+def test_whose_lock_was_left_behind(run: Run, client: redis.Redis) -> None:
+    key = caches["default"].lock("nightly").keys.lock
+    execute.run(client, note_call(key, "vanished", Owner("x", "web-1", 7, label="Nightly")))
+    code, out, _ = run("show", "nightly")
+    assert code == 0
+    assert "  state       free\n" in out
+    assert out.endswith("vanished  web-1:7 (Nightly): died or was cut off\n")
+
+
+def test_a_free_lock(run: Run) -> None:
+    code, out, _ = run("show", "nightly", "--exit-code")
+    assert (code, out.split()[:3]) == (0, ["nightly", "state", "free;"])
+    assert "no lock of this name has been seen" in out
+    assert json.loads(run("show", "nightly", "--json")[1])["held"] is False
+
+
+def test_a_lock_without_end_is_told_apart(run: Run, client: redis.Redis) -> None:
+    with held(client, "nightly", timeout=None):
+        code, out, _ = run("show", "nightly", "--exit-code")
+        assert code == 3
+        assert "never expires" in out
+        assert run("--exit-code")[0] == 3
+
+
+def test_a_lock_of_plain_redis_py_is_found_too(run: Run, client: redis.Redis) -> None:
+    with client.lock(":1:lock:nightly", timeout=60):
+        code, out, _ = run("show", "nightly", "--exit-code")
+    assert code == 1
+    assert "not known yet" in out
+
+
+# -- release -----------------------------------------------------------------------------------
+
+
+def test_a_release_says_who_held_it(run: Run, client: redis.Redis) -> None:
+    with held(client, "nightly", label="report") as lock:
+        code, out, _ = run("release", "nightly", "--yes")
+        assert (code, without_times(out).splitlines()) == (
+            0,
+            [f"nightly is held by {HERE} (report), for Ns.", "nightly is released."],
+        )
+        assert not lock.locked()
+    _, out, _ = run("show", "nightly")
+    assert "(manage.py locks)" in out
+    assert run("release", "nightly", "--yes") == (0, "nightly is held by nobody.\n", "")
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])
+def test_a_release_asks_first(
+    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Screen(f"{answer}\n"))
+    with held(client, "nightly") as lock:
+        found, out, _ = run("release", "nightly")
+        assert found == code
+        assert "Release it? [y/N] " in out
+        assert lock.owned() is (code == 1)
+
+
+def test_without_a_terminal_nobody_is_asked(
+    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO("y\n"))
+    with held(client, "nightly") as lock:
+        code, _, err = run("release", "nightly")
+        assert code == 2
+        assert "add --yes" in err
+        assert lock.owned()
+
+
+def test_a_lock_that_has_changed_hands_is_left_alone(
+    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the question and the answer."""
+    first = cache.lock("nightly")
+    assert first.acquire()
+    second = cache.lock("nightly")
+
+    class Slow(Screen):
+        def readline(self, *args: Any) -> str:
+            first.release()
+            assert second.acquire(blocking=False)
+            return "y\n"
+
+    monkeypatch.setattr(sys, "stdin", Slow())
+    code, out, _ = run("release", "nightly")
+    assert code == 1
+    assert "passed to another holder" in out
+    assert second.owned()
+    second.release()
+
+
+# -- reset -------------------------------------------------------------------------------------
+
+
+def test_a_reset_is_a_dry_run_first(run: Run, client: redis.Redis) -> None:
+    bare = Lock(client, "job-bare", timeout=60, raise_on_release_error=False)
+    named = (held(client, name) for name in ("job-1", "job-2", "x"))
+    with ExitStack() as stack:
+        one, two, other = map(stack.enter_context, named)
+        with bare:
+            code, out, _ = run("reset", "job-*")
+            assert code == 0
+            assert out.endswith("Nothing was released. To release these 2, add --yes.\n")
+            assert all(lock.owned() for lock in (one, two, other, bare))
+            code, out, _ = run("reset", "job-*", "--yes")
+            assert code == 0
+            assert sorted(out.split(" is released.")[0] for out in out.splitlines()) == [
+                "job-1",
+                "job-2",
+            ]
+            assert [lock.owned() for lock in (one, two, other, bare)] == [False, False, True, True]
+            assert "job-bare is released." in run("reset", "job-*", "--yes", "--foreign")[1]
+    assert run("reset", "*") == (0, "No lock is held.\n", "")
+
+
+# -- stats -------------------------------------------------------------------------------------
+
+
+def test_figures(run: Run, client: redis.Redis) -> None:
+    assert run("stats") == (0, "Nothing happened in the last hour.\n", "")
+    for _ in range(2):
+        with cache.lock("invoice-7"):
+            assert not cache.lock("invoice-7").acquire(blocking=False)
+    cache.get_or_set("report-1", lambda: 1, 60)
+    metrics.flush()
+    code, out, _ = run("stats")
+    assert code == 0
+    locks, values = (part.splitlines() for part in out.split("\n\n")[:2])
+    assert locks[0].split()[:5] == ["LOCKS", "ACQUIRED", "WAITED", "AVG", "P95"]
+    assert locks[1].split()[:3] == ["invoice-*", "2", "-"]
+    assert locks[1].split()[6:] == ["2", "-", "-", "█"]
+    assert values[0].split()[:2] == ["VALUES", "COMPUTED"]
+    assert values[1].split()[:2] == ["report-*", "1"]
+    assert out.endswith("\nIn the last hour, in all processes.\n")
+    document = json.loads(run("stats", "--json", "--period", "day")[1])
+    assert document["period"] == "day"
+    figures = {summary["group"]: summary for summary in document["caches"]["default"]}
+    assert figures["invoice-*"]["acquisitions"] == 2
+    assert figures["invoice-*"]["refused"] == 2
+    assert figures["report-*"]["computed"] == 1
+    assert figures["report-*"]["computations"]["count"] == 1
+
+
+def test_figures_of_locks_that_were_taken_without_redis(run: Run) -> None:
+    events.tell(events.StoodIn(cache.lock("export").subject, "run", OSError()))
+    with cache.lock("import"):
+        pass
+    metrics.flush()
+    _, out, _ = run("stats")
+    title, *rows = out.splitlines()
+    assert title.endswith("LOST  NO REDIS  OVER TIME")
+    assert [row.split()[-1] for row in rows[:2] if row.startswith("export")] == ["1"]
+    figures = json.loads(run("stats", "--json")[1])["caches"]["default"]
+    assert {of["group"]: of["stood_in"] for of in figures} == {"export": 1, "import": 0}
+
+
+def test_figures_of_a_cache_that_cannot_be_asked(run: Run, settings: Any) -> None:
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {**settings.CACHES, "away": away}
+    code, out, err = run("stats")
+    assert (code, out) == (69, "Nothing happened in the last hour.\n")
+    assert "The cache away could not be asked" in err
+    assert set(json.loads(run("stats", "--json")[1])["failures"]) == {"away"}
+
+
+# -- the command line --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["shw"], "invalid choice: 'shw'"),
+        (["list", "x"], "locks list takes no name; did you mean: locks show x"),
+        (["show"], "locks show needs a NAME"),
+        (["reset"], "locks reset needs a PATTERN"),
+        (["list", "--yes"], "--yes goes with release, reset, not with list"),
+        (["release", "x", "--older-than", "3"], "--older-than goes with list, reset"),
+        (["--using", "plain"], "the cache 'plain' cannot lock"),
+        (["--using", "nope"], "CACHES has no 'nope'"),
+        (["stats", "--watch"], "--watch goes with list, not with stats"),
+        (["list", "--period", "day"], "--period goes with stats, not with list"),
+        (["--watch", "0"], "a number of seconds greater than 0"),
+        (["--limit", "0"], "a whole number greater than 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(run: Run, words: list[str], message: str) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_called_from_code_a_code_is_an_error(client: redis.Redis) -> None:
+    with held(client, "x"), pytest.raises(CommandError) as caught:
+        call_command("locks", exit_code=True, stdout=StringIO())
+    assert caught.value.returncode == 1
+
+
+def test_it_watches_until_it_is_interrupted(client: redis.Redis) -> None:
+    command = [sys.executable, "manage.py", "locks", "--json", "--watch", "0.1"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["locks"] == []
+        with held(client, "nightly"):
+            while not json.loads(watching.stdout.readline())["locks"]:
+                pass
+        watching.send_signal(2)
+        assert watching.wait(PATIENCE) == 0

@@ -1,0 +1,420 @@
+"""``manage.py run_locked``: in this process where it will do, in real ones where it matters."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+from django.core.cache import caches
+from django.core.management import CommandError, call_command
+
+from django_redis_lock import Lock
+from django_redis_lock.management import exit_codes
+from django_redis_lock.management.commands.run_locked import Command
+from django_redis_lock.management.programs import Program
+from tests.processes import PATIENCE, until
+from tests.redis_server import RedisServer
+
+ROOT = Path(__file__).parents[3]
+KEY = ":1:lock:job"
+
+
+class Run:
+    """``manage.py run_locked job …`` in a process of its own."""
+
+    def __init__(self, *words: str, **options: Any) -> None:
+        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.commands_site.settings"}
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [sys.executable, "manage.py", "run_locked", "job", *words],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            **{**streams, **options},
+        )
+
+    def line(self) -> str:
+        """The next line on its standard output, as soon as it is there."""
+        assert self.process.stdout is not None
+        line: str = self.process.stdout.readline()
+        return line.rstrip("\n")
+
+    def tell(self, word: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code, and what else it has said on both streams."""
+        self.process.wait(PATIENCE)  # First of all: with its input closed it would end anyway.
+        out, err = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, (out or "") + (err or "")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=PATIENCE)
+
+
+@contextmanager
+def run(*words: str, **options: Any) -> Iterator[Run]:
+    started = Run(*words, **options)
+    try:
+        yield started
+    finally:
+        started.kill()
+
+
+def here(capfd: Any, words: Sequence[str]) -> tuple[Any, str, str]:
+    """The same in this process: exit code, standard output and error."""
+    code: Any = 0
+    try:
+        Command().run_from_argv(["manage.py", "run_locked", *words])
+    except SystemExit as end:
+        code = end.code
+    return (code, *capfd.readouterr())
+
+
+def lock(**options: Any) -> Lock:
+    return caches["default"].lock("job", **options)
+
+
+# -- what to run -------------------------------------------------------------------------------
+
+
+def test_a_management_command_runs_with_its_options_and_gives_the_lock_back(capfd: Any) -> None:
+    code, out, err = here(capfd, ["job", "--", "check", "--list-tags"])
+    assert (code, err) == (0, "")
+    assert "redis_lock" in out.split()
+    assert not lock().locked()
+
+
+@pytest.mark.usefixtures("nothing_is_declared")
+def test_called_from_code_it_passes_streams_and_errors_on() -> None:
+    out = StringIO()
+    call_command("run_locked", "job", "--", "check", "--tag", "redis_lock", stdout=out)
+    assert "no issues" in out.getvalue()
+    with lock(), pytest.raises(CommandError, match="job is held by") as caught:
+        call_command("run_locked", "job", "--", "check")
+    assert caught.value.returncode == exit_codes.TAKEN
+    with pytest.raises(CommandError) as caught:
+        call_command("run_locked", "job", "--shell", "--", "exit 3")
+    assert caught.value.returncode == 3
+
+
+def test_what_stands_behind_the_first_dashes_is_left_as_it_is(capfd: Any) -> None:
+    code, out, _ = here(capfd, ["job", "--shell", "--", "printf", "%s\\n", "--wait", "--", "a b"])
+    assert (code, out) == (0, "--wait\n--\na b\n")
+
+
+def test_one_argument_alone_is_a_line_for_the_shell(capfd: Any) -> None:
+    line = "echo $REDIS_LOCK_NAME:$REDIS_LOCK_FENCE | tr : ' '; exit 4"
+    code, out, _ = here(capfd, ["job", "--shell", "--", line])
+    name, fence = out.split()
+    assert (code, name) == (4, "job")
+    assert int(fence) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["job"], 2, "name what to run behind --"),
+        (["job", "migrate", "--noinput"], 2, "What to run comes behind --"),
+        (["job", "--", "migrat"], 127, "did you mean migrate?"),
+        (["job", "--shell", "--", "/no/such", "program"], 127, "no program '/no/such'"),
+        (["job", "--", "check", "--settings=x"], 2, "--settings comes too late"),
+        (["job", "--using", "nope", "--", "check"], 2, "CACHES has no 'nope'"),
+        (["job", "--using", "plain", "--", "check"], 2, "the cache 'plain' cannot lock"),
+        (["", "--", "check"], 2, "name must not be empty"),
+        (["job", "--wait", "-1", "--", "check"], 2, "--wait: it must be a number of seconds"),
+        (["job", "--wait", "nan", "--", "check"], 2, "--wait: it must be a number of seconds"),
+        (["job", "--timeout", "0", "--", "check"], 2, "greater than 0, not '0'"),
+        (["job", "--skip-exit-code", "256", "--", "check"], 2, "from 0 to 255, not '256'"),
+        (["--", "check"], 2, "NAME"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    capfd: Any, words: list[str], code: int, message: str
+) -> None:
+    found, out, err = here(capfd, words)
+    assert (found, out) == (code, "")
+    assert message in err.replace("\n", " ")
+    assert "Traceback" not in err
+
+
+# -- taken -------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_is_taken(capfd: Any, client: redis.Redis) -> None:
+    with lock(label="the other"):
+        until(lambda: client.exists("{:1:lock:job}:owner"))
+        code, out, err = here(capfd, ["job", "--", "check"])
+        assert (code, out) == (75, "")
+        assert err.startswith("CommandError: nothing was run: job is held by ")
+        assert "(the other)" in err
+        assert err.endswith("More: manage.py locks show job\n")
+        assert len(err.splitlines()) == 1
+        code, out, err = here(capfd, ["job", "--skip-exit-code", "0", "--", "check"])
+        assert (code, out) == (0, "")
+        assert err.startswith("Nothing was run: job is held by ")
+        assert here(capfd, ["job", "--skip-exit-code", "0", "-v0", "--", "check"]) == (0, "", "")
+
+
+def test_a_wait_says_what_it_waits_for(capfd: Any) -> None:
+    assert lock(timeout=0.5).acquire()
+    code, out, err = here(capfd, ["job", "--wait", "30", "--", "check", "--tag", "urls"])
+    assert code == 0
+    assert "no issues" in out
+    first, last = err.splitlines()[:2]
+    assert first.startswith("job is held by ")
+    assert first.endswith("Waiting up to 30 s …")
+    assert last.startswith("job is ours after ")
+
+
+def test_a_wait_ends(capfd: Any) -> None:
+    with lock():
+        code, out, err = here(capfd, ["job", "--wait", "0.002m", "--", "check"])
+    assert (code, out) == (75, "")
+    assert err.splitlines()[-1].startswith("CommandError: nothing was run: job is held by")
+
+
+def test_without_redis_nothing_runs(capfd: Any, settings: Any) -> None:
+    backend = "django_redis_lock.cache.RedisCache"
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:1/0"}}
+    code, out, err = here(capfd, ["job", "--", "check"])
+    assert (code, out) == (69, "")
+    assert err.startswith("CommandError: nothing was run: the lock job could not be asked for")
+
+
+def test_it_waits_for_a_redis_that_is_not_up_yet(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_server.stop()
+    monkeypatch.setenv("REDIS_URL", own_server.url)
+    with run("--wait", "60", "--shell", "--", "echo ran") as job:
+        said = job.process.stderr.readline()
+        assert said.startswith("Redis cannot be reached: ")
+        assert said.endswith("Waiting up to 60 s …\n")
+        own_server.start()
+        assert job.end() == (0, "ran\n")
+
+
+def test_it_does_not_wait_for_a_redis_that_refuses_it(
+    capfd: Any, own_server: RedisServer, settings: Any
+) -> None:
+    location = own_server.url.replace("//", "//nobody:wrong@")
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": location}}
+    code, _, err = here(capfd, ["job", "--wait", "forever", "--", "check"])
+    assert code == 69
+    assert "Waiting" not in err
+
+
+def test_too_few_replicas(capfd: Any, client: redis.Redis) -> None:
+    options = ("--timeout", "1", "--replicas", "1")
+    code, out, err = here(capfd, ["job", *options, "--", "check"])
+    assert (code, out) == (69, "")
+    assert "nothing was run: 0 replicas have confirmed in time" in err
+    until(lambda: not client.exists(KEY))
+
+
+def test_a_lock_may_stay_taken_for_a_while(capfd: Any) -> None:
+    code, *_ = here(capfd, ["job", "--min-hold", "60", "--", "check", "--tag", "urls"])
+    assert code == 0
+    left = lock().ttl()
+    assert left is not None
+    assert 50 < left <= 60
+
+
+def test_of_ten_processes_one_migrates_and_the_others_find_nothing_to_do(tmp_path: Path) -> None:
+    runs = [Run("--wait", "100", "--", "migrate_once", str(tmp_path)) for _ in range(10)]
+    ends = [run.process.communicate(timeout=100) for run in runs]
+    assert [run.process.returncode for run in runs] == [0] * 10, ends
+    assert sorted(out for out, _ in ends) == ["migrated\n"] + ["nothing to do\n"] * 9
+
+
+# -- ends --------------------------------------------------------------------------------------
+
+
+def test_lines_come_through_at_once_and_codes_too() -> None:
+    for word, code, said in (
+        ("fail", 3, "CommandError: failed as told"),
+        ("crash", 1, "ValueError: crashed as told"),
+    ):
+        with run("--", "obey", "a", "--", "b") as running:
+            assert running.line() == "running job a b"
+            running.tell("hello")
+            assert running.line() == "heard ['hello']"
+            assert lock().locked()
+            running.tell(word)
+            found, rest = running.end()
+            assert (found, said in rest) == (code, True), rest
+            assert not lock().locked()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -2)])
+def test_a_signal_releases_the_lock_at_once(number: signal.Signals, code: int) -> None:
+    with run("--timeout", "60", "--", "obey") as running:
+        assert running.line().startswith("running")
+        running.signal(number)
+        assert running.end()[0] == code
+        assert not lock().locked()
+
+
+def test_a_signal_ends_the_wait(client: redis.Redis) -> None:
+    with lock(), run("--wait", "forever", "--", "obey") as waiting:
+        until(lambda: client.zcard("{:1:lock:job}:waiters"))
+        waiting.signal(signal.SIGINT)
+        code, said = waiting.end()
+        assert code == 130
+        assert said.splitlines()[-1] == "CommandError: interrupted while waiting"
+
+
+def test_killed_it_blocks_the_next_one_no_longer_than_its_lock_lives(client: redis.Redis) -> None:
+    with run("--timeout", "1", "--", "obey") as running:
+        assert running.line().startswith("running")
+        running.kill()
+    until(lambda: not client.exists(KEY))
+
+
+# -- lost --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deaf", [[], ["--deaf"]])
+def test_a_command_whose_lock_is_lost_is_ended(deaf: list[str]) -> None:
+    with run("--timeout", "0.5", "--grace", "0.3", "--", "obey", *deaf) as running:
+        assert running.line().startswith("running")
+        assert lock().reset()
+        with lock():  # Another has it now, and keeps it.
+            code, said = running.end()
+            assert lock().locked()
+    assert code == 76
+    assert "The lock job is lost; ending manage.py obey." in said
+    assert deaf or "the lock job was lost while this ran" in said
+
+
+def test_a_command_may_go_on_without_its_lock() -> None:
+    with run("--timeout", "0.5", "--on-lost", "ignore", "--", "obey") as running:
+        assert running.line().startswith("running")
+        assert lock().reset()
+        assert running.process.stderr is not None
+        while "going on without it" not in running.process.stderr.readline():
+            pass
+        running.tell("end")
+        assert running.end()[0] == 0
+
+
+# -- programs ----------------------------------------------------------------------------------
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_signals_reach_a_program_and_its_code_comes_back() -> None:
+    script = "trap 'echo caught; exit 7' TERM; echo ready; while :; do sleep 0.02; done"
+    with run("--shell", "--", script) as running:
+        assert running.line() == "ready"
+        running.signal(signal.SIGTERM)
+        assert running.line() == "caught"
+        assert running.end()[0] == 7
+        assert not lock().locked()
+    with run("--shell", "--", "sh", "-c", "echo ready; exec sleep 100") as running:
+        assert running.line() == "ready"
+        running.signal(signal.SIGINT)
+        assert running.end()[0] == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_that_comes_while_a_program_is_being_started_reaches_it_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    start = subprocess.Popen
+
+    def meanwhile(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        if argv[0] == "sleep":
+            signal.raise_signal(number)
+        return start(argv, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", meanwhile)
+    assert Program(["sleep", "100"], grace=1).run({}, within=1) == 128 + number
+
+
+def test_a_killed_run_takes_its_program_and_that_programs_children_along(
+    client: redis.Redis,
+) -> None:
+    script = "sleep 100 & echo $!; echo $$; trap : TERM; while :; do sleep 0.1; done"
+    with run("--timeout", "2", "--grace", "0.3", "--shell", "--", script) as running:
+        pids = [int(running.line()) for _ in range(2)]
+        assert not any(gone(pid) for pid in pids)
+        running.process.kill()
+        until(lambda: all(gone(pid) for pid in pids))
+    until(lambda: not client.exists(KEY))
+
+
+def test_a_program_never_outlives_its_run_however_early_that_is_killed(
+    client: redis.Redis,
+) -> None:
+    script = "echo $$; kill -KILL $PPID; trap : TERM; while :; do sleep 0.1; done"
+    with run("--timeout", "2", "--grace", "0.3", "--shell", "--", script) as running:
+        pid = int(running.line())
+        until(lambda: gone(pid))
+    until(lambda: not client.exists(KEY))
+
+
+def test_a_program_whose_lock_is_lost_is_ended_with_its_children() -> None:
+    script = "sh -c 'trap : TERM; while :; do sleep 0.1; done' & echo $!; wait"
+    with run("--timeout", "0.5", "--grace", "0.3", "--shell", "--", script) as running:
+        child = int(running.line())
+        assert lock().reset()
+        assert running.end()[0] == 76
+        until(lambda: gone(child))
+
+
+def test_a_program_has_the_terminal() -> None:
+    ours, theirs = pty.openpty()
+
+    def control() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    script = "echo re''ady; read word; echo got $word; read word; echo more $word; exec sleep 100"
+    options = {**streams, "start_new_session": True, "preexec_fn": control}
+    with run("--timeout", "60", "--shell", "--", script, **options) as running:
+        os.close(theirs)
+        screen = b""
+
+        def see(text: bytes) -> None:
+            nonlocal screen
+            while text not in screen:
+                screen += os.read(ours, 1000)
+
+        see(b"ready")
+        os.write(ours, b"this\n")
+        see(b"got this")
+        os.write(ours, b"\x1a")  # Ctrl-Z
+        until(lambda: psutil.Process(running.process.pid).status() == psutil.STATUS_STOPPED)
+        running.signal(signal.SIGCONT)
+        os.write(ours, b"that\n")
+        see(b"more that")
+        os.write(ours, b"\x03")  # Ctrl-C
+        assert running.process.wait(PATIENCE) == 130
+    os.close(ours)
+    assert not lock().locked()

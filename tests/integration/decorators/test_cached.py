@@ -1,0 +1,267 @@
+"""``cached()``: functions whose results are kept, each computed once at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import cache, caches
+from django.core.exceptions import ImproperlyConfigured
+
+import django_redis_lock
+from django_redis_lock import cached
+from tests.integration.cache.test_get_or_set import Asking, Broken, blocked
+from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.redis_server import RedisServer
+
+calls: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_calls() -> Iterator[None]:
+    calls.clear()
+    yield
+    calls.clear()
+
+
+@cached
+def motto() -> str:
+    """What we go by."""
+    calls.append("motto")
+    return "once is enough"
+
+
+@cached("report-{year}-{part}", timeout=60)
+def report(year: int, part: str = "all") -> tuple[int, str, int]:
+    calls.append((year, part))
+    return year, part, len(calls)
+
+
+@cached("areport-{year}", timeout=60)
+async def areport(year: int) -> tuple[int, int]:
+    calls.append(year)
+    await asyncio.sleep(0)
+    return year, len(calls)
+
+
+def test_it_is_public_and_lazy() -> None:
+    assert django_redis_lock.cached is cached
+    assert "cached" in django_redis_lock.__all__
+
+
+def test_a_function_without_arguments(client: redis.Redis) -> None:
+    assert [motto(), motto()] == ["once is enough"] * 2
+    assert calls == ["motto"]
+    assert cache.get("tests.integration.cache.test_cached.motto") == "once is enough"
+    assert (motto.__name__, motto.__doc__) == ("motto", "What we go by.")
+
+
+def test_each_choice_of_arguments_has_a_value_of_its_own(client: redis.Redis) -> None:
+    assert report(2024) == report(year=2024) == report(2024, part="all") == (2024, "all", 1)
+    assert report(2024, "half") == (2024, "half", 2)
+    assert 50_000 < client.pttl(":1:report-2024-all") <= 60_000
+
+
+def test_invalidate_forgets_one_of_them() -> None:
+    report(2024), report(2025)
+    assert report.invalidate(2024) is True
+    assert report.invalidate(2024) is False
+    assert report(2025) == (2025, "all", 2)
+    assert report(2024) == (2024, "all", 3)
+
+
+def test_refresh_computes_anew_and_keeps(client: redis.Redis) -> None:
+    report(2024)
+    assert report.refresh(2024) == (2024, "all", 2)
+    assert report(2024) == (2024, "all", 2)
+    assert 50_000 < client.pttl(":1:report-2024-all") <= 60_000
+    assert report.refresh(2025) == (2025, "all", 3)
+
+
+def test_the_arguments_of_a_method() -> None:
+    class Shop:
+        pk = 7
+
+        @cached("prices-{self.pk}")
+        def prices(self) -> int:
+            return len(calls)
+
+    shop = Shop()
+    assert shop.prices() == 0
+    assert cache.get("prices-7") == 0
+    assert shop.prices.invalidate(shop) is True
+
+
+def test_a_key_made_by_a_function() -> None:
+    @cached(key=lambda numbers: "-".join(map(str, numbers)))
+    def total(numbers: list[int]) -> int:
+        calls.append(numbers)
+        return sum(numbers)
+
+    assert total([1, 2]) == total([1, 2]) == 3
+    assert cache.get("1-2") == 3
+    assert len(calls) == 1
+
+
+def test_version_and_options() -> None:
+    @cached("x", version=7, timeout=60, stale=60, error_ttl=60)
+    def failing() -> int:
+        calls.append(1)
+        raise Broken("no data")
+
+    with pytest.raises(Broken):
+        failing()
+    with pytest.raises(Exception, match="no data"):
+        failing()
+    assert len(calls) == 1
+    cache.set("x", 5, version=7)
+    assert failing() == 5
+    assert failing.invalidate() is True
+
+
+def test_none_is_a_result() -> None:
+    @cached("nothing")
+    def nothing() -> None:
+        calls.append(1)
+
+    assert nothing() is nothing() is None
+    assert len(calls) == 1
+
+
+def compute_once(link: Link) -> Any:
+    @cached("slow")
+    def slow() -> Any:
+        link.say("computing")
+        return link.hear()
+
+    return in_threads(3, slow)
+
+
+def test_processes_share_one_computation(redis_server: RedisServer, client: redis.Redis) -> None:
+    with processes(compute_once, count=3) as crew:
+        crew.go()
+        until(lambda: any(worker.speaks() for worker in crew))
+        (leader,) = (worker for worker in crew if worker.speaks())
+        assert leader.hear() == "computing"
+        until(lambda: blocked(client) == 2)
+        leader.say("value")
+        assert crew.results() == [["value"] * 3] * 3
+
+
+@pytest.fixture
+def slow() -> Iterator[Any]:
+    begun, finish = threading.Event(), threading.Event()
+
+    @cached("slow")
+    def slow() -> str:
+        calls.append(1)
+        begun.set()
+        assert finish.wait(PATIENCE)
+        return f"value {len(calls)}"
+
+    slow.begun, slow.finish = begun, finish
+    yield slow
+    finish.set()
+
+
+def test_a_computation_under_way_is_not_kept_when_it_is_invalidated(slow: Any) -> None:
+    asking = Asking(slow)
+    assert slow.begun.wait(PATIENCE)
+    slow.invalidate()
+    slow.finish.set()
+    assert asking.found() == "value 1"
+    assert cache.get("slow") is None
+
+
+def test_during_a_refresh_others_get_the_old_value_or_wait(slow: Any, client: redis.Redis) -> None:
+    cache.set("slow", "old", 3)
+    refreshing = Asking(slow.refresh)
+    assert slow.begun.wait(PATIENCE)
+    assert slow() == "old"
+    until(lambda: not client.exists(":1:slow"))  # It has run out: the flight goes on.
+    waiting = Asking(slow)
+    until(lambda: blocked(client) == 1)
+    slow.finish.set()
+    assert refreshing.found() == waiting.found() == "value 1"
+    assert len(calls) == 1
+
+
+def test_a_write_during_a_refresh_wins(slow: Any) -> None:
+    refreshing = Asking(slow.refresh)
+    assert slow.begun.wait(PATIENCE)
+    cache.set("slow", "newer")
+    slow.finish.set()
+    assert refreshing.found() == "value 1"
+    assert cache.get("slow") == "newer"
+
+
+def test_a_failed_refresh_keeps_the_old_value() -> None:
+    @cached("failing")
+    def failing() -> int:
+        raise Broken("no data")
+
+    cache.set("failing", "old")
+    with pytest.raises(Broken):
+        failing.refresh()
+    assert failing() == "old"
+
+
+# -- coroutine functions -----------------------------------------------------------------------
+
+
+def test_a_coroutine_function() -> None:
+    async def use() -> None:
+        assert asyncio.iscoroutinefunction(areport)
+        assert await areport(2024) == await areport(year=2024) == (2024, 1)
+        assert await areport.refresh(2024) == (2024, 2)
+        assert await areport(2024) == (2024, 2)
+        assert await areport.invalidate(2024) is True
+        assert await areport.invalidate(2024) is False
+        assert await asyncio.gather(*(areport(2024) for _ in range(5))) == [(2024, 3)] * 5
+
+    asyncio.run(use())
+
+
+# -- mistakes ----------------------------------------------------------------------------------
+
+
+def plain(pk: int) -> int:
+    return pk
+
+
+def gives_later() -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("decorate", "error", "words"),
+    [
+        (lambda: cached(plain), ValueError, "has arguments: give a key"),
+        (lambda: cached("a", timeout=5)("b"), TypeError, "decorates functions"),
+        (lambda: cached("{id}")(plain), ValueError, "has no argument 'id'"),
+        (lambda: cached("{0}")(plain), ValueError, "name the argument"),
+        (lambda: cached(""), ValueError, "must not be empty"),
+        (lambda: cached(5), TypeError, "key must be"),
+        (lambda: cached("a", key="b"), TypeError, "takes the key once"),
+        (lambda: cached("a", ttl=5), TypeError, "ttl"),
+        (lambda: cached(gives_later), TypeError, "gives it only once"),
+        (lambda: cached(int), TypeError, "decorates functions"),
+    ],
+)
+def test_mistakes_show_at_decoration(decorate: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        decorate()
+
+
+def test_mistakes_that_show_at_the_call() -> None:
+    with pytest.raises(ValueError, match="stale must be"):
+        cached("a", stale=-1)(lambda: 5)()
+    with pytest.raises(ImproperlyConfigured, match="the cache 'plain' cannot compute"):
+        cached("a", using="plain")(lambda: 5)()
+    with pytest.raises(ValueError, match="must give a non-empty str"):
+        cached(key=lambda pk: "")(plain)(5)
+    assert caches["default"].get("a") is None

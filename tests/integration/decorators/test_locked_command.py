@@ -1,0 +1,635 @@
+"""``locked()`` on management commands and plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from io import StringIO
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.core.management import CommandError, call_command
+from django.core.management.base import BaseCommand
+
+from django_redis_lock import LockNotAcquired, current_lock, locked
+from django_redis_lock.contention import Conflict
+from django_redis_lock.decorators import on_lost
+from django_redis_lock.decorators.outages import RetryUntil
+from django_redis_lock.protocol.owner import hostname
+from tests.held import hold
+from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.redis_server import RedisServer
+
+OWNER = b"{:1:lock:nightly}:owner"
+
+
+class Ran(BaseCommand):
+    """A command that notes its runs; ``link`` holds it up in the midst of one."""
+
+    help = "Notes that it ran."
+    requires_system_checks: list[str] = []  # noqa: RUF012
+
+    def __init__(self, link: Link | None = None, **streams: Any) -> None:
+        super().__init__(no_color=True, **streams)
+        self.link, self.runs = link, 0
+
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        self.runs += 1
+        if self.link is not None:
+            self.link.say("running")
+            self.link.hear()
+        return "done"
+
+
+@locked("nightly")
+class Nightly(Ran):
+    pass
+
+
+@locked("nightly", exit_code=0)
+class Quiet(Ran):
+    pass
+
+
+@locked("nightly", exit_code=75)
+class Loud(Ran):
+    pass
+
+
+@locked("nightly", unavailable_exit_code=70)
+class Unavailable(Ran):
+    pass
+
+
+class ByItsHandle(Ran):
+    @locked("nightly")
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        return super().handle(*args, **options)
+
+
+def run(kind: type[Ran], link: Link | None = None) -> tuple[int, str, str, int]:
+    """As from a shell: exit code, standard output and error, and the number of runs."""
+    command = kind(link, stdout=StringIO(), stderr=StringIO())
+    code: Any = 0
+    try:
+        command.run_from_argv(["manage.py", "nightly"])
+    except SystemExit as end:
+        code = end.code
+    return code, command.stdout.getvalue(), command.stderr.getvalue(), command.runs
+
+
+# -- commands ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Nightly, Quiet, Loud, ByItsHandle])
+def test_a_free_command_runs_and_gives_its_lock_back(kind: type[Ran]) -> None:
+    assert [run(kind) for _ in range(2)] == [(0, "done\n", "", 1)] * 2
+    assert not caches["default"].lock("nightly").locked()
+
+
+@pytest.mark.parametrize(("kind", "code"), [(Nightly, 1), (Loud, 75), (ByItsHandle, 1)])
+def test_a_command_that_runs_elsewhere_ends_with_one_line_that_names_the_holder(
+    client: redis.Redis, kind: type[Ran], code: int
+) -> None:
+    with hold("nightly", label="the other run"):
+        until(lambda: client.exists(OWNER))
+        found, out, errors, runs = run(kind)
+    assert (found, out, runs) == (code, "", 0)
+    (line,) = errors.splitlines()
+    assert line.startswith("CommandError: nightly is held by ")
+    assert "(the other run)" in line
+    assert hostname() in line
+    assert "its lock ends in" in line
+    assert line.endswith(". More: manage.py locks show nightly")
+    assert "Traceback" not in errors
+
+
+def test_a_command_may_be_skipped_quietly(client: redis.Redis) -> None:
+    with hold("nightly", label="the other run"):
+        until(lambda: client.exists(OWNER))
+        code, out, errors, runs = run(Quiet)
+    assert (code, out, runs) == (0, "", 0)
+    (line,) = errors.splitlines()
+    assert line.startswith("nightly is held by ")
+    assert "(the other run)" in line
+
+
+def test_a_holder_that_has_not_said_its_name_is_named_by_its_fingerprint() -> None:
+    with hold("nightly") as lock:
+        _, _, errors, _ = run(Nightly)
+        holder = lock.holder()
+    assert holder is not None
+    assert holder.id in errors
+    assert lock.fence is not None
+
+
+def test_a_command_called_from_code_raises() -> None:
+    with hold("nightly"), pytest.raises(CommandError, match="nightly is held by") as caught:
+        call_command(Nightly(stdout=StringIO()))
+    assert caught.value.returncode == 1
+
+
+def test_an_exception_of_a_command_passes_and_the_lock_is_released() -> None:
+    @locked("nightly")
+    class Broken(Ran):
+        def handle(self, *args: Any, **options: Any) -> None:
+            raise CommandError("no disk", returncode=3)
+
+    code, _, errors, _ = run(Broken)
+    assert (code, errors) == (3, "CommandError: no disk\n")
+    assert not caches["default"].lock("nightly").locked()
+
+
+@pytest.mark.parametrize("end", [SystemExit(4), KeyboardInterrupt()])
+def test_a_command_broken_off_releases_its_lock(end: BaseException) -> None:
+    @locked("nightly")
+    class Broken(Ran):
+        def handle(self, *args: Any, **options: Any) -> None:
+            raise end
+
+    with pytest.raises(type(end)) as caught:
+        Broken().handle()
+    assert caught.value is end
+    assert not caches["default"].lock("nightly").locked()
+
+
+def test_only_the_class_that_is_decorated_changes() -> None:
+    with hold("nightly"):
+        assert run(Ran)[3] == 1
+
+
+def run_in_a_process(link: Link, kind: type[Ran]) -> tuple[int, str, str, int]:
+    return run(kind, link)
+
+
+@pytest.mark.parametrize(("kind", "code"), [(Nightly, 1), (Quiet, 0), (ByItsHandle, 1)])
+def test_of_processes_that_start_it_at_once_one_runs(
+    redis_server: RedisServer, kind: type[Ran], code: int
+) -> None:
+    with processes(run_in_a_process, kind, count=3) as crew:
+        crew.go()
+        messages = [worker.hear_anything() for worker in crew]
+        assert sorted(said for said, _ in messages) == ["returned", "returned", "said"]
+        for worker, (said, value) in zip(crew, messages, strict=True):
+            if said == "said":
+                worker.say("finish")
+                assert worker.result() == (0, "done\n", "", 1)
+            else:
+                assert (value[0], value[1], value[3]) == (code, "", 0)
+                assert "nightly is held by" in value[2]
+    assert run(kind)[3] == 1
+
+
+def test_a_killed_command_blocks_the_next_one_no_longer_than_its_lock_lives(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(run_in_a_process, Brief) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        worker.kill()
+    assert run(Brief)[0] == 1
+    until(lambda: not client.exists(":1:lock:brief"))
+    assert run(Brief)[0] == 0
+
+
+@locked("brief", timeout=2)
+class Brief(Ran):
+    pass
+
+
+def test_a_command_that_takes_longer_than_its_lock_lives_keeps_it(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(run_in_a_process, Brief) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        for _ in range(3):
+            until(lambda: 0 < client.pttl(":1:lock:brief") < 1600)
+            until(lambda: client.pttl(":1:lock:brief") > 1600)
+        assert run(Brief)[0] == 1
+        worker.say("finish")
+        assert worker.result()[0] == 0
+
+
+# -- a command whose lock is lost, or that is told to end ----------------------------------------
+
+
+@locked("fragile", timeout=0.5, on_lost="terminate")
+class Fragile(Ran):
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        try:
+            return super().handle(*args, **options)
+        finally:
+            if self.link is not None:
+                self.link.say("cleaning up")
+
+
+@locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+class Stubborn(Ran):
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        try:
+            return super().handle(*args, **options)
+        except SystemExit:
+            return "never mind"
+
+
+class FragileHandle(Ran):
+    @locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        return super().handle(*args, **options)
+
+
+@pytest.mark.parametrize(("kind", "code"), [(Fragile, 76), (FragileHandle, 3), (Stubborn, 3)])
+def test_a_command_that_loses_its_lock_is_ended(
+    redis_server: RedisServer, client: redis.Redis, kind: type[Ran], code: int
+) -> None:
+    with processes(run_in_a_process, kind) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        client.set(":1:lock:fragile", "another's")
+        if kind is Fragile:
+            assert worker.hear() == "cleaning up"
+        found, out, errors, runs = worker.result()
+    assert (found, out, runs) == (code, "", 1)
+    (line,) = errors.splitlines()
+    assert line == (
+        "CommandError: the lock fragile was lost while this ran, and another may run beside it"
+    )
+
+
+def hang_in_a_process(link: Link) -> None:
+    on_lost.GRACE = 0.2
+
+    @locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
+    class Hanging(Ran):
+        def handle(self, *args: Any, **options: Any) -> str | None:
+            link.say("running")
+            while True:
+                try:
+                    threading.Event().wait()
+                except SystemExit:
+                    link.say("no")
+
+    run(Hanging, link)
+
+
+def test_a_command_that_hangs_then_is_ended_all_the_same(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(hang_in_a_process) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        client.set(":1:lock:fragile", "another's")
+        assert worker.hear() == "no"
+        assert worker.exit_code() == 3
+
+
+def hang_in_a_server(link: Link) -> str:
+    """A process that is not the command's own: it must not be ended for it."""
+    on_lost.GRACE = 0.1
+    logged = threading.Event()
+
+    class Note(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno == logging.CRITICAL:
+                link.say(record.getMessage())
+                logged.set()
+
+    logging.getLogger("django_redis_lock.lost").addHandler(Note())
+
+    @locked("fragile", timeout=0.5, on_lost="terminate")
+    class Hanging(Ran):
+        def handle(self, *args: Any, **options: Any) -> str | None:
+            link.say("running")
+            try:
+                threading.Event().wait()
+            except SystemExit:
+                logged.wait(PATIENCE)
+            return None
+
+    try:
+        call_command(Hanging(stdout=StringIO()))
+    except CommandError as error:
+        return f"{error.returncode}"
+    return "no error"
+
+
+def test_a_process_that_only_calls_such_a_command_goes_on(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with processes(hang_in_a_server) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        client.set(":1:lock:fragile", "another's")
+        assert worker.hear().endswith("it goes on without the lock")
+        assert worker.result() == "76"
+
+
+def test_to_be_ended_it_must_run_in_the_main_thread() -> None:
+    (error,) = in_threads(1, Fragile().handle)
+    assert isinstance(error, RuntimeError)
+    assert "ends a command in the main thread" in str(error)
+    assert not caches["default"].lock("fragile").locked()
+
+
+def test_the_way_signals_are_dealt_with_is_left_as_it_was() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    for kind in (Fragile, Nightly):
+        assert run(kind)[0] == 0
+        assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_without_more_words_a_command_goes_on_and_says_so(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    told: list[str] = []
+
+    @locked("fragile", timeout=0.3, on_lost=lambda: told.append(str(current_lock().name)))
+    class Careless(Ran):
+        def handle(self, *args: Any, **options: Any) -> str | None:
+            client.set(":1:lock:fragile", "another's")
+            until(lambda: told)
+            return super().handle(*args, **options)
+
+    assert run(Careless)[:2] == (0, "done\n")
+    assert told == [":1:lock:fragile"]
+
+
+@pytest.mark.parametrize("kind", [Nightly, Fragile, ByItsHandle])
+def test_a_command_that_is_told_to_end_releases_its_lock(
+    redis_server: RedisServer, client: redis.Redis, kind: type[Ran]
+) -> None:
+    with processes(run_in_a_process, kind) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        os.kill(worker.pid, signal.SIGTERM)
+        if kind is Fragile:
+            assert worker.hear() == "cleaning up"
+        assert worker.result()[0] == 143
+    assert not client.keys(":1:lock:*")
+
+
+def heed_in_a_process(link: Link) -> str:
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    found = run(Nightly, link)
+    return f"{found[0]} {heard}"
+
+
+def test_a_command_with_a_way_of_its_own_keeps_it(redis_server: RedisServer) -> None:
+    with processes(heed_in_a_process) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        os.kill(worker.pid, signal.SIGTERM)
+        worker.say("finish")
+        assert worker.result() == "0 [15]"
+
+
+@locked("nightly", blocking=True)
+class Patient(Ran):
+    pass
+
+
+def test_a_command_that_waits_says_for_whom(redis_server: RedisServer, client: redis.Redis) -> None:
+    lock = caches["default"].lock("nightly", label="the other run")
+    assert lock.acquire(blocking=False)
+    until(lambda: client.exists(OWNER))
+    with processes(run_in_a_process, Patient) as (worker,):
+        worker.go()
+        until(lambda: client.info("clients")["blocked_clients"])
+        lock.release()
+        assert worker.hear() == "running"
+        worker.say("finish")
+        code, out, errors, _ = worker.result()
+    assert (code, out) == (0, "done\n")
+    (line,) = errors.splitlines()
+    assert line.startswith("nightly is held by ")
+    assert "(the other run)" in line
+    assert line.endswith(". More: manage.py locks show nightly. Waiting …")
+    assert run(Patient) == (0, "done\n", "", 1)
+
+
+@pytest.mark.parametrize("options", [{"status_code": 503}, {"default": None}])
+def test_what_means_nothing_for_a_command_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="means nothing for a command"):
+        locked("nightly", **options)(type("Command", (Ran,), {}))
+
+
+def test_a_skipped_command_can_be_silent() -> None:
+    with hold("nightly"):
+        command = Quiet(stdout=StringIO(), stderr=StringIO())
+        command.run_from_argv(["manage.py", "nightly", "--verbosity", "0"])
+    assert command.stderr.getvalue() == ""
+    assert command.runs == 0
+
+
+# -- functions ---------------------------------------------------------------------------------
+
+
+@locked("nightly", label="the sums")
+def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+def test_a_function_gets_its_arguments_and_gives_its_result() -> None:
+    assert (add(1), add(1, 2), add(a=1, b=3)) == (2, 3, 4)
+
+
+def test_a_function_that_runs_elsewhere_raises_with_the_facts(client: redis.Redis) -> None:
+    with hold("nightly", timeout=20, label="the other run"):
+        until(lambda: client.exists(OWNER))
+        with pytest.raises(LockNotAcquired) as caught:
+            add(1)
+    error = caught.value
+    assert error.lock_name == "nightly"
+    assert error.holder is not None
+    assert (error.holder.label, error.holder.host) == ("the other run", hostname())
+    assert error.retry_after == 2  # It has been held for half a second.
+    assert isinstance(error, redis.exceptions.LockError)
+    assert "the other run" in str(error)
+
+
+def test_its_label_is_shown_and_the_dotted_name_if_it_has_none(client: redis.Redis) -> None:
+    @locked("nightly")
+    def nameless() -> str:
+        until(lambda: client.exists(OWNER))
+        return client.hget(OWNER, "label").decode()
+
+    @locked("nightly", label="the sums")
+    def labelled() -> str:
+        until(lambda: client.exists(OWNER))
+        return client.hget(OWNER, "label").decode()
+
+    assert nameless().endswith("<locals>.nameless")
+    assert labelled() == "the sums"
+
+
+def test_a_function_that_calls_itself_is_refused() -> None:
+    @locked("nightly")
+    def again() -> None:
+        again()
+
+    with pytest.raises(LockNotAcquired):
+        again()
+    assert not caches["default"].lock("nightly").locked()
+
+
+def test_threads_run_it_one_at_a_time() -> None:
+    inside: list[int] = []
+
+    @locked("nightly", blocking=True)
+    def work() -> int:
+        inside.append(1)
+        assert len(inside) == 1
+        inside.pop()
+        return 1
+
+    assert in_threads(12, work) == [1] * 12
+
+
+def test_one_of_many_threads_runs_it() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    @locked("nightly")
+    def work() -> str:
+        entered.set()
+        assert leave.wait(PATIENCE)
+        return "ran"
+
+    thread_found: list[str] = []
+    thread = threading.Thread(target=lambda: thread_found.append(work()), daemon=True)
+    thread.start()
+    assert entered.wait(PATIENCE)
+    found = in_threads(5, work)
+    leave.set()
+    thread.join(PATIENCE)
+    assert thread_found == ["ran"]
+    assert {type(each) for each in found} == {LockNotAcquired}
+
+
+def test_a_rest_after_the_work(client: redis.Redis) -> None:
+    """Two hosts whose clocks differ start a short job nearly at once: it runs once."""
+
+    @locked("nightly", min_hold=60)
+    def work() -> str:
+        return "ran"
+
+    assert work() == "ran"
+    with pytest.raises(LockNotAcquired) as caught:
+        work()
+    assert 50_000 < client.pttl(":1:lock:nightly") <= 60_000
+    assert caught.value.retry_after is not None
+    assert 50 < caught.value.retry_after <= 60
+
+
+def test_an_answer_of_ones_own() -> None:
+    def skip(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+        return conflict.name, args, kwargs
+
+    @locked("nightly", on_conflict=skip)
+    def work(a: int, b: int) -> None: ...
+
+    with hold("nightly"):
+        assert work(1, b=2) == ("nightly", (1,), {"b": 2})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LookupError("no such invoice"),
+        OSError("no disk"),
+        redis.ConnectionError("another Redis"),
+        LockNotAcquired("another lock"),
+        StopIteration(),
+    ],
+    ids=repr,
+)
+def test_an_exception_passes_and_the_lock_is_released(error: Exception) -> None:
+    @locked("nightly")
+    def broken() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        broken()
+    assert caught.value is error
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    assert not caches["default"].lock("nightly").locked()
+
+
+def test_an_exception_is_not_hidden_by_a_lost_lock(client: redis.Redis) -> None:
+    """C4."""
+
+    @locked("nightly")
+    def broken() -> None:
+        client.flushdb()
+        raise LookupError("no such invoice")
+
+    with pytest.raises(LookupError):
+        broken()
+
+
+# -- without Redis -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def away(own_server: RedisServer, settings: Any) -> RedisServer:
+    """A server that is not up yet, of the cache."""
+    own_server.stop()
+    default = {**settings.CACHES["default"], "LOCATION": own_server.url}
+    settings.CACHES = {"default": default}
+    return own_server
+
+
+@pytest.mark.usefixtures("away")
+@pytest.mark.parametrize(("kind", "code"), [(Nightly, 69), (Unavailable, 70)])
+def test_a_command_says_in_one_line_that_redis_is_away(
+    kind: type[Ran], code: int, capfd: Any
+) -> None:
+    command = kind()
+    with pytest.raises(SystemExit) as ended:
+        command.run_from_argv(["manage.py", "nightly"])
+    assert (ended.value.code, command.runs) == (code, 0)
+    said = capfd.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert said.startswith("CommandError: nothing was run: the lock nightly could not be asked")
+
+
+@pytest.mark.usefixtures("away")
+def test_a_function_raises_redis_own_error() -> None:
+    with pytest.raises(redis.ConnectionError):
+        add(1)
+
+
+def test_it_waits_for_redis_if_asked_to(away: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pause_after = RetryUntil.pause_after
+
+    def pause_and_start(self: RetryUntil, error: Exception) -> float:
+        pause = pause_after(self, error)
+        if not away.runs:
+            away.start()
+        return pause
+
+    monkeypatch.setattr(RetryUntil, "pause_after", pause_and_start)
+    waits = locked("late", blocking=True, blocking_timeout=30, wait_for_redis=True)
+
+    @waits
+    async def coroutine() -> str:
+        return "done"
+
+    for call in (waits(lambda: "done"), lambda: asyncio.run(coroutine())):
+        assert call() == "done"
+        away.stop()
+
+
+@pytest.mark.usefixtures("away")
+def test_that_wait_ends_with_its_time() -> None:
+    waits = locked("late", blocking=True, blocking_timeout=0.2, wait_for_redis=True)
+    with pytest.raises(redis.ConnectionError), waits:
+        raise AssertionError("the body ran without the lock")
+    with pytest.raises(ValueError, match="wait_for_redis needs blocking=True"):
+        locked("late", wait_for_redis=True)

@@ -1,0 +1,646 @@
+"""``locked()`` on coroutine functions and methods, as a context manager, and ``current_lock()``."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync, sync_to_async
+from django.core.cache import caches
+
+from django_redis_lock import (
+    AsyncLock,
+    Lock,
+    LockError,
+    LockLost,
+    LockNotAcquired,
+    TooFewReplicas,
+    current_lock,
+    locked,
+)
+from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
+from django_redis_lock.decorators import current
+from django_redis_lock.testing import locks
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, Link, in_threads, processes, until
+
+KEY = ":1:lock:export"
+HERE = __name__
+
+
+def held(name: str = "export") -> bool:
+    return caches["default"].lock(name).locked()
+
+
+# -- coroutine functions -----------------------------------------------------------------------
+
+
+@locked("export", label="the export")
+async def export(amount: int = 1) -> int:
+    assert await caches["default"].alock("export").locked()
+    return amount
+
+
+def test_a_coroutine_function_stays_one() -> None:
+    assert inspect.iscoroutinefunction(export)
+    assert asyncio.run(export(amount=5)) == 5
+    assert not held()
+
+
+def test_only_one_task_runs_it() -> None:
+    @locked("export")
+    async def work(inside: asyncio.Event, leave: asyncio.Event) -> str:
+        inside.set()
+        await leave.wait()
+        return "ran"
+
+    async def main() -> tuple[str, list[Any]]:
+        inside, leave = asyncio.Event(), asyncio.Event()
+        first = asyncio.create_task(work(inside, leave))
+        await inside.wait()
+        others = await asyncio.gather(
+            *(work(inside, leave) for _ in range(3)), return_exceptions=True
+        )
+        leave.set()
+        return await first, others
+
+    ran, others = asyncio.run(main())
+    assert ran == "ran"
+    assert {type(error) for error in others} == {LockNotAcquired}
+    assert {error.lock_name for error in others} == {"export"}
+    assert not held()
+
+
+def test_tasks_wait_without_blocking_the_loop() -> None:
+    inside: list[int] = []
+
+    @locked("export", blocking=True)
+    async def work() -> int:
+        inside.append(1)
+        assert len(inside) == 1
+        await asyncio.sleep(0)
+        inside.pop()
+        return 1
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(work() for _ in range(20)))
+
+    assert asyncio.run(main()) == [1] * 20
+
+
+def test_a_task_that_is_cancelled_gives_its_place_up(client: redis.Redis) -> None:
+    @locked("export", blocking=True)
+    async def work() -> None: ...
+
+    async def main() -> None:
+        lock = caches["default"].alock("export")
+        async with lock:
+            waiting = asyncio.create_task(work())
+            while not client.info("clients")["blocked_clients"]:
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert not client.zcard("{:1:lock:export}:waiters")
+        assert not await lock.locked()
+
+    asyncio.run(main())
+
+
+def test_a_task_that_is_cancelled_at_work_releases() -> None:
+    async def main() -> None:
+        inside = asyncio.Event()
+
+        @locked("export")
+        async def work() -> None:
+            inside.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not await caches["default"].alock("export").locked()
+
+    asyncio.run(main())
+
+
+def test_an_exception_passes_and_the_lock_is_released() -> None:
+    error = LookupError("no such invoice")
+
+    @locked("export")
+    async def broken() -> None:
+        raise error
+
+    with pytest.raises(LookupError) as caught:
+        asyncio.run(broken())
+    assert caught.value is error
+    assert not held()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_answers_of_ones_own(asynchronous: bool) -> None:
+    async def awaited(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+        return conflict.name, args, kwargs
+
+    def plain(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+        return conflict.name, args, kwargs
+
+    @locked("export", on_conflict=awaited if asynchronous else plain)
+    async def work(a: int, b: int) -> Any: ...
+
+    with caches["default"].lock("export"):
+        assert asyncio.run(work(1, b=2)) == ("export", (1,), {"b": 2})
+
+
+class CallableObject:
+    async def __call__(self, pk: int) -> int:
+        return pk
+
+
+@pytest.mark.parametrize("target", [CallableObject(), functools.partial(export)])
+def test_other_things_that_are_awaited(target: Any) -> None:
+    work = locked("work-{pk}" if isinstance(target, CallableObject) else "x")(target)
+    assert asyncio.run(work(7)) == 7
+
+
+def test_what_returns_a_coroutine_without_saying_so_is_refused() -> None:
+    """It would run when the lock has been released."""
+
+    @locked("export")
+    def work() -> Any:
+        return export.__wrapped__()
+
+    with pytest.raises(TypeError, match=r"work returned a coroutine, .*: make it a coroutine fun"):
+        work()
+    until(lambda: not held())
+
+
+async def _export_in_a_process(link: Link) -> str:
+    @locked("export", blocking=True)
+    async def work() -> str:
+        link.say("exporting")
+        await asyncio.to_thread(link.hear)
+        return "done"
+
+    return await work()
+
+
+def export_in_a_process(link: Link) -> str:
+    return asyncio.run(_export_in_a_process(link))
+
+
+def test_two_processes_do_not_run_it_at_once(client: redis.Redis) -> None:
+    with processes(export_in_a_process, count=2) as crew:
+        crew.go()
+        until(lambda: any(worker.speaks() for worker in crew))
+        first, second = sorted(crew, key=lambda worker: not worker.speaks())
+        assert first.hear() == "exporting"
+        until(lambda: client.info("clients")["blocked_clients"])
+        assert not second.speaks()
+        first.say("finish")
+        assert second.hear() == "exporting"
+        second.say("finish")
+        assert crew.results() == ["done", "done"]
+
+
+# -- methods -----------------------------------------------------------------------------------
+
+
+class Shop:
+    number = 3
+
+    @locked("shop-{self.number}")
+    def close(self) -> str | None:
+        return current_lock().name.rpartition(":")[2]
+
+    @locked("{cls.__name__}")
+    @classmethod
+    def by_the_class(cls) -> str:
+        return cls.__name__
+
+    @classmethod
+    @locked("{cls.__name__}")
+    def by_the_class_inside(cls) -> str:
+        return cls.__name__
+
+    @locked("static-{pk}")
+    @staticmethod
+    def static(pk: int) -> int:
+        return pk
+
+    @staticmethod
+    @locked("static-{pk}")
+    def static_inside(pk: int) -> int:
+        return pk
+
+    @locked("shop-{self.number}")
+    async def aclose(self) -> int:
+        return self.number
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("shop-3", Shop().close),
+        ("Shop", Shop.by_the_class),
+        ("Shop", Shop().by_the_class_inside),
+        ("static-7", lambda: Shop.static(7)),
+        ("static-7", lambda: Shop().static_inside(7)),
+        ("shop-3", async_to_sync(Shop().aclose)),
+    ],
+)
+def test_methods(name: str, call: Callable[[], Any]) -> None:
+    assert call()
+    with caches["default"].lock(name), pytest.raises(LockNotAcquired):
+        call()
+
+
+def test_a_function_that_only_sounds_like_that_of_a_view() -> None:
+    @locked("{order}")
+    def dispatch(order: str) -> str:
+        return order
+
+    assert dispatch("a") == dispatch(order="a") == "a"
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "group"),
+    [
+        ("work-{pk}", {}, "work-{pk}"),
+        ("work-{pk}", {"group": "works"}, "works"),
+        ("work\n{pk}", {}, "work\\n{pk}"),
+        ("work-{pk}-" + "x" * 300, {}, "work-{pk}-" + "x" * 190),
+        (
+            lambda pk: f"work-{pk}",
+            {},
+            f"{__name__}.test_under_which_name_it_is_counted.<locals>.work",
+        ),
+    ],
+)
+def test_under_which_name_it_is_counted(template: Any, options: dict[str, Any], group: str) -> None:
+    @locked(key=template, **options)
+    def work(pk: int) -> str:
+        return current_lock().group
+
+    assert work(7) == group
+
+
+# -- default -----------------------------------------------------------------------------------
+
+
+def test_a_value_instead_of_the_error() -> None:
+    @locked("export", default=None)
+    def work() -> int:
+        return 1
+
+    @locked("export", default=0)
+    async def awork() -> str:
+        return "ran"
+
+    assert (work(), asyncio.run(awork())) == (1, "ran")
+    with caches["default"].lock("export"):
+        assert (work(), asyncio.run(awork())) == (None, 0)
+
+
+@pytest.mark.parametrize("answer", [skip, raise_error])
+def test_ready_made_answers(answer: Any) -> None:
+    @locked("export", on_conflict=answer)
+    def work() -> int:
+        return 1
+
+    with caches["default"].lock("export"):
+        if answer is skip:
+            assert work() is None
+        else:
+            with pytest.raises(LockNotAcquired):
+                work()
+
+
+@pytest.mark.parametrize("answer", [respond(), redirect_to("home")])
+def test_answers_for_views_need_a_request(answer: Any) -> None:
+    @locked("export", on_conflict=answer)
+    def work() -> int:
+        return 1
+
+    with caches["default"].lock("export"), pytest.raises(TypeError, match="for views"):
+        work()
+
+
+# -- as a context manager ----------------------------------------------------------------------
+
+
+def test_a_with_block() -> None:
+    with locked("export", label="the export") as lock:
+        assert isinstance(lock, Lock)
+        assert lock.fence
+        assert lock.label == "the export"
+        assert current_lock() is lock
+        assert held()
+        with pytest.raises(LockNotAcquired) as caught, locked("export"):
+            raise AssertionError
+        assert caught.value.lock_name == "export"
+    assert not held()
+
+
+def test_an_async_with_block() -> None:
+    async def main() -> None:
+        async with locked("export") as lock:
+            assert isinstance(lock, AsyncLock)
+            assert current_lock() is lock
+            lock.ensure_held()
+            with pytest.raises(LockNotAcquired):
+                async with locked("export"):
+                    raise AssertionError
+        assert not await lock.locked()
+
+    asyncio.run(main())
+
+
+def test_one_object_may_be_entered_again_and_again() -> None:
+    export_lock = locked("export", blocking=True)
+    fences = []
+    for _ in range(2):
+        with export_lock as lock:
+            fences.append(lock.fence)
+    assert fences[0] < fences[1]
+
+    inside: list[int] = []
+
+    def work() -> int:
+        with export_lock:
+            inside.append(1)
+            assert len(inside) == 1
+            inside.pop()
+        return 1
+
+    assert in_threads(8, work) == [1] * 8
+
+    async def awork() -> int:
+        async with export_lock:
+            inside.append(1)
+            await asyncio.sleep(0)
+            assert len(inside) == 1
+            inside.pop()
+        return 1
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(awork() for _ in range(8)))
+
+    assert asyncio.run(main()) == [1] * 8
+    assert not held()
+
+
+def test_each_thread_leaves_its_own_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when another leaves its own just while this one looks which that is."""
+    mine, entered, left = threading.get_ident(), threading.Event(), threading.Event()
+    leaving: list[Callable[[], Any]] = []
+
+    class Thread(int):
+        def __eq__(self, other: object) -> bool:
+            if int(self) == mine and leaving:
+                leaving.pop()()
+            return isinstance(other, int) and int(self) == int(other)
+
+        def __hash__(self) -> int:
+            return int(self)
+
+    monkeypatch.setattr(current, "caller", lambda: (Thread(threading.get_ident()), 0))
+    export_lock = locked(key=lambda: f"export-{threading.get_ident()}")
+    locks = []
+
+    def work() -> None:
+        with export_lock as lock:
+            locks.append(lock)
+            entered.set()
+            assert left.wait(PATIENCE)
+
+    other = Background(work)
+    assert entered.wait(PATIENCE)
+    with export_lock as lock:
+        locks.append(lock)
+
+        def leave() -> None:
+            left.set()
+            other.result()
+
+        leaving.append(leave)
+    assert [each.owned() for each in locks] == [False, False]
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_one_inside_another_of_its_name_does_not_wait_for_itself(blocking: bool) -> None:
+    export_lock = locked("export", blocking=blocking)
+    words = "would wait for itself" if blocking else "is held by"
+    with pytest.raises(LockError, match=words), export_lock, export_lock:
+        raise AssertionError
+    assert not held()
+
+    async def main() -> None:
+        with pytest.raises(LockError, match=words):
+            async with export_lock, export_lock:
+                raise AssertionError
+
+    asyncio.run(main())
+    assert not held()
+
+
+def test_a_block_that_is_left_in_another_task_than_it_was_entered_in() -> None:
+    """As the fixtures of some test runners."""
+    export_lock = locked("export")
+
+    async def main() -> None:
+        await asyncio.create_task(export_lock.__aenter__())
+        assert await caches["default"].alock("export").locked()
+        await asyncio.create_task(export_lock.__aexit__(None, None, None))
+        assert not await caches["default"].alock("export").locked()
+
+    asyncio.run(main())
+
+
+def test_a_block_that_fails_releases() -> None:
+    error = LookupError()
+    with pytest.raises(LookupError) as caught, locked("export"):
+        raise error
+    assert caught.value is error
+    assert not held()
+
+
+def test_a_name_made_by_a_function() -> None:
+    with locked(key=lambda: "export"):
+        assert held()
+
+
+def test_a_brace_that_belongs_to_the_name() -> None:
+    with locked("{{export}}"):
+        assert held("{export}")
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (locked(), r"no name of its own: with locked\("),
+        (locked("invoice-{pk}"), r"no arguments to fill \{pk\} in from: write f'invoice-\{pk\}'"),
+        (locked("x", on_conflict=skip), "on_conflict means nothing for a with block"),
+        (locked("x", default=None), "default means nothing for a with block"),
+        (locked("x", exit_code=3), "exit_code means nothing for a with block"),
+        (locked("x", on_lost="terminate"), "for management commands"),
+    ],
+)
+def test_what_means_nothing_there_is_refused(made: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words), made:
+        raise AssertionError
+
+
+def test_a_lock_released_by_hand_is_not_released_twice(caplog: pytest.LogCaptureFixture) -> None:
+    with locked("export") as lock:
+        lock.release()
+        assert not held()
+    assert not caplog.records
+
+
+# -- current_lock ------------------------------------------------------------------------------
+
+
+def test_outside_there_is_none() -> None:
+    with pytest.raises(LockError, match="no lock is held here"):
+        current_lock()
+    with locked("export"):
+        pass
+    with pytest.raises(LockError, match="no lock is held here"):
+        current_lock()
+
+
+def test_the_innermost_counts() -> None:
+    with locked("outer") as outer:
+        with locked("inner") as inner:
+            assert current_lock() is inner
+        assert current_lock() is outer
+
+
+def test_threads_and_tasks_of_the_call_have_it_too() -> None:
+    @locked("export")
+    async def work() -> list[Any]:
+        def fence() -> int | None:
+            current_lock().ensure_held()
+            return current_lock().fence
+
+        async def task() -> int | None:
+            return fence()
+
+        return [
+            fence(),
+            await asyncio.create_task(task()),
+            await sync_to_async(fence)(),
+            await asyncio.to_thread(fence),
+        ]
+
+    found = asyncio.run(work())
+    assert found == found[:1] * 4
+    assert found[0] is not None
+
+
+def test_threads_of_others_have_not() -> None:
+    with locked("export"):
+        (error,) = in_threads(1, current_lock)
+    assert isinstance(error, LockError)
+
+
+def test_a_lock_that_is_lost(client: redis.Redis) -> None:
+    told = threading.Event()
+    names: list[Any] = []
+
+    def on_lost() -> None:
+        names.append(current_lock().name)
+        told.set()
+
+    @locked("export", timeout=0.3, on_lost=on_lost)
+    def work() -> None:
+        current_lock().ensure_held()
+        client.set(KEY, "another's")
+        assert told.wait(PATIENCE)
+        assert current_lock().lost
+        current_lock().ensure_held()
+
+    with pytest.raises(LockLost):
+        work()
+    assert names == [KEY]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_task_whose_lock_is_lost(client: redis.Redis, asynchronous: bool) -> None:
+    async def main() -> list[Any]:
+        told = asyncio.Event()
+        names: list[Any] = []
+
+        def note() -> None:
+            names.append(current_lock().name)
+            told.set()
+
+        async def anote() -> None:
+            note()
+
+        @locked("export", timeout=0.3, on_lost=anote if asynchronous else note)
+        async def work() -> None:
+            client.set(KEY, "another's")
+            await asyncio.wait_for(told.wait(), PATIENCE)
+            assert current_lock().lost
+
+        await work()
+        return names
+
+    assert asyncio.run(main()) == [KEY]
+
+
+def test_in_memory() -> None:
+    with locks.override() as server:
+        with locked("export"):
+            assert server.held() == [KEY]
+            with pytest.raises(LockNotAcquired):
+                asyncio.run(export())
+        assert asyncio.run(export()) == 1
+        with locked("export") as lock:
+            server.lose(KEY)
+            assert current_lock().lost
+            with pytest.raises(LockLost):
+                lock.ensure_held()
+        assert not server.held()
+
+
+def test_terminate_is_for_commands() -> None:
+    with pytest.raises(TypeError, match="only a management command can be ended"):
+
+        @locked("export", on_lost="terminate")
+        def work() -> None: ...
+
+    @locked("export", on_lost="terminate")
+    def handle() -> None: ...
+
+    with pytest.raises(TypeError, match="is no management command"):
+        handle()
+
+
+def test_a_coroutine_function_as_on_lost_is_for_coroutine_functions() -> None:
+    async def on_lost() -> None: ...
+
+    with pytest.raises(TypeError, match="on_lost must be a plain function"):
+
+        @locked("export", on_lost=on_lost)
+        def work() -> None: ...
+
+
+def test_replicas_that_are_not_there(client: redis.Redis) -> None:
+    @locked("export", replicas=1, timeout=60)
+    def work() -> None:
+        raise AssertionError("the lock does not count")
+
+    with pytest.raises(TooFewReplicas):
+        work()
+    until(lambda: not held())

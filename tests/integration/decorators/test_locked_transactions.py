@@ -1,0 +1,520 @@
+"""A lock of ``locked()`` is kept until the database transaction it was used in has ended."""
+
+# What fails in an atomic block fails at its end.
+# ruff: noqa: PT012
+
+from __future__ import annotations
+
+import gc
+import threading
+import unittest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.core.cache import caches
+from django.core.handlers.base import BaseHandler
+from django.db import DatabaseError, connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory, TestCase
+
+from django_redis_lock import LockError, LockNotAcquired, current_lock, locked
+from django_redis_lock.decorators import transactions
+from tests.processes import PATIENCE, Link, processes, until
+
+KEY = ":1:lock:account"
+DATABASES = ("shop", "till")
+
+
+def use(folder: Path, **options: Any) -> None:
+    """Have two databases, in files."""
+    for alias in DATABASES:
+        as_default = connections.settings["default"]
+        name = str(folder / f"{alias}.sqlite3")
+        connections.settings[alias] = {**as_default, "NAME": name, **options}
+
+
+def forget() -> None:
+    for alias in DATABASES:
+        connections[alias].close()
+        del connections[alias], connections.settings[alias]
+
+
+def execute(sql: str, using: str = "shop") -> Any:
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()
+
+
+def balance() -> int:
+    return int(execute("SELECT balance FROM account")[0])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, django_db_blocker: Any) -> Iterator[Path]:
+    """Two databases in which an account holds nothing."""
+    with django_db_blocker.unblock():
+        use(tmp_path)
+        for alias in DATABASES:
+            execute("CREATE TABLE account (balance integer)", alias)
+            execute("INSERT INTO account VALUES (0)", alias)
+        yield tmp_path
+        forget()
+
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def held() -> bool:
+    return caches["default"].lock("account").locked()
+
+
+@locked("account")
+def deposit(amount: int = 1, using: str = "shop") -> None:
+    execute(f"UPDATE account SET balance = balance + {amount}", using)
+
+
+@locked("account", release="now")
+def deposit_and_let_go(amount: int = 1) -> None:
+    deposit.__wrapped__(amount)
+
+
+# -- the lost update ---------------------------------------------------------------------------
+
+
+def deposit_before_committing(link: Link, folder: Path, release: Any) -> None:
+    use(folder)
+
+    @locked("account", release=release)
+    def add() -> None:
+        execute(f"UPDATE account SET balance = {balance() + 1}")
+
+    with transaction.atomic("shop"):
+        add()
+        link.say("done, not committed")
+        link.hear()
+
+
+def deposit_meanwhile(link: Link, folder: Path, release: Any) -> None:
+    use(folder)
+
+    @locked("account", release=release, blocking=True)
+    def add() -> None:
+        found = balance()
+        link.say("read")
+        link.hear()
+        execute(f"UPDATE account SET balance = {found + 1}")
+
+    add()
+
+
+@pytest.mark.parametrize(("release", "wanted"), [("now", 1), ("transaction", 2)])
+def test_no_update_is_lost(folder: Path, client: redis.Redis, release: str, wanted: int) -> None:
+    """With the lock released before the commit, the second reads what the first has not yet written
+    and overwrites it: of two deposits one is lost."""
+    with (
+        processes(deposit_before_committing, folder, release) as (first,),
+        processes(deposit_meanwhile, folder, release) as (second,),
+    ):
+        first.go()
+        assert first.hear() == "done, not committed"
+        second.go()
+        until(lambda: second.speaks() or client.info("clients")["blocked_clients"])
+        assert second.speaks() == (release == "now")
+        first.say("commit")
+        first.result()
+        assert second.hear() == "read"
+        second.say("write")
+        second.result()
+    assert balance() == wanted
+    assert not held()
+
+
+# -- when it is released -----------------------------------------------------------------------
+
+
+def test_without_a_transaction_it_is_released_at_once() -> None:
+    deposit()
+    assert not held()
+    assert balance() == 1
+
+
+def test_a_transaction_inside_is_over_when_the_work_is() -> None:
+    @locked("account")
+    def work() -> None:
+        with transaction.atomic("shop"):
+            deposit.__wrapped__()
+
+    work()
+    assert not held()
+
+
+def test_it_is_released_after_the_commit_and_what_waits_for_that() -> None:
+    order: list[Any] = []
+    with transaction.atomic("shop"):
+        transaction.on_commit(lambda: order.append(held()), using="shop")
+        deposit()
+        transaction.on_commit(lambda: order.append(held()), using="shop")
+        assert held()
+    assert order == [True, True]
+    assert not held()
+    assert balance() == 1
+
+
+def test_it_is_released_after_a_rollback() -> None:
+    with pytest.raises(LookupError), transaction.atomic("shop"):
+        deposit()
+        assert held()
+        raise LookupError
+    assert not held()
+    assert balance() == 0
+
+
+def test_it_is_released_after_a_rollback_that_was_asked_for() -> None:
+    with transaction.atomic("shop"):
+        deposit()
+        transaction.set_rollback(True, using="shop")
+    assert not held()
+    assert balance() == 0
+
+
+def test_the_works_own_exception_rolls_back_and_releases() -> None:
+    @locked("account")
+    def work() -> None:
+        deposit.__wrapped__()
+        raise LookupError
+
+    with pytest.raises(LookupError), transaction.atomic("shop"):
+        work()
+    assert not held()
+    assert balance() == 0
+
+
+def test_an_inner_block_is_not_the_end() -> None:
+    with transaction.atomic("shop"):
+        with transaction.atomic("shop"):
+            deposit()
+        assert held()
+        with pytest.raises(LookupError), transaction.atomic("shop"):
+            deposit()
+            raise LookupError
+        assert held()
+        with transaction.atomic("shop", savepoint=False):
+            deposit()
+        assert held()
+        connections["shop"].savepoint_commit(connections["shop"].savepoint())
+        assert held()
+    assert not held()
+    assert balance() == 2
+
+
+def test_it_may_let_go_at_once() -> None:
+    with transaction.atomic("shop"):
+        deposit_and_let_go()
+        assert not held()
+
+
+def test_the_last_of_several_databases_counts() -> None:
+    with transaction.atomic("till"):
+        with transaction.atomic("shop"):
+            deposit()
+        assert held()
+    assert not held()
+
+
+def test_one_of_several_databases_is_rolled_back() -> None:
+    with transaction.atomic("till"):
+        with pytest.raises(LookupError), transaction.atomic("shop"):
+            deposit()
+            raise LookupError
+        assert held()
+    assert not held()
+
+
+def test_a_commit_that_fails() -> None:
+    execute("CREATE TABLE parent (id integer primary key)")
+    execute("CREATE TABLE child (p integer REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
+    with pytest.raises(DatabaseError), transaction.atomic("shop"):
+        deposit()
+        execute("INSERT INTO child VALUES (7)")
+    assert not held()
+    assert balance() == 0
+
+
+def test_a_function_that_waits_for_the_commit_fails() -> None:
+    def fail() -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError), transaction.atomic("shop"):
+        transaction.on_commit(fail, using="shop")
+        deposit()
+    assert not held()
+    assert balance() == 1
+
+
+def test_a_connection_that_is_closed_in_the_transaction() -> None:
+    with pytest.raises(LookupError), transaction.atomic("shop"):
+        deposit()
+        connections["shop"].close()
+        assert not held()  # The server has rolled back.
+        raise LookupError
+    assert balance() == 0
+
+
+@pytest.mark.parametrize(("end", "wanted"), [("commit", 1), ("rollback", 0), ("close", 0)])
+def test_autocommit_off(end: str, wanted: int) -> None:
+    transaction.set_autocommit(False, using="shop")
+    deposit()
+    assert held()
+    with transaction.atomic("shop"):
+        deposit()
+    assert held()
+    deposit()
+    getattr(connections["shop"], end)()
+    assert not held()
+    if end != "close":
+        transaction.set_autocommit(True, using="shop")
+    assert balance() == 3 * wanted
+
+
+def test_autocommit_on_again_ends_it() -> None:
+    transaction.set_autocommit(False, using="shop")
+    deposit()
+    transaction.set_autocommit(True, using="shop")
+    assert not held()
+
+
+def test_a_thread_that_ends_in_a_transaction() -> None:
+    def begin() -> None:
+        transaction.set_autocommit(False, using="shop")
+        deposit()
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join(PATIENCE)
+    gc.collect()
+    assert not held()
+
+
+def test_the_connection_is_left_as_it_was() -> None:
+    connections["shop"].ensure_connection()
+    before = set(vars(connections["shop"]))
+    for _ in range(2):
+        with transaction.atomic("shop"):
+            deposit()
+            assert set(vars(connections["shop"])) != before
+        assert set(vars(connections["shop"])) == before
+
+
+def test_a_lock_that_is_lost_in_the_transaction(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with transaction.atomic("shop"):
+        deposit()
+        client.delete(KEY)
+        assert caches["default"].lock("account").acquire(blocking=False)
+    assert held()  # By the other.
+    assert "The lock account had ended before its work was done" in caplog.text
+
+
+def test_redis_is_asked_in_vain_after_the_commit(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with transaction.atomic("shop"):
+        deposit()
+        lock = caches["default"].lock("account")
+        monkeypatch.setattr(
+            type(lock), "release", lambda self: (_ for _ in ()).throw(redis.ConnectionError("gone"))
+        )
+    assert balance() == 1
+    assert "its lock account was not released: gone" in caplog.text
+
+
+def test_it_is_kept_alive_meanwhile(client: redis.Redis) -> None:
+    @locked("account", timeout=0.6)
+    def work() -> None: ...
+
+    with transaction.atomic("shop"):
+        work()
+        for _ in range(2):
+            until(lambda: 0 < client.pttl(KEY) < 450)
+            until(lambda: client.pttl(KEY) > 450)
+        assert held()
+    assert not held()
+
+
+# -- used again in the same transaction --------------------------------------------------------
+
+
+def test_who_uses_it_again_in_the_transaction_goes_on_with_it() -> None:
+    fences = []
+
+    @locked("account")
+    def work() -> None:
+        fences.append(current_lock().fence)
+
+    with transaction.atomic("shop"):
+        for _ in range(3):
+            work()
+            deposit()
+            deposit_and_let_go()
+            assert held()
+        with locked("account") as lock:
+            assert lock.fence == fences[0]
+        assert held()
+    assert not held()
+    assert len(set(fences)) == 1
+    assert balance() == 6
+
+
+def test_another_thread_does_not_share_it() -> None:
+    found: list[Any] = []
+
+    def ask() -> None:
+        try:
+            with locked("account"):
+                found.append("had it")
+        except LockNotAcquired as error:
+            found.append(error)
+
+    with transaction.atomic("shop"):
+        deposit()
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join(PATIENCE)
+    assert isinstance(found[0], LockNotAcquired)
+
+
+def test_one_that_was_lost_in_between_is_taken_anew(client: redis.Redis) -> None:
+    fences = []
+
+    @locked("account", timeout=0.3)
+    def work() -> None:
+        fences.append(current_lock().fence)
+
+    with transaction.atomic("shop"):
+        work()
+        lock = caches["default"].lock("account")
+        lock.reset()
+        until(lambda: _lost("account"))
+        work()
+        assert held()
+    assert not held()
+    assert fences[0] < fences[1]
+
+
+def _lost(name: str) -> bool:
+    return transactions._here.pending["default", name].lock.lost
+
+
+def test_the_lock_of_ones_own_call_is_no_second_one() -> None:
+    @locked("account", blocking=True)
+    def again() -> None:
+        again()
+
+    with pytest.raises(LockError, match="would wait for itself"), transaction.atomic("shop"):
+        again()
+    assert not held()
+
+
+# -- Django around it --------------------------------------------------------------------------
+
+
+@locked("account")
+def view(request: HttpRequest, fails: bool = False) -> HttpResponse:
+    deposit.__wrapped__()
+    if fails:
+        raise LookupError
+    return HttpResponse()
+
+
+@contextmanager
+def looking(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[list[bool]]:
+    """Whether the lock is held when the database commits or rolls back."""
+    seen: list[bool] = []
+    wrapper = type(connections["shop"])
+    original: Callable[[Any], None] = getattr(wrapper, name)
+
+    def look(self: Any) -> None:
+        seen.append(held())
+        original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wrapper, name, look)
+        yield seen
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_atomic_requests(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    monkeypatch.setitem(connections.settings["shop"], "ATOMIC_REQUESTS", True)
+    atomic_view = BaseHandler().make_view_atomic(view)
+    request = RequestFactory().get("/")
+    with looking(monkeypatch, "_rollback" if fails else "_commit") as seen:
+        if fails:
+            with pytest.raises(LookupError):
+                atomic_view(request, fails)
+        else:
+            assert atomic_view(request).status_code == 200
+    assert seen == [True]
+    assert not held()
+    assert balance() == (0 if fails else 1)
+
+
+def test_djangos_test_case_is_no_transaction_of_the_project() -> None:
+    """It wraps each test into transactions that never end well: nothing must wait for them."""
+    seen: list[bool] = []
+
+    class Tests(TestCase):
+        databases = frozenset({"shop"})
+
+        def runTest(self) -> None:
+            deposit()
+            seen.append(held())
+            with transaction.atomic("shop"):
+                deposit()
+                seen.append(held())
+                with transaction.atomic("shop"):
+                    deposit()
+                seen.append(held())
+            seen.append(held())
+            with pytest.raises(LookupError), transaction.atomic("shop"):
+                deposit()
+                seen.append(held())
+                raise LookupError
+            seen.append(held())
+            with transaction.atomic("shop", savepoint=False):
+                deposit()
+                seen.append(held())  # Its end could not be noticed.
+
+    result = unittest.TestResult()
+    Tests.setUpClass()
+    try:
+        Tests().run(result)
+    finally:
+        Tests.tearDownClass()
+        Tests.doClassCleanups()  # Or other tests could not use the other databases.
+    assert not result.errors
+    assert not result.failures
+    assert seen == [False, True, True, False, True, False, False]
+
+
+def test_a_coroutine_that_is_called_in_a_transaction() -> None:
+    @locked("account")
+    async def work() -> int | None:
+        return current_lock().fence
+
+    fences = []
+    with transaction.atomic("shop"):
+        fences.append(async_to_sync(work)())
+        assert held()
+        fences.append(async_to_sync(work)())
+        deposit()
+        assert held()
+    assert not held()
+    assert fences[0] == fences[1] is not None
+    async_to_sync(work)()
+    assert not held()

@@ -1,0 +1,429 @@
+"""``locked()`` on views: what runs, and what the others are answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_redis_lock import events, locked, metrics
+from django_redis_lock.contention import Conflict
+from tests.held import hold
+from tests.processes import Link, processes
+from tests.redis_server import RedisServer
+
+
+def request(accept: str = "", **attributes: Any) -> HttpRequest:
+    made = RequestFactory().get("/", **({"HTTP_ACCEPT": accept} if accept else {}))
+    vars(made).update(attributes)
+    return made
+
+
+@locked("export")
+def export(request: HttpRequest) -> HttpResponse:
+    assert caches["default"].lock("export").locked()
+    return HttpResponse("exported")
+
+
+# -- it runs -----------------------------------------------------------------------------------
+
+
+def test_a_free_view_runs_and_gives_its_lock_back() -> None:
+    assert [export(request()).content for _ in range(2)] == [b"exported"] * 2
+    assert not caches["default"].lock("export").locked()
+
+
+def test_it_is_still_the_view() -> None:
+    assert export.__name__ == "export"
+    assert export.__module__ == __name__
+
+
+def test_the_default_name_is_the_dotted_one() -> None:
+    @locked
+    def plain(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    with hold(f"{__name__}.test_the_default_name_is_the_dotted_one.<locals>.plain"):
+        assert plain(request()).status_code == 409
+    assert plain(request()).status_code == 200
+
+
+def test_an_exception_passes_and_the_lock_is_released() -> None:
+    error = RuntimeError("no disk")
+
+    @locked("export")
+    def broken(request: HttpRequest) -> HttpResponse:
+        raise error
+
+    with pytest.raises(RuntimeError) as caught:
+        broken(request())
+    assert caught.value is error
+    assert not caches["default"].lock("export").locked()
+
+
+def test_its_lock_is_renewed_and_says_what_it_is_for(client: redis.Redis) -> None:
+    seen: list[Any] = []
+
+    @locked("export", label="the export")
+    def look(request: HttpRequest) -> HttpResponse:
+        seen.append(client.pttl(":1:lock:export"))
+        return HttpResponse()
+
+    look(request())
+    assert 25_000 < seen[0] <= 30_000
+
+
+# -- it does not -------------------------------------------------------------------------------
+
+
+def test_the_answer_to_a_browser() -> None:
+    with hold("export", timeout=20):
+        answer = export(request("text/html,application/xhtml+xml,*/*;q=0.8"))
+    assert answer.status_code == 409
+    assert answer["Content-Type"] == "text/html; charset=utf-8"
+    assert answer["Retry-After"] == "2"
+    assert answer["Cache-Control"] == "no-store"
+    assert b"<html" in answer.content
+    assert b"<style" not in answer.content  # A content security policy forbids it.
+    assert b'href="/static/django_redis_lock/conflict.css"' in answer.content
+
+
+def test_without_collected_static_files_the_answer_is_the_same(
+    settings: Any, tmp_path: Path
+) -> None:
+    settings.STATIC_ROOT = str(tmp_path)
+    storage = "django.contrib.staticfiles.storage.ManifestStaticFilesStorage"
+    settings.STORAGES = {"staticfiles": {"BACKEND": storage}}
+    with hold("export"):
+        answer = export(request("text/html"))
+    assert answer.status_code == 409
+    assert b"stylesheet" not in answer.content
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/json", "application/json"),
+        ("application/json, text/html;q=0.5", "application/json"),
+        ("text/html, application/json;q=0.5", "text/html; charset=utf-8"),
+        ("*/*", "text/html; charset=utf-8"),
+        ("", "text/html; charset=utf-8"),
+        ("image/png", "text/html; charset=utf-8"),
+        ("nonsense", "text/html; charset=utf-8"),
+    ],
+)
+def test_the_kind_of_answer_is_the_clients_choice(accept: str, kind: str) -> None:
+    with hold("export"):
+        assert export(request(accept))["Content-Type"] == kind
+
+
+def test_the_answer_to_a_program() -> None:
+    with hold("export", timeout=20):
+        answer = export(request("application/json"))
+    assert answer.status_code == 409
+    assert answer["Cache-Control"] == "no-store"
+    body = json.loads(answer.content)
+    assert body["retry_after"] == int(answer["Retry-After"])
+    assert set(body) == {"detail", "retry_after"}
+
+
+@pytest.mark.parametrize("accept", ["text/html", "application/json"])
+def test_a_stranger_is_not_told_who_holds_the_lock(accept: str) -> None:
+    with hold("export", label="secret customer") as lock:
+        answer = export(request(accept))
+        shown = answer.content.decode() + str(answer.headers)
+        assert "secret" not in shown
+        assert lock.local.token.decode() not in shown
+        assert lock.holder().id not in shown
+
+
+def test_it_says_when_to_come_again_by_how_long_it_usually_takes() -> None:
+    """Not by the lifetime left: it is renewed while the work goes on."""
+    before = caches["default"].lock("export-7", group="export-{pk}")
+    events.tell(events.Released(before.subject, 100.0, 1))
+
+    @locked("export-{pk}")
+    def export_one(request: HttpRequest, pk: int) -> HttpResponse: ...
+
+    @locked("export-{pk}", retry_after=7)
+    def export_later(request: HttpRequest, pk: int) -> HttpResponse: ...
+
+    with hold("export-8"):
+        assert 95 < int(export_one(request(), pk=8)["Retry-After"]) <= 101
+        metrics.flush()  # What was written is known still.
+        assert 95 < int(export_one(request(), pk=8)["Retry-After"]) <= 101
+        assert export_later(request(), pk=8)["Retry-After"] == "7"
+
+
+def test_another_status() -> None:
+    @locked("export", status_code=503)
+    def busy(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    with hold("export"):
+        assert busy(request()).status_code == 503
+
+
+def test_an_answer_of_ones_own() -> None:
+    seen: list[Any] = []
+
+    def answer(conflict: Conflict, *args: Any, **kwargs: Any) -> HttpResponse:
+        seen.append((conflict, args, kwargs))
+        return HttpResponse("later")
+
+    @locked("export-{pk}", on_conflict=answer)
+    def busy(request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse()
+
+    made = request()
+    with hold("export-7") as lock:
+        assert busy(made, pk=7).content == b"later"
+    ((conflict, args, kwargs),) = seen
+    assert (args, kwargs) == ((made,), {"pk": 7})
+    assert conflict.name == "export-7"
+    assert conflict.holder is not None
+    assert conflict.holder.id
+    assert conflict.ttl is not None
+    assert lock.fence
+
+
+def test_the_request_is_found_by_name_too() -> None:
+    with hold("export"):
+        assert export(request=request()).status_code == 409
+
+
+# -- keys --------------------------------------------------------------------------------------
+
+
+class User:
+    pk = 5
+
+
+def test_one_lock_for_each_object() -> None:
+    @locked("invoice-{pk}")
+    def pay(request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse()
+
+    with hold("invoice-7"):
+        assert pay(request(), 7).status_code == 409
+        assert pay(request(), pk=7).status_code == 409
+        assert pay(request(), pk=8).status_code == 200
+
+
+def test_one_lock_for_each_user() -> None:
+    @locked("basket-{request.user.pk}")
+    def order(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    with hold("basket-5"):
+        assert order(request(user=User())).status_code == 409
+
+
+def test_a_key_that_is_made_by_a_function() -> None:
+    @locked(key=lambda request, pk: f"invoice-{pk % 10}")
+    def pay(request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse()
+
+    with hold("invoice-7"):
+        assert pay(request(), 17).status_code == 409
+        assert pay(request(), 18).status_code == 200
+
+
+# -- waiting -----------------------------------------------------------------------------------
+
+
+def test_it_may_wait() -> None:
+    @locked("export", blocking=True, blocking_timeout=0.05)
+    def patient(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("exported")
+
+    with hold("export"):
+        assert patient(request()).status_code == 409
+    assert patient(request()).content == b"exported"
+
+
+@locked("export")
+def slow_export(request: HttpRequest, link: Link) -> HttpResponse:
+    link.say("exporting")
+    link.hear()
+    return HttpResponse()
+
+
+@locked("export", blocking=True)
+def patient_export(request: HttpRequest, link: Link) -> HttpResponse:
+    link.say("exporting")
+    return HttpResponse()
+
+
+def export_in_a_process(link: Link) -> int:
+    return slow_export(request(), link).status_code
+
+
+def export_patiently_in_a_process(link: Link) -> int:
+    return patient_export(request(), link).status_code
+
+
+def test_two_processes_do_not_run_it_at_once(client: redis.Redis) -> None:
+    with processes(export_in_a_process, count=2) as (first, second):
+        first.go()
+        assert first.hear() == "exporting"
+        second.go()
+        assert second.result() == 409
+        first.say("finish")
+        assert first.result() == 200
+
+
+def test_a_process_waits_for_another(client: redis.Redis) -> None:
+    with (
+        processes(export_in_a_process) as (first,),
+        processes(export_patiently_in_a_process) as (second,),
+    ):
+        first.go()
+        assert first.hear() == "exporting"
+        second.go()
+        while client.info("clients")["blocked_clients"] == 0:
+            assert not second.speaks()
+        first.say("finish")
+        assert second.hear() == "exporting"
+        assert second.result() == first.result() == 200
+
+
+# -- methods of views --------------------------------------------------------------------------
+
+
+class Report(View):
+    @locked("report-{self.kind}-{pk}")
+    def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return HttpResponse("a report")
+
+    kind = "daily"
+
+
+def test_a_method_of_a_view() -> None:
+    view = Report.as_view()
+    with hold("report-daily-7"):
+        assert view(request(), pk=7).status_code == 409
+        assert view(request(), pk=8).content == b"a report"
+
+
+def test_a_view_by_method_decorator() -> None:
+    @method_decorator(locked("export"), name="dispatch")
+    class Export(View):
+        def get(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse("exported")
+
+    view = Export.as_view()
+    assert view(request()).content == b"exported"
+    with hold("export"):
+        assert view(request()).status_code == 409
+
+
+def test_a_finished_view() -> None:
+    view = locked("export")(Report.as_view())
+    with hold("export"):
+        assert view(request(), pk=1).status_code == 409
+    assert view(request(), pk=1).status_code == 200
+
+
+# -- where it cannot work ----------------------------------------------------------------------
+
+
+def test_without_redis_nothing_runs(own_server: RedisServer, settings: Any) -> None:
+    settings.CACHES = {
+        "default": {
+            "BACKEND": "django_redis_lock.cache.RedisCache",
+            "LOCATION": own_server.url,
+            "OPTIONS": {"IGNORE_EXCEPTIONS": True},
+        }
+    }
+    own_server.stop()
+    ran: list[int] = []
+
+    @locked("export")
+    def view(request: HttpRequest) -> HttpResponse:
+        ran.append(1)
+        return HttpResponse()
+
+    with pytest.raises(redis.ConnectionError):
+        view(request())
+    assert not ran
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_redis_dies_while_it_runs(
+    own_server: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture, fails: bool
+) -> None:
+    """What is done is done: its result, or its own exception, is not thrown away."""
+    settings.CACHES = {
+        "default": {
+            "BACKEND": "django_redis_lock.cache.RedisCache",
+            "LOCATION": own_server.url,
+        }
+    }
+
+    @locked("export")
+    def view(request: HttpRequest) -> HttpResponse:
+        own_server.kill()
+        if fails:
+            raise RuntimeError("no disk")
+        return HttpResponse("exported")
+
+    if fails:
+        with pytest.raises(RuntimeError, match="no disk"):
+            view(request())
+    else:
+        assert view(request()).content == b"exported"
+    assert "export" in caplog.text
+
+
+def test_a_lock_lost_while_it_runs_does_not_cost_the_result(client: redis.Redis) -> None:
+    @locked("export")
+    def view(request: HttpRequest) -> HttpResponse:
+        client.flushdb()
+        return HttpResponse("exported")
+
+    assert view(request()).content == b"exported"
+
+
+def test_another_cache(settings: Any, redis_server: RedisServer) -> None:
+    settings.CACHES = {
+        **settings.CACHES,
+        "locks": {
+            "BACKEND": "django_redis_lock.cache.RedisCache",
+            "LOCATION": redis_server.url,
+            "KEY_PREFIX": "locks",
+        },
+    }
+
+    @locked("export", using="locks")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    with hold("export"):
+        assert view(request()).status_code == 200
+    with caches["locks"].lock("export"):
+        assert view(request()).status_code == 409
+
+
+def test_a_cache_that_cannot_lock_says_so() -> None:
+    @locked("export", using="plain")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    @locked("export", using="shared")
+    def other(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    with pytest.raises(ImproperlyConfigured, match=r"CACHES has no 'shared'; .*: 'default'"):
+        other(request())
+    with pytest.raises(ImproperlyConfigured, match="'plain' cannot lock: its BACKEND must be"):
+        view(request())

@@ -1,0 +1,89 @@
+"""The benchmarks run: all of them, briefly. How fast anything is, is no matter for a test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import MEASUREMENTS
+from benchmarks.figures import best, jain, median_known, median_ratio, percentile
+from benchmarks.results import OURS, Result, Target
+from benchmarks.table import render, show, summary
+
+ROOT = Path(__file__).parents[3]
+
+GOOD, BAD, UNKNOWN = (Target.at_most("few", value, 2) for value in (1, 3, None))
+
+
+@pytest.mark.slow
+def test_every_measurement_gives_figures_of_ours(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--plots", str(tmp_path / "plots")]
+    # A server of the run's own, also where the tests were given one.
+    surroundings = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=surroundings,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    for name in MEASUREMENTS:
+        assert f"\n({name}: " in done.stdout
+    assert done.stdout.count(f"\n* {OURS}") >= len(MEASUREMENTS)
+    assert "Targets: " in done.stdout
+    if "No plots" not in done.stdout:
+        assert {path.suffix for path in (tmp_path / "plots").iterdir()} == {".svg"}
+
+
+def test_a_measurement_that_does_not_exist_is_refused() -> None:
+    command = [sys.executable, "-m", "benchmarks", "--only", "nonsense"]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "handover" in done.stderr
+
+
+def test_figures() -> None:
+    assert percentile([5, 1, 3, 2, 4], 50) == 3
+    assert percentile(range(1, 101), 99) == 99
+    assert percentile([7, 8], 0) == 7
+    assert percentile([], 99) is None
+    assert jain([3, 3, 3]) == 1
+    assert jain([9, 0, 0]) == pytest.approx(1 / 3)
+    assert median_known([3, None, 1, 2]) == 2
+    assert median_known([None]) is None
+    assert median_ratio([2, 30, 2], [1, 10, 2]) == 2
+    assert best([3, None, 2]) == 2
+    assert best([3, 2], highest=True) == 3
+    assert best([]) is None
+
+
+def test_targets_say_whether_they_are_met() -> None:
+    assert (GOOD.met, BAD.met, UNKNOWN.met) == (True, False, None)
+    assert Target.at_least("many", 3, 2).met
+    assert not Target.at_least("many", 1, 2).met
+
+
+def test_a_table_marks_ours_and_names_what_is_missed() -> None:
+    result = Result("Speed", ("cycles/s", "ratio"), note="A note.", targets=[GOOD, BAD, UNKNOWN])
+    result.rows = {"a peer": (1234.5, None), OURS: (0.5, "–")}
+    lines = render(result).splitlines()
+    assert any(line.startswith("  a peer") and "1,23" in line for line in lines)
+    assert any(line.startswith(f"* {OURS}") and "0.500" in line for line in lines)
+    assert "  MISSED: few (3, limit 2)" in lines
+    assert summary([result]).splitlines()[0] == "Targets: 1 of 3 met"
+    assert result.peers("cycles/s") == [1234.5]
+    assert [show(number) for number in (1, 1.25, 12.34, 123.4, None)] == [
+        "1",
+        "1.250",
+        "12.3",
+        "123",
+        "–",
+    ]

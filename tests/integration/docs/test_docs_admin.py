@@ -1,0 +1,56 @@
+"""The examples of docs/admin.md work as they stand there, and what it shows is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Group, User
+from django.template.response import TemplateResponse
+from django.test import RequestFactory
+
+from django_redis_lock.admin import HeldLockAdmin
+from django_redis_lock.models import HeldLock
+
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = (DOCS / "admin.md").read_text()
+
+
+@pytest.mark.django_db
+def test_the_permissions() -> None:
+    exec(example("Permission"), {})
+    operators = Group.objects.get(name="operators")
+    assert operators.permissions.count() == 2
+
+
+@pytest.mark.django_db
+def test_a_page_that_refreshes_less_often(rf: RequestFactory, admin_user: User) -> None:
+    registered = admin.site._registry[HeldLock]
+    request = rf.get("/admin/django_redis_lock/heldlock/")
+    request.user = admin_user
+    try:
+        exec(example("refresh_every"), {})
+        # Not by its address: other tests may have had the addresses of the site worked out before.
+        page = admin.site._registry[HeldLock].changelist_view(request)
+        assert isinstance(page, TemplateResponse)
+        assert 'data-every="30"' in page.render().content.decode()
+    finally:
+        admin.site._registry[HeldLock] = registered
+    assert type(registered) is HeldLockAdmin
+
+
+def example(word: str) -> str:
+    (found,) = (code for code in re.findall(r"```python\n(.*?)```", TEXT, re.S) if word in code)
+    return str(found)
+
+
+def test_the_pictures() -> None:
+    shown = re.findall(r"\]\((images/.*?)\)", TEXT)
+    assert len(shown) == len(set(shown)) == 11
+    for name in shown:
+        assert (DOCS / name).read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in (DOCS / "images").glob("admin-*")} == {
+        Path(name).name for name in shown
+    }

@@ -1,0 +1,117 @@
+"""What docs/locks.md shows works as it stands there, and its tables say what the code does."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+
+import django_redis_lock
+from django_redis_lock import Lock, LockNotAcquired, locked
+from django_redis_lock.cache import RedisCache
+from tests.redis_server import RedisServer
+
+TEXT = (Path(__file__).parents[3] / "docs" / "locks.md").read_text()
+ANSWER, TRIED, TASKS, BARE, KIT = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+TAKEN_OFF = ("using", "on_redis_down", "critical")  # By ``cache.lock`` itself.
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table below ``heading``, without its head."""
+    section = TEXT.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_a_block(client: redis.Redis) -> None:
+    stored: list[Any] = []
+    names: dict[str, Any] = {"rows": lambda: "ab", "store": lambda row, fence: stored.append(row)}
+    exec(ANSWER, names)
+    assert stored == ["a", "b"]
+    with names["cache"].lock("import", label="another"):
+        short = ANSWER.replace("blocking_timeout=10", "blocking_timeout=0.01")
+        with pytest.raises(LockNotAcquired, match="is held by"):
+            exec(short, names)
+
+
+def test_a_try(client: redis.Redis, capsys: pytest.CaptureFixture[str]) -> None:
+    imported: list[bool] = []
+    names = {"cache": caches["default"], "import_prices": lambda: imported.append(True)}
+    exec(TRIED, names)
+    with caches["default"].lock("import"):
+        exec(TRIED, names)
+    assert imported == [True]
+    assert capsys.readouterr().out.endswith(" is at it.\n")
+
+
+def test_how_long_a_lock_lives(client: redis.Redis) -> None:
+    found = {}
+    for call, lives in rows("How long a lock lives"):
+        lock = eval(call.strip("`"), {"cache": caches["default"]})
+        found[lives] = (lock.timeout, lock.renew)
+        assert lock.renew == ("**renewed**" in lives or "as the first" in lives or "least" in lives)
+    assert list(found.values()) == [
+        *((30, True), (600, False), (600, True), (30, True), (30, True), (None, False))
+    ]
+
+
+def test_the_options_are_those_there_are() -> None:
+    listed = {name.strip("`") for name, *_ in rows("Options")}
+    own = set(inspect.signature(Lock.__init__).parameters)
+    assert listed - own == set(TAKEN_OFF)
+    of_redis_py = {"timeout", "sleep", "blocking", "blocking_timeout", "thread_local"}
+    assert own - listed - of_redis_py == {"self", "redis", "name", "grant_timeout"}
+
+
+def test_what_a_lock_can_do_it_can(client: redis.Redis) -> None:
+    lock = caches["default"].lock("import")
+    names = re.findall(r"`(\w+)[(`]", " ".join(row[0] for row in rows("What a lock can do")))
+    assert len(names) > 10
+    assert [name for name in names if not hasattr(lock, name)] == []
+    errors = re.findall(r"`(\w+)`", " ".join(row[0] for row in rows("Errors")))
+    public = django_redis_lock.__all__
+    assert [e for e in errors if e not in public] == ["ConnectionError", "TimeoutError"]
+
+
+def test_tasks(client: redis.Redis) -> None:
+    fences: list[int] = []
+
+    async def fetch(fence: int) -> None:
+        fences.append(fence)
+
+    names: dict[str, Any] = {"cache": caches["default"], "fetch": fetch}
+    exec(TASKS, names)
+    asyncio.run(names["sync_prices"]())
+    assert fences[0] > 0
+
+
+def test_without_django(client: redis.Redis) -> None:
+    exec(BARE, {"client": client})
+    assert not client.exists("import")
+
+
+def test_the_kit_for_tests(settings: Any, redis_server: RedisServer) -> None:
+    """Without a Redis: nobody listens at that address."""
+    cache = RedisCache("redis://127.0.0.1:1/0", {})
+    settings.CACHES = {
+        "default": {
+            "BACKEND": "django_redis_lock.cache.RedisCache",
+            "LOCATION": "redis://127.0.0.1:1/0",
+        }
+    }
+
+    @locked("import")
+    def import_prices() -> None: ...
+
+    names = {"cache": cache, "pytest": pytest, "redis": redis, "import_prices": import_prices}
+    exec(KIT, names)
+    tests = [test for name, test in names.items() if name.startswith("test_")]
+    assert len(tests) == 3
+    for test in tests:
+        test()

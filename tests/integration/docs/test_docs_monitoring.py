@@ -1,0 +1,143 @@
+"""docs/monitoring.md: its examples work as they stand there, and its tables are complete."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import logging.config
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+from django.test import RequestFactory
+from prometheus_client import CollectorRegistry
+
+import django_redis_lock
+from django_redis_lock import events, metrics, signals
+from django_redis_lock.conf import Conf
+from django_redis_lock.exporters import opentelemetry, prometheus
+from tests.integration.metrics.test_exporters import Exported, live_a_little
+from tests.processes import until
+
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "docs" / "monitoring.md").read_text()
+
+
+def section(heading: str) -> str:
+    return TEXT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the rows of tables, but for their heads."""
+    found = re.findall(r"^\|(.*)\|$", text, re.MULTILINE)
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)] for row in found]
+    heads = {i for i, row in enumerate(cells) if set("".join(row)) <= {"-"}}
+    return [row for i, row in enumerate(cells) if i not in heads and i + 1 not in heads]
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_examples_in_python(
+    client: Any, settings: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: dict[str, Any] = {"cache": cache, "email": "a@example.com", "import_prices": int}
+    with cache.lock("invoice-17", group="invoice-{pk}"):
+        pass
+    metrics.flush()
+    try:
+        for code in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
+            exec(code, names)
+        lost = cache.lock("nightly", timeout=0.05)
+        lost.acquire()
+        said: list[str] = []
+        until(lambda: said.append(capsys.readouterr().out) or "nightly was lost" in "".join(said))
+    finally:
+        signals.lock_lost.disconnect(names.get("page_somebody"))
+    assert names["found"].acquisitions == 1
+    assert names["chart"].startswith("<svg")
+    response = names["metrics_view"](RequestFactory().get("/"))
+    assert b"# HELP" in response.content
+    metrics.flush()
+    assert metrics.summary(group="customer-{email}").acquisitions == 1
+
+
+def test_the_example_of_logging() -> None:
+    [code] = [c for c in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "LOGGING" in c]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    logging.config.DictConfigurator(names["LOGGING"])
+    assert set(names["LOGGING"]["loggers"]) <= {"django_redis_lock", *loggers()}
+
+
+def loggers() -> set[str]:
+    folder = Path(django_redis_lock.__file__).parent
+    sources = [path.read_text() for path in folder.rglob("*.py")]
+    return {name for s in sources for name in re.findall(r'getLogger\("([^"]+)"\)', s)}
+
+
+def test_all_loggers_are_there() -> None:
+    shown = [quoted(row[0])[0] for row in rows(section("The log"))]
+    assert sorted(shown) == sorted(loggers())
+
+
+def test_all_signals_are_there_with_their_arguments() -> None:
+    shown = {quoted(row[0])[0]: row[2] for row in rows(section("Signals"))}
+    assert sorted(shown) == sorted(signals.__all__)
+    for kind, signal in signals._SIGNALS.items():
+        [name] = [name for name in shown if getattr(signals, name) is signal]
+        said = set(quoted(shown[name])) - {"False", "get_or_set_many"}
+        hidden = {"subject"} | ({"error"} if kind is events.Computed else set())
+        assert said == set(kind._fields) - hidden
+
+
+def test_all_metrics_for_prometheus_are_there_with_their_labels() -> None:
+    registry = CollectorRegistry()
+    exporter = prometheus.Prometheus(registry)
+    real = {}
+    for collector in exporter._collectors:
+        suffix = "_total" if collector._type == "counter" else ""
+        real[collector._name + suffix] = (collector._type, list(collector._labelnames))
+    shown = {quoted(row[0])[0]: (row[1], quoted(row[2])) for row in rows(section("Prometheus"))}
+    assert shown == real
+
+
+def test_the_queries_ask_for_what_there_is() -> None:
+    shown = {quoted(row[0])[0] for row in rows(section("Prometheus"))}
+    queries = re.findall(r"```(?:promql|yaml)\n(.*?)```", TEXT, re.DOTALL)
+    asked = {name for query in queries for name in re.findall(r"django_redis_lock_\w+", query)}
+    assert len(asked) == 3
+    assert {name.removesuffix("_bucket") for name in asked} <= shown
+
+
+def test_all_metrics_for_opentelemetry_are_there_with_their_attributes(client: Any) -> None:
+    exported = Exported()
+    exporter = opentelemetry.start(exported.tracers, exported.meters)
+    try:
+        live_a_little(cache, client)
+    finally:
+        events.unlisten(exporter)
+    shown = {quoted(row[0])[0]: row for row in rows(section("OpenTelemetry"))}
+    for name, (_, _, attributes) in shown.items():
+        points = exported.points(name.removeprefix("django_redis_lock."))
+        assert points, name
+        assert {key for said, _ in points for key in said} == set(quoted(attributes)), name
+    assert len(shown) == len(exporter.instruments)
+
+
+def test_all_of_a_summary_is_there() -> None:
+    shown = {name for row in rows(section("Figures")) for name in quoted(row[0])}
+    public = {name for name in dir(metrics.Summary) if not name.startswith("_")}
+    assert shown == public - {"of", "group", "period", "events"}
+    for function in (metrics.summary, metrics.summaries):
+        parameters = inspect.signature(function).parameters
+        assert all(f"{name}" in TEXT for name in parameters)
+
+
+def test_the_settings_are_there_with_their_defaults(settings: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {}
+    for name, _, default, _ in rows(section("Settings")):
+        assert repr(getattr(Conf(), quoted(name)[0])) == quoted(default)[0]

@@ -1,0 +1,433 @@
+"""``AsyncLock`` on Redis: the contract, then what only tasks can do: share a handle, be cancelled.
+
+For the contract a thread of the suite stands for one task of an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from asgiref.sync import async_to_sync
+
+from django_redis_lock import AsyncLock, Lock, LockError, events
+from django_redis_lock.protocol.acquisition import ALIVE
+from django_redis_lock.protocol.lock_scripts import RELEASE, Call
+from django_redis_lock.transport.aio_pools import asyncio_client
+from tests.integration.locks.test_lock import OnRedis, places
+from tests.lock_contract import Backend, LockContract
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
+
+
+class Tasks:
+    """An event loop in a thread. Each thread that uses it has one task there, in which everything
+    is done that the thread asks for."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._mine = threading.local()
+
+    def do(self, work: Callable[[], Any]) -> Any:
+        """What ``work()`` returns, awaited if it is to be awaited."""
+        if not hasattr(self._mine, "orders"):
+            self._mine.orders = asyncio.Queue()
+            asyncio.run_coroutine_threadsafe(self._task(self._mine.orders), self._loop)
+        done: Future[Any] = Future()
+        self._loop.call_soon_threadsafe(self._mine.orders.put_nowait, (work, done))
+        return done.result(PATIENCE)
+
+    @staticmethod
+    async def _task(orders: asyncio.Queue[Any]) -> None:
+        while True:
+            work, done = await orders.get()
+            try:
+                outcome = work()
+                done.set_result(await outcome if asyncio.iscoroutine(outcome) else outcome)
+            except Exception as error:
+                done.set_exception(error)
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(PATIENCE)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        self._loop.close()
+
+    @staticmethod
+    async def _end() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+class ForThreads:
+    """An ``AsyncLock`` with the face of a ``Lock``."""
+
+    def __init__(self, tasks: Tasks, lock: AsyncLock) -> None:
+        self._tasks = tasks
+        self._lock = lock
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "local":
+            return SimpleNamespace(token=self._tasks.do(lambda: self._lock.local.token))
+        value = self._tasks.do(lambda: getattr(self._lock, name))
+        if not callable(value):
+            return value
+        return lambda *args, **options: self._tasks.do(lambda: value(*args, **options))
+
+    def __enter__(self) -> ForThreads:
+        assert self._tasks.do(self._lock.__aenter__) is self._lock
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._tasks.do(lambda: self._lock.__aexit__(*exc_info))
+
+
+class InTasks(OnRedis):
+    def __init__(self, client: redis.Redis, async_client: Any, tasks: Tasks) -> None:
+        super().__init__(client)
+        self._async_client = async_client
+        self._tasks = tasks
+
+    def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
+        return ForThreads(self._tasks, AsyncLock(self._async_client, name, **options))
+
+
+class TestAsyncLock(LockContract):
+    @pytest.fixture
+    def backend(self, client: redis.Redis, redis_server: RedisServer) -> Iterator[Backend]:
+        tasks = Tasks()
+        async_client = redis.asyncio.Redis.from_url(redis_server.url)
+        yield InTasks(client, async_client, tasks)
+        tasks.do(async_client.connection_pool.disconnect)
+        tasks.close()
+
+
+@asynccontextmanager
+async def connected(server: RedisServer, **options: Any) -> AsyncIterator[redis.asyncio.Redis]:
+    async with redis.asyncio.Redis.from_url(server.url, **options) as client:
+        yield client
+
+
+async def until_waiting(name: str, count: int = 1) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while places(name) < count:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
+async def until_nobody_is_registered(client: redis.Redis) -> None:
+    """In less time than it takes for the register to forget who does not speak."""
+    deadline = time.monotonic() + ALIVE / 2
+    while client.zcard("{tasks}:waiters"):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+class TestTasks:
+    """One handle, several tasks."""
+
+    def test_each_has_its_own_token(self, redis_server: RedisServer) -> None:
+        tokens: list[bytes] = []
+
+        async def work(lock: AsyncLock) -> None:
+            assert lock.local.token is None
+            async with lock:
+                tokens.append(lock.local.token)
+                await asyncio.sleep(0)
+                assert lock.local.token == tokens[-1]
+                assert await lock.owned()
+
+        async def main() -> None:
+            async with connected(redis_server) as client:
+                lock = AsyncLock(client, "tasks", timeout=30)
+                await asyncio.gather(*(work(lock) for _ in range(20)))
+
+        asyncio.run(main())
+        assert len(set(tokens)) == 20
+
+    def test_one_cannot_act_for_another(self, redis_server: RedisServer) -> None:
+        async def look(lock: AsyncLock) -> None:
+            assert not await lock.owned()
+            assert lock.fence is None
+            for act in (lock.release, lock.reacquire):
+                with pytest.raises(LockError):
+                    await act()
+
+        async def main() -> None:
+            async with connected(redis_server) as client:
+                lock = AsyncLock(client, "tasks", timeout=30)
+                await lock.acquire()
+                await asyncio.create_task(look(lock))
+                assert await lock.owned()
+                await lock.release()
+
+        asyncio.run(main())
+
+    def test_it_may_be_taken_under_wait_for(self, redis_server: RedisServer) -> None:
+        """Python before 3.12 runs what ``wait_for`` waits for in a task of its own."""
+        inside: list[int] = []
+
+        async def work(lock: AsyncLock) -> None:
+            for _ in range(5):
+                assert await asyncio.wait_for(lock.acquire(), PATIENCE)
+                inside.append(1)
+                assert len(inside) == 1
+                assert await lock.owned()
+                await asyncio.sleep(0.001)
+                inside.pop()
+                await asyncio.wait_for(lock.release(), PATIENCE)
+
+        async def main() -> None:
+            async with connected(redis_server) as client:
+                for options in ({"timeout": 30}, {"timeout": 30, "renew": True}):
+                    lock = AsyncLock(client, "tasks", **options)
+                    await asyncio.gather(*(work(lock) for _ in range(4)))
+
+        asyncio.run(main())
+
+    def test_what_nobody_released_is_nobody_elses(self, redis_server: RedisServer) -> None:
+        async def forget(lock: AsyncLock) -> None:
+            await lock.acquire()
+
+        async def main() -> None:
+            async with connected(redis_server) as client:
+                lock = AsyncLock(client, "tasks", timeout=30)
+                await asyncio.create_task(forget(lock))
+                assert not await lock.owned()
+                assert lock.local.token is None
+                assert not await lock.acquire(blocking=False)
+
+        asyncio.run(main())
+
+    def test_a_task_that_was_started_within_an_acquire_is_its_own(
+        self, redis_server: RedisServer
+    ) -> None:
+        """As receivers of signals are."""
+        started: list[asyncio.Task[None]] = []
+
+        async def main() -> None:
+            async with connected(redis_server) as client:
+
+                async def work() -> None:
+                    async with AsyncLock(client, "another", timeout=30) as lock:
+                        lock.ensure_held()
+
+                def start(event: Any) -> None:
+                    events.unlisten(start)
+                    started.append(asyncio.ensure_future(work()))
+
+                events.listen(start)
+                async with AsyncLock(client, "tasks", timeout=30):
+                    await started[0]
+
+        asyncio.run(main())
+
+    def test_what_nobody_can_release_ends_by_itself(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        async def main() -> None:
+            async with connected(redis_server) as tasks:
+                lock = AsyncLock(tasks, "forgotten", timeout=0.2, renew=True)
+                assert await asyncio.create_task(lock.acquire())
+
+        asyncio.run(main())
+        until(lambda: not client.exists("forgotten"))
+
+    @pytest.mark.parametrize("cancelled", [False, True])
+    def test_a_release_that_is_answered_late(
+        self, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+    ) -> None:
+        async def main() -> None:
+            async with connected(redis_server) as client:
+                lock = AsyncLock(client, "tasks", timeout=30, renew=True, thread_local=False)
+                run = lock._run
+
+                async def next_before_the_answer(call: Call) -> Any:
+                    answer = await run(call)
+                    if call.script is RELEASE:
+                        monkeypatch.undo()
+                        assert await asyncio.create_task(lock.acquire(blocking=False))
+                        if cancelled:
+                            raise asyncio.CancelledError
+                    return answer
+
+                monkeypatch.setattr(lock, "_run", next_before_the_answer)
+                try:
+                    async with lock:
+                        pass
+                except asyncio.CancelledError:
+                    assert cancelled
+                lock.ensure_held()
+                assert await lock.owned()
+                await lock.release()
+
+        asyncio.run(main())
+
+
+class TestCancelling:
+    """A task that waits is cancelled. Grants live for a minute here, so that one that was lost
+    shows."""
+
+    def test_at_any_moment(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        async def main() -> None:
+            async with connected(redis_server) as server:
+                holder = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
+                waiter = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
+                for number in range(150):
+                    assert await holder.acquire(blocking_timeout=PATIENCE)
+                    wait = PATIENCE * 2 if number % 2 else None
+                    tasks = [asyncio.create_task(waiter.acquire(True, wait)) for _ in range(3)]
+                    await asyncio.sleep(random.random() * 0.005)
+                    for task in tasks:
+                        task.cancel()
+                    done, pending = await asyncio.wait(tasks, timeout=PATIENCE)
+                    assert not pending, "the cancellation was lost"
+                    assert all(task.cancelled() for task in done)
+                    await holder.release()
+                await until_nobody_is_registered(client)
+
+        asyncio.run(main())
+        assert not places("tasks")
+        until(lambda: not client.info("clients")["blocked_clients"])
+
+    @pytest.mark.parametrize("token", [None, "chosen"])
+    def test_at_the_moment_of_the_grant(
+        self, client: redis.Redis, redis_server: RedisServer, token: str | None
+    ) -> None:
+        async def wait(server: Any) -> bool:
+            # It never expires: were it left behind, nobody would have it again.
+            lock = AsyncLock(server, "tasks", grant_timeout=60)
+            acquired = await lock.acquire(token=token)
+            await lock.release()
+            return acquired
+
+        async def main() -> None:
+            async with connected(redis_server) as server:
+                holder = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
+                for _ in range(150):
+                    assert await holder.acquire(blocking_timeout=PATIENCE)
+                    tasks = [asyncio.create_task(wait(server)) for _ in range(2)]
+                    await until_waiting("tasks", 2)
+                    await asyncio.sleep(random.random() * 0.002)
+                    release = asyncio.ensure_future(holder.release())
+                    await asyncio.sleep(random.random() * 0.002)
+                    tasks[0].cancel()
+                    _, pending = await asyncio.wait([*tasks, release], timeout=PATIENCE)
+                    assert not pending, "the grant was lost"
+                    assert not tasks[1].cancelled()
+                    assert tasks[1].result() is True
+
+        asyncio.run(main())
+
+    def test_twice(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        """The second time while it is leaving because of the first."""
+
+        async def main() -> None:
+            async with connected(redis_server) as server:
+                holder = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
+                await holder.acquire()
+                for _ in range(50):
+                    lock = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
+                    task = asyncio.create_task(lock.acquire())
+                    await until_waiting("tasks")
+                    await asyncio.sleep(0.002)
+                    task.cancel()
+                    await asyncio.sleep(random.random() * 0.001)
+                    task.cancel()
+                    await asyncio.wait([task])
+                    assert task.cancelled()
+                await holder.release()
+                await until_nobody_is_registered(client)
+
+        asyncio.run(main())
+
+    def test_with_the_whole_loop(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        """``asyncio.run`` cancels what still waits when the main task is done."""
+        Lock(client, "tasks", timeout=60).acquire()
+
+        async def main() -> None:
+            server = redis.asyncio.Redis.from_url(redis_server.url)
+            lock = AsyncLock(server, "tasks", timeout=60)
+            for _ in range(3):
+                asyncio.create_task(lock.acquire())  # noqa: RUF006 - it is to be forgotten
+            await until_waiting("tasks", 3)
+            while not client.zcard("{tasks}:waiters"):
+                await asyncio.sleep(0.001)
+            await server.connection_pool.disconnect()
+
+        asyncio.run(main())
+        assert not places("tasks")
+        asyncio.run(until_nobody_is_registered(client))
+
+    def test_a_loop_that_is_closed_without(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        """Its task is not even cancelled; nothing goes on waiting in its name."""
+        Lock(client, "tasks", timeout=60).acquire()
+        with processes(close_the_loop_of_a_waiter, redis_server.url) as crew:
+            crew.go()
+            assert crew[0].hear() == "its line has dissolved"
+            asyncio.run(until_nobody_is_registered(client))
+            # Although the task and its connection are still there, for ever unfinished.
+            until(lambda: not client.info("clients")["blocked_clients"])
+
+
+def close_the_loop_of_a_waiter(link: Link, url: str) -> None:
+    loop = asyncio.new_event_loop()
+    server = redis.asyncio.Redis.from_url(url)
+    waiting = loop.create_task(AsyncLock(server, "tasks").acquire())
+    with redis.Redis.from_url(url) as client:
+        while not client.info("clients")["blocked_clients"]:
+            loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+    until(lambda: not places("tasks"))
+    link.say("its line has dissolved")
+    link.hear()
+    del waiting
+
+
+def ended_by_run(work: Any) -> None:
+    asyncio.run(work())
+
+
+def ended_by_asgiref(work: Any) -> None:
+    async_to_sync(work)()
+
+
+def not_ended(work: Any) -> None:
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(work())
+    loop.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("run", [ended_by_run, ended_by_asgiref, not_ended])
+def test_nothing_is_kept_of_loops_that_come_and_go(client: redis.Redis, run: Any) -> None:
+    loops: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    async def work() -> None:
+        loops.add(asyncio.get_running_loop())
+        async with AsyncLock(asyncio_client(client), "loops", timeout=30):
+            pass
+
+    for _ in range(5):
+        run(work)
+    gc.collect()
+    # Of loops that were only closed it is noticed when the next comes.
+    assert len(loops) == (run is not_ended)

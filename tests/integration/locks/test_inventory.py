@@ -1,0 +1,839 @@
+"""The list of held locks: what is on it, what it says of each, and what it leaves out."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+
+from django_redis_lock import Lock
+from django_redis_lock.admin.rows import event_rows, row, waiter_rows
+from django_redis_lock.held_locks import Holding
+from django_redis_lock.inventory import listing
+from django_redis_lock.inventory.forced_release import Outcome, release
+from django_redis_lock.inventory.inspection import Inspection, inspect
+from django_redis_lock.inventory.listing import (
+    FLIGHT,
+    HeldLock,
+    Inventory,
+    list_flights,
+    list_held,
+    look_at,
+)
+from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.locking.history import note_call
+from django_redis_lock.management.wording import as_json, note
+from django_redis_lock.protocol.acquisition import Request, new_token
+from django_redis_lock.protocol.keys import (
+    FLIGHTS,
+    INDEX,
+    events_key,
+    flight_key,
+    flight_leader,
+    lock_keys,
+    process_key,
+)
+from django_redis_lock.protocol.lock_scripts import CLOCK, Call
+from django_redis_lock.protocol.owner import Owner, fingerprint, process_id
+from django_redis_lock.singleflight.renewal import FlightRenewal
+from django_redis_lock.transport.execute import run
+from django_redis_lock.transport.registry import server_of
+from tests.processes import until
+from tests.redis_server import RedisServer
+
+ROOT = Path(__file__).parents[3]
+
+
+#: Asks for the server's time.
+CLOCK_CALL = Call(CLOCK, (), ())
+
+
+def hold(
+    client: redis.Redis, name: str | bytes, timeout: float | None = 30, **options: Any
+) -> Lock:
+    lock = Lock(client, name, timeout, **options)
+    assert lock.acquire(blocking=False)
+    return lock
+
+
+def names(client: redis.Redis, prefix: bytes = b"") -> list[str]:
+    return sorted(lock.name for lock in list_held(client, prefix).locks)
+
+
+def described(client: redis.Redis, name: str) -> HeldLock:
+    """The lock once its holder has said who it is."""
+
+    def found() -> HeldLock | None:
+        listed = [lock for lock in list_held(client, b"").locks if lock.name == name]
+        return listed[0] if listed and listed[0].owner.host else None
+
+    until(found)
+    lock = found()
+    assert lock is not None
+    return lock
+
+
+# -- what is on it -----------------------------------------------------------------------------
+
+
+def test_nothing_is_held(client: redis.Redis) -> None:
+    assert list_held(client, b"") == Inventory((), 0, complete=True)
+
+
+def test_held_locks_are_listed_and_free_ones_are_not(client: redis.Redis) -> None:
+    hold(client, "a")
+    hold(client, "b").release()
+    hold(client, "c")
+    client.set("a value", "that is no lock")
+    assert names(client) == ["a", "c"]
+
+
+def test_an_expired_lock_leaves_the_list_and_the_index(client: redis.Redis) -> None:
+    hold(client, "short", 0.05)
+    assert names(client) == ["short"]
+    until(lambda: not client.exists("short"))
+    assert client.zcard(INDEX) == 1
+    assert names(client) == []
+    assert client.zcard(INDEX) == 0
+
+
+def test_a_lock_whose_key_was_deleted_leaves_the_list_and_the_index(client: redis.Redis) -> None:
+    hold(client, "deleted", None)
+    client.delete("deleted")
+    assert list_held(client, b"") == Inventory((), 0, complete=True)
+    assert client.zcard(INDEX) == 0
+
+
+def test_the_index_may_be_wrong_about_the_end(client: redis.Redis) -> None:
+    """redis-py's own lock does not know the index; it may extend a lock of ours."""
+    hold(client, "a", 60)
+    client.zadd(INDEX, {"a": 1000})
+    (lock,) = list_held(client, b"").locks
+    assert lock.ttl == pytest.approx(60, abs=5)
+
+
+def test_the_index_cleans_itself_with_each_use(client: redis.Redis) -> None:
+    """Locks taken for a moment and never released, nor renewed, nor listed: a usual throttle."""
+    dead = {f"dead {number}": number for number in range(2000)}
+    client.zadd(INDEX, dead)
+    lock = Lock(client, "throttle", timeout=60)
+    most, entries = 0, client.zcard(INDEX)
+    for _ in range(5000):
+        lock.acquire(token="chosen")
+        lock.release()
+        entries, before = client.zcard(INDEX), entries
+        most = max(most, before - entries)
+        if not entries:
+            break
+    assert entries == 0
+    assert most <= 64  # No script works for long.
+
+
+def test_a_lock_that_redis_py_extended_stays_on_the_index(client: redis.Redis) -> None:
+    hold(client, "extended", 60)
+    hold(client, "made to last", 60)
+    client.persist("made to last")
+    client.zadd(INDEX, {"extended": 1000, "made to last": 2000, "dead": 3000})
+    lock = Lock(client, "other", timeout=60)
+    for _ in range(1000):
+        with lock:
+            pass
+        if client.zscore(INDEX, "dead") is None:
+            break
+    (noted, forever) = client.zmscore(INDEX, ["extended", "made to last"])
+    assert noted == pytest.approx(time.time() * 1000 + 60_000, abs=10_000)
+    assert forever == float("inf")
+    assert client.zscore(INDEX, "dead") is None
+
+
+def test_two_prefixes_do_not_see_each_other(client: redis.Redis) -> None:
+    hold(client, "one:a")
+    hold(client, "two:b")
+    assert names(client, b"one:") == ["a"]
+    assert names(client, b"two:") == ["b"]
+    assert names(client) == ["one:a", "two:b"]
+
+
+def test_another_sites_dead_entries_are_left_to_it(client: redis.Redis) -> None:
+    hold(client, "one:a")
+    hold(client, "two:b")
+    client.delete("one:a", "two:b")
+    assert names(client, b"one:") == []
+    assert client.zrange(INDEX, 0, -1) == [b"two:b"]
+
+
+def test_a_lock_that_is_passed_to_a_waiter_belongs_to_nobody_yet(client: redis.Redis) -> None:
+    hold(client, "held", None)
+    lock = hold(client, "passed")
+    request = Request(lock_keys(b"passed"), new_token(), b"", 30.0, 2.0)
+    assert run(client, request.acquire(b"a waiter")).value[0] == 0
+    lock.release()
+    assert client.exists("passed")
+    found = list_held(client, b"")
+    assert [lock.name for lock in found.locks] == ["held"]
+    assert (found.total, found.complete) == (1, True)
+
+
+def test_a_value_that_took_a_locks_key_is_passed_over(client: redis.Redis) -> None:
+    hold(client, "a")
+    hold(client, "b")
+    client.delete("a")
+    client.hset("a", "x", "y")
+    assert names(client) == ["b"]
+
+
+# -- what it says of a lock --------------------------------------------------------------------
+
+
+def test_who_holds_it_and_for_how_long(client: redis.Redis) -> None:
+    lock = hold(client, "site:report", label="the nightly report")
+    # The server's clock says how long: what the holder says is an hour ago is an hour ago.
+    described(client, "site:report")
+    owner = lock_keys(b"site:report").owner
+    client.hset(owner, "since", str(float(client.hget(owner, "since") or 0) - 3600))
+    (listed,) = list_held(client, b"site:").locks
+    assert listed.key == b"site:report"
+    assert listed.name == "report"
+    assert listed.owner.label == "the nightly report"
+    assert listed.owner.host == socket.gethostname()
+    assert listed.owner.pid == os.getpid()
+    assert listed.owner.thread == threading.current_thread().name
+    assert listed.held_for == pytest.approx(3600, abs=10)
+    assert listed.ttl == pytest.approx(30, abs=5)
+    assert listed.fence == lock.fence
+    assert listed.waiters == 0
+
+
+def test_the_token_is_not_given_away(client: redis.Redis) -> None:
+    lock = hold(client, "a")
+    assert lock.local.token.decode() not in repr(list_held(client, b""))
+
+
+def test_a_holder_that_has_not_said_who_it_is(client: redis.Redis) -> None:
+    hold(client, "a")
+    (listed,) = list_held(client, b"").locks
+    assert listed.owner.id
+    assert not listed.owner.host
+    assert listed.held_for is None
+
+
+def test_a_former_holder_is_not_taken_for_the_present_one(client: redis.Redis) -> None:
+    hold(client, "a", label="the first")
+    described(client, "a")
+    # As redis-py's own lock does it.
+    client.set("a", "a token of somebody else")
+    (listed,) = list_held(client, b"").locks
+    assert not listed.owner.label
+    assert listed.held_for is None
+
+
+def test_a_lock_without_an_end(client: redis.Redis) -> None:
+    hold(client, "a", None)
+    (listed,) = list_held(client, b"").locks
+    assert listed.ttl == math.inf
+
+
+def test_a_forgotten_fence(client: redis.Redis) -> None:
+    hold(client, "a")
+    client.delete(lock_keys(b"a").fence)
+    (listed,) = list_held(client, b"").locks
+    assert listed.fence is None
+
+
+def test_a_fence_with_the_attempt_behind_it(client: redis.Redis) -> None:
+    lock = Lock(client, "a", 30)
+    assert lock.acquire(token="chosen")
+    (listed,) = list_held(client, b"").locks
+    assert listed.fence == lock.fence
+
+
+def test_waiters_are_counted_while_they_live(client: redis.Redis) -> None:
+    hold(client, "a")
+    now = int(client.time()[0] * 1000)
+    waiters = {"one": now + 5000, "two": now + 5000, "dead": now - 5000}
+    client.zadd(lock_keys(b"a").waiters, waiters)
+    (listed,) = list_held(client, b"").locks
+    assert listed.waiters == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"a}b", "a}b"),
+        (b"{tag}a", "{tag}a"),
+        (b"two\nlines", "two\nlines"),
+        (b"<script>", "<script>"),
+        (b"\xff\xfe", "\\xff\\xfe"),
+        ("锁".encode(), "锁"),
+        (b"x" * 10_000, "x" * 10_000),
+    ],
+    ids=["brace", "tag", "newline", "script", "not UTF-8", "Chinese", "long"],
+)
+def test_any_name_will_do(client: redis.Redis, name: bytes, shown: str) -> None:
+    lock = hold(client, b"site:" + name)
+    (listed,) = list_held(client, b"site:").locks
+    assert (listed.key, listed.name) == (b"site:" + name, shown)
+    assert listed.fence == lock.fence
+
+
+def test_the_longest_held_comes_first(client: redis.Redis) -> None:
+    for name, age in (("a", 10), ("b", 30), ("c", 20)):
+        hold(client, name)
+        described(client, name)
+        owner = lock_keys(name.encode()).owner
+        client.hset(owner, "since", str(time.time() - age))
+    hold(client, "new")
+    assert [lock.name for lock in list_held(client, b"").locks] == ["b", "c", "a", "new"]
+
+
+def test_a_client_that_decodes(redis_server: RedisServer, client: redis.Redis) -> None:
+    lock = hold(client, "site:ä")
+    with redis_server.client(decode_responses=True) as decoding:
+        (listed,) = list_held(decoding, b"site:").locks
+    assert (listed.name, listed.fence) == ("ä", lock.fence)
+
+
+def test_signs_of_life(client: redis.Redis) -> None:
+    """What tells a holder that is at work from one that is gone."""
+    _kept = hold(client, "renewed", 3, renew=True)
+    hold(client, "as it is", 90)
+    hold(client, "endless", None)
+    until(lambda: server_of(client).heartbeat in keeper())
+    keeper().reschedule(server_of(client).heartbeat, time.monotonic())
+    until(lambda: client.exists(process_key(process_id())))
+    renewed, as_it_is, endless = (described(client, n) for n in ("renewed", "as it is", "endless"))
+    assert (renewed.lifetime, renewed.renews, renewed.sign_every) == (3, True, 1)
+    assert (as_it_is.lifetime, as_it_is.renews, as_it_is.renewals) == (90, False, 0)
+    assert (as_it_is.look_every, as_it_is.sign_every) == (30, 10)
+    assert (endless.lifetime, endless.renews, endless.sign_every) == (math.inf, False, 10)
+    until(lambda: (described(client, "renewed").renewals or 0) >= 2)
+    seen = described(client, "renewed").seen
+    assert seen is not None
+    assert 0 <= seen < 3
+
+
+def test_a_holder_that_is_silent(client: redis.Redis) -> None:
+    """As it is judged where its process sends no heartbeats: one of an older version."""
+    hold(client, "a", 30)
+    assert described(client, "a").silent is False
+    owner = lock_keys(b"a").owner
+    client.hdel(owner, "process")
+    client.hincrby(owner, "seen", -13_000_000)
+    assert described(client, "a").silent is True
+    client.hdel(owner, "seen")
+    assert described(client, "a").silent is None
+
+
+def test_a_lock_that_rests_until_its_min_hold_is_over(client: redis.Redis) -> None:
+    lock = hold(client, "a", 30, min_hold=20)
+    assert [found.resting for found in list_held(client, b"").locks] == [False]
+    lock.release()
+    (listed,) = list_held(client, b"").locks
+    assert listed.resting
+    assert listed.ttl == pytest.approx(20, abs=5)
+    # As redis-py's own lock takes it, without tidying up.
+    client.set("a", "a token of somebody else")
+    assert not list_held(client, b"").locks[0].resting
+
+
+def test_search(client: redis.Redis) -> None:
+    for name in ("site:Report", "site:import", "other:report", "site:%a+"):
+        hold(client, name)
+    found = [lock.name for lock in list_held(client, b"", search="REPORT").locks]
+    assert sorted(found) == ["other:report", "site:Report"]
+    assert [lock.name for lock in list_held(client, b"site:", search="report").locks] == ["Report"]
+    assert [lock.name for lock in list_held(client, b"", search="%a+").locks] == ["site:%a+"]
+    assert list_held(client, b"", search="nowhere") == Inventory((), 0, complete=True)
+
+
+# -- computations ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def computing(client: redis.Redis) -> Iterator[Callable[[str], threading.Event]]:
+    """Compute the value of a cache key until the event is set."""
+    events: list[threading.Event] = []
+    threads: list[threading.Thread] = []
+
+    def start(key: str) -> threading.Event:
+        done = threading.Event()
+        events.append(done)
+        work = partial(caches["default"].get_or_set, key, lambda: done.wait(20), 60)
+        threads.append(threading.Thread(target=work, name=f"leader of {key}"))
+        threads[-1].start()
+        return done
+
+    yield start
+    for event in events:
+        event.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_computation_is_listed_until_it_is_over(client: redis.Redis, computing: Any) -> None:
+    assert list_flights(client, b"") == Inventory((), 0, complete=True)
+    done = computing("report")
+    until(lambda: list_flights(client, b"").locks)
+    (flight,) = list_flights(client, b":1:").locks
+    assert (flight.key, flight.name, flight.kind) == (b":1:report", "report", FLIGHT)
+    assert (flight.owner.host, flight.owner.pid) == (socket.gethostname(), os.getpid())
+    assert flight.owner.thread == "leader of report"
+    assert flight.held_for is not None
+    assert 0.4 < flight.held_for < 10
+    assert (flight.lifetime, flight.renews, flight.silent) == (10, True, False)
+    assert (flight.fence, flight.waiters) == (None, None)
+    assert list_flights(client, b"elsewhere").locks == ()
+    assert list_flights(client, b"", search="else").locks == ()
+    done.set()
+    until(lambda: not list_flights(client, b"").locks)
+    assert list_held(client, b"").locks == ()
+
+
+def test_a_computation_whose_leader_died_leaves_the_list(client: redis.Redis) -> None:
+    flight = FlightRenewal(server_of(client), b"k", b"token", 0.2, client)
+    client.set(flight_key(b"k"), "token", px=200)
+    keeper().add(flight)
+    until(lambda: list_flights(client, b"").locks)
+    keeper().discard(flight)
+    until(lambda: not list_flights(client, b"").locks)
+    client.set(flight_key(b"l"), "token", px=200)
+    keeper().add(later := FlightRenewal(server_of(client), b"l", b"token", 0.2, client))
+    until(lambda: client.zrange(FLIGHTS, 0, -1) == [b"l"])
+    keeper().discard(later)
+
+
+def test_a_computation_that_is_ended(client: redis.Redis, computing: Any) -> None:
+    computing("report")
+    until(lambda: list_flights(client, b"").locks)
+    (flight,) = list_flights(client, b"").locks
+    assert release(client, flight.key, "another", kind=FLIGHT) is Outcome.CHANGED_HANDS
+    assert release(client, flight.key, flight.owner.id, kind=FLIGHT) is Outcome.RELEASED
+    assert release(client, flight.key, flight.owner.id, kind=FLIGHT) is Outcome.FREE
+    assert look_at(client, flight.key, FLIGHT) is None
+
+
+# -- one lock ----------------------------------------------------------------------------------
+
+
+def test_a_lock_looked_at_closely(client: redis.Redis) -> None:
+    lock = hold(client, "a", 30, label="the nightly report")
+    described(client, "a")
+    first = Lock(client, "a", 30)
+    with in_the_background(first):
+        until(lambda: len(inspect(client, b"a").waiters) == 1)
+        found = inspect(client, b"a")
+        assert found.lock is not None
+        assert found.lock.owner.id == fingerprint(lock.local.token)
+        assert found.lock.waiters == 1
+        (waiter,) = found.waiters
+        assert (waiter.host, waiter.pid) == (socket.gethostname(), os.getpid())
+        assert waiter.thread == "waiter"
+        assert waiter.waited is not None
+        assert 0 <= waiter.waited < 10
+
+
+def test_waiters_in_the_order_in_which_they_came(client: redis.Redis) -> None:
+    hold(client, "a")
+    alive = (int(client.time()[0]) + 60) * 1000
+    ids = {"9 200.5 7 web-2 Main Thread": alive, "3 100.0 8 web-1 T": alive, "odd": alive}
+    client.zadd(lock_keys(b"a").waiters, {**ids, "1 50.0 9 dead T": 1})
+    waiters = inspect(client, b"a").waiters
+    assert [(w.host, w.pid, w.thread) for w in waiters] == [
+        ("", 0, ""),
+        ("web-1", 8, "T"),
+        ("web-2", 7, "Main Thread"),
+    ]
+
+
+def test_nothing_is_known_of_a_free_lock(client: redis.Redis) -> None:
+    assert inspect(client, b"a") == Inspection(None, (), ())
+
+
+def test_what_has_happened_last(client: redis.Redis) -> None:
+    lock = hold(client, "a", 30, label="first")
+    before = described(client, "a")
+    assert inspect(client, b"a").events == ()
+    lock.release()
+    until(lambda: inspect(client, b"a").events)
+    (released,) = inspect(client, b"a").events
+    assert (released.what, released.id) == ("released", before.owner.id)
+    assert (released.host, released.pid) == (socket.gethostname(), os.getpid())
+    assert released.label == "first"
+    assert released.held is not None
+    assert 0.4 < released.held < 30
+    assert before.owner.since is not None
+    assert released.at - before.owner.since == pytest.approx(released.held, abs=5)
+    assert 3000 < client.ttl(events_key(b"a")) <= 3600
+
+
+COMMAND = """
+import sys, time, redis
+from django_redis_lock import Lock
+from tests.processes import until
+client = redis.Redis.from_url(sys.argv[1])
+with Lock(client, "a", 2, label="nightly"):
+    until(lambda: client.exists("{a}:owner"))
+    print("described", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def command(redis_server: RedisServer) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock "a" and is described there, until it is told to end."""
+    words = [sys.executable, "-c", COMMAND, redis_server.url]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "described\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_what_a_process_does_last_is_noted_too(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with command(redis_server) as process:
+        process.communicate("end\n")
+    assert [event.what for event in inspect(client, b"a").events] == ["released"]
+
+
+@pytest.mark.parametrize("next_one", ["waits", "comes later", "comes later and waits"])
+def test_who_dies_is_remembered_by_who_has_the_lock_next(
+    redis_server: RedisServer,
+    client: redis.Redis,
+    next_one: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lock = Lock(client, "a", 30)
+    with command(redis_server) as process:
+        if next_one == "waits":
+            with in_the_background(lock):
+                until(lambda: inspect(client, b"a").waiters)
+                process.kill()
+                until(lambda: lock.locked() and not inspect(client, b"a").waiters)
+        else:
+            process.kill()
+            until(lambda: not client.exists("a"))
+            assert lock.acquire(blocking=next_one == "comes later and waits")
+            lock.release()
+    until(lambda: client.exists(events_key(b"a")))
+    (event,) = inspect(client, b"a").events
+    assert (event.what, event.pid) == ("vanished", process.pid)
+    assert (event.host, event.label) == (socket.gethostname(), "nightly")
+    assert event.held == pytest.approx(2, abs=1.5)
+    assert event.at <= int(run(client, CLOCK_CALL).value) / 1e6
+    assert f"process {process.pid}" in caplog.text
+    assert client.ttl(events_key(b"a")) > 80_000
+
+
+def test_who_died_is_to_be_seen_before_anybody_has_the_lock_again(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with command(redis_server) as process:
+        process.kill()
+        process.wait()
+        assert inspect(client, b"a").events == ()  # It may still come back.
+        until(lambda: not client.exists("a"))
+    for _ in range(2):
+        (event,) = inspect(client, b"a").events
+        assert (event.what, event.pid, event.label) == ("vanished", process.pid, "nightly")
+    assert 80_000 < client.ttl("{a}:owner") <= 86_400
+
+
+def test_who_is_released_or_comes_back_has_not_vanished(client: redis.Redis) -> None:
+    rested = hold(client, "a", 30, min_hold=0.7)
+    described(client, "a")
+    rested.release()
+    until(lambda: not client.exists("a"))
+    assert "vanished" not in [event.what for event in inspect(client, b"a").events]
+    lock = hold(client, "b", 30)
+    described(client, "b")
+    client.delete("b")
+    hold(client, "b").release()
+    until(lambda: client.exists(events_key(b"b")))
+    assert [event.what for event in inspect(client, b"b").events] == ["vanished"]
+    keeper().reschedule(lock.local.renewal, time.monotonic())  # Comes to know it.
+    until(lambda: [event.what for event in inspect(client, b"b").events] == ["lost"])
+
+
+def test_a_lock_held_for_a_moment_is_not_worth_a_note(client: redis.Redis) -> None:
+    hold(client, "a").release()
+    second = hold(client, "b")
+    described(client, "b")
+    second.release()
+    until(lambda: inspect(client, b"b").events)
+    assert inspect(client, b"a").events == ()
+
+
+def test_a_lost_lock_is_remembered_for_a_day(client: redis.Redis) -> None:
+    hold(client, "a", 2)
+    described(client, "a")
+    client.delete("a")
+    until(lambda: "lost" in [event.what for event in inspect(client, b"a").events])
+    assert "deleted" in inspect(client, b"a").events[0].note
+    assert client.ttl(events_key(b"a")) > 80_000
+
+
+def test_the_list_of_events_is_bounded(client: redis.Redis) -> None:
+    for number in range(30):
+        run(client, note_call(b"a", "released", Owner(str(number), label="x" * 5000)))
+    events = inspect(client, b"a").events
+    assert [event.id for event in events] == [str(n) for n in range(29, 19, -1)]
+    assert len(events[0].label) == 200
+    odd = ("no event", "5 no json", "5 []", '5 {"pid": "x"}', '5 {"held": "x"}', "5 {}")
+    client.append(events_key(b"a"), "\n" + "\n".join(odd))
+    assert len(inspect(client, b"a").events) == 11
+
+
+#: What can be wrong with what is kept for a lock, and the part that is then said to be unreadable.
+DAMAGE: dict[str, tuple[Callable[[redis.Redis, Any], object], str]] = {
+    "owner is a string": (lambda c, keys: c.set(keys.owner, "x"), "owner"),
+    "owner has many fields": (
+        lambda c, keys: c.hset(keys.owner, mapping=dict.fromkeys(map(str, range(100)), 1)),
+        "owner",
+    ),
+    "waiters is a string": (lambda c, keys: c.set(keys.waiters, "x"), "waiters"),
+    "grants is a hash": (lambda c, keys: c.hset(keys.grants, "a", 1), "grants"),
+    "fence is a list": (lambda c, keys: c.rpush(keys.fence, "a"), "fence"),
+    "fence of 5,000 digits": (lambda c, keys: c.set(keys.fence, "9" * 5000), ""),
+    "pid of 5,000 digits": (lambda c, keys: c.hset(keys.owner, "pid", "9" * 5000), ""),
+    "since is far": (lambda c, keys: c.hset(keys.owner, "since", "1e300"), ""),
+    "numbers of 5,000 digits": (
+        lambda c, keys: c.hset(
+            keys.owner, mapping=dict.fromkeys(("seen", "renewals", "lifetime"), "9" * 5000)
+        ),
+        "",
+    ),
+    "owner is not text": (lambda c, keys: c.hset(keys.owner, b"\xff", b"\xfe"), ""),
+    "waiters are odd": (
+        lambda c, keys: c.zadd(
+            keys.waiters,
+            dict.fromkeys(("1 nan 5 h t", "1 1e300 5 h t", f"1 1 {'9' * 5000} h t"), 1e13),
+        ),
+        "",
+    ),
+    "events is a list": (lambda c, keys: c.rpush(events_key(keys.lock), "a"), ""),
+    "events are deep": (lambda c, keys: c.set(events_key(keys.lock), "5 " + "[" * 100_000), ""),
+    "events are odd": (
+        lambda c, keys: c.set(
+            events_key(keys.lock),
+            f'{"9" * 5000} {{}}\n5 {{"pid": 1e400}}\n5 {{"held": NaN}}\n{10**30} {{}}',
+        ),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_one_broken_lock_is_one_row(client: redis.Redis, damage: str) -> None:
+    hold(client, "whole", label="whole")
+    described(client, "whole")
+    lock = hold(client, "broken", label="broken")
+    described(client, "broken")
+    break_it, part = DAMAGE[damage]
+    if part:
+        client.delete(getattr(lock.keys, part))
+    break_it(client, lock.keys)
+
+    found = {held.name: held for held in list_held(client, b"").locks}
+    assert (found["whole"].owner.label, found["whole"].broken) == ("whole", ())
+    broken = Holding("default", "broken", found["broken"])
+    assert broken.lock.broken == ((part,) if part else ())
+    if part:
+        assert part in row(broken)["said"]
+        assert part in note(broken.lock)
+    json.dumps(as_json(broken))
+    inspected = inspect(client, b"broken")
+    assert inspected.events == ()
+    assert event_rows(inspected.events) == []
+    waiter_rows(inspected.waiters)
+    if part != "grants":
+        assert lock.holder() is not None
+
+
+def test_a_broken_computation_is_one_row(client: redis.Redis) -> None:
+    for key in (b"broken", b"whole"):
+        client.set(flight_key(key), "token", px=60_000)
+        client.zadd(FLIGHTS, {key: (time.time() + 60) * 1000})
+    client.set(flight_leader(b"broken"), "x")
+    found = {flight.name: flight.broken for flight in list_flights(client, b"").locks}
+    assert found == {"broken": ("leader",), "whole": ()}
+
+
+def test_what_cannot_be_a_lock_is_passed_over(client: redis.Redis) -> None:
+    """Somebody wrote to the index; nothing of ours can be at such a key."""
+    hold(client, "a")
+    for key in (b"{a}:fence", INDEX):
+        client.zadd(INDEX, {key: (time.time() + 60) * 1000})
+        assert inspect(client, key) == Inspection(None, (), ())
+        assert release(client, key, "x") is Outcome.FREE
+    assert names(client) == ["a"]
+
+
+def test_a_long_index_is_read_in_pages(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PAGE", 3)
+    monkeypatch.setattr(listing, "GROUP", 2)
+    for number in range(10):
+        hold(client, f"lock {number}")
+    for number in range(0, 10, 3):
+        client.delete(f"lock {number}")
+    found = list_held(client, b"")
+    assert sorted(lock.name for lock in found.locks) == [
+        f"lock {number}" for number in range(10) if number % 3
+    ]
+    assert (found.total, found.complete) == (6, True)
+    assert client.zcard(INDEX) == 6
+
+
+# -- releasing what another holds --------------------------------------------------------------
+
+
+def test_it_is_released_if_the_holder_is_the_one_that_was_shown(client: redis.Redis) -> None:
+    lock = hold(client, "a")
+    (listed,) = list_held(client, b"").locks
+    assert release(client, b"a", "another") is Outcome.CHANGED_HANDS
+    assert release(client, b"a", listed.owner.id, fence=1) is Outcome.CHANGED_HANDS
+    assert lock.owned()
+    outcome = release(client, b"a", listed.owner.id, fence=listed.fence, by="an operator")
+    assert outcome is Outcome.RELEASED
+    assert not lock.locked()
+    assert list_held(client, b"").locks == ()
+    assert release(client, b"a", listed.owner.id) is Outcome.FREE
+    (event,) = inspect(client, b"a").events
+    assert (event.what, event.id, event.note) == ("reset", listed.owner.id, "an operator")
+
+
+def test_who_waits_has_it_at_once_and_the_holder_is_told(client: redis.Redis) -> None:
+    told = threading.Event()
+    lock = hold(client, "a", 3, renew=True, on_lost=told.set)
+    before = described(client, "a")
+    with in_the_background(waiting := Lock(client, "a", 30, thread_local=False)):
+        until(lambda: inspect(client, b"a").waiters)
+        assert release(client, b"a", before.owner.id, fence=before.fence) is Outcome.RELEASED
+        until(lambda: waiting.fence)
+        assert release(client, b"a", before.owner.id) is Outcome.CHANGED_HANDS
+    assert told.wait(10)
+    assert lock.lost
+
+
+def test_a_lock_that_rests_can_be_released(client: redis.Redis) -> None:
+    hold(client, "a", 30, min_hold=20).release()
+    (listed,) = list_held(client, b"").locks
+    assert release(client, b"a", listed.owner.id) is Outcome.RELEASED
+    assert not client.exists("a")
+
+
+def test_a_lock_of_redis_py(client: redis.Redis) -> None:
+    other = redis.lock.Lock(client, "a", timeout=30)
+    assert other.acquire()
+    lock = look_at(client, b"a")
+    assert lock is not None
+    assert lock.silent is None
+    assert release(client, b"a", lock.owner.id) is Outcome.RELEASED
+    assert not other.owned()
+
+
+@contextmanager
+def in_the_background(lock: Lock) -> Iterator[None]:
+    """Let a thread wait for ``lock``, and let it end."""
+    thread = threading.Thread(target=lambda: lock.acquire(blocking_timeout=20), name="waiter")
+    thread.start()
+    try:
+        yield
+    finally:
+        lock.reset()
+        thread.join()
+
+
+# -- its limits --------------------------------------------------------------------------------
+
+
+def test_it_says_when_it_is_cut_off(client: redis.Redis) -> None:
+    for number in range(4):
+        hold(client, f"{number}")
+    assert list_held(client, b"", limit=4).complete
+    found = list_held(client, b"", limit=3)
+    assert (len(found.locks), found.total, found.complete) == (3, 4, False)
+
+
+def test_the_longest_held_is_not_cut_off(client: redis.Redis) -> None:
+    """It is the one people look for, and often close to its next renewal."""
+    hold(client, "oldest", 30)
+    described(client, "oldest")
+    for number in range(3):
+        hold(client, f"{number}", 60)
+    assert list_held(client, b"", limit=1).locks[0].name == "oldest"
+
+
+def test_of_too_many_those_that_end_first_are_left_out(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "MOST_DESCRIBED", 3)
+    for number in range(4):
+        hold(client, f"{number}", 30 + number)
+    found = list_held(client, b"", limit=2)
+    assert (len(found.locks), found.total, found.complete) == (2, 4, False)
+    assert "0" not in [lock.name for lock in list_held(client, b"", limit=3).locks]
+
+
+def test_other_prefixes_do_not_use_the_limit_up(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "MOST_DESCRIBED", 3)
+    for number in range(3):
+        hold(client, f"other:{number}", 60)
+        hold(client, f"site:{number}", 30)
+    found = list_held(client, b"site:", limit=3)
+    assert (len(found.locks), found.total, found.complete) == (3, 3, True)
+
+
+def test_it_looks_at_a_part_of_a_huge_index_only(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        hold(client, f"{number}")
+    monkeypatch.setattr(listing, "MOST_ENTRIES", 3)
+    found = list_held(client, b"")
+    assert (len(found.locks), found.total, found.complete) == (3, 3, False)
+    monkeypatch.setattr(listing, "MOST_ENTRIES", 4)
+    assert list_held(client, b"").complete
+
+
+# -- outages -----------------------------------------------------------------------------------
+
+
+def test_redis_is_away(own_server: RedisServer) -> None:
+    with own_server.client() as client:
+        own_server.stop()
+        with pytest.raises(redis.ConnectionError):
+            list_held(client, b"")
+
+
+def test_redis_does_not_answer(own_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "PATIENCE", 0.2)
+    with own_server.client() as client:
+        client.ping()
+        own_server.pause()
+        began = time.monotonic()
+        with pytest.raises(redis.TimeoutError):
+            list_held(client, b"")
+        assert time.monotonic() - began < 2

@@ -1,0 +1,130 @@
+"""``Lock`` on Redis: the contract, and what is seen of it in Redis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import Lock
+from django_redis_lock.locking.waiting import queue
+from django_redis_lock.protocol.lock_scripts import RELEASE, Call
+from tests.lock_contract import Backend, Background, LockContract
+from tests.processes import PATIENCE, until
+
+
+def places(name: str | bytes) -> int:
+    """How many of this process wait for the lock at ``name``."""
+    key = name if isinstance(name, bytes) else name.encode()
+    return sum(len(found.places) for found in tuple(queue._lines.values()) if found.key[1] == key)
+
+
+class OnRedis(Backend):
+    """Locks of one class on one server."""
+
+    lock_class: Any = Lock
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+
+    def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
+        return self.lock_class(self.client, name, **options)
+
+    def value(self, name: str) -> bytes | None:
+        value: bytes | None = self.client.get(name)
+        return value
+
+    def expire_now(self, name: str) -> None:
+        assert self.client.pexpire(name, 0)
+
+    def delete_key(self, name: str) -> None:
+        assert self.client.delete(name)
+
+    def forget_everything(self) -> None:
+        self.client.flushdb()
+
+    def waiting(self, name: str) -> int:
+        return places(name)
+
+
+class TestLock(LockContract):
+    @pytest.fixture
+    def backend(self, client: redis.Redis) -> Backend:
+        return OnRedis(client)
+
+    def test_the_holder_of_what_is_not_renewed_is_told_too(
+        self, backend: Backend, make: Callable[..., Any]
+    ) -> None:
+        told = threading.Event()
+        lock = make(timeout=4.5, on_lost=told.set)
+        began = time.monotonic()
+        lock.acquire()
+        assert make().reset()
+        assert told.wait(PATIENCE)
+        assert time.monotonic() - began < 4.4
+        assert lock.lost
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_what_nobody_can_release_ends_by_itself(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture, dropped: bool
+) -> None:
+    """Its handle was dropped, or the thread has ended that alone could use it."""
+    lock = Lock(client, "forgotten", timeout=0.2, renew=True)
+    if dropped:
+        assert lock.acquire()
+        del lock
+    else:
+        assert Background(lock.acquire).result()
+    until(lambda: not client.exists("forgotten"))
+    assert "Nobody can release forgotten: its handle is gone" in caplog.text
+
+
+class TestSharedHandle:
+    """``thread_local=False``: what one thread does costs the next holder nothing."""
+
+    @pytest.fixture
+    def lock(self, client: redis.Redis) -> Lock:
+        return Lock(client, "shared", timeout=30, renew=True, thread_local=False)
+
+    @pytest.mark.parametrize("interrupted", [False, True])
+    def test_a_release_that_is_answered_late(
+        self, lock: Lock, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+    ) -> None:
+        run = lock._run
+
+        def next_before_the_answer(call: Call) -> Any:
+            answer = run(call)
+            if call.script is RELEASE:
+                monkeypatch.undo()
+                assert Background(lock.acquire, None, False).result()
+                if interrupted:
+                    raise KeyboardInterrupt
+            return answer
+
+        monkeypatch.setattr(lock, "_run", next_before_the_answer)
+        try:
+            with lock:
+                pass
+        except KeyboardInterrupt:
+            assert interrupted
+        lock.ensure_held()
+        assert lock.owned()
+        lock.release()
+
+    def test_a_wait_that_fails(self, lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+        def next_before_the_failure(*args: Any) -> Any:
+            monkeypatch.undo()
+            assert Background(lock.acquire).result()
+            raise ConnectionError
+
+        monkeypatch.setattr(lock, "_acquire", next_before_the_failure)
+        with pytest.raises(ConnectionError), lock:
+            pass
+        lock.ensure_held()
+        assert lock.owned()
+        lock.release()

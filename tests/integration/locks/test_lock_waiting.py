@@ -1,0 +1,365 @@
+"""Waiting: in what order, for how long, and what it costs meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.asyncio import BlockingConnectionPool
+
+from django_redis_lock import AsyncLock, Lock
+from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.locking.waiting.watch import Departure
+from django_redis_lock.transport.execute import FOR_COMMAND
+from tests.integration.locks.test_lock import places
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.redis_server import RedisServer
+
+NAME = "waiting"
+
+
+def blocked(client: redis.Redis) -> list[str]:
+    """The ids of the connections that wait in Redis."""
+    return [c["id"] for c in client.client_list() if "b" in c["flags"]]
+
+
+def waiting_connections(client: redis.Redis) -> int:
+    return len(blocked(client))
+
+
+def until_waiting(client: redis.Redis, count: int = 1) -> None:
+    until(lambda: waiting_connections(client) >= count)
+
+
+def in_turn(link: Link, url: str) -> int | None:
+    with redis.Redis.from_url(url) as client:
+        for _ in range(3):
+            link.hear()
+            with Lock(client, NAME, timeout=30) as lock:
+                client.rpush("order", link.hear())
+                fence = lock.fence
+        return fence
+
+
+class TestOrder:
+    def test_processes_have_it_in_the_order_they_came(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        holder = Lock(client, NAME, timeout=60)
+        with processes(in_turn, redis_server.url, count=9) as crew:
+            crew.go()
+            for _ in range(3):
+                client.delete("order")
+                holder.acquire()
+                for number, waiter in enumerate(crew):
+                    waiter.say("wait")
+                    until_waiting(client, number + 1)
+                    waiter.say(number)
+                holder.release()
+                until(lambda: client.llen("order") == 9)
+                assert [int(n) for n in client.lrange("order", 0, -1)] == list(range(9))
+            fences = crew.results()
+        assert fences == sorted(fences)
+
+    def test_tasks_and_threads_queue_together(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        """They wait on connections of their own, so it is Redis that keeps their order."""
+        order: list[str] = []
+
+        def thread() -> None:
+            with Lock(client, NAME, timeout=30):
+                order.append("thread")
+
+        async def task() -> None:
+            async with (
+                redis.asyncio.Redis.from_url(redis_server.url) as server,
+                AsyncLock(server, NAME, timeout=30),
+            ):
+                order.append("task")
+
+        for first, second in ((thread, task), (task, thread)):
+            holder = Lock(client, NAME, timeout=60)
+            holder.acquire()
+            waiters = []
+            for count, work in enumerate((first, second), start=1):
+                run: Any = (lambda: asyncio.run(task())) if work is task else thread
+                waiters.append(Background(run))
+                until_waiting(client, count)
+            holder.release()
+            for waiter in waiters:
+                waiter.result()
+        assert order == ["thread", "task", "task", "thread"]
+
+
+class TestManyThreads:
+    COUNT = 500
+
+    def test_all_get_it(self, client: redis.Redis) -> None:
+        lock = Lock(client, NAME, timeout=30, blocking_timeout=PATIENCE)
+        fences: list[int] = []
+
+        def work() -> bool:
+            with lock:
+                assert lock.fence is not None
+                fences.append(lock.fence)
+            return True
+
+        assert in_threads(self.COUNT, work) == [True] * self.COUNT
+        assert fences == sorted(set(fences))
+        assert len(fences) == self.COUNT
+        assert not places(NAME)
+
+    def test_none_gets_it(self, client: redis.Redis) -> None:
+        holder, lock = Lock(client, NAME, timeout=60), Lock(client, NAME, timeout=30)
+        holder.acquire()
+        results = in_threads(self.COUNT, lambda: lock.acquire(blocking_timeout=1))
+        assert results == [False] * self.COUNT
+        assert not places(NAME)
+        until(lambda: not waiting_connections(client))
+        # The last to leave has its line taken off the register by the keeper.
+        until(lambda: not any(isinstance(job, Departure) for job in tuple(keeper()._jobs)))
+        assert not client.zcard(f"{{{NAME}}}:waiters")
+        holder.release()
+        assert not lock.locked()
+
+    def test_some_get_it(self, client: redis.Redis) -> None:
+        """The line moves on while its members leave it."""
+        lock = Lock(client, NAME, timeout=30)
+
+        def work() -> bool:
+            if not lock.acquire(blocking_timeout=0.5):
+                return False
+            time.sleep(0.01)
+            lock.release()
+            return True
+
+        results = in_threads(200, work)
+        assert set(results) == {True, False}
+        assert not places(NAME)
+        assert not lock.locked()
+        until(lambda: not waiting_connections(client))
+
+    def test_they_wait_on_one_connection(self, client: redis.Redis) -> None:
+        others = len(client.client_list())  # Also what tests before this one have left at rest.
+        holder, lock = Lock(client, NAME, timeout=60), Lock(client, NAME, timeout=30)
+        other, second = Lock(client, "other", timeout=60), Lock(client, "other", timeout=30)
+        holder.acquire()
+        other.acquire()
+        waiters = [Background(wait_and_release, each) for each in (lock, second) for _ in range(50)]
+        until(lambda: places(NAME) == places("other") == 50)
+        until_waiting(client, 2)
+        assert waiting_connections(client) == 2
+        # The waiters', the keeper's, and those at rest after the first questions.
+        assert len(client.client_list()) - others < 9
+        holder.release()
+        other.release()
+        assert all(waiter.result() for waiter in waiters)
+
+
+def wait_and_release(lock: Lock) -> bool:
+    acquired = lock.acquire(blocking_timeout=PATIENCE)
+    lock.release()
+    return acquired
+
+
+class TestCost:
+    @pytest.mark.slow
+    def test_a_waiter_speaks_every_two_seconds(self, client: redis.Redis) -> None:
+        """So do eight of one process (L3)."""
+        holder, lock = Lock(client, NAME, timeout=60), Lock(client, NAME, timeout=30)
+        holder.acquire()
+        waiters = [Background(wait_and_release, lock) for _ in range(8)]
+        until(lambda: places(NAME) == 8)
+        until_waiting(client)
+        until(lambda: client.exists(f"{{{NAME}}}:owner"))  # The keeper has named the holder.
+        before = commands(client)
+        time.sleep(4.5)
+        assert 2 <= commands(client) - before <= 3
+        holder.release()
+        assert all(waiter.result() for waiter in waiters)
+
+    @pytest.mark.slow
+    def test_a_wait_may_be_longer_than_the_socket_timeout(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        """redis-py 8's is 5 s; here it is shorter for one of the two."""
+        holder = Lock(client, NAME, timeout=60)
+        holder.acquire()
+        with redis_server.client(socket_timeout=0.5) as hasty:
+            for waits in (client, hasty):
+                assert holder.owned()
+                lock = Lock(waits, NAME, timeout=30)
+                waiter = Background(lambda lock=lock: lock.acquire() and lock.release() is None)
+                until_waiting(client)
+                (before,) = blocked(client)
+                time.sleep(6 if waits is client else 1.5)
+                # It is the same connection still: it kept its place.
+                (after,) = blocked(client)
+                assert before == after
+                assert not waiter.done
+                holder.release()
+                assert waiter.result() is True
+                holder.acquire()
+
+    def test_tasks_too(self, redis_server: RedisServer, client: redis.Redis) -> None:
+        holder = Lock(client, NAME, timeout=60)
+        holder.acquire()
+
+        async def main() -> bool:
+            async with redis.asyncio.Redis.from_url(redis_server.url, socket_timeout=0.5) as hasty:
+                return await AsyncLock(hasty, NAME, timeout=30).acquire()
+
+        waiter = Background(asyncio.run, main())
+        until_waiting(client)
+        time.sleep(1.5)
+        assert not waiter.done
+        holder.release()
+        assert waiter.result() is True
+
+
+def commands(client: redis.Redis) -> int:
+    """How many commands that waiters might send the server has carried out."""
+    stats = client.info("commandstats")
+    names = ("eval", "evalsha", "blpop", "ping", "hello")
+    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in names)
+
+
+class TestPools:
+    """Waiters need no connection of the pool, and a used-up pool keeps no holder from releasing."""
+
+    def pools(self, server: RedisServer) -> list[redis.ConnectionPool]:
+        return [
+            redis.ConnectionPool.from_url(server.url, max_connections=1),
+            redis.BlockingConnectionPool.from_url(server.url, max_connections=1, timeout=PATIENCE),
+        ]
+
+    def test_waiters_do_not_use_it_up(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        for pool in self.pools(redis_server):
+            with redis.Redis(connection_pool=pool) as tight:
+                holder, lock = Lock(tight, NAME, timeout=60), Lock(tight, NAME, timeout=30)
+                holder.acquire()
+                waiters = [Background(wait_and_release, lock) for _ in range(5)]
+                until_waiting(client)
+                assert tight.ping()
+                holder.extend(5)
+                holder.release()
+                assert all(waiter.result() for waiter in waiters)
+
+    def test_a_holder_releases_although_it_is_used_up(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        for pool in self.pools(redis_server):
+            with redis.Redis(connection_pool=pool) as tight:
+                lock = Lock(tight, NAME, timeout=60)
+                lock.acquire()
+                taken = pool.get_connection(*FOR_COMMAND)
+                try:
+                    assert lock.owned()
+                    lock.release()
+                    assert not client.exists(NAME)
+                    assert lock.acquire(blocking_timeout=0.1)
+                    lock.release()
+                finally:
+                    pool.release(taken)
+
+    def test_tasks_do_not_use_it_up(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        async def main() -> None:
+            pools: list[Any] = [
+                redis.asyncio.ConnectionPool.from_url(redis_server.url, max_connections=2),
+                redis.asyncio.BlockingConnectionPool.from_url(
+                    redis_server.url, max_connections=2, timeout=PATIENCE
+                ),
+            ]
+            for pool in pools:
+                async with redis.asyncio.Redis(connection_pool=pool) as tight:
+                    holder = AsyncLock(tight, NAME, timeout=60)
+                    await holder.acquire()
+                    waiters = [asyncio.create_task(task(tight)) for _ in range(5)]
+                    while places(NAME) < 5:
+                        await asyncio.sleep(0.001)
+                    assert await tight.ping()
+                    await holder.release()
+                    assert all(await asyncio.gather(*waiters))
+                await pool.disconnect()
+
+        async def task(client: Any) -> bool:
+            async with AsyncLock(client, NAME, timeout=30, blocking_timeout=PATIENCE):
+                return True
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("kind", [redis.asyncio.ConnectionPool, BlockingConnectionPool])
+    def test_a_task_releases_although_it_is_used_up(
+        self, client: redis.Redis, redis_server: RedisServer, kind: Any
+    ) -> None:
+        async def main() -> None:
+            pool = kind.from_url(redis_server.url, max_connections=1)
+            async with redis.asyncio.Redis(connection_pool=pool) as tight:
+                lock = AsyncLock(tight, NAME, timeout=60)
+                await lock.acquire()
+                taken = await pool.get_connection(*FOR_COMMAND)
+                assert await lock.owned()
+                assert not await AsyncLock(tight, NAME, timeout=60).acquire(blocking_timeout=0.05)
+                await lock.release()
+                await pool.release(taken)
+            await pool.disconnect()
+
+        asyncio.run(asyncio.wait_for(main(), PATIENCE / 2))
+        assert not client.exists(NAME)
+
+
+def test_nobody_is_left_waiting_by_a_thread_that_ends(client: redis.Redis) -> None:
+    """A thread ends without releasing: its lock expires, and the next has it."""
+
+    def forget() -> None:
+        Lock(client, NAME, timeout=0.5).acquire()
+
+    thread = threading.Thread(target=forget)
+    thread.start()
+    thread.join(PATIENCE)
+    assert Lock(client, NAME, timeout=5).acquire(blocking_timeout=PATIENCE)
+
+
+def test_a_last_try_that_is_never_sent_leaves_no_trace(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    """The pool has no connection for it in time."""
+
+    class Empty(redis.asyncio.ConnectionPool):
+        given = 0
+
+        async def get_connection(self, *args: Any) -> Any:
+            self.given += 1
+            if self.given == 2:
+                await asyncio.Event().wait()
+            return await super().get_connection(*args)
+
+    async def wait() -> bool:
+        pool = Empty.from_url(redis_server.url)
+        async with redis.asyncio.Redis.from_pool(pool) as server:
+            try:
+                return await AsyncLock(server, "taken", timeout=60).acquire(blocking_timeout=0.05)
+            finally:
+                assert pool.given == 2
+                await server.aclose()
+
+    with Lock(client, "taken", timeout=60):
+        assert not asyncio.run(wait())
+        until(lambda: not any(isinstance(job, Departure) for job in tuple(keeper()._jobs)))
+        assert not client.exists("{taken}:waiters")
+
+
+def test_the_longest_wait(client: redis.Redis) -> None:
+    holder, other = (Lock(client, "year", timeout=30) for _ in range(2))
+    holder.acquire()
+    waiter = Background(lambda: other.acquire(blocking_timeout=365 * 24 * 3600))
+    until_waiting(client)
+    holder.release()
+    assert waiter.result()

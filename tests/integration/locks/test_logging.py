@@ -1,0 +1,132 @@
+"""The log: what is warned of, what is said only if somebody wants to read it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+
+from django_redis_lock import Lock, LockNotOwnedError, locked
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.protocol.hold import held_logger
+from tests.processes import until
+
+
+@pytest.fixture
+def cache() -> RedisCache:
+    found: Any = caches["default"]
+    return found
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Any:
+    """The warnings of locks that are held long."""
+    return lambda: [r.getMessage() for r in caplog.records if r.name == held_logger.name]
+
+
+def test_a_lock_held_for_most_of_its_lifetime(client: redis.Redis, warned: Any) -> None:
+    lock = Lock(client, "bare", timeout=1, label="nightly")
+    lock.acquire()
+    until(lambda: warned() or lock.lost)
+    lock.release()
+    [said] = warned()
+    found = re.fullmatch(
+        r"The lock bare has been held for ([0-9.]+) s by now "
+        r"\(fence [0-9]+, thread MainThread, nightly\)",
+        said,
+    )
+    assert found
+    assert 0.8 <= float(found[1]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "settings_", "expected"),
+    [
+        ({"timeout": 10}, {}, 8),
+        ({"timeout": 10}, {"WARN_SHARE": 0.5}, 5),
+        ({"timeout": 10}, {"WARN_SHARE": 0}, None),
+        ({"timeout": 10, "warn_after": 2}, {"WARN_SHARE": 0.5}, 2),
+        ({"timeout": 10, "renew": True, "max_hold": 100}, {}, 80),
+        ({}, {}, None),
+        ({}, {"WARN_AFTER": 600}, 600),
+        ({"timeout": None}, {"WARN_AFTER": 600}, 600),
+        ({"warn_after": 7}, {"WARN_AFTER": 600}, 7),
+    ],
+)
+def test_after_how_long_it_is_said(
+    cache: RedisCache, settings: Any, options: Any, settings_: Any, expected: float | None
+) -> None:
+    settings.DJANGO_REDIS_LOCK = settings_
+    lock = cache.lock("import", **options)
+    with lock:
+        hold = lock.local.hold
+        found = hold.warns_at - hold.began
+    assert found == pytest.approx(float("inf") if expected is None else expected)
+
+
+def test_it_is_said_once_while_the_lock_is_renewed(cache: RedisCache, warned: Any) -> None:
+    with cache.lock("import", timeout=0.3, renew=True, warn_after=0.2) as lock:
+        until(lambda: lock.local.renewal.jobs[0]._renewals >= 5)
+    assert len(warned()) == 1
+
+
+def test_what_is_said_cannot_break_out_of_its_line(cache: RedisCache, warned: Any) -> None:
+    with cache.lock("a\nFORGED", label="b\nFORGED", warn_after=0.05, timeout=30):
+        until(warned)
+    [said] = warned()
+    assert "\n" not in said
+    assert "a\\nFORGED" in said
+    assert "b\\nFORGED" in said
+
+
+def test_what_a_function_under_a_lock_is_named_cannot_either(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    @locked("export-{name}")
+    def export(name: str) -> None:
+        client.delete(f":1:lock:export-{name}")
+
+    export("a\nFORGED")
+    [said] = [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.locked"]
+    assert said.startswith("The lock export-a\\nFORGED had ended")
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("value", [0, -1, "5", True])
+def test_a_warning_after_no_time_makes_no_sense(cache: RedisCache, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="warn_after must be a number of seconds"):
+        cache.lock("import", warn_after=value)
+
+
+def test_each_step_is_said_at_the_level_debug(
+    cache: RedisCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lines() -> list[str]:
+        with cache.lock("import"):
+            cache.lock("import").acquire(blocking=False)
+        return [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.lock"]
+
+    assert not lines(), "quiet by default"
+    caplog.set_level(logging.DEBUG, "django_redis_lock.lock")
+    acquired, missed, released = lines()
+    assert acquired.startswith("Acquired :1:lock:import after ")
+    assert missed.startswith("Did not get :1:lock:import within ")
+    assert released.startswith("Released :1:lock:import")
+
+
+def test_tokens_are_not_logged(
+    cache: RedisCache, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    lock = cache.lock("import", timeout=0.1)
+    lock.acquire()
+    token = lock.local.token.decode()
+    until(lambda: "Lost the lock" in caplog.text)
+    until(lambda: not client.exists(":1:lock:import"))  # Which is a little later.
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+    assert token not in caplog.text

@@ -1,0 +1,219 @@
+"""Nothing that belongs to users runs in the keeper's thread: a log handler that blocks loses no
+lock."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import django_redis_lock
+from django_redis_lock import Lock, events, notices
+from django_redis_lock.inventory.inspection import inspect
+from django_redis_lock.notices import Notices
+from tests.processes import PATIENCE, until
+
+FOLDER = Path(django_redis_lock.__file__).parent
+
+
+class Blocking(logging.Handler):
+    """A handler, and a listener, that hangs until it is released; notes in which threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = threading.Event()
+        self.threads: list[str] = []
+
+    def emit(self, record: Any) -> None:
+        self.threads.append(threading.current_thread().name)
+        assert self.released.wait(PATIENCE)
+
+    def __call__(self, event: Any) -> None:
+        if isinstance(event, events.Lost):
+            self.emit(event)
+
+
+@contextmanager
+def handling(blocking: Blocking) -> Iterator[None]:
+    logging.getLogger("django_redis_lock").addHandler(blocking)
+    try:
+        yield
+    finally:
+        blocking.released.set()
+        logging.getLogger("django_redis_lock").removeHandler(blocking)
+
+
+@contextmanager
+def listening(blocking: Blocking) -> Iterator[None]:
+    events.listen(blocking)
+    try:
+        yield
+    finally:
+        blocking.released.set()
+        events.unlisten(blocking)
+
+
+@pytest.mark.parametrize("attached", [handling, listening])
+def test_one_that_blocks_costs_no_lock_its_renewal(client: redis.Redis, attached: Any) -> None:
+    blocking = Blocking()
+    kept, lost = Lock(client, "kept", 0.6, renew=True), Lock(client, "lost", 0.3, renew=True)
+    with attached(blocking), kept:
+        assert lost.acquire()
+        client.delete("lost")
+        until(lambda: blocking.threads)
+        renewal = kept.local.renewal.jobs[0]
+        before = renewal._renewals
+        until(lambda: renewal._renewals > before + 5 or kept.lost)
+        assert not kept.lost
+        blocking.released.set()
+    assert "django_redis_lock keeper" not in blocking.threads
+    assert lost.lost
+
+
+PROGRAM = """
+import logging, sys, threading, redis
+from django_redis_lock import Lock
+logging.disable()
+from django_redis_lock import events
+def listener(event):
+    if isinstance(event, events.Lost):
+        threading.Event().wait(float(sys.argv[2]))
+        print("Lost", event.subject.name, flush=True)
+events.listen(listener)
+client = redis.Redis.from_url(sys.argv[1])
+lock = Lock(client, "a", 0.3, renew=True)
+lock.acquire()
+client.delete("a")
+while not lock.lost:
+    pass
+"""
+
+
+@pytest.mark.parametrize(("takes", "said"), [(0.2, "Lost a\n"), (600, "")])
+def test_what_is_said_last_is_heard_if_it_does_not_take_for_ever(
+    client: redis.Redis, takes: float, said: str
+) -> None:
+    settings = client.connection_pool.connection_kwargs
+    url = f"redis://{settings['host']}:{settings['port']}"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, url, str(takes)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        cwd=FOLDER.parent,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+
+
+def in_a_child(work: Callable[[], Any]) -> Any:
+    """What ``work`` returns in a forked process."""
+    reading, writing = os.pipe()
+    if not (pid := os.fork()):
+        try:
+            os.write(writing, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(pid, 0)
+    with os.fdopen(reading) as answer:
+        return json.loads(answer.read())
+
+
+def test_a_child_delivers_its_own_and_not_its_parents() -> None:
+    blocking, delivered = Blocking(), []
+    for number in range(2):
+        notices.later(lambda number=number: (blocking.emit(None), delivered.append(number)))
+    until(lambda: blocking.threads)
+
+    def child() -> list[int]:
+        notices.later(lambda: delivered.append(7))
+        notices.finish(PATIENCE)
+        return delivered
+
+    assert in_a_child(child) == [7]
+    blocking.released.set()
+    until(lambda: delivered == [0, 1])
+
+
+def test_too_many_are_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notices, "MAX_WAITING", 3)
+    queue, blocking, delivered = Notices(), Blocking(), []
+
+    def first() -> None:
+        blocking.emit(None)
+        raise SystemExit  # It ends nothing.
+
+    queue.add(first)
+    until(lambda: blocking.threads)
+    for number in range(5):
+        queue.add(lambda number=number: delivered.append(number))
+    blocking.released.set()
+    queue.finish(PATIENCE)
+    assert delivered == [0, 1]
+    assert "3 notices were dropped" in caplog.text
+
+
+def test_the_thread_ends_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "IDLE_SECONDS", 0.01)
+    queue, delivered = Notices(), []
+    for number in range(2):
+        queue.add(lambda number=number: delivered.append(number))
+        until(lambda: queue._thread is None)
+    assert delivered == [0, 1]
+
+
+def test_no_module_logs_past_it() -> None:
+    """All of these have parts that run in the keeper's thread, or may have some day."""
+    packages = ("protocol", "transport", "keeper", "locking", "singleflight", "redlock", "fallback")
+    modules = {path for package in packages for path in (FOLDER / package).rglob("*.py")}
+    modules |= {FOLDER / "events.py", FOLDER / "inventory/listing.py", FOLDER / "metrics/writing.py"}
+    past = [m.name for m in modules if re.search(r"logging\.getLogger\(", m.read_text())]
+    assert not past
+
+
+# -- texts that are no text ----------------------------------------------------------------------
+
+NO_TEXT = os.fsdecode(b"import \xff.csv")
+
+
+def test_a_label_that_cannot_be_encoded(client: redis.Redis) -> None:
+    """Of a file name, as ``os.listdir`` gives it."""
+    lock = Lock(client, "a", 0.7, renew=True, label=NO_TEXT)
+    with lock:
+        renewal = lock.local.renewal.jobs[0]
+        until(lambda: renewal._renewals > 3 or lock.lost)
+        assert not lock.lost
+        owner = lock.holder()
+        assert owner is not None
+        assert owner.label == "import \\udcff.csv"
+    until(lambda: inspect(client, b"a").events)
+    assert inspect(client, b"a").events[0].label == "import \\udcff.csv"
+
+
+def test_a_thread_whose_name_cannot_be_encoded(client: redis.Redis) -> None:
+    holder, acquired = Lock(client, "a", 30), []
+    holder.acquire()
+    waiting = threading.Thread(
+        target=lambda: acquired.append(Lock(client, "a", 30).acquire()), name=NO_TEXT
+    )
+    waiting.start()
+    until(lambda: inspect(client, b"a").waiters or not waiting.is_alive())
+    (waiter,) = inspect(client, b"a").waiters
+    assert waiter.thread == "import \\udcff.csv"
+    holder.release()
+    waiting.join(PATIENCE)
+    assert acquired == [True]

@@ -1,0 +1,115 @@
+"""``Redlock`` and ``AsyncRedlock`` on five servers: the contract, and what only several servers can
+do. What happens when some of them fail is in ``tests/faults/test_redlock_faults.py``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from django_redis_lock import AsyncRedlock, Redlock
+from django_redis_lock.inventory.inspection import inspect
+from tests.integration.locks.test_async_lock import ForThreads, Tasks
+from tests.integration.locks.test_lock import places
+from tests.lock_contract import Backend, LockContract
+from tests.processes import until
+from tests.redis_server import RedisServer
+
+FIVE = 5
+#: Seconds within which a server answers, also if the whole machine is at a standstill for a moment.
+AMPLE = 5
+
+
+@pytest.fixture(scope="module")
+def five() -> Iterator[list[RedisServer]]:
+    servers = [RedisServer() for _ in range(FIVE)]
+    try:
+        for server in servers:
+            server.start()
+        yield servers
+    finally:
+        for server in servers:
+            server.close()
+
+
+@pytest.fixture
+def clients(five: list[RedisServer]) -> Iterator[list[redis.Redis]]:
+    found = [server.client() for server in five]
+    for client in found:
+        client.flushall()
+    yield found
+    for client in found:
+        client.close()
+
+
+class OnFive(Backend):
+    def __init__(self, clients: list[redis.Redis]) -> None:
+        self.clients = clients
+
+    def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
+        return Redlock(self.clients, name, **{"server_timeout": AMPLE, **options})
+
+    def value(self, name: str) -> bytes | None:
+        ((value, count),) = Counter(client.get(name) for client in self.clients).most_common(1)
+        return value if count > FIVE // 2 else None
+
+    def expire_now(self, name: str) -> None:
+        assert sum(client.pexpire(name, 0) for client in self.clients) > FIVE // 2
+
+    def delete_key(self, name: str) -> None:
+        assert sum(client.delete(name) for client in self.clients) > FIVE // 2
+
+    def forget_everything(self) -> None:
+        for client in self.clients:
+            client.flushdb()
+
+    def waiting(self, name: str) -> int:
+        return places(name)
+
+
+class TestRedlock(LockContract):
+    @pytest.fixture
+    def backend(self, clients: list[redis.Redis]) -> Backend:
+        return OnFive(clients)
+
+    def test_what_nobody_can_release_ends_by_itself(self, clients: list[redis.Redis]) -> None:
+        assert Redlock(clients, "forgotten", timeout=0.2, renew=True).acquire()
+        until(lambda: not any(client.exists("forgotten") for client in clients))
+
+    def test_who_died_is_remembered_on_each_server(self, clients: list[redis.Redis]) -> None:
+        dead = Redlock(clients, "left", timeout=2, label="nightly")
+        assert dead.acquire()
+        until(lambda: all(client.exists("{left}:owner") for client in clients))
+        dead.local.renewal.discard()  # All that a killed process leaves undone.
+        until(lambda: not any(client.exists("left") for client in clients))
+        with Redlock(clients, "left", timeout=30, server_timeout=AMPLE):
+            until(lambda: all(inspect(client, b"left").events for client in clients))
+        for client in clients:
+            (event,) = inspect(client, b"left").events
+            assert (event.what, event.label) == ("vanished", "nightly")
+
+
+class InTasks(OnFive):
+    def __init__(self, clients: list[redis.Redis], async_clients: Any, tasks: Tasks) -> None:
+        super().__init__(clients)
+        self._async_clients = async_clients
+        self._tasks = tasks
+
+    def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
+        options = {"server_timeout": AMPLE, **options}
+        return ForThreads(self._tasks, AsyncRedlock(self._async_clients, name, **options))
+
+
+class TestAsyncRedlock(LockContract):
+    @pytest.fixture
+    def backend(self, clients: list[redis.Redis], five: list[RedisServer]) -> Iterator[Backend]:
+        tasks = Tasks()
+        async_clients = [redis.asyncio.Redis.from_url(server.url) for server in five]
+        yield InTasks(clients, async_clients, tasks)
+        for client in async_clients:
+            tasks.do(client.connection_pool.disconnect)
+        tasks.close()

@@ -1,0 +1,378 @@
+"""Prometheus and OpenTelemetry are told what happens, and cannot harm it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+
+from django_redis_lock import events, exporters
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.conf import EXPORTERS
+from django_redis_lock.events import Computed, ServerDown, ServerUp, StoodIn, Subject
+from django_redis_lock.exporters import labels, opentelemetry, prometheus
+from tests.integration.cache.test_get_or_set import (
+    Asking,
+    Broken,
+    Producer,
+    blocked,
+    elsewhere,
+    lands_elsewhere,
+)
+from tests.integration.cache.test_stale import TERMS, age
+from tests.processes import until
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def cache() -> RedisCache:
+    found: Any = caches["default"]
+    return found
+
+
+def live_a_little(cache: RedisCache, client: redis.Redis) -> None:
+    """One of everything."""
+    lock = cache.lock("invoice-1", timeout=30)
+    lock.acquire()
+    assert not cache.lock("invoice-1").acquire(blocking=False)
+    assert not cache.lock("invoice-1").acquire(blocking_timeout=0.02)
+    waiting = Asking(cache.lock("invoice-1", timeout=30, thread_local=False).acquire)
+    until(lambda: blocked(client))
+    lock.release()
+    assert waiting.found() is True
+    cache.lock("invoice-1").reset()
+    lost = cache.lock("lost", timeout=0.05)
+    lost.acquire()
+    until(lambda: lost.lost)
+    until(lambda: lost.local.hold.ended)
+    cache.get_or_set("report", Producer(), **TERMS)
+    age(client)
+    cache.get_or_set("report", Producer(Broken("no data")), **TERMS)
+    age(client)
+    elsewhere(client)
+    cache.get_or_set("report", Producer(), **TERMS)
+    client.delete(":1:report")
+    asking = Asking(cache.get_or_set, "report", Producer())
+    until(lambda: blocked(client))
+    lands_elsewhere(client, 5)
+    assert asking.found() == 5
+    events.tell(ServerDown("redis:6379/0", OSError()))
+    events.tell(ServerUp("redis:6379/0", 2.5, 7, 1))
+    events.tell(StoodIn(Subject("export", "export"), "local", OSError()))
+    events.tell(Computed(Subject("alone", "alone"), 0.1, None, 3, without_redis=True))
+
+
+# -- Prometheus --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry() -> Iterator[CollectorRegistry]:
+    registry = CollectorRegistry()
+    exporter = prometheus.start(registry)
+    yield registry
+    exporter.stop()
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(f"django_redis_lock_{name}", labels)
+
+
+def test_prometheus_counts(
+    cache: RedisCache, client: redis.Redis, registry: CollectorRegistry
+) -> None:
+    live_a_little(cache, client)
+    invoices = {"group": "invoice-*"}
+    assert value(registry, "acquired_total", **invoices, contended="false") == 1
+    assert value(registry, "acquired_total", **invoices, contended="true") == 1
+    assert value(registry, "missed_total", **invoices, why="busy") == 1
+    assert value(registry, "missed_total", **invoices, why="timeout") == 1
+    assert value(registry, "wait_seconds_count", **invoices) == 2
+    assert value(registry, "hold_seconds_count", **invoices) == 1
+    assert value(registry, "wait_seconds_bucket", **invoices, le="1800.0") == 2
+    assert value(registry, "lost_total", group="lost") == 1
+    report = {"group": "report"}
+    assert value(registry, "values_computed_total", **report) == 1
+    assert value(registry, "computations_failed_total", **report) == 1
+    assert value(registry, "computation_seconds_count", **report) == 2
+    assert value(registry, "computations_saved_total", **report, stale="true") == 1
+    assert value(registry, "computations_saved_total", **report, stale="false") == 1
+    assert value(registry, "refreshes_failed_total", **report) == 1
+    assert value(registry, "outages_total", server="redis:6379/0") == 1
+    assert value(registry, "outage_seconds_total", server="redis:6379/0") == 2.5
+    assert value(registry, "stood_in_total", group="export", how="local") == 1
+    assert value(registry, "values_computed_without_redis_total", group="alone") == 3
+    assert value(registry, "values_computed_without_redis_total", **report) is None
+
+
+def test_prometheus_is_registered_once(cache: RedisCache) -> None:
+    try:
+        for _ in range(2):
+            exporters.start(["prometheus"])
+        reloaded = importlib.reload(prometheus)
+        reloaded.start()
+        with cache.lock("import"):
+            pass
+        mine = [x for x in events.listeners if type(x).__qualname__ == "Prometheus"]
+        assert len(mine) == 1
+        labels = {"group": "import", "contended": "false"}
+        assert REGISTRY.get_sample_value("django_redis_lock_acquired_total", labels) == 1
+    finally:
+        for listener in events.listeners:
+            if type(listener).__qualname__ == "Prometheus":
+                listener.stop()
+
+
+def test_labels_are_bounded(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    label = labels.Labels(most=2)
+    assert [label(group) for group in "abcab"] == ["a", "b", "other", "a", "b"]
+
+
+IN_A_WORKER = """
+import django
+django.setup()
+from django.core.cache import cache
+for _ in range(5):
+    with cache.lock("import"):
+        pass
+"""
+
+
+def test_prometheus_in_several_processes(client: redis.Redis, tmp_path: Path) -> None:
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    environment["DJANGO_SETTINGS_MODULE"] = "tests.exporting_settings"
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", IN_A_WORKER], cwd=ROOT, env=environment, check=True)
+    scrape = """
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+registry = CollectorRegistry()
+multiprocess.MultiProcessCollector(registry)
+print(generate_latest(registry).decode())
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", scrape], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+    assert 'django_redis_lock_acquired_total{contended="false",group="import"} 10.0' in said
+    assert 'django_redis_lock_hold_seconds_count{group="import"} 10.0' in said
+
+
+def test_names_cannot_break_out(cache: RedisCache, registry: CollectorRegistry) -> None:
+    with cache.lock('a"} 1\nforged 1'):
+        pass
+    lines = generate_latest(registry).decode().splitlines()
+    assert not [line for line in lines if line.startswith("forged")]
+
+
+# -- OpenTelemetry -----------------------------------------------------------------------------
+
+
+class Exported:
+    """What OpenTelemetry was told."""
+
+    def __init__(self) -> None:
+        self._spans = InMemorySpanExporter()
+        self._metrics = InMemoryMetricReader()
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        self.meters = MeterProvider([self._metrics])
+
+    @property
+    def spans(self) -> Any:
+        return self._spans.get_finished_spans()
+
+    def points(self, name: str) -> list[tuple[dict[str, Any], float]]:
+        """The attributes of each data point of a metric, and how often or how much."""
+        data = self._metrics.get_metrics_data()
+        assert data is not None
+        found = []
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+            if metric.name == f"django_redis_lock.{name}":
+                for point in metric.data.data_points:
+                    number = getattr(point, "count", getattr(point, "value", None))
+                    found.append((dict(point.attributes or {}), number))
+        return found
+
+
+@pytest.fixture
+def exported() -> Iterator[Exported]:
+    exported = Exported()
+    exporter = opentelemetry.start(exported.tracers, exported.meters)
+    yield exported
+    events.unlisten(exporter)
+
+
+def test_opentelemetry_has_metrics(
+    cache: RedisCache, client: redis.Redis, exported: Exported
+) -> None:
+    live_a_little(cache, client)
+    waits = [point for point in exported.points("wait") if point[0]["group"] == "invoice-*"]
+    assert sorted(a["contended"] for a, count in waits if count == 1) == [False, True]
+    assert ({"group": "lost"}, 1) in exported.points("lost")
+    assert ({"group": "lost", "lost": True}, 1) in exported.points("hold")
+    assert sorted(a["why"] for a, _ in exported.points("missed")) == ["busy", "timeout"]
+    computed = [({"group": "report"}, 1), ({"group": "alone"}, 3)]
+    assert exported.points("values_computed") == computed
+    assert exported.points("values_computed_without_redis") == computed[1:]
+    assert sorted(a["failed"] for a, _ in exported.points("computation")) == [False, False, True]
+    assert sorted(a["stale"] for a, _ in exported.points("computations_saved")) == [False, True]
+    assert exported.points("refreshes_failed") == [({"group": "report"}, 1)]
+    assert exported.points("outages") == [({"server": "redis:6379/0"}, 1)]
+    assert exported.points("stood_in") == [({"group": "export", "how": "local"}, 1)]
+
+
+def test_a_span_for_each_wait(cache: RedisCache, client: redis.Redis, exported: Exported) -> None:
+    tracer = exported.tracers.get_tracer("test")
+    lock = cache.lock("invoice-1", timeout=30, label="nightly")
+    with tracer.start_as_current_span("request") as request:
+        lock.acquire()
+        assert not cache.lock("invoice-1").acquire(blocking=False)
+        assert not cache.lock("invoice-1").acquire(blocking_timeout=0.03)
+    waiting = Asking(cache.lock("invoice-1", timeout=30, label="nightly").acquire)
+    until(lambda: blocked(client))
+    lock.release()
+    waiting.found()
+    timed_out, _, acquired = exported.spans
+    assert timed_out.name == acquired.name == "lock wait invoice-*"
+    assert timed_out.parent.span_id == request.get_span_context().span_id
+    assert timed_out.attributes["lock.acquired"] is False
+    assert 0.02 < (timed_out.end_time - timed_out.start_time) / 1e9 < 30
+    assert acquired.attributes["lock.acquired"] is True
+    assert acquired.attributes["lock.name"] == "invoice-1"
+    assert acquired.attributes["lock.label"] == "nightly"
+    assert acquired.attributes["lock.fence"] > 0
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_a_span_around_each_computation(cache: RedisCache, exported: Exported, kind: str) -> None:
+    tracer = exported.tracers.get_tracer("test")
+
+    def inner() -> int:
+        with tracer.start_as_current_span("query"):
+            return 1
+
+    def outer() -> int:
+        return int(cache.get_or_set("inner", inner)) + 1
+
+    async def later() -> int:
+        return int(await cache.aget_or_set("inner", inner)) + 1
+
+    if kind == "threads":
+        assert cache.get_or_set("outer", outer) == 2
+    else:
+        assert asyncio.run(cache.aget_or_set("outer", later)) == 2
+    query, of_inner, of_outer = exported.spans
+    assert [s.name for s in (of_inner, of_outer)] == ["compute inner", "compute outer"]
+    assert query.parent.span_id == of_inner.context.span_id
+    assert of_inner.parent.span_id == of_outer.context.span_id
+    assert of_outer.parent is None
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+def test_a_computation_that_fails_says_so(cache: RedisCache, exported: Exported) -> None:
+    with pytest.raises(Broken):
+        cache.get_or_set("report", Producer(Broken("no data")))
+    [span] = exported.spans
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.events[0].name == "exception"
+
+
+def test_a_cancelled_computation_leaves_no_span_open(cache: RedisCache, exported: Exported) -> None:
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def never() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        asking = asyncio.create_task(cache.aget_or_set("report", never))
+        await begun.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    asyncio.run(main())
+    assert [span.name for span in exported.spans] == ["compute report"]
+
+
+# -- both --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_an_exporter_that_fails_touches_nothing(
+    cache: RedisCache,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("the exporter is broken")
+
+    if name == "prometheus":
+        exporter: Any = prometheus.start(CollectorRegistry())
+        for counter in exporter._collectors:
+            monkeypatch.setattr(counter, "labels", broken)
+    else:
+        exporter = opentelemetry.start()
+        monkeypatch.setattr(exporter._tracer, "start_span", broken)
+        for instrument in exporter.instruments.values():
+            verb = "record" if hasattr(instrument, "record") else "add"
+            monkeypatch.setattr(instrument, verb, broken, raising=False)
+    try:
+        live_a_little(cache, client)
+    finally:
+        events.unlisten(exporter)
+    assert "nothing else did" in caplog.text
+
+
+@pytest.mark.usefixtures("nothing_is_declared")
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_what_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    package, extra = exporters._NEEDS[name]
+    monkeypatch.delitem(sys.modules, f"django_redis_lock.exporters.{name}")
+    for module in [m for m in sys.modules if m.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImproperlyConfigured, match=rf"pip install django-redis-lock\[{extra}\]"):
+        exporters.start([name])
+    settings.DJANGO_REDIS_LOCK = {"EXPORTERS": [name]}
+    exporters.start_configured()  # Logged, and no reason not to start.
+    assert f"django-redis-lock[{extra}]" in caplog.text
+    (message,) = run_checks(tags=["redis_lock"])
+    assert message.id == "django_redis_lock.E008"
+    assert f"django-redis-lock[{extra}]" in message.msg
+
+
+@pytest.mark.parametrize("value", ['{"EXPORTERS": "prometheus"}', "None"])
+def test_a_wrong_setting_is_a_check_and_no_traceback(tmp_path: Path, value: str) -> None:
+    code = f"from testproject.settings import *\nDJANGO_REDIS_LOCK = {value}\n"
+    (tmp_path / "wrong_settings.py").write_text(code)
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "wrong_settings"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, "manage.py", "check", "--tag", "redis_lock"]
+    ended = subprocess.run(
+        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert "(django_redis_lock.E00" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,525 @@
+"""Figures of locks and computations: counted in each process, added up in Redis."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from redis.exceptions import NoPermissionError, ReadOnlyError
+
+from django_redis_lock import Lock, Redlock, locked, metrics
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.decorators.registry import declarations
+from django_redis_lock.inventory.listing import list_flights
+from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.metrics import collecting, figures, writing
+from django_redis_lock.metrics.collecting import Owner
+from django_redis_lock.metrics.figures import Summary
+from django_redis_lock.metrics.reading import read
+from django_redis_lock.protocol.keys import FIGURES
+from django_redis_lock.transport.execute import run
+from django_redis_lock.transport.registry import outages, server_of
+from tests.integration.cache.test_get_or_set import (
+    Asking,
+    Broken,
+    Producer,
+    slow,
+    waiting_in_memory,
+)
+from tests.processes import Link, processes, until
+from tests.redis_server import RedisServer
+from tests.redis_topologies import ClusterServers, SentinelServers
+
+__all__ = ["slow"]
+
+
+@pytest.fixture
+def cache(client: redis.Redis) -> RedisCache:
+    found: Any = caches["default"]
+    return found
+
+
+def summary(group: str | None = None, period: str = "hour") -> metrics.Summary:
+    metrics.flush()
+    return metrics.summary("default", group, period)
+
+
+# -- what is counted ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("period", ["hour", "day"])
+def test_a_lock(cache: RedisCache, period: str) -> None:
+    lock = cache.lock("import")
+    for _ in range(3):
+        with lock:
+            assert not cache.lock("import").acquire(blocking=False)
+    with lock:
+        assert not cache.lock("import").acquire(blocking_timeout=0.02)
+    found = summary("import", period)
+    assert (found.acquisitions, found.refused, found.timeouts, found.lost) == (4, 3, 1, 0)
+    assert (found.attempts, found.success_rate, found.contended) == (8, 0.5, 0)
+    assert found.holds.count == 4
+    assert found.average_wait is not None
+    assert 0 < found.average_wait < 60
+    assert found.p95_wait is None  # Of so few.
+    assert found.acquisitions_over_time[-2:] in {(0, 4), (1, 3), (2, 2), (3, 1), (4, 0)}
+    assert len(found.acquisitions_over_time) == {"hour": 13, "day": 25}[period]
+
+
+def test_a_lock_that_was_waited_for_and_one_that_was_lost(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    lock = cache.lock("import")
+    lock.acquire()
+    waiting = Asking(cache.lock("import", timeout=30).acquire)
+    until(lambda: client.info("clients")["blocked_clients"])
+    lock.release()
+    assert waiting.found() is True
+    client.delete(cache.lock("import").name)
+    until(lambda: summary("import").lost)
+    found = summary("import")
+    assert (found.acquisitions, found.contended, found.lost) == (2, 1, 1)
+    assert found.holds.count == 2
+
+
+def test_computations(cache: RedisCache, slow: Producer) -> None:
+    threads = [Asking(cache.get_or_set, "report-2024", slow) for _ in range(4)]
+    until(lambda: waiting_in_memory() == 3)
+    slow.finish.set()
+    assert [thread.found() for thread in threads] == ["computed"] * 4
+    with pytest.raises(Broken):
+        cache.get_or_set("report-2025", Producer(Broken("no data")))
+    found = summary("report-*")
+    assert (found.computed, found.failed, found.saved, found.stale) == (1, 1, 3, 0)
+    assert found.computations.count == 2
+    assert found.attempts == 0
+    assert found.success_rate is None
+
+
+def test_no_figures() -> None:
+    for found in (summary(), summary("import")):
+        assert (found.acquisitions, found.computed, found.p95_wait) == (0, 0, None)
+    assert metrics.summaries() == []
+
+
+def test_all_groups_together_and_one_by_one(cache: RedisCache) -> None:
+    for name in ("import", "invoice-17", "invoice-18"):
+        with cache.lock(name):
+            pass
+    with cache.lock("export", group="reports"):
+        pass
+    assert summary().acquisitions == 4
+    assert [(s.group, s.acquisitions) for s in metrics.summaries()] == [
+        ("invoice-*", 2),
+        ("import", 1),
+        ("reports", 1),
+    ]
+
+
+def test_a_lock_without_a_cache_is_counted_on_its_own_server(client: redis.Redis) -> None:
+    with Lock(client, "bare", timeout=10):
+        pass
+    assert summary("bare").acquisitions == 1
+
+
+def test_sites_that_share_a_database_have_figures_of_their_own(
+    redis_server: RedisServer, client: redis.Redis, settings: Any
+) -> None:
+    site = {**settings.CACHES["default"], "KEY_PREFIX": "shop"}
+    settings.CACHES = {**settings.CACHES, "shop": site}
+    for alias, count in (("default", 1), ("shop", 2)):
+        for _ in range(count):
+            with caches[alias].lock("import"):
+                pass
+    metrics.flush()
+    assert metrics.summary("default").acquisitions == 1
+    assert metrics.summary("shop").acquisitions == 2
+
+
+@pytest.mark.parametrize("where", ["settings", "options"])
+def test_it_can_be_switched_off(
+    client: redis.Redis, settings: Any, cache: RedisCache, where: str
+) -> None:
+    if where == "settings":
+        settings.DJANGO_REDIS_LOCK = {"METRICS": False}
+        with Lock(client, "bare", timeout=10):
+            pass
+    else:
+        default = settings.CACHES["default"]
+        options = {**default["OPTIONS"], "LOCK_METRICS": False}
+        settings.CACHES = {"default": {**default, "OPTIONS": options}}
+        cache = caches["default"]
+    with cache.lock("import"):
+        pass
+    metrics.flush()
+    assert not client.exists(*FIGURES.values())
+
+
+def test_a_period_that_is_none() -> None:
+    with pytest.raises(ValueError, match="period must be 'hour' or 'day'"):
+        metrics.summary(period="week")
+
+
+# -- what is written ---------------------------------------------------------------------------
+
+
+def lock_often(link: Link, count: int) -> None:
+    for _ in range(count):
+        with caches["default"].lock("import"):
+            pass
+
+
+def test_the_figures_of_several_processes_add_up(client: redis.Redis) -> None:
+    # They write as they end.
+    with processes(lock_often, 50, count=3) as crew:
+        crew.go()
+        crew.results()
+        for worker in crew:
+            worker.ends()
+    found = metrics.summary(group="import")
+    assert found.acquisitions == found.holds.count == 150
+
+
+def hold_for_ever(link: Link) -> None:
+    lock_often(link, 10)
+    metrics.flush()
+    caches["default"].lock("import").acquire()
+    link.say("held")
+    threading.Event().wait()
+
+
+def test_a_killed_process_costs_only_what_it_had_not_written(client: redis.Redis) -> None:
+    with processes(hold_for_ever) as crew:
+        crew.go()
+        assert crew[0].hear() == "held"
+        crew[0].kill()
+    with caches["default"].lock("export"):
+        pass
+    assert summary("import").acquisitions == 10
+    assert summary().acquisitions == 11
+
+
+def test_a_forked_child_starts_with_nothing(cache: RedisCache) -> None:
+    with cache.lock("import"):
+        pass
+    child = os.fork()
+    if not child:
+        with cache.lock("import"):
+            pass
+        metrics.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert metrics.summary(group="import").acquisitions == 1
+    assert summary("import").acquisitions == 2
+
+
+def test_the_keeper_writes_and_rests_when_there_is_nothing_left(
+    cache: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "INTERVAL", 0.02)
+    with cache.lock("import"):
+        pass
+    until(lambda: metrics.summary(group="import").acquisitions == 1)
+    until(lambda: not keeper()._jobs)
+    with cache.lock("import"):
+        pass
+    until(lambda: metrics.summary(group="import").acquisitions == 2)
+
+
+def test_nothing_is_lost_while_redis_is_away(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writing, "AWAY", 0.02)
+    caplog.set_level("INFO", "django_redis_lock.metrics")
+    client = own_server.client()
+    with Lock(client, "bare", timeout=10):
+        pass
+    own_server.stop()
+    [job] = metrics._metrics._jobs.values()
+    keeper().reschedule(job, 0.0)
+    until(lambda: "Could not write figures, they are kept" in caplog.text)
+    own_server.start()
+    until(lambda: read(client, "", "day"))
+    assert Summary.of("bare", "day", read(client, "", "day")["bare"]).acquisitions == 1
+
+
+def test_what_was_done_without_redis_while_it_was_away(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "AWAY", 0.02)
+    cache = RedisCache(own_server.url, {"OPTIONS": {"LOCK_ON_REDIS_DOWN": "run"}})
+    own_server.stop()
+    for _ in range(2):
+        with cache.lock("export"):
+            pass
+        cache.get_or_set("report", 5)
+    own_server.start()
+    [job] = metrics._metrics._jobs.values()
+    keeper().reschedule(job, 0.0)
+    client = own_server.client()
+    until(lambda: read(client, "", "hour"))
+    found = Summary.of("export", "hour", read(client, "", "hour")["export"])
+    assert (found.stood_in, found.acquisitions, found.events) == (2, 0, 2)
+    found = Summary.of("report", "hour", read(client, "", "hour")["report"])
+    assert (found.without_redis, found.computed) == (2, 2)
+
+
+def test_the_end_of_a_process_does_not_wait_for_a_dead_redis(own_server: RedisServer) -> None:
+    client = own_server.client()
+    with Lock(client, "bare", timeout=10):
+        pass
+    own_server.pause()
+    metrics.flush()
+    own_server.resume()
+    ours = [outage for outage in outages() if outage.server.endswith(f":{own_server.port}/0")]
+    assert not ours, "the end of a process is no time to speak of one"
+    assert metrics._metrics.collector.servers() == {server_of(client)}
+
+
+def test_figures_survive_the_emptying_of_the_cache(cache: RedisCache, client: redis.Redis) -> None:
+    with cache.lock("import"):
+        pass
+    assert summary("import").acquisitions == 1
+    cache.set("value", 1)
+    cache.clear()
+    assert cache.get("value") is None
+    assert metrics.summary(group="import").acquisitions == 1
+    assert 0 < client.ttl(FIGURES["hour"]) <= 14 * 300
+
+
+# -- bounds ------------------------------------------------------------------------------------
+
+
+def test_a_process_tells_a_limited_number_of_groups_apart(
+    cache: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "MOST_GROUPS", 3)
+    for name in "abcdef":
+        with cache.lock(name):
+            pass
+    summary()
+    found = {s.group: s.acquisitions for s in metrics.summaries()}
+    assert found == {"a": 1, "b": 1, "c": 1, metrics.OTHER: 3}
+
+
+def test_a_bucket_has_a_limited_number_of_groups(
+    cache: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "MOST_GROUPS", 3)
+    for names in ("ab", "bc", "cdef", "fa"):
+        for name in names:
+            with cache.lock(name):
+                pass
+        metrics.flush()
+    found = {s.group: s.acquisitions for s in metrics.summaries()}
+    assert found == {"a": 2, "b": 2, "c": 2, metrics.OTHER: 4}
+
+
+def test_what_is_too_old_goes_and_is_not_read(cache: RedisCache, client: redis.Redis) -> None:
+    with cache.lock("import"):
+        pass
+    assert summary("import").acquisitions == 1
+    for key, period in zip(FIGURES.values(), figures.PERIODS.values(), strict=True):
+        now = int(client.hget(key, "now") or 0)
+        bucket = {f: v for f, v in client.hgetall(key).items() if b" " in f}
+        [packed] = bucket.values()
+        oldest, too_old = now - period.kept + 1, now - period.kept
+        for number in (oldest, too_old):
+            client.hset(key, f"{number} \nimport", packed)
+            client.hset(key, str(number), 1)
+        client.hset(key, "now", now - 1)
+    for period in figures.PERIODS:
+        found = metrics.summary(group="import", period=period)
+        assert found.acquisitions == 2
+        assert found.acquisitions_over_time[0] == 1
+    with cache.lock("export"):
+        pass
+    metrics.flush()
+    for key, period in zip(FIGURES.values(), figures.PERIODS.values(), strict=True):
+        now = int(client.hget(key, "now") or 0)
+        numbers = {int(field.split(b" ")[0]) for field in client.hkeys(key) if field != b"now"}
+        assert min(numbers) > now - period.kept
+
+
+def test_a_full_hour_takes_little_room(cache: RedisCache, client: redis.Redis) -> None:
+    server = server_of(cache._lock_client())
+    for number in range(writing.MOST_GROUPS + 50):
+        counted = figures.new()
+        for place in range(len(counted)):
+            counted[place] = 10**6
+        call = writing.writing({Owner(server, "", f"group-{number:03}" + "x" * 50): counted})
+        run(cache._lock_client(), call)
+    assert client.memory_usage(FIGURES["hour"], samples=0) < writing.MOST_GROUPS * 1500
+    assert summary().acquisitions == 250 * 10**6 * (len(figures.BOUNDS) + 1)
+
+
+def test_large_numbers_add_up_exactly(cache: RedisCache) -> None:
+    server = server_of(cache._lock_client())
+    counted = figures.new()
+    counted[figures.WAITS] = 2**51
+    for _ in range(3):
+        run(cache._lock_client(), writing.writing({Owner(server, "", "import"): counted}))
+    assert summary("import").waits.seconds == 3 * 2**51 / 1e6
+
+
+def test_names_cannot_break_out(cache: RedisCache) -> None:
+    with cache.lock("a\nb <script> \x1b[31m"):
+        pass
+    summary()
+    [found] = metrics.summaries()
+    assert found.group == "a\\nb <script> \\x1b[*m"
+
+
+def test_on_a_cluster(cluster_servers: ClusterServers) -> None:
+    client = cluster_servers.client()
+    for name in ("one", "two", "three"):
+        with Lock(client, name, timeout=10):
+            pass
+    metrics.flush()
+    found = read(client, "", "hour")
+    assert sorted(found) == ["one", "three", "two"]
+
+
+def test_the_keeper_writes_to_a_cluster(
+    cluster_servers: ClusterServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "INTERVAL", 0.02)
+    client = cluster_servers.client()
+    with Lock(client, "one", timeout=10):
+        pass
+    until(lambda: read(client, "", "day"))
+
+
+def test_behind_sentinels(sentinel_servers: SentinelServers) -> None:
+    client = sentinel_servers.client()
+    with Lock(client, "one", timeout=10):
+        pass
+    metrics.flush()
+    assert list(read(client, "", "hour")) == ["one"]
+
+
+# -- which figures belong to what is held --------------------------------------------------------
+
+
+def test_a_held_lock_says_under_what_it_is_counted(cache: RedisCache) -> None:
+    def groups() -> dict[str, str]:
+        listed = cache.held_locks().locks
+        return {lock.name: lock.group for lock in listed if lock.owner.host}
+
+    with cache.lock("invoice-17"), cache.lock("invoice-18", group="invoices"):
+        until(lambda: len(groups()) == 2)
+        assert groups() == {"invoice-17": "invoice-*", "invoice-18": "invoices"}
+
+
+def test_a_computation_under_way_says_so_too(
+    cache: RedisCache, client: redis.Redis, slow: Producer
+) -> None:
+    asking = Asking(cache.get_or_set, "report-2024", slow, group="report-{year}")
+    until(lambda: list_flights(client, b":1:").locks)
+    [computation] = list_flights(client, b":1:").locks
+    assert computation.group == "report-{year}"
+    slow.finish.set()
+    asking.found()
+
+
+def test_functions_under_a_lock_are_counted_by_their_templates(cache: RedisCache) -> None:
+    @locked("invoice-{pk}", warn_after=20)
+    def invoice(pk: int) -> float:
+        [hold] = [job.hold for job in keeper()._jobs if hasattr(job, "hold")]
+        return float(hold.warns_at - hold.began)
+
+    @locked("export-{pk}", group="exports")
+    def export(pk: int) -> None: ...
+
+    @locked("long-{pk}" + "x" * 300 + "\n")
+    def long(pk: int) -> None: ...
+
+    assert invoice(1) == pytest.approx(20)
+    invoice(2)
+    export(1)
+    long(1)
+    assert summary("invoice-{pk}").acquisitions == 2
+    assert summary("exports").acquisitions == 1
+    assert summary(("long-{pk}" + "x" * 300)[:200]).acquisitions == 1
+    groups = {d.group for d in declarations() if d.target.startswith(__name__)}
+    assert {"invoice-{pk}", "exports"} <= groups
+
+
+@pytest.mark.parametrize(
+    "options", [{"group": ""}, {"group": 5}, {"warn_after": 0}, {"warn_after": "5"}]
+)
+def test_options_of_locked_that_make_no_sense(options: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"(group|warn_after) must"):
+        locked("name", **options)
+
+
+def test_a_lock_on_several_servers_is_counted_on_the_first() -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RedisServer()).client() for _ in range(3)]
+        with Redlock(clients, "import", timeout=100, server_timeout=20):
+            pass
+        metrics.flush()
+        found = [list(read(client, "", "hour")) for client in clients]
+        metrics._metrics.forget()
+    assert found == [["import"], [], []]
+
+
+def test_what_is_not_wanted_takes_no_room_from_what_is(
+    cache: RedisCache, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "MOST_GROUPS", 2)
+    default = settings.CACHES["default"]
+    options = {**default["OPTIONS"], "LOCK_METRICS": False}
+    settings.CACHES = {"default": default, "quiet": {**default, "OPTIONS": options}}
+    for name in "abcd":
+        with caches["quiet"].lock(name):
+            pass
+    for name in "ef":
+        with caches["default"].lock(name):
+            pass
+    metrics.flush()
+    assert sorted(str(s.group) for s in metrics.summaries()) == ["e", "f"]
+
+
+ENDS_WITHOUT_REDIS = """
+import django
+django.setup()
+from django.core.cache import cache
+from tests.redis_server import RedisServer
+with RedisServer() as server:
+    from django_redis_lock import Lock
+    with Lock(server.client(), "bare", timeout=10):
+        pass
+"""
+
+
+def test_a_process_that_ends_without_redis_ends_quietly() -> None:
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", ENDS_WITHOUT_REDIS]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "pause"),
+    [
+        (redis.ConnectionError("gone"), writing.AWAY),
+        (ReadOnlyError("You can't write against a read only replica."), writing.AWAY),
+        (NoPermissionError("NOPERM"), writing.REFUSED),
+        (redis.ResponseError("OOM command not allowed"), writing.REFUSED),
+    ],
+)
+def test_a_failover_is_tried_again_soon_and_a_refusal_late(
+    client: redis.Redis, error: Exception, pause: float
+) -> None:
+    job = writing.Writing(metrics._metrics, server_of(client), 0.0)
+    job.failed(error, 1000.0)
+    assert job.due == 1000.0 + pause

@@ -1,0 +1,30 @@
+"""Locks on a cluster while nothing fails: the contract. What fails is in ``tests/faults``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis.asyncio
+
+from tests.integration.locks.test_async_lock import InTasks, Tasks
+from tests.integration.locks.test_lock import OnRedis
+from tests.lock_contract import Backend, LockContract
+from tests.redis_topologies import ClusterServers
+
+
+class TestLock(LockContract):
+    @pytest.fixture
+    def backend(self, cluster_servers: ClusterServers) -> Iterator[Backend]:
+        with cluster_servers.client() as client:
+            yield OnRedis(client)
+
+
+class TestAsyncLock(LockContract):
+    @pytest.fixture
+    def backend(self, cluster_servers: ClusterServers) -> Iterator[Backend]:
+        tasks = Tasks()
+        async_client = redis.asyncio.RedisCluster.from_url(cluster_servers.url)
+        with cluster_servers.client() as client:
+            yield InTasks(client, async_client, tasks)
+        tasks.close()

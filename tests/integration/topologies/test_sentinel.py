@@ -1,0 +1,59 @@
+"""Locks behind sentinels while nothing fails: the contract. Failovers are in ``tests/faults``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.cache import caches
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+
+from tests.integration.locks.test_async_lock import InTasks, Tasks
+from tests.integration.locks.test_lock import OnRedis
+from tests.lock_contract import Backend, LockContract
+from tests.redis_topologies import SentinelServers
+
+
+class TestLock(LockContract):
+    @pytest.fixture
+    def backend(self, sentinel_servers: SentinelServers) -> Iterator[Backend]:
+        with sentinel_servers.client() as client:
+            yield OnRedis(client)
+
+
+class TestAsyncLock(LockContract):
+    @pytest.fixture
+    def backend(self, sentinel_servers: SentinelServers) -> Iterator[Backend]:
+        tasks = Tasks()
+        manager = AsyncSentinel(sentinel_servers.addresses)
+        async_client = manager.master_for(sentinel_servers.name)
+        with sentinel_servers.client() as client:
+            yield InTasks(client, async_client, tasks)
+        tasks.close()
+
+
+def test_tasks_use_the_cache(sentinel_servers: SentinelServers, settings: Any) -> None:
+    """By django-redis's client, which is for threads only."""
+    options = {
+        "CLIENT_CLASS": "django_redis.client.SentinelClient",
+        "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+        "SENTINELS": sentinel_servers.addresses,
+    }
+    place = {"LOCATION": f"redis://{sentinel_servers.name}/0", "OPTIONS": options}
+    settings.CACHES = {"default": {"BACKEND": "django_redis_lock.cache.RedisCache", **place}}
+    cache: Any = caches["default"]
+    computed: list[bool] = []
+
+    async def compute() -> int:
+        async with cache.alock("computing") as lock:
+            computed.append(await lock.owned())
+        return 5
+
+    async def ask() -> list[int]:
+        asked = (cache.aget_or_set("report", compute, 60, stale=60) for _ in range(8))
+        return list(await asyncio.gather(*asked))
+
+    assert asyncio.run(ask()) == [5] * 8
+    assert computed == [True]
