@@ -25,7 +25,7 @@ from django.utils.translation import ngettext
 
 from .conf import Conf
 from .exceptions import LockNotAcquired, TooFewReplicas
-from .protocol import Held, Owner
+from .protocol import HolderInfo, Owner
 
 __all__ = [
     "Conflict",
@@ -72,7 +72,7 @@ class Conflict:
     def of(
         cls,
         name: str,
-        held: Held | None,
+        held: HolderInfo | None,
         using: str = "default",
         retry_after: float | None = None,
         usual_hold: float | None = None,
@@ -165,7 +165,7 @@ class Conflict:
         )
 
 
-def _retry_after(held: Held | None, usual_hold: float | None) -> float:
+def _retry_after(held: HolderInfo | None, usual_hold: float | None) -> float:
     """Seconds after which the lock is probably free.
 
     The lifetime left says little: while its holder lives, it is renewed again and again. It counts

@@ -26,6 +26,7 @@ __all__ = [
     "Acquired",
     "Computed",
     "Computing",
+    "FellBack",
     "Listener",
     "Lost",
     "RefreshFailed",
@@ -33,14 +34,13 @@ __all__ = [
     "ServerDown",
     "ServerUp",
     "Shared",
-    "StoodIn",
     "Subject",
     "TimedOut",
     "as_group",
     "check_group",
+    "emit",
     "group_of",
     "listen",
-    "tell",
     "unlisten",
 ]
 
@@ -163,15 +163,15 @@ class ServerDown(NamedTuple):
 
 class ServerUp(NamedTuple):
     """It answers again, after ``seconds``; ``spared`` calls had failed at once, without waiting for
-    it, and ``stood_in`` locks had been taken without it."""
+    it, and ``fallbacks`` locks had been taken without it."""
 
     server: str
     seconds: float
     spared: int
-    stood_in: int
+    fallbacks: int
 
 
-class StoodIn(NamedTuple):
+class FellBack(NamedTuple):
     """A lock was taken without Redis, as ON_REDIS_DOWN says: ``"local"`` or ``"run"``."""
 
     subject: Subject
@@ -201,11 +201,11 @@ def unlisten(listener: Listener) -> None:
     _complained.pop(listener, None)
 
 
-def tell(event: Any) -> None:
+def emit(event: Any) -> None:
     """Call all listeners with ``event``: at once, or in the keeper's thread later, in another.
     Raises nothing."""
     if in_keeper():
-        later(partial(tell, event))
+        later(partial(emit, event))
         return
     for listener in listeners:
         try:

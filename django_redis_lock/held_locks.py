@@ -25,9 +25,9 @@ from .inventory import (
     FLIGHT,
     LOCK,
     MOST_DESCRIBED,
-    HeldLock,
     Inspection,
     Inventory,
+    LockInfo,
     Outcome,
     inspect,
     list_flights,
@@ -37,7 +37,7 @@ from .inventory import release as release_forced
 from .protocol import Owner, printable
 from .transport import Outage, server_of
 
-__all__ = ["Failure", "Holding", "Holdings", "holdings", "look_closely", "name_of", "release"]
+__all__ = ["Failure", "HeldLock", "HeldLocks", "held_locks", "look_closely", "name_of", "release"]
 
 logger = logging.getLogger("django_redis_lock.admin")
 
@@ -48,7 +48,7 @@ AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HeldLock:
     """A held lock or a running computation, and where it is listed.
 
     Attributes:
@@ -59,7 +59,7 @@ class Holding:
 
     alias: str
     name: str
-    lock: HeldLock
+    lock: LockInfo
     foreign: bool = False
 
     @property
@@ -79,7 +79,7 @@ class Failure(NamedTuple):
     outages: tuple[Outage, ...] = ()
 
 
-class Cut(NamedTuple):
+class Truncation(NamedTuple):
     """A database with more than is listed of it."""
 
     alias: str
@@ -89,7 +89,7 @@ class Cut(NamedTuple):
 
 
 @dataclass(slots=True)
-class Holdings:
+class HeldLocks:
     """What was found, the longest held first.
 
     Attributes:
@@ -98,8 +98,8 @@ class Holdings:
         local: what is held on this host, name and holder, by those who do without them.
     """
 
-    found: list[Holding] = field(default_factory=list)
-    cuts: list[Cut] = field(default_factory=list)
+    found: list[HeldLock] = field(default_factory=list)
+    cuts: list[Truncation] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     local: list[tuple[str, Owner]] = field(default_factory=list)
 
@@ -117,13 +117,13 @@ class _Database(NamedTuple):
     spaces: list[_Space]
 
 
-def holdings(
+def held_locks(
     aliases: Iterable[str] | None = None,
     *,
     kinds: Sequence[str] = (LOCK, FLIGHT),
     search: str = "",
     limit: int = MOST_DESCRIBED,
-) -> Holdings:
+) -> HeldLocks:
     """The held locks and running computations of the caches ``aliases``, or of all of them.
 
     Args:
@@ -132,7 +132,7 @@ def holdings(
         limit: how many of each kind to list of each database, at most.
     """
     wanted = list(lock_caches() if aliases is None else aliases)
-    result = Holdings()
+    result = HeldLocks()
     databases = list(_databases(result))
     asked = [d for d in databases if any(space.alias in wanted for space in d.spaces)]
     result.failures = [failure for failure in result.failures if failure.alias in wanted]
@@ -158,7 +158,7 @@ def holdings(
     return result
 
 
-def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[Holding | None, Inspection]:
+def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[HeldLock | None, Inspection]:
     """The lock at ``key`` of the cache ``alias``'s database; without a holding where it is free.
 
     Raises:
@@ -188,7 +188,7 @@ def release(
     return release_forced(client, key, owner_id, fence=fence, kind=kind, grant_timeout=grant, by=by)
 
 
-def _databases(result: Holdings) -> Iterator[_Database]:
+def _databases(result: HeldLocks) -> Iterator[_Database]:
     """The databases of all caches; those that are not set up as they should be are failures."""
     found: dict[Any, _Database] = {}
     for alias in lock_caches():
@@ -207,7 +207,7 @@ def _databases(result: Holdings) -> Iterator[_Database]:
 def _database_of(alias: str) -> _Database:
     # Asking for its client first: what is wrong with this very cache is for the caller to see.
     database = server_of(lock_cache(alias)._lock_client()).database
-    return next(d for d in _databases(Holdings()) if server_of(d.client).database == database)
+    return next(d for d in _databases(HeldLocks()) if server_of(d.client).database == database)
 
 
 def _space_of(alias: str, cache: Any) -> _Space:
@@ -231,14 +231,14 @@ def _space(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, bool
     return longest[1], longest[2], False
 
 
-def _place(database: _Database, lock: HeldLock) -> Holding:
+def _place(database: _Database, lock: LockInfo) -> HeldLock:
     alias, prefix, foreign = _space(database, lock.key, lock.kind)
     name = lock.key[len(prefix) :].decode(errors="backslashreplace")
-    return Holding(alias, name, lock, foreign)
+    return HeldLock(alias, name, lock, foreign)
 
 
 def _add(
-    result: Holdings,
+    result: HeldLocks,
     database: _Database,
     wanted: Sequence[str],
     search: str,
@@ -252,7 +252,7 @@ def _add(
             result.found.append(holding)
     if not inventory.complete:
         alias = next(space.alias for space in database.spaces if space.alias in wanted)
-        result.cuts.append(Cut(alias, kind, len(inventory.locks), inventory.total))
+        result.cuts.append(Truncation(alias, kind, len(inventory.locks), inventory.total))
 
 
 def _failure(alias: str, error: Exception) -> Failure:

@@ -32,9 +32,9 @@ from .locking import Lock, in_background
 
 __all__ = [
     "lock_acquired",
+    "lock_fell_back",
     "lock_lost",
     "lock_released",
-    "lock_stood_in",
     "lock_timed_out",
     "server_down",
     "server_up",
@@ -53,7 +53,7 @@ lock_lost = Signal()
 #: A lock was not to be had. Also: waited (seconds), blocking (bool: False for one try).
 lock_timed_out = Signal()
 #: A lock was taken without Redis (ON_REDIS_DOWN). Also: how ("local" or "run"), error.
-lock_stood_in = Signal()
+lock_fell_back = Signal()
 #: A value was computed. Also: seconds, values (how many, by ``get_or_set_many``), without_redis
 #: (bool: Redis was away).
 value_computed = Signal()
@@ -62,7 +62,7 @@ value_refresh_failed = Signal()
 #: A Redis server does not answer this process, said once for each outage. Also: error.
 server_down = Signal()
 #: It answers again. Also: seconds (of the outage), spared (calls that failed at once meanwhile),
-#: stood_in (locks taken without it).
+#: fallbacks (locks taken without it).
 server_up = Signal()
 
 _SIGNALS: dict[type, Signal] = {
@@ -72,7 +72,7 @@ _SIGNALS: dict[type, Signal] = {
     events.TimedOut: lock_timed_out,
     events.Computed: value_computed,
     events.RefreshFailed: value_refresh_failed,
-    events.StoodIn: lock_stood_in,
+    events.FellBack: lock_fell_back,
     events.ServerDown: server_down,
     events.ServerUp: server_up,
 }

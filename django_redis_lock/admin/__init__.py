@@ -1,6 +1,6 @@
 """The page "Held locks" in Django's admin.
 
-It is a page of its own over ``holdings``: there is no table behind it, so nothing of Django's
+It is a page of its own over ``held_locks``: there is no table behind it, so nothing of Django's
 change list fits but its looks.
 """
 

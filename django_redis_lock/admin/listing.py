@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..cache import lock_caches
-from ..held_locks import Failure, Holding, Holdings, holdings
+from ..held_locks import Failure, HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
 from ..transport import Outage
 from .rows import UrlOf, clock, row
@@ -41,16 +41,16 @@ class Column:
 
     name: str
     title: str | Promise
-    value: Callable[[Holding], Any]
+    value: Callable[[HeldLock], Any]
     down: bool = True
 
 
-def _holder(holding: Holding) -> tuple[str, int, str]:
+def _holder(holding: HeldLock) -> tuple[str, int, str]:
     owner = holding.lock.owner
     return owner.host, owner.pid, owner.thread
 
 
-def _urgency(holding: Holding) -> tuple[int, float]:
+def _urgency(holding: HeldLock) -> tuple[int, float]:
     return urgency(holding.lock), -(holding.lock.held_for or 0.0)
 
 
@@ -90,29 +90,29 @@ class Listing:
     # -- what is found -----------------------------------------------------------------------
 
     @cached_property
-    def held(self) -> Holdings:
+    def held(self) -> HeldLocks:
         """All that is held in the caches asked for, of the kind asked for."""
         aliases = [self.alias] if self.alias else None
         kinds = (self.kind,) if self.kind else tuple(KINDS)
-        found = holdings(aliases, kinds=kinds)
+        found = held_locks(aliases, kinds=kinds)
         for failure in found.failures:
             told = (failure.alias, failure.error)
             logger.warning("The locks of the cache %s cannot be listed: %s", *told)
         if self.search and found.cuts:
             # Redis knows the names of those that are not listed, too.
             listed = {(h.alias, h.lock.key, h.lock.kind) for h in found.found}
-            named = holdings(aliases, kinds=kinds, search=self.search).found
+            named = held_locks(aliases, kinds=kinds, search=self.search).found
             found.found += [h for h in named if (h.alias, h.lock.key, h.lock.kind) not in listed]
         return found
 
     @cached_property
-    def matching(self) -> list[Holding]:
+    def matching(self) -> list[HeldLock]:
         """Those that the search and the filters leave, in order."""
         column = BY_NAME[self.order.removeprefix("-")]
         left = [holding for holding in self.held.found if self._matches(holding)]
         return sorted(left, key=column.value, reverse=self.order.startswith("-"))
 
-    def _matches(self, holding: Holding) -> bool:
+    def _matches(self, holding: HeldLock) -> bool:
         lock, owner = holding.lock, holding.lock.owner
         if self.status and status_of(lock) != self.status:
             return False
@@ -122,7 +122,7 @@ class Listing:
         return any(self.search.lower() in text.lower() for text in texts)
 
     @cached_property
-    def shown(self) -> Sequence[Holding]:
+    def shown(self) -> Sequence[HeldLock]:
         """Those on this page."""
         start = (min(self.page, self.pages) - 1) * PER_PAGE
         return self.matching[start : start + PER_PAGE]
@@ -307,14 +307,14 @@ def _known(outage: Outage) -> str:
             )
             % {"number": outage.spared}
         )
-    if outage.stood_in:
+    if outage.fallbacks:
         texts.append(
             ngettext(
                 "%(number)d lock was taken without it.",
                 "%(number)d locks were taken without it.",
-                outage.stood_in,
+                outage.fallbacks,
             )
-            % {"number": outage.stood_in}
+            % {"number": outage.fallbacks}
         )
     return " ".join(texts)
 

@@ -6,7 +6,7 @@ import base64
 import binascii
 from typing import NamedTuple
 
-from ..inventory import FLIGHT, LOCK, HeldLock
+from ..inventory import FLIGHT, LOCK, LockInfo
 
 __all__ = ["Choice", "Ref"]
 
@@ -46,7 +46,7 @@ class Choice(NamedTuple):
         return f"{self.ref}.{self.owner_id}.{'' if self.fence is None else self.fence}"
 
     @classmethod
-    def of(cls, ref: Ref, lock: HeldLock) -> Choice:
+    def of(cls, ref: Ref, lock: LockInfo) -> Choice:
         return cls(ref, lock.owner.id, lock.fence)
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import Any
 from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 
-from ..held_locks import Holding, holdings
+from ..held_locks import HeldLock, held_locks
 from ..inventory import LOCK
 from .listing import failure_rows
 from .processes import Chain, Process, by_process, waits_of
@@ -21,7 +21,7 @@ TEMPLATE = "admin/django_redis_lock/heldlock/process_list.html"
 
 def processes_data(url_of: UrlOf) -> dict[str, Any]:
     """All that changes while somebody looks at the page."""
-    held = holdings(kinds=(LOCK,))
+    held = held_locks(kinds=(LOCK,))
     processes = by_process(held.found, waits_of(held.found))
     context = {
         "processes": [_process(process, url_of) for process in processes],
@@ -43,7 +43,7 @@ def _process(process: Process, url_of: UrlOf) -> dict[str, Any]:
     }
 
 
-def _lock(holding: Holding, url_of: UrlOf) -> dict[str, str]:
+def _lock(holding: HeldLock, url_of: UrlOf) -> dict[str, str]:
     held = holding.lock.held_for
     return {
         "name": shown(holding.name),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..held_locks import UNAVAILABLE, Holding, look_closely
+from ..held_locks import UNAVAILABLE, HeldLock, look_closely
 from ..inventory import LOCK
 from ..protocol import Owner
 
@@ -32,7 +32,7 @@ class Wait(NamedTuple):
     """A thread that waits for a lock."""
 
     thread: Thread
-    holding: Holding
+    holding: HeldLock
     waited: float | None
 
 
@@ -46,7 +46,7 @@ class Chain(NamedTuple):
     """
 
     wait: Wait
-    locks: tuple[Holding, ...]
+    locks: tuple[HeldLock, ...]
     is_cycle: bool
 
 
@@ -56,7 +56,7 @@ class Process:
 
     host: str
     pid: int
-    holds: list[Holding] = field(default_factory=list)
+    holds: list[HeldLock] = field(default_factory=list)
     waits: list[Chain] = field(default_factory=list)
 
     @property
@@ -64,7 +64,7 @@ class Process:
         return any(chain.is_cycle for chain in self.waits)
 
 
-def waits_of(found: Sequence[Holding]) -> list[Wait]:
+def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
     """Who waits for those of ``found`` that have waiters; of MOST_ASKED locks at most."""
     contended = [holding for holding in found if holding.lock.waiters][:MOST_ASKED]
     waits = []
@@ -81,7 +81,7 @@ def waits_of(found: Sequence[Holding]) -> list[Wait]:
     return waits
 
 
-def by_process(found: Sequence[Holding], waits: Sequence[Wait]) -> list[Process]:
+def by_process(found: Sequence[HeldLock], waits: Sequence[Wait]) -> list[Process]:
     """The processes that hold or wait: first those that wait for each other, then those that
     hold most."""
     processes: dict[tuple[str, int], Process] = {}

@@ -12,8 +12,8 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..held_locks import UNAVAILABLE, Holding, look_closely, name_of, release
-from ..inventory import FLIGHT, HeldLock, Outcome
+from ..held_locks import UNAVAILABLE, HeldLock, look_closely, name_of, release
+from ..inventory import FLIGHT, LockInfo, Outcome
 from ..models import HeldLock as Model
 from ..protocol import printable
 from .lock_ref import Choice
@@ -56,7 +56,7 @@ def outlook(choice: Choice, url_of: UrlOf) -> dict[str, Any]:
     }
 
 
-def _warning(lock: HeldLock) -> str:
+def _warning(lock: LockInfo) -> str:
     """What to think of before: whether two may be at work at the same time."""
     status, owner = status_of(lock), lock.owner
     if status == "silent":
@@ -68,7 +68,7 @@ def _warning(lock: HeldLock) -> str:
     return ""
 
 
-def _effects(lock: HeldLock) -> list[str]:
+def _effects(lock: LockInfo) -> list[str]:
     """What will happen, in sentences."""
     if lock.kind == FLIGHT:
         return [
@@ -129,7 +129,7 @@ def release_chosen(
     if outcome is Outcome.FREE:
         messages.info(request, _("“%(name)s” was free already.") % {"name": name})
         return
-    if outcome is Outcome.CHANGED_HANDS:
+    if outcome is Outcome.NOT_OWNER:
         kept = _("“%(name)s” has passed to another holder meanwhile, who keeps it.")
         messages.warning(request, kept % {"name": name})
         return
@@ -146,7 +146,7 @@ def release_chosen(
     messages.success(request, text % {"name": name, "holder": holder})
 
 
-def _holder(holding: Holding | None, choice: Choice) -> str:
+def _holder(holding: HeldLock | None, choice: Choice) -> str:
     """The one whose lock it was, by place and fingerprint."""
     lock = None if holding is None else holding.lock
     if lock is None or not _is_chosen(lock, choice):
@@ -157,7 +157,7 @@ def _holder(holding: Holding | None, choice: Choice) -> str:
     return (_("%(place)s, %(label)s (%(id)s)") if named["label"] else "%(place)s (%(id)s)") % named
 
 
-def _is_chosen(lock: HeldLock, choice: Choice) -> bool:
+def _is_chosen(lock: LockInfo, choice: Choice) -> bool:
     return (lock.owner.id, lock.fence) == (choice.owner_id, choice.fence)
 
 

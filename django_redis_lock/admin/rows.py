@@ -12,8 +12,8 @@ from django.utils.timezone import get_current_timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..held_locks import Holding
-from ..inventory import FLIGHT, HeldLock, Waiter
+from ..held_locks import HeldLock
+from ..inventory import FLIGHT, LockInfo, WaiterInfo
 from ..locking import Event
 from ..protocol import Owner
 from .lock_ref import Choice, Ref
@@ -33,7 +33,7 @@ EVENTS = {
 }
 
 
-def row(holding: Holding, url_of: UrlOf) -> dict[str, Any]:
+def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
     """What the page shows of a held lock. Texts of others are on one line, and bounded."""
     lock, ref = holding.lock, ref_of(holding)
     state = status_of(lock)
@@ -74,19 +74,19 @@ def row(holding: Holding, url_of: UrlOf) -> dict[str, Any]:
     }
 
 
-def _said(lock: HeldLock, state: str) -> str:
+def _said(lock: LockInfo, state: str) -> str:
     if state == "broken":
         return _("cannot be read: %(parts)s") % {"parts": ", ".join(lock.broken)}
     return _("silent for") if state == "silent" else str(STATUSES[state])
 
 
-def _renewal(lock: HeldLock) -> str:
+def _renewal(lock: LockInfo) -> str:
     if lock.renews is None or math.isinf(lock.ttl):
         return ""
     return _("renewed") if lock.renews else _("not renewed")
 
 
-def _verdict(lock: HeldLock) -> str:
+def _verdict(lock: LockInfo) -> str:
     """What that means, in a sentence."""
     if lock.resting:
         return _("Its holder has released it; it stays taken until its min_hold is over.")
@@ -113,13 +113,13 @@ def _verdict(lock: HeldLock) -> str:
     )
 
 
-def _sign(lock: HeldLock) -> str:
+def _sign(lock: LockInfo) -> str:
     if lock.sign_every is None:
         return ""
     return _("(one is due every %(time)s)") % {"time": duration(max(1.0, lock.sign_every))}
 
 
-def ref_of(holding: Holding) -> Ref:
+def ref_of(holding: HeldLock) -> Ref:
     return Ref(holding.alias, holding.lock.key, holding.lock.kind)
 
 
@@ -134,7 +134,7 @@ _SECONDS = ("seen", "silent_for", "held", "left", "bar")
 EMPTY: dict[str, Any] = {**dict.fromkeys(_TEXTS, ""), **dict.fromkeys(_SECONDS)}
 
 
-def waiter_rows(waiters: Sequence[Waiter]) -> list[dict[str, Any]]:
+def waiter_rows(waiters: Sequence[WaiterInfo]) -> list[dict[str, Any]]:
     return [
         {
             "id": f"{waiter.host} {waiter.pid} {waiter.since}",

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..cache import lock_cache
-from ..held_locks import UNAVAILABLE, Holding
+from ..held_locks import UNAVAILABLE, HeldLock
 from ..metrics import PERIODS as BUCKETS
 from ..metrics import Distribution, Summary, histogram_svg, sparkline_svg, summaries, summary
 from ..transport import server_of
@@ -31,7 +31,7 @@ TEMPLATE = "admin/django_redis_lock/heldlock/behaviour.html"
 
 def behaviour_section(
     aliases: Iterable[str],
-    held: Sequence[Holding],
+    held: Sequence[HeldLock],
     search: str,
     address: Callable[..., str],
     many_caches: bool = False,
@@ -118,7 +118,7 @@ def behaviour_row(one: Summary) -> dict[str, Any]:
         "rejected": _number(one.refused),
         "lost": _number(one.lost),
         "crashed": _number(one.crashed),
-        "stood_in": number_format(one.stood_in) if one.stood_in else "",
+        "fallbacks": number_format(one.fallbacks) if one.fallbacks else "",
         "computed": _number(one.computed),
         "saved": _number(one.saved),
         "failed": _number(one.failed),

@@ -6,7 +6,7 @@ import math
 
 from django.utils.translation import gettext_lazy
 
-from ..inventory import HeldLock
+from ..inventory import LockInfo
 
 __all__ = ["STATUSES", "status_of", "urgency"]
 
@@ -24,7 +24,7 @@ _URGENCY = {name: number for number, name in enumerate(STATUSES)}
 LAST_SHARE, LAST_SECONDS = 0.2, 60.0
 
 
-def status_of(lock: HeldLock) -> str:
+def status_of(lock: LockInfo) -> str:
     """One of STATUSES."""
     if lock.resting:
         return "resting"
@@ -37,12 +37,12 @@ def status_of(lock: HeldLock) -> str:
     return "unknown" if lock.silent is None else "alive"
 
 
-def urgency(lock: HeldLock) -> int:
+def urgency(lock: LockInfo) -> int:
     """0 for what wants looking at first."""
     return _URGENCY[status_of(lock)]
 
 
-def _is_expiring(lock: HeldLock) -> bool:
+def _is_expiring(lock: LockInfo) -> bool:
     if lock.renews is not False or lock.lifetime is None or math.isinf(lock.ttl):
         return False
     return lock.ttl <= min(LAST_SECONDS, LAST_SHARE * lock.lifetime)

@@ -8,7 +8,7 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from .awaitables import awaitable
 from .get_or_set import Computing
-from .options import Terms
+from .options import GetOrSetOptions
 
 __all__ = ["ComputingAnew"]
 
@@ -28,7 +28,7 @@ class ComputingAnew(Computing):
     ) -> Any:
         """The value of ``key``, computed anew even if there is one, and kept. Whoever finds none
         meanwhile waits for this one; a write meanwhile wins. Arguments as for ``get_or_set``."""
-        terms = Terms.of(self.conf, self._timeout(timeout), **options)
+        terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
         producer = self._producer(key, default, timeout, terms, group)
         crew = self._thread_crew()
         nkey = self._encoded_key(key, version)
@@ -45,7 +45,7 @@ class ComputingAnew(Computing):
         **options: Any,
     ) -> Any:
         """As ``compute``, for asyncio."""
-        terms = Terms.of(self.conf, self._timeout(timeout), **options)
+        terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
         producer = self._producer(key, awaitable(default), timeout, terms, group)
         crew = self._task_crew()
         nkey = self._encoded_key(key, version)

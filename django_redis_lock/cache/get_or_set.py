@@ -17,10 +17,10 @@ from redis.exceptions import RedisError
 from ..conf import Conf
 from ..events import check_group
 from ..exceptions import LockNotAcquired
-from ..singleflight import TOO_LATE, CoordinationError, Producer, Steps, TaskCrew, ThreadCrew
+from ..singleflight import TOO_LATE, AsyncRunner, CoordinationError, Producer, Steps, ThreadRunner
 from ..transport import asyncio_client
 from .awaitables import awaitable
-from .options import SETTING, Terms
+from .options import SETTING, GetOrSetOptions
 from .reading import MISSING, Reading
 
 __all__ = ["Computing", "OnWaitTimeout"]
@@ -98,7 +98,7 @@ class Computing(Reading):
             or group is not None
         ):
             check_group(group)
-            given = Terms.given(
+            given = GetOrSetOptions.given(
                 stale=stale,
                 wait=wait,
                 on_wait_timeout=on_wait_timeout,
@@ -118,7 +118,7 @@ class Computing(Reading):
             except ConnectionInterrupted as error:
                 alone = self._go_on_alone(error.__cause__ or error)
         try:
-            terms = Terms.of(self.conf, self._timeout(timeout), **given)
+            terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **given)
             producer = self._producer(key, default, timeout, terms, group)
             crew = self._thread_crew()
             nkey = self._encoded_key(key, version)
@@ -146,7 +146,7 @@ class Computing(Reading):
     ) -> Any:
         """As ``get_or_set``, for asyncio. ``default`` may be a coroutine function, which is
         awaited; any other callable runs in Django's thread for synchronous code."""
-        terms = Terms.of(
+        terms = GetOrSetOptions.of(
             self.conf,
             self._timeout(timeout),
             stale=stale,
@@ -166,11 +166,11 @@ class Computing(Reading):
 
     def _value(
         self,
-        crew: ThreadCrew | TaskCrew,
+        crew: ThreadRunner | AsyncRunner,
         key: str,
         nkey: bytes,
         producer: Producer,
-        terms: Terms,
+        terms: GetOrSetOptions,
         default: Any,
         alone: BaseException | None,
         read: bool,
@@ -211,7 +211,12 @@ class Computing(Reading):
         return error
 
     def _producer(
-        self, key: str, default: Any, timeout: float | None, terms: Terms, group: str | None
+        self,
+        key: str,
+        default: Any,
+        timeout: float | None,
+        terms: GetOrSetOptions,
+        group: str | None,
     ) -> Producer:
         if isinstance(self.client, HerdClient):
             raise ImproperlyConfigured(
@@ -238,8 +243,8 @@ class Computing(Reading):
     def _timeout(self, timeout: float | None) -> float | None:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
 
-    def _thread_crew(self) -> ThreadCrew:
-        return ThreadCrew(self._lock_client(), self.conf.FLIGHT_TIMEOUT, connections.close_all)
+    def _thread_crew(self) -> ThreadRunner:
+        return ThreadRunner(self._lock_client(), self.conf.FLIGHT_TIMEOUT, connections.close_all)
 
-    def _task_crew(self) -> TaskCrew:
-        return TaskCrew(asyncio_client(self._lock_client()), self.conf.FLIGHT_TIMEOUT)
+    def _task_crew(self) -> AsyncRunner:
+        return AsyncRunner(asyncio_client(self._lock_client()), self.conf.FLIGHT_TIMEOUT)

@@ -11,11 +11,11 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django_redis.exceptions import ConnectionInterrupted
 
 from ..exceptions import LockNotAcquired
-from ..singleflight import CoordinationError, Several, Steps, TaskCrew, ThreadCrew
+from ..singleflight import AsyncRunner, CoordinationError, MultiFlight, Steps, ThreadRunner
 from ..transport import is_pool_exhausted
 from .awaitables import awaitable
 from .get_or_set import Computing, OnWaitTimeout
-from .options import SETTING, Terms
+from .options import SETTING, GetOrSetOptions
 
 __all__ = ["ComputingMany"]
 
@@ -46,7 +46,7 @@ class ComputingMany(Computing):
         Args and Raises: as for ``get_or_set``; ``stale`` and ``background`` do not apply. All are
         counted in one group: where none is given, that of the first key.
         """
-        terms = Terms.of(
+        terms = GetOrSetOptions.of(
             self.conf,
             self._timeout(timeout),
             stale=0.0,
@@ -76,7 +76,7 @@ class ComputingMany(Computing):
         group: str | None = None,
     ) -> dict[str, Any]:
         """As ``get_or_set_many``, for asyncio."""
-        terms = Terms.of(
+        terms = GetOrSetOptions.of(
             self.conf,
             self._timeout(timeout),
             stale=0.0,
@@ -104,13 +104,13 @@ class ComputingMany(Computing):
 
     def _values(
         self,
-        crew: ThreadCrew | TaskCrew,
+        crew: ThreadRunner | AsyncRunner,
         names: list[str],
         found: dict[str, Any],
         default_many: Callable[[list[str]], Any],
         timeout: float | None,
         version: int | None,
-        terms: Terms,
+        terms: GetOrSetOptions,
         group: str | None,
         alone: BaseException | None = None,
     ) -> Steps:
@@ -135,8 +135,8 @@ class ComputingMany(Computing):
 
         if not missing:
             return found
-        in_thread = isinstance(crew, ThreadCrew)
-        several = Several(crew.server, self.conf.FLIGHT_TIMEOUT, producer, produce, in_thread)
+        in_thread = isinstance(crew, ThreadRunner)
+        several = MultiFlight(crew.server, self.conf.FLIGHT_TIMEOUT, producer, produce, in_thread)
         got, late = {}, list(missing)
         if alone is None:
             try:

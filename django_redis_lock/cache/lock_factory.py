@@ -12,10 +12,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import Conf
 from ..fallback import (
-    AsyncDegradingLock,
-    AsyncDegradingRedlock,
-    DegradingLock,
-    DegradingRedlock,
+    AsyncFallbackLock,
+    AsyncFallbackRedlock,
+    FallbackLock,
+    FallbackRedlock,
     check_on_redis_down,
 )
 from ..locking import AsyncLock, Lock
@@ -30,9 +30,9 @@ def for_threads(cache: Any, client: Any, options: dict[str, Any]) -> Callable[..
     several, policy = _chosen(cache.conf, client, options)
     if several:
         clients = [_client(alias) for alias in several]
-        kind: Any = partial(DegradingRedlock if policy else Redlock, clients)
+        kind: Any = partial(FallbackRedlock if policy else Redlock, clients)
     else:
-        kind = partial(DegradingLock if policy else Lock, client or cache._lock_client())
+        kind = partial(FallbackLock if policy else Lock, client or cache._lock_client())
     return cast(Callable[..., Lock], partial(kind, **policy))
 
 
@@ -41,10 +41,10 @@ def for_tasks(cache: Any, client: Any, options: dict[str, Any]) -> Callable[...,
     several, policy = _chosen(cache.conf, client, options)
     if several:
         clients = [asyncio_client(_client(alias)) for alias in several]
-        kind: Any = partial(AsyncDegradingRedlock if policy else AsyncRedlock, clients)
+        kind: Any = partial(AsyncFallbackRedlock if policy else AsyncRedlock, clients)
     else:
         client = client or asyncio_client(cache._lock_client())
-        kind = partial(AsyncDegradingLock if policy else AsyncLock, client)
+        kind = partial(AsyncFallbackLock if policy else AsyncLock, client)
     return cast(Callable[..., AsyncLock], partial(kind, **policy))
 
 

@@ -16,13 +16,13 @@ from weakref import WeakKeyDictionary
 from ..forks import after_fork
 from ..transport import Server
 
-__all__ = ["Look", "Looks", "looks_at"]
+__all__ = ["PendingRead", "PendingReads", "looks_at"]
 
 #: Seconds to wait for another's answer; who has none by then asks for himself.
 PATIENCE = 0.25
 
 
-class Look:
+class PendingRead:
     """A read that needs a connection.
 
     Attributes:
@@ -38,12 +38,12 @@ class Look:
         self.missing = False
 
 
-class Looks:
+class PendingReads:
     """The reads of one server that need a connection. A step of a dict is atomic, so it needs no
     mutex; of several reads of one key the last is known."""
 
     def __init__(self) -> None:
-        self._under_way: dict[Hashable, Look] = {}
+        self._under_way: dict[Hashable, PendingRead] = {}
 
     def wait_for(self, key: Hashable) -> bool:
         """Wait for the answer of whoever reads ``key`` now; whether there was no value."""
@@ -53,12 +53,12 @@ class Looks:
         look.answered.release()
         return look.missing
 
-    def begin(self, key: Hashable) -> Look:
+    def begin(self, key: Hashable) -> PendingRead:
         """``key`` is read now; what is returned is to be given to ``end``."""
-        look = self._under_way[key] = Look()
+        look = self._under_way[key] = PendingRead()
         return look
 
-    def end(self, key: Hashable, look: Look) -> None:
+    def end(self, key: Hashable, look: PendingRead) -> None:
         """There is an answer, or none will come. If nothing was found, those who come now need not
         read either, until ``forget``: by then somebody has asked who computes the value."""
         if not look.missing:
@@ -72,12 +72,12 @@ class Looks:
         self._under_way.clear()
 
 
-_looks: WeakKeyDictionary[Server, Looks] = WeakKeyDictionary()
+_looks: WeakKeyDictionary[Server, PendingReads] = WeakKeyDictionary()
 
 
-def looks_at(server: Server) -> Looks:
+def looks_at(server: Server) -> PendingReads:
     """The reads of ``server`` that need a connection."""
-    return _looks.setdefault(server, Looks())
+    return _looks.setdefault(server, PendingReads())
 
 
 @after_fork

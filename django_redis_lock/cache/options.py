@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from ..conf import ON_WAIT_TIMEOUT, Conf
 from ..protocol import check_seconds, check_share
 
-__all__ = ["SETTING", "Terms"]
+__all__ = ["SETTING", "GetOrSetOptions"]
 
 #: For an argument left out: the setting of the same name holds.
 SETTING: Any = object()
 
 
-class Terms(NamedTuple):
+class GetOrSetOptions(NamedTuple):
     """The options of ``RedisCache.get_or_set``, explained there: checked and complete."""
 
     stale: float
@@ -25,7 +25,7 @@ class Terms(NamedTuple):
     error_ttl: float
 
     @classmethod
-    def of(cls, conf: Conf, timeout: float | None, **given: Any) -> Terms:
+    def of(cls, conf: Conf, timeout: float | None, **given: Any) -> GetOrSetOptions:
         """What a call has ``given``, and the settings for what is left out. A value without a
         ``timeout`` is never stale, whatever the setting says.
 

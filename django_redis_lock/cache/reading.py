@@ -14,9 +14,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import Call
-from ..singleflight import READ, Aboard, Place, Run, Steps, boarded
-from ..transport import Breaker, ServerAway, Topology, is_busy, is_pool_exhausted, server_of
-from .looks import Looks, looks_at
+from ..singleflight import READ, FlightKey, InProcessFlight, Run, Steps, boarded
+from ..transport import Breaker, CircuitOpen, Topology, is_busy, is_pool_exhausted, server_of
+from .looks import PendingReads, looks_at
 
 __all__ = ["MISSING", "Reading"]
 
@@ -66,7 +66,7 @@ class Reading:
             if aboard:
                 aboard.looking.release()
 
-    def _read(self, place: Place, stale: bool) -> Steps:
+    def _read(self, place: FlightKey, stale: bool) -> Steps:
         """What Redis keeps, with its remaining lifetime; None also where there is no need to look:
         who asks next for what may not be stale reads it while asking who computes it."""
         server, nkey, loop = place
@@ -90,13 +90,13 @@ class Reading:
             if aboard is not None:
                 aboard.looking.release()
 
-    def _aboard(self, key: str, version: int | None) -> Aboard | None:
+    def _aboard(self, key: str, version: int | None) -> InProcessFlight | None:
         """Those threads of this process that are after the value of ``key``."""
         place = (server_of(self._lock_client()), self._encoded_key(key, version), None)
         return boarded.get(place)
 
     @cached_property
-    def _looks(self) -> Looks:
+    def _looks(self) -> PendingReads:
         return looks_at(server_of(self._lock_client()))
 
     @cached_property
@@ -131,7 +131,7 @@ class Reading:
         if breaker.failing:
             try:
                 breaker.admit(None)
-            except ServerAway as error:
+            except CircuitOpen as error:
                 raise ConnectionInterrupted(connection=None) from error
         began = time.monotonic()
         try:

@@ -2,7 +2,7 @@
 
 from .cached import CachedFunction, cached, computing_cache
 from .current import current_lock
-from .locked import Locked, LockedOrElse, locked
+from .locked import Locked, LockedWithDefault, locked
 from .on_lost import interrupt_main_thread
 from .outages import RetryUntil, outages_not_logged
 from .registry import Declaration, declarations
@@ -11,7 +11,7 @@ __all__ = [
     "CachedFunction",
     "Declaration",
     "Locked",
-    "LockedOrElse",
+    "LockedWithDefault",
     "RetryUntil",
     "cached",
     "computing_cache",

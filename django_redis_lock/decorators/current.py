@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from ..exceptions import LockError
-from ..locking import Handle
+from ..locking import BaseLock
 
 __all__ = ["caller", "current_lock", "pop", "push", "waits_for_itself"]
 
@@ -16,7 +16,7 @@ __all__ = ["caller", "current_lock", "pop", "push", "waits_for_itself"]
 class Entered(NamedTuple):
     """A lock that is held by one call of what ``locked()`` decorates."""
 
-    lock: Handle
+    lock: BaseLock
     key: tuple[str, str]
     caller: tuple[int, int]
 
@@ -24,7 +24,7 @@ class Entered(NamedTuple):
 _entered: ContextVar[tuple[Entered, ...]] = ContextVar("django_redis_lock_entered", default=())
 
 
-def current_lock() -> Handle:
+def current_lock() -> BaseLock:
     """The innermost lock that ``locked()`` holds for the running call, for its ``fence``, ``lost``
     and ``ensure_held()``; in threads and tasks that the call starts, too, if they were given its
     context, as ``sync_to_async`` and ``asyncio.create_task`` do::
@@ -44,12 +44,12 @@ def current_lock() -> Handle:
     return entered[-1].lock
 
 
-def push(lock: Handle, key: tuple[str, str]) -> None:
+def push(lock: BaseLock, key: tuple[str, str]) -> None:
     """``lock``, which is named by ``key`` (cache alias and name), is held from now on."""
     _entered.set((*_entered.get(), Entered(lock, key, caller())))
 
 
-def pop(lock: Handle) -> None:
+def pop(lock: BaseLock) -> None:
     """``lock`` is not held any more. (It need not be the innermost, nor known here: a generator
     may be left in another context than it was entered in.)"""
     _entered.set(tuple(entered for entered in _entered.get() if entered.lock is not lock))

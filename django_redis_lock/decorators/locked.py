@@ -16,7 +16,7 @@ from .targets import decorate
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Locked", "LockedOrElse", "locked"]
+__all__ = ["Locked", "LockedWithDefault", "locked"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +29,7 @@ def locked(name: str | None = None, /, **options: Unpack[LockOptions]) -> Locked
 @overload
 def locked(
     name: str | None = None, /, *, default: D, **options: Unpack[LockOptions]
-) -> LockedOrElse[D]: ...
+) -> LockedWithDefault[D]: ...
 @overload
 def locked(target: Target, /) -> Target: ...
 def locked(target: Any = None, /, **options: Any) -> Any:
@@ -196,7 +196,7 @@ class Locked:
         return short(template.fill({}))
 
 
-class LockedOrElse(Generic[D], Locked):
+class LockedWithDefault(Generic[D], Locked):
     """``locked(default=…)``: what it decorates may return the default."""
 
     if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from django.core.management import BaseCommand, CommandError
 from ..locking import unwinding
 from ..protocol import printable
 
-__all__ = ["GRACE", "Ending", "LockLostExit", "interrupt_main_thread", "told_to_end"]
+__all__ = ["GRACE", "CommandTerminator", "LockLostExit", "asked_to_end", "interrupt_main_thread"]
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class LockLostExit(SystemExit):
     ``except Exception`` does not stop it."""
 
 
-class Ending:
+class CommandTerminator:
     """Ends the command that runs in this process's main thread.
 
     ====  =======================================================================================
@@ -137,7 +137,7 @@ def interrupt_main_thread() -> None:
 
 
 @contextmanager
-def told_to_end() -> Iterator[None]:
+def asked_to_end() -> Iterator[None]:
     """A command that is told to end by SIGTERM releases its lock, unless it has a way of its own to
     deal with that signal."""
     main = threading.current_thread() is threading.main_thread()

@@ -13,7 +13,7 @@ from ..events import as_group, check_group
 from ..locking import AsyncLock, Lock
 from ..protocol import check_count, check_seconds
 
-__all__ = ["MISSING", "LockOptions", "OnLost", "Options", "Use"]
+__all__ = ["MISSING", "Defaults", "LockOptions", "OnLost", "Options"]
 
 OnLost = Callable[[], Any] | None
 
@@ -24,7 +24,7 @@ _CONF = Conf()
 MISSING: Any = object()
 
 
-class Use(NamedTuple):
+class Defaults(NamedTuple):
     """What ``locked()`` is used on: the label of its locks where the options give none, and the
     name under which they are counted."""
 
@@ -183,7 +183,7 @@ class Options:
 
     # -- the locks ---------------------------------------------------------------------------
 
-    def lock(self, name: str, use: Use, on_lost: OnLost) -> Lock:
+    def lock(self, name: str, use: Defaults, on_lost: OnLost) -> Lock:
         """A lock of that name, for ``use``.
 
         Raises:
@@ -191,11 +191,11 @@ class Options:
         """
         return lock_cache(self.alias).lock(name, **self._of_lock(use, on_lost))
 
-    def alock(self, name: str, use: Use, on_lost: OnLost) -> AsyncLock:
+    def alock(self, name: str, use: Defaults, on_lost: OnLost) -> AsyncLock:
         """As ``lock``, for asyncio."""
         return lock_cache(self.alias).alock(name, **self._of_lock(use, on_lost))
 
-    def _of_lock(self, use: Use, on_lost: OnLost) -> dict[str, Any]:
+    def _of_lock(self, use: Defaults, on_lost: OnLost) -> dict[str, Any]:
         options: dict[str, Any] = {
             "blocking": self.blocking,
             "blocking_timeout": self.blocking_timeout,

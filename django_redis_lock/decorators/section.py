@@ -17,10 +17,10 @@ from redis.exceptions import RedisError
 from .. import metrics
 from ..contention import Conflict
 from ..exceptions import LockError
-from ..locking import AsyncLock, Handle, Lock, in_background
-from ..protocol import Held, printable
+from ..locking import AsyncLock, BaseLock, Lock, in_background
+from ..protocol import HolderInfo, printable
 from . import current, transactions
-from .options import OnLost, Options, Use
+from .options import Defaults, OnLost, Options
 from .outages import RetryUntil
 
 __all__ = ["AsyncSection", "Section"]
@@ -36,11 +36,11 @@ class _Section:
     """
 
     def __init__(
-        self, options: Options, name: str, use: Use | None = None, on_lost: OnLost = None
+        self, options: Options, name: str, use: Defaults | None = None, on_lost: OnLost = None
     ) -> None:
         self.options = options
         self.name = name
-        self.use = use or Use()
+        self.use = use or Defaults()
         self.using = options.alias
         self._key = (self.using, name)
         self._on_lost = on_lost or (options.on_lost if callable(options.on_lost) else None)
@@ -69,7 +69,7 @@ class _Section:
                 self.name,
             )
 
-    def _enter(self, lock: Handle) -> None:
+    def _enter(self, lock: BaseLock) -> None:
         lock._entered()
         current.push(lock, self._key)
         self._context = contextvars.copy_context()
@@ -78,7 +78,7 @@ class _Section:
         wait = self.options.blocking_timeout
         return RetryUntil(math.inf if wait is None else time.monotonic() + wait)
 
-    def _conflict(self, lock: Handle, held: Held | None) -> Conflict:
+    def _conflict(self, lock: BaseLock, held: HolderInfo | None) -> Conflict:
         given = self.options.retry_after
         usual = metrics.usual_hold(lock.subject) if given is None else None
         return Conflict.of(self.name, held, self.using, given, usual)
@@ -237,7 +237,7 @@ def _has_parent() -> bool:
     return asyncio.get_running_loop() in getattr(AsyncToSync, "loop_thread_executors", ())
 
 
-def _is_held_here(lock: Handle) -> bool:
+def _is_held_here(lock: BaseLock) -> bool:
     """Not where it was released by hand, nor in a forked child: there it is the parent's."""
     hold = lock.local.hold
     return lock.local.token is not None and not (hold is not None and hold.elsewhere)

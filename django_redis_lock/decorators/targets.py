@@ -11,7 +11,7 @@ from django.views import View
 from .key_template import bound_method
 from .options import Options
 from .tasks import celery_task, is_django_task, with_function
-from .wrapper import ONLY_COMMANDS, Guard, is_api_view
+from .wrapper import ONLY_COMMANDS, LockedFunction, is_api_view
 
 __all__ = ["decorate"]
 
@@ -34,7 +34,7 @@ def decorate(options: Options, target: Any) -> Any:
         return target
     if not callable(target):
         raise TypeError(f"locked() decorates what can be called, not {target!r}")
-    return Guard(options, target, _dotted(options, target)).wrapper()
+    return LockedFunction(options, target, _dotted(options, target)).wrapper()
 
 
 def _class(options: Options, target: type) -> type:
@@ -42,13 +42,13 @@ def _class(options: Options, target: type) -> type:
     # A method is exchanged on the class, which is what decorating a class is for.
     if issubclass(target, BaseCommand):
         options.refuse("a command", "status_code", "retry_after", "default")
-        target.handle = Guard(options, target.handle, dotted).wrapper()  # type: ignore[method-assign]
+        target.handle = LockedFunction(options, target.handle, dotted).wrapper()  # type: ignore[method-assign]
     elif is_api_view(target):
         _refuse_those_of_commands(options, "a view")
         _api_view(options, target, dotted)
     elif issubclass(target, View):
         _refuse_those_of_commands(options, "a view")
-        target.dispatch = Guard(options, target.dispatch, dotted).wrapper()  # type: ignore[method-assign]
+        target.dispatch = LockedFunction(options, target.dispatch, dotted).wrapper()  # type: ignore[method-assign]
     else:
         raise TypeError(
             f"locked() decorates functions, views, management commands and tasks, not {target!r}: "
@@ -85,7 +85,7 @@ def _api_view(options: Options, target: Any, dotted: str) -> None:
     def handle(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         return self._without_lock(request, *args, **kwargs)
 
-    guarded = Guard(options, handle, dotted).wrapper()
+    guarded = LockedFunction(options, handle, dotted).wrapper()
 
     @functools.wraps(initial)
     def then(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..locking import Handle
+from ..locking import BaseLock
 from ..protocol import printable
 
 __all__ = ["open_transactions", "take_up", "wait_for"]
@@ -60,15 +60,15 @@ def _is_noticed(connection: BaseDatabaseWrapper) -> bool:
     return tests == 0 or connection.savepoint_ids[tests - 1] is not None
 
 
-class Pending:
+class DeferredUnlock:
     """A lock that is released when all transactions it waits for have ended."""
 
-    def __init__(self, lock: Handle, key: Key, release: Callable[[], None]) -> None:
+    def __init__(self, lock: BaseLock, key: Key, release: Callable[[], None]) -> None:
         self.lock = lock
         self.key = key
         self._release = release
-        self._watches: list[Watch] = []
-        self._here: dict[Key, Pending] = _here.pending
+        self._watches: list[TransactionWatch] = []
+        self._here: dict[Key, DeferredUnlock] = _here.pending
 
     def wait_for(self, open: list[BaseDatabaseWrapper]) -> None:
         self._here[self.key] = self
@@ -76,7 +76,7 @@ class Pending:
         for watch in self._watches:
             watch.pending.append(self)
 
-    def ended(self, watch: Watch) -> None:
+    def ended(self, watch: TransactionWatch) -> None:
         """One of the transactions has ended."""
         self._watches.remove(watch)
         if self._watches:
@@ -99,22 +99,22 @@ class _Here(threading.local):
     """The locks of this thread that wait for a transaction."""
 
     def __init__(self) -> None:
-        self.pending: dict[Key, Pending] = {}
+        self.pending: dict[Key, DeferredUnlock] = {}
 
 
 _here = _Here()
 
 
-def wait_for(lock: Handle, key: Key, release: Callable[[], None]) -> bool:
+def wait_for(lock: BaseLock, key: Key, release: Callable[[], None]) -> bool:
     """Call ``release`` when this thread's transactions have ended. Returns False, and does nothing,
     if there are none."""
     open = [connection for connection in open_transactions() if _is_noticed(connection)]
     if open:
-        Pending(lock, key, release).wait_for(open)
+        DeferredUnlock(lock, key, release).wait_for(open)
     return bool(open)
 
 
-def take_up(key: Key) -> Handle | None:
+def take_up(key: Key) -> BaseLock | None:
     """The lock of that key, if it waits in this thread for a transaction: who uses it twice in one
     transaction goes on with it."""
     pending = _here.pending.get(key)
@@ -124,7 +124,7 @@ def take_up(key: Key) -> Handle | None:
     return pending.lock
 
 
-class Watch:
+class TransactionWatch:
     """Looks whether the transaction of one connection has ended, each time it may have.
 
     It must not hold on to the connection: a thread that ends in the midst of a transaction takes
@@ -132,7 +132,7 @@ class Watch:
     """
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self.pending: list[Pending] = []
+        self.pending: list[DeferredUnlock] = []
         #: With autocommit off the transaction ends by commit(). Otherwise commit() is followed by
         #: set_autocommit(), in which the functions given to on_commit() run, under the lock still.
         self._manual = not (connection.in_atomic_block and connection.commit_on_exit)
@@ -175,8 +175,8 @@ class Watch:
             each.ended(self)
 
 
-def _watch(connection: BaseDatabaseWrapper) -> Watch:
+def _watch(connection: BaseDatabaseWrapper) -> TransactionWatch:
     """The watch over the transaction that is open on this connection."""
-    watch: Watch | None
+    watch: TransactionWatch | None
     watch, _ = vars(connection).get(_WATCH, (None, None))
-    return watch or Watch(connection)
+    return watch or TransactionWatch(connection)

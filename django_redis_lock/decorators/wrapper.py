@@ -20,13 +20,13 @@ from ..contention import Conflict, request_of, unavailable
 from ..exceptions import LockError
 from ..transport import is_outage
 from .key_template import bound_method, namer
-from .on_lost import Ending, told_to_end
-from .options import MISSING, Options, Use
+from .on_lost import CommandTerminator, asked_to_end
+from .options import MISSING, Defaults, Options
 from .outages import outages_not_logged
 from .registry import declare
 from .section import AsyncSection, Section
 
-__all__ = ["ONLY_COMMANDS", "Guard", "is_api_view"]
+__all__ = ["ONLY_COMMANDS", "LockedFunction", "is_api_view"]
 
 ONLY_COMMANDS = (
     "only a management command can be ended for its lock. Give on_lost a callable, or ask "
@@ -34,7 +34,7 @@ ONLY_COMMANDS = (
 )
 
 
-class Guard:
+class LockedFunction:
     """Lets one function run only once at a time.
 
     Args:
@@ -57,7 +57,7 @@ class Guard:
         self.dotted = dotted
         self.name_of = namer(options.key, function, dotted)
         self.template = None if callable(options.key) else options.key or dotted
-        self.use = Use(dotted, self.template or dotted)
+        self.use = Defaults(dotted, self.template or dotted)
         # A function that Django REST framework's @api_view has made a view of: its clients are
         # programs.
         self.json = is_api_view(getattr(function, "cls", None))
@@ -102,10 +102,10 @@ class Guard:
                 raise TypeError(f"{self.dotted} is no management command: {ONLY_COMMANDS}")
             return self._run(Section(self.options, name, self.use), args, kwargs)
         if self.options.on_lost == "terminate":
-            ending = Ending(args[0], self.options.lost_exit_code, name)
+            ending = CommandTerminator(args[0], self.options.lost_exit_code, name)
             section = Section(self.options, name, self.use, on_lost=ending)
             return ending.run(lambda: self._run(section, args, kwargs))
-        with told_to_end():
+        with asked_to_end():
             return self._run(Section(self.options, name, self.use), args, kwargs)
 
     def _run(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -214,11 +214,11 @@ def _teller(command: BaseCommand, kwargs: dict[str, Any]) -> Callable[[Conflict]
     if not kwargs.get("verbosity", 1):
         return None
 
-    def tell(conflict: Conflict) -> None:
+    def emit(conflict: Conflict) -> None:
         command.stderr.write(f"{conflict.line()}. Waiting …", command.style.WARNING)
         command.stderr.flush()
 
-    return tell
+    return emit
 
 
 def is_api_view(kind: Any) -> bool:

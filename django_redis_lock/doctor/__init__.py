@@ -13,9 +13,9 @@ from .acl import access
 from .findings import Finding, Level, NodeProbe, Probe
 from .locks import held, stuck, timeouts, trial
 from .servers import NODE_PROBES, SETTINGS_PROBES
-from .target import Patient
+from .target import Target
 
-__all__ = ["ALL", "SETTINGS", "Finding", "Level", "Patient", "examine"]
+__all__ = ["ALL", "SETTINGS", "Finding", "Level", "Target", "examine"]
 
 #: Probes of the servers, and of the cache as a whole.
 Probes = tuple[Sequence[NodeProbe], Sequence[Probe]]
@@ -32,7 +32,7 @@ def examine(alias: str, probes: Probes = ALL) -> Iterator[Finding]:
         ImproperlyConfigured: the cache cannot lock.
     """
     of_nodes, of_all = probes
-    patient = Patient(alias)
+    patient = Target(alias)
     run(patient.client, Call(CLOCK, (), ()))  # The one question that every rule allows.
     for probe in of_nodes:
         yield from _everywhere(patient, probe)
@@ -43,7 +43,7 @@ def examine(alias: str, probes: Probes = ALL) -> Iterator[Finding]:
             yield Finding(look.__name__, Level.ERROR, f"it could not be looked at: {error}")
 
 
-def _everywhere(patient: Patient, probe: NodeProbe) -> Iterator[Finding]:
+def _everywhere(patient: Target, probe: NodeProbe) -> Iterator[Finding]:
     """What several servers have in common is said once."""
     found: dict[Finding, list[str]] = {}
     for node in patient.nodes:

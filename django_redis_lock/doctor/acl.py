@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from ..protocol import FIGURES, INDEX, Call, flight_stream, lock_keys, script, wake_key
 from ..transport import run
 from .findings import Finding, Level
-from .target import Patient
+from .target import Target
 
 __all__ = ["CLEARING", "COUNTING", "LISTING", "LOCKING", "VALUES", "access"]
 
@@ -95,7 +95,7 @@ return refused
 """)
 
 
-def access(patient: Patient) -> Iterator[Finding]:
+def access(patient: Target) -> Iterator[Finding]:
     key = bytes(patient.cache._encoded_key(f"{patient.conf.LOCK_PREFIX}doctor-{_word()}", None))
     keys = (*lock_keys(key)[:5], flight_stream(key, b"trial"))
     try:
@@ -129,13 +129,13 @@ def access(patient: Patient) -> Iterator[Finding]:
         yield Finding("rights", Level.OK, text)
 
 
-def _refused(patient: Patient, text: str, missing: Sequence[str] = ()) -> Finding:
+def _refused(patient: Target, text: str, missing: Sequence[str] = ()) -> Finding:
     allowed = " ".join(f"+{name}" for name in missing)
     hint = f"ACL SETUSER {patient.user} {allowed}" if missing else HINT
     return Finding("rights", Level.ERROR, text, hint, number="E104")
 
 
-def _may_wait(patient: Patient, command: str, key: bytes) -> bool:
+def _may_wait(patient: Target, command: str, key: bytes) -> bool:
     words: dict[str, tuple[object, ...]] = {
         "blpop": ("BLPOP", wake_key(key, b"trial"), 0.05),
         "xread": ("XREAD", "BLOCK", 1, "STREAMS", flight_stream(key, b"trial"), "0"),
@@ -149,7 +149,7 @@ def _may_wait(patient: Patient, command: str, key: bytes) -> bool:
     return True
 
 
-def _index_error(patient: Patient) -> str:
+def _index_error(patient: Target) -> str:
     """Why the list of held locks cannot be kept; empty if it can, or if there is none."""
     if patient.is_cluster:
         return ""
@@ -157,14 +157,14 @@ def _index_error(patient: Patient) -> str:
     return _error_at(patient, INDEX, commands)
 
 
-def _figures_error(patient: Patient) -> str:
+def _figures_error(patient: Target) -> str:
     """Why the figures cannot be kept; empty if they can, or if nobody wants them."""
     if not patient.conf.METRICS:
         return ""
     return _error_at(patient, FIGURES["day"], TRIED_IN_FIGURES)
 
 
-def _error_at(patient: Patient, key: bytes, commands: Sequence[Sequence[str]]) -> str:
+def _error_at(patient: Target, key: bytes, commands: Sequence[Sequence[str]]) -> str:
     try:
         answers = run(patient.client, Call(TRY, (key,), (json.dumps(commands),))).value
     except ResponseError as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from .target import Node, Patient
+from .target import Node, Target
 
 __all__ = ["Finding", "Level", "NodeProbe", "Probe"]
 
@@ -45,6 +45,6 @@ class Finding:
 
 
 #: Looks at one of a cache's servers.
-NodeProbe = Callable[[Patient, Node], Iterator[Finding]]
+NodeProbe = Callable[[Target, Node], Iterator[Finding]]
 #: Looks at a cache as a whole.
-Probe = Callable[[Patient], Iterator[Finding]]
+Probe = Callable[[Target], Iterator[Finding]]

@@ -14,13 +14,13 @@ from typing import Any
 from redis.connection import AbstractConnection as Connection
 from redis.exceptions import NoPermissionError, RedisError
 
-from ..held_locks import holdings
+from ..held_locks import held_locks
 from ..inventory import indexed_locks
 from ..locking import Lock
 from ..protocol import Call, events_key, lock_keys, printable, script
 from ..transport import run_all
 from .findings import Finding, Level
-from .target import Patient
+from .target import Target
 
 __all__ = ["held", "stuck", "timeouts", "trial"]
 
@@ -48,7 +48,7 @@ class Trial(Lock):
         """Where it would be counted."""
 
 
-def trial(patient: Patient) -> Iterator[Finding]:
+def trial(patient: Target) -> Iterator[Finding]:
     """Take a lock, let somebody wait for it, pass it on, release it."""
     conf = patient.conf
     lock = partial(
@@ -103,7 +103,7 @@ def _until_it_waits(lock: Lock, waiter: threading.Thread) -> None:
         time.sleep(0.002)
 
 
-def _forget(patient: Patient, lock: Lock) -> None:
+def _forget(patient: Target, lock: Lock) -> None:
     """The trial's traces would stay for a day."""
     for key in (*lock.keys[:5], events_key(lock.keys.lock)):
         try:
@@ -112,8 +112,8 @@ def _forget(patient: Patient, lock: Lock) -> None:
             pass
 
 
-def held(patient: Patient) -> Iterator[Finding]:
-    result = holdings([patient.alias], kinds=("lock",))
+def held(patient: Target) -> Iterator[Finding]:
+    result = held_locks([patient.alias], kinds=("lock",))
     if result.failures:
         text = f"the held locks cannot be listed: {result.failures[0].error}"
         yield Finding("held locks", Level.WARNING, text)
@@ -141,7 +141,7 @@ def held(patient: Patient) -> Iterator[Finding]:
         yield Finding("held locks", Level.OK, text)
 
 
-def stuck(patient: Patient) -> Iterator[Finding]:
+def stuck(patient: Target) -> Iterator[Finding]:
     """Grants that nobody takes, and that do not run out: neither may be, whatever has happened."""
     try:
         keys = indexed_locks(patient.client, MOST)
@@ -166,7 +166,7 @@ def stuck(patient: Patient) -> Iterator[Finding]:
         yield Finding("grants", Level.OK, "none is stuck")
 
 
-def timeouts(patient: Patient) -> Iterator[Finding]:
+def timeouts(patient: Target) -> Iterator[Finding]:
     """How long a Redis that does not answer is waited for."""
     lifetime, given = patient.conf.TIMEOUT, _socket_timeout(patient)
     if given is None:
@@ -192,7 +192,7 @@ def timeouts(patient: Patient) -> Iterator[Finding]:
         yield Finding("timeouts", Level.OK, text)
 
 
-def _socket_timeout(patient: Patient) -> float | None:
+def _socket_timeout(patient: Target) -> float | None:
     pool: Any = getattr(patient.client, "connection_pool", None)
     given = patient.options.get("SOCKET_TIMEOUT")
     if pool is not None:

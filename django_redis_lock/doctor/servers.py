@@ -10,7 +10,7 @@ from typing import Any
 from ..protocol import CLOCK, Call
 from ..transport import run
 from .findings import Finding, Level, NodeProbe
-from .target import Node, Patient
+from .target import Node, Target
 
 __all__ = ["NODE_PROBES", "SETTINGS_PROBES"]
 
@@ -24,7 +24,7 @@ SLOW = 0.05
 CLOCKS_APART = 1.0
 
 
-def server(patient: Patient, node: Node) -> Iterator[Finding]:
+def server(patient: Target, node: Node) -> Iterator[Finding]:
     info = node.info
     if info is None:
         yield Finding(
@@ -74,7 +74,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
-def memory(patient: Patient, node: Node) -> Iterator[Finding]:
+def memory(patient: Target, node: Node) -> Iterator[Finding]:
     """A lock is a key with an end, and evicting takes such keys first of all, or any key."""
     policy = node.get("maxmemory_policy")
     if policy is None:
@@ -98,7 +98,7 @@ def memory(patient: Patient, node: Node) -> Iterator[Finding]:
         )
 
 
-def persistence(patient: Patient, node: Node) -> Iterator[Finding]:
+def persistence(patient: Target, node: Node) -> Iterator[Finding]:
     if node.info is None:
         return
     if node.get("loading"):
@@ -132,7 +132,7 @@ def persistence(patient: Patient, node: Node) -> Iterator[Finding]:
     )
 
 
-def replication(patient: Patient, node: Node) -> Iterator[Finding]:
+def replication(patient: Target, node: Node) -> Iterator[Finding]:
     replicas = int(node.get("connected_slaves", 0))
     if node.info is None or node.get("role") != "master":
         return
@@ -160,7 +160,7 @@ def replication(patient: Patient, node: Node) -> Iterator[Finding]:
         )
 
 
-def connections(patient: Patient, node: Node) -> Iterator[Finding]:
+def connections(patient: Target, node: Node) -> Iterator[Finding]:
     used, most = node.get("connected_clients"), node.get("maxclients")
     if used is None or not most:
         return
@@ -169,7 +169,7 @@ def connections(patient: Patient, node: Node) -> Iterator[Finding]:
     yield Finding("connections", level, f"{used} of {most}", hint)
 
 
-def cluster(patient: Patient, node: Node) -> Iterator[Finding]:
+def cluster(patient: Target, node: Node) -> Iterator[Finding]:
     if not node.get("cluster_enabled"):
         return
     try:
@@ -190,7 +190,7 @@ def cluster(patient: Patient, node: Node) -> Iterator[Finding]:
         )
 
 
-def round_trip(patient: Patient, node: Node) -> Iterator[Finding]:
+def round_trip(patient: Target, node: Node) -> Iterator[Finding]:
     """And the clocks: both are asked by the same questions."""
     trips, apart = [], []
     for _ in range(ASKED):

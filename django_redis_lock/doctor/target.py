@@ -13,7 +13,7 @@ from ..cache import lock_cache
 from ..conf import Conf
 from ..transport import server_of
 
-__all__ = ["Node", "Patient"]
+__all__ = ["Node", "Target"]
 
 
 class Node:
@@ -49,7 +49,7 @@ class Node:
         return None if value is None else str(value)
 
 
-class Patient:
+class Target:
     """A cache that can lock.
 
     Raises:

@@ -63,7 +63,7 @@ class OpenTelemetry:
         self._saved = counter("computations_saved", "Computations spared to callers")
         self._refreshes_failed = counter("refreshes_failed", "Stale values not computed anew")
         self._outages = counter("outages", "Times a Redis server went away")
-        self._stood_in = counter("stood_in", "Locks taken without Redis")
+        self._fallbacks = counter("fallbacks", "Locks taken without Redis")
         #: The spans of computations under way. Their subjects live as long as they do.
         self._open: dict[int, tuple[Span, Any]] = {}
         self._does: dict[type, Any] = {
@@ -76,7 +76,7 @@ class OpenTelemetry:
             events.Shared: self._on_shared,
             events.RefreshFailed: self._on_refresh_failed,
             events.ServerDown: self._on_server_down,
-            events.StoodIn: self._on_stood_in,
+            events.FellBack: self._on_fell_back,
         }
 
     def __call__(self, event: Any) -> None:
@@ -141,8 +141,8 @@ class OpenTelemetry:
     def _on_server_down(self, event: events.ServerDown, group: str) -> None:
         self._outages.add(1, {"server": event.server})
 
-    def _on_stood_in(self, event: events.StoodIn, group: str) -> None:
-        self._stood_in.add(1, {"group": group, "how": event.how})
+    def _on_fell_back(self, event: events.FellBack, group: str) -> None:
+        self._fallbacks.add(1, {"group": group, "how": event.how})
 
 
 def _attributes(kind: str, subject: Subject) -> dict[str, str]:

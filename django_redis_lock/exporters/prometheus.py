@@ -55,7 +55,7 @@ class Prometheus:
         )
         self.outages = self._counter("outages", "Times a Redis server went away", "server")
         self.outage_seconds = self._counter("outage_seconds", "How long it was away", "server")
-        self.stood_in = self._counter("stood_in", "Locks taken without Redis", *group, "how")
+        self.fallbacks = self._counter("fallbacks", "Locks taken without Redis", *group, "how")
         self._does: dict[type, Callable[[Any, str], None]] = {
             events.Acquired: self._acquired,
             events.TimedOut: self._timed_out,
@@ -66,7 +66,7 @@ class Prometheus:
             events.RefreshFailed: lambda event, group: self.refreshes_failed.labels(group).inc(),
             events.ServerDown: lambda event, group: self.outages.labels(event.server).inc(),
             events.ServerUp: self._server_up,
-            events.StoodIn: lambda event, group: self.stood_in.labels(group, event.how).inc(),
+            events.FellBack: lambda event, group: self.fallbacks.labels(group, event.how).inc(),
         }
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:

@@ -1,15 +1,15 @@
 """What a lock does while Redis is away."""
 
-from .degrading import Degrading, check_on_redis_down
+from .degrading import Fallback, check_on_redis_down
 from .file_lock import held_locally
-from .stand_ins import AsyncDegradingLock, AsyncDegradingRedlock, DegradingLock, DegradingRedlock
+from .stand_ins import AsyncFallbackLock, AsyncFallbackRedlock, FallbackLock, FallbackRedlock
 
 __all__ = [
-    "AsyncDegradingLock",
-    "AsyncDegradingRedlock",
-    "Degrading",
-    "DegradingLock",
-    "DegradingRedlock",
+    "AsyncFallbackLock",
+    "AsyncFallbackRedlock",
+    "Fallback",
+    "FallbackLock",
+    "FallbackRedlock",
     "check_on_redis_down",
     "held_locally",
 ]

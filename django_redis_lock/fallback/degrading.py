@@ -18,16 +18,16 @@ from dataclasses import replace
 from typing import Any
 
 from .. import events
-from ..events import StoodIn
+from ..events import FellBack
 from ..exceptions import LockError, TooFewReplicas
 from ..forks import free_after_fork
-from ..locking import Handle
+from ..locking import BaseLock
 from ..notices import get_logger
-from ..protocol import Held, Hold, Owner, Request, check_wait, new_token, printable
+from ..protocol import AcquireRequest, Hold, HolderInfo, Owner, check_wait, new_token, printable
 from ..transport import Breaker, Server, is_outage, server_of
 from .file_lock import LocalLock
 
-__all__ = ["ON_REDIS_DOWN", "Degrading", "check_on_redis_down"]
+__all__ = ["ON_REDIS_DOWN", "Fallback", "check_on_redis_down"]
 
 logger = get_logger("django_redis_lock.outage")
 
@@ -50,7 +50,7 @@ def check_on_redis_down(what: str, value: Any) -> str:
     return str(value)
 
 
-class StandIn(Hold):
+class FallbackHold(Hold):
     """A lock that was taken without Redis. It has no lifetime and no fence."""
 
     __slots__ = ("how",)
@@ -61,7 +61,7 @@ class StandIn(Hold):
         return replace(super().owner(), since=since)
 
 
-class Degrading(Handle):
+class Fallback(BaseLock):
     """What a lock that can do without Redis knows beyond the others.
 
     Args:
@@ -88,16 +88,16 @@ class Degrading(Handle):
         """How this handle holds the lock without Redis: ``"local"`` or ``"run"``; None if it holds
         it in Redis, or not at all."""
         hold = self.local.hold
-        return hold.how if isinstance(hold, StandIn) and not hold.ended else None
+        return hold.how if isinstance(hold, FallbackHold) and not hold.ended else None
 
     @property
     def fence(self) -> int | None:
         """None for a lock that was taken without Redis: nobody can count its holders."""
-        return None if isinstance(self.local.hold, StandIn) else super().fence
+        return None if isinstance(self.local.hold, FallbackHold) else super().fence
 
     # -- for the locks -------------------------------------------------------------------------
 
-    def _request(self, *args: Any) -> tuple[Request, float | None]:
+    def _request(self, *args: Any) -> tuple[AcquireRequest, float | None]:
         request, wait = super()._request(*args)
         return request._replace(endures=GRACE), wait
 
@@ -135,9 +135,9 @@ class Degrading(Handle):
         found = getattr(self, "servers", None)
         return found if found is not None else (server_of(self.redis),)
 
-    def _new_stand_in(self) -> StandIn:
+    def _new_stand_in(self) -> FallbackHold:
         began = self._now()
-        hold = StandIn(
+        hold = FallbackHold(
             self.keys,
             new_token(),
             0,
@@ -150,14 +150,14 @@ class Degrading(Handle):
         hold.how = self.on_redis_down
         return hold
 
-    def _stand_in(self, hold: StandIn, guard: LocalLock | None, error: BaseException) -> None:
+    def _stand_in(self, hold: FallbackHold, guard: LocalLock | None, error: BaseException) -> None:
         """Redis is down, and the lock is held all the same."""
         self.local.hold, self.local.token = hold, hold.token
         self.local.renewal, self.local.guard = None, guard
         breaker = _failing(self._asked())
-        breaker.stood_in += 1
+        breaker.fallbacks += 1
         if events.listeners:
-            events.tell(StoodIn(self.subject, hold.how, error))
+            events.emit(FellBack(self.subject, hold.how, error))
         if _is_news(breaker, hold.how):
             how = "on this host only" if hold.how == "local" else "by nobody: it runs unlocked"
             name = printable(self.keys.lock)
@@ -165,7 +165,7 @@ class Degrading(Handle):
 
     def _leave_stand_in(self) -> bool:
         """Release a lock that was taken without Redis; whether it was."""
-        if not isinstance(self.local.hold, StandIn):
+        if not isinstance(self.local.hold, FallbackHold):
             return False
         self._owned_token("release")
         self._end_stand_in()
@@ -181,7 +181,7 @@ class Degrading(Handle):
         hold: Hold | None = self.local.hold
         if hold is None or hold.elsewhere or (hold.counts and not hold.by_this_thread):
             return
-        if isinstance(hold, StandIn):
+        if isinstance(hold, FallbackHold):
             self._end_stand_in()
         else:
             super()._leave_to_keeper()
@@ -207,12 +207,12 @@ class Degrading(Handle):
 
     def _holds_without(self, verb: str) -> bool:
         """Whether there is nothing to ``verb`` in Redis: this lock lives until it is released."""
-        if not isinstance(self.local.hold, StandIn):
+        if not isinstance(self.local.hold, FallbackHold):
             return False
         self._owned_token(verb)
         return True
 
-    def _held_here(self, *, away: bool = False) -> Held | None:
+    def _held_here(self, *, away: bool = False) -> HolderInfo | None:
         """Who holds the lock of this host, standing in for Redis; and while that is ``away``,
         whoever holds it."""
         hold = self.local.hold
@@ -222,7 +222,7 @@ class Degrading(Handle):
             owner = guard.holder() if away or not guard.is_beside() else None
         if owner is None:
             return None
-        held = Held([b"", -1, [], 0, 0])
+        held = HolderInfo([b"", -1, [], 0, 0])
         held.owner = owner
         held.held_for = None if owner.since is None else max(0.0, time.time() - owner.since)
         return held

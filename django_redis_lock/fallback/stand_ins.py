@@ -10,24 +10,24 @@ from typing import Literal
 from redis.exceptions import RedisError
 
 from ..locking import AsyncLock, Lock, for_the_caller
-from ..protocol import Held, Owner
+from ..protocol import HolderInfo, Owner
 from ..redlock import AsyncRedlock, Redlock
 from ..transport import is_outage
-from .degrading import Degrading
+from .degrading import Fallback
 from .file_lock import LocalLock, pauses
 
 __all__ = [
-    "AsyncDegradingLock",
-    "AsyncDegradingRedlock",
-    "DegradingLock",
-    "DegradingRedlock",
+    "AsyncFallbackLock",
+    "AsyncFallbackRedlock",
+    "FallbackLock",
+    "FallbackRedlock",
 ]
 
 #: Seconds within which this host's lock was not waited for.
 GLANCE = 0.05
 
 
-class _ForThreads(Degrading, Lock):
+class _ForThreads(Fallback, Lock):
     def acquire(
         self,
         sleep: float | None = None,
@@ -111,7 +111,7 @@ class _ForThreads(Degrading, Lock):
     def owned(self) -> bool:
         return self.degraded is not None or super().owned()
 
-    def held(self) -> Held | None:
+    def held(self) -> HolderInfo | None:
         """As ``Lock.held``; also who holds the lock of this host."""
         try:
             return (self._held_here() if self.degraded else super().held()) or self._held_here()
@@ -121,15 +121,15 @@ class _ForThreads(Degrading, Lock):
             return self._held_here(away=True)
 
 
-class DegradingLock(_ForThreads):
+class FallbackLock(_ForThreads):
     """``Lock`` that can do without Redis."""
 
 
-class DegradingRedlock(_ForThreads, Redlock):
+class FallbackRedlock(_ForThreads, Redlock):
     """``Redlock`` that can do without its servers."""
 
 
-class _ForTasks(Degrading, AsyncLock):
+class _ForTasks(Fallback, AsyncLock):
     @for_the_caller
     async def acquire(
         self,
@@ -212,7 +212,7 @@ class _ForTasks(Degrading, AsyncLock):
     async def owned(self) -> bool:
         return self.degraded is not None or await super().owned()
 
-    async def held(self) -> Held | None:
+    async def held(self) -> HolderInfo | None:
         try:
             here = self._held_here() if self.degraded else await super().held()
             return here or self._held_here()
@@ -222,9 +222,9 @@ class _ForTasks(Degrading, AsyncLock):
             return self._held_here(away=True)
 
 
-class AsyncDegradingLock(_ForTasks):
+class AsyncFallbackLock(_ForTasks):
     """``AsyncLock`` that can do without Redis."""
 
 
-class AsyncDegradingRedlock(_ForTasks, AsyncRedlock):
+class AsyncFallbackRedlock(_ForTasks, AsyncRedlock):
     """``AsyncRedlock`` that can do without its servers."""

@@ -2,14 +2,14 @@
 
 from .database import STEP, delete_matching, empty, indexed_locks
 from .forced_release import Outcome, release
-from .inspection import Inspection, Waiter, inspect
+from .inspection import Inspection, WaiterInfo, inspect
 from .listing import (
     FLIGHT,
     LOCK,
     MOST_DESCRIBED,
     MOST_ENTRIES,
-    HeldLock,
     Inventory,
+    LockInfo,
     list_flights,
     list_held,
 )
@@ -20,11 +20,11 @@ __all__ = [
     "MOST_DESCRIBED",
     "MOST_ENTRIES",
     "STEP",
-    "HeldLock",
     "Inspection",
     "Inventory",
+    "LockInfo",
     "Outcome",
-    "Waiter",
+    "WaiterInfo",
     "delete_matching",
     "empty",
     "indexed_locks",

@@ -12,7 +12,7 @@ from ..protocol import (
     HELD,
     RESET,
     Call,
-    Held,
+    HolderInfo,
     as_bytes,
     fingerprint,
     flight_key,
@@ -40,7 +40,7 @@ class Outcome(Enum):
     #: Nobody held it any more.
     FREE = "free"
     #: It had passed to another holder, who keeps it.
-    CHANGED_HANDS = "changed hands"
+    NOT_OWNER = "changed hands"
 
 
 def release(
@@ -60,8 +60,8 @@ def release(
     Args:
         client: a redis-py client.
         key: the lock's, or the cache key of a computation.
-        owner_id: ``HeldLock.owner.id``.
-        fence: ``HeldLock.fence``, which tells two acquisitions with one chosen token apart.
+        owner_id: ``LockInfo.owner.id``.
+        fence: ``LockInfo.fence``, which tells two acquisitions with one chosen token apart.
         kind: LOCK, or FLIGHT to end a computation: its leader keeps what it computes for itself,
             and a follower takes over.
         grant_timeout: seconds the first waiter has to take it up.
@@ -78,15 +78,15 @@ def release(
     reply = run(client, Call(HELD, keys, ()), patience=PATIENCE).value
     if reply is None:
         return Outcome.FREE
-    held = Held(reply)
+    held = HolderInfo(reply)
     if held.owner.id != owner_id:
-        return Outcome.CHANGED_HANDS
+        return Outcome.NOT_OWNER
     seen = held.fence if fence is None else fence
     wanted = (new_token(), milliseconds(grant_timeout), held.token, seen)
     answer = run(client, Call(RESET, keys, wanted), patience=PATIENCE)
     if not answer.value and not answer.sent_twice:
         free = run(client, Call(HELD, keys, ()), patience=PATIENCE).value is None
-        return Outcome.FREE if free else Outcome.CHANGED_HANDS
+        return Outcome.FREE if free else Outcome.NOT_OWNER
     try:
         run(client, note_call(key, "reset", held.owner, by, held.held_for), patience=PATIENCE)
     except (RedisError, OSError):
@@ -101,7 +101,7 @@ def _end_flight(client: Any, key: bytes, owner_id: str) -> Outcome:
     if not token or token.startswith(b"!"):
         return Outcome.FREE
     if fingerprint(token) != owner_id:
-        return Outcome.CHANGED_HANDS
+        return Outcome.NOT_OWNER
     ending = Call(
         END_FLIGHT, (key, flight, flight_stream(key, token)), (token, STREAM_LIFETIME, "", 0)
     )

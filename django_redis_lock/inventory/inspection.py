@@ -18,16 +18,16 @@ from ..protocol import (
     lock_keys,
 )
 from ..transport import run
-from .listing import LOCK, PATIENCE, HeldLock, look_at
+from .listing import LOCK, PATIENCE, LockInfo, look_at
 
-__all__ = ["Inspection", "Waiter", "inspect"]
+__all__ = ["Inspection", "WaiterInfo", "inspect"]
 
 #: Waiters named, at most. Each is a process, so there are seldom as many.
 MOST_WAITERS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Waiter:
+class WaiterInfo:
     """A process that waits for a lock.
 
     Attributes:
@@ -54,8 +54,8 @@ class Inspection:
         events: what has happened last, the latest first (``chronicle``).
     """
 
-    lock: HeldLock | None
-    waiters: tuple[Waiter, ...]
+    lock: LockInfo | None
+    waiters: tuple[WaiterInfo, ...]
     events: tuple[Event, ...]
 
 
@@ -79,13 +79,13 @@ def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> I
     )
 
 
-def _waiter(id: bytes, now: float) -> Waiter:
+def _waiter(id: bytes, now: float) -> WaiterInfo:
     """The waiter whose name ``grants.waiter_id`` has made."""
     parts = id.decode(errors="replace").split(" ", 4)
     if len(parts) < 5:
-        return Waiter()
+        return WaiterInfo()
     _, began, pid, host, thread = parts
     since, process = bounded(began, FAR), bounded(pid, MOST_PID)
     if since is None or process is None:
-        return Waiter()
-    return Waiter(host, int(process), thread, since, max(0.0, now - since))
+        return WaiterInfo()
+    return WaiterInfo(host, int(process), thread, since, max(0.0, now - since))

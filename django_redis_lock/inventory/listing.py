@@ -38,7 +38,7 @@ from ..protocol import (
 from ..transport import is_cluster, run, run_all
 from .database import indexes
 
-__all__ = ["FLIGHT", "LOCK", "HeldLock", "Inventory", "list_flights", "list_held", "look_at"]
+__all__ = ["FLIGHT", "LOCK", "Inventory", "LockInfo", "list_flights", "list_held", "look_at"]
 
 #: The kinds of what is listed: locks, and computations of cache values.
 LOCK, FLIGHT = "lock", "flight"
@@ -57,7 +57,7 @@ GRACE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class HeldLock:
+class LockInfo:
     """A lock that somebody holds. It does not know the token, so it cannot give it away.
 
     Attributes:
@@ -133,7 +133,7 @@ class Inventory:
         complete: whether ``locks`` has all of them.
     """
 
-    locks: tuple[HeldLock, ...]
+    locks: tuple[LockInfo, ...]
     total: int
     complete: bool
 
@@ -161,7 +161,7 @@ def list_flights(client: Any, prefix: bytes, limit: int = 500, search: str = "")
     return _list(client, FLIGHT, prefix, limit, search)
 
 
-def look_at(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> HeldLock | None:
+def look_at(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> LockInfo | None:
     """What ``list_held`` or ``list_flights`` say of the one at ``key``; None if it is free.
 
     Raises:
@@ -209,7 +209,7 @@ def _answers(client: Any, calls: Sequence[Call]) -> list[Any]:
     return [run(client, call, patience=PATIENCE).value for call in calls]
 
 
-def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> tuple[HeldLock, ...]:
+def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> tuple[LockInfo, ...]:
     """Those at ``keys`` that are held still, the longest held first."""
     keys = [key for key in keys if not is_reserved(key)]
     size = 1 if is_cluster(client) else GROUP  # On a cluster each is elsewhere.
@@ -223,7 +223,7 @@ def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> t
     return tuple(sorted(_heard_of(client, locks), key=_longest_first))
 
 
-def _heard_of(client: Any, locks: Sequence[HeldLock]) -> list[HeldLock]:
+def _heard_of(client: Any, locks: Sequence[LockInfo]) -> list[LockInfo]:
     """``locks`` with what was last heard of their holders' processes: all locks of one process are
     judged by the latest."""
     beats = last_heartbeats(client, (lock.owner.process for lock in locks))
@@ -246,7 +246,7 @@ def _named(kind: str, keys: Sequence[bytes]) -> tuple[Script, tuple[bytes, ...]]
     return DESCRIBE_FLIGHTS, tuple(p for key in keys for p in (flight_key(key), flight_leader(key)))
 
 
-def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> HeldLock:
+def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> LockInfo:
     _, token, pttl, fields, broken, *of_a_lock = reply
     described = fields_of(fields)
     owner = Owner.from_fields(described, fingerprint(as_bytes(token)))
@@ -257,7 +257,7 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Held
     digits = as_bytes(fence).partition(b" ")[0]
     seen = _number(described, "seen")
     name = (key[len(prefix) :] if key.startswith(prefix) else key).decode(errors="backslashreplace")
-    return HeldLock(
+    return LockInfo(
         key=key,
         name=name,
         owner=owner,
@@ -286,7 +286,7 @@ def _lifetime(fields: Mapping[str, str]) -> float | None:
     return None if kept is None else kept / 1000 or math.inf
 
 
-def _longest_first(lock: HeldLock) -> tuple[float, str]:
+def _longest_first(lock: LockInfo) -> tuple[float, str]:
     return -(lock.held_for or 0.0), lock.name
 
 

@@ -2,26 +2,26 @@
 
 from .aio import AsyncLock
 from .graceful_exit import unwinding
-from .handle import Handle
+from .handle import BaseLock
 from .heartbeat import last_heartbeats
 from .history import Event, note_call, note_vanished, read_events
 from .local_state import for_the_caller
 from .lock import Lock
-from .renewal import Abandoned, Renewal, Renewals
-from .waiting import FIRST_PAUSE, LONGEST_PAUSE, TaskPlace, ThreadPlace, in_background
+from .renewal import DeferredRelease, Renewal, Renewals
+from .waiting import FIRST_PAUSE, LONGEST_PAUSE, TaskWaiter, ThreadWaiter, in_background
 
 __all__ = [
     "FIRST_PAUSE",
     "LONGEST_PAUSE",
-    "Abandoned",
     "AsyncLock",
+    "BaseLock",
+    "DeferredRelease",
     "Event",
-    "Handle",
     "Lock",
     "Renewal",
     "Renewals",
-    "TaskPlace",
-    "ThreadPlace",
+    "TaskWaiter",
+    "ThreadWaiter",
     "for_the_caller",
     "in_background",
     "last_heartbeats",

@@ -1,4 +1,4 @@
-"""The lock for asyncio: ``lock`` with ``await``. See ``Handle`` for its arguments.
+"""The lock for asyncio: ``lock`` with ``await``. See ``BaseLock`` for its arguments.
 
 The keeper is the same background thread that serves ``Lock``: a blocked event loop must not lose
 the locks of its tasks, and a task in that loop could not renew them.
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from redis.exceptions import RedisError
 
 from ..exceptions import LockNotAcquired
-from ..protocol import Call, Granted, Held, Hold, Owner, Request, check_seconds
+from ..protocol import AcquireRequest, Acquisition, Call, Hold, HolderInfo, Owner, check_seconds
 from ..transport import Answer, arun, server_of
-from .handle import Handle
+from .handle import BaseLock
 from .heartbeat import question_about, with_answer
 from .history import note_vanished
 from .local_state import TaskState, for_the_caller
 from .replication import aconfirm, patience_of
-from .waiting import TaskPlace, in_background
+from .waiting import TaskWaiter, in_background
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncLock"]
 
 
-class AsyncLock(Handle):
+class AsyncLock(BaseLock):
     """``Lock`` for asyncio: ``redis_client.lock(name, lock_class=AsyncLock)`` of redis.asyncio.
 
     Each task has a token of its own: the task in which ``acquire`` was called. ``on_lost`` is
@@ -69,7 +69,7 @@ class AsyncLock(Handle):
         self._tell_acquired(self._keep(granted), asked_at, granted.contended)
         return True
 
-    async def _acquire(self, request: Request, wait: float | None) -> Granted | None:
+    async def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
         began = time.monotonic()
         if wait == 0:
             reply = (await self._run(request.acquire())).value
@@ -78,10 +78,10 @@ class AsyncLock(Handle):
             return request.acquired(reply[1], began) if reply[0] else None
         if wait is not None:
             request = request._replace(deadline=began + wait)
-        return await TaskPlace(self.redis, request).wait()
+        return await TaskWaiter(self.redis, request).wait()
 
     async def _confirm(
-        self, request: Request, wait: float | None, asked_at: float, granted: Granted
+        self, request: AcquireRequest, wait: float | None, asked_at: float, granted: Acquisition
     ) -> None:
         """Wait for the replicas.
 
@@ -92,7 +92,7 @@ class AsyncLock(Handle):
         question = (self.keys, granted.token, self.replicas, patience)
         self._judge(await aconfirm(self.redis, *question))
 
-    def _keep(self, granted: Granted) -> Hold:
+    def _keep(self, granted: Acquisition) -> Hold:
         hold = super()._keep(granted)
         if self.on_lost is not None:
             hold.on_lost = _in_loop(asyncio.get_running_loop(), self.on_lost)
@@ -163,10 +163,10 @@ class AsyncLock(Handle):
         held = await self.held()
         return None if held is None else held.ttl
 
-    async def held(self) -> Held | None:
+    async def held(self) -> HolderInfo | None:
         """As ``Lock.held``."""
         reply = (await self._run(self._held_call())).value
-        return None if reply is None else Held(reply)
+        return None if reply is None else HolderInfo(reply)
 
     async def reset(self) -> bool:
         """As ``Lock.reset``."""
@@ -184,7 +184,7 @@ class AsyncLock(Handle):
             return self
         raise LockNotAcquired.over(self._shown, await self._in_the_way())
 
-    async def _in_the_way(self) -> Held | None:
+    async def _in_the_way(self) -> HolderInfo | None:
         try:
             return await self.held()
         except (RedisError, OSError):

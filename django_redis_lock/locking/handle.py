@@ -14,11 +14,11 @@ from ..protocol import (
     EXTEND,
     HELD,
     RESET,
+    AcquireRequest,
+    Acquisition,
     Call,
-    Granted,
-    Held,
     Hold,
-    Request,
+    HolderInfo,
     check_count,
     check_name,
     check_seconds,
@@ -31,14 +31,14 @@ from ..protocol import (
     release_call,
 )
 from ..transport import is_cluster
-from .kept import Kept
+from .kept import LockRenewal
 from .local_state import ThreadState
-from .telling import Telling
+from .telling import LockEvents
 
-__all__ = ["Handle"]
+__all__ = ["BaseLock"]
 
 
-class Handle(Kept, Telling):
+class BaseLock(LockRenewal, LockEvents):
     """A lock's arguments and state. ``Lock`` and ``AsyncLock`` add the talking.
 
     Args:
@@ -175,7 +175,7 @@ class Handle(Kept, Telling):
         blocking: bool | None,
         blocking_timeout: float | None,
         token: str | bytes | None,
-    ) -> tuple[Request, float | None]:
+    ) -> tuple[AcquireRequest, float | None]:
         """What one call of ``acquire`` asks for, and the seconds it may wait (0: one try)."""
         pause = self.sleep if sleep is None else check_seconds("sleep", sleep, zero=True)
         wait = check_wait(blocking_timeout)
@@ -192,7 +192,7 @@ class Handle(Kept, Telling):
         whose = (self.keys, mine, attempt)
         how = (self.timeout, self.grant_timeout, pause)
         extras: Any = {"replicas": self.replicas, "subject": self.subject}
-        return Request(*whose, *how, may_hold=[(mine, attempt)], **extras), wait
+        return AcquireRequest(*whose, *how, may_hold=[(mine, attempt)], **extras), wait
 
     def _refuse_to_wait_for_itself(self) -> None:
         hold: Hold | None = self.local.hold
@@ -204,7 +204,7 @@ class Handle(Kept, Telling):
                 self._shown,
             )
 
-    def _won(self, granted: Granted) -> Hold:
+    def _won(self, granted: Acquisition) -> Hold:
         """Note an acquisition in this thread's state."""
         hold = self._hold_class(
             self.keys,
@@ -278,7 +278,7 @@ class Handle(Kept, Telling):
 
     def _reset_call(self, reply: Any) -> Call:
         """Ends the lock of the holder that ``reply``, to HELD, has named."""
-        held, grant = Held(reply), (new_token(), milliseconds(self.grant_timeout))
+        held, grant = HolderInfo(reply), (new_token(), milliseconds(self.grant_timeout))
         return Call(RESET, self.keys, (*grant, held.token, held.fence))
 
     def _is_mine(self, reply: Any) -> bool:
@@ -286,4 +286,6 @@ class Handle(Kept, Telling):
         token = self.local.token
         if reply is None or token is None or (hold is not None and not hold.counts):
             return False
-        return Held(reply).token == (token if isinstance(token, bytes) else self._encode(token))
+        return HolderInfo(reply).token == (
+            token if isinstance(token, bytes) else self._encode(token)
+        )

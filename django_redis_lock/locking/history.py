@@ -32,7 +32,7 @@ from ..protocol import (
 )
 from ..transport import Server
 
-__all__ = ["Event", "Note", "note_call", "note_vanished", "read_events"]
+__all__ = ["Event", "RecordEvent", "note_call", "note_vanished", "read_events"]
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -75,7 +75,7 @@ class Event:
         return Owner(self.id, self.host, self.pid, self.thread, self.label)
 
 
-class Note(Job):
+class RecordEvent(Job):
     """Writes an event down, once: it is not worth a second try."""
 
     owed = True  # Many a command releases its lock as the last thing it does.
@@ -117,10 +117,12 @@ def note_vanished(
         logger.warning("The lock %s was left behind by %s", printable(keys.lock), event.owner)
         at = round(event.at * 1e6)
         now = time.monotonic()
-        keeper().add(Note(server, now, keys, event.what, event.owner, held=event.held, at=at))
+        keeper().add(
+            RecordEvent(server, now, keys, event.what, event.owner, held=event.held, at=at)
+        )
         if events.listeners and subject is not None:
             # Of a lock on several servers, each has its own figures.
-            events.tell(events.Crashed(subject._replace(server=server), event.owner))
+            events.emit(events.Crashed(subject._replace(server=server), event.owner))
 
 
 def _vanished(found: Any) -> Event | None:

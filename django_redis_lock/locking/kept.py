@@ -6,16 +6,16 @@ from typing import Any
 
 from ..exceptions import TooFewReplicas
 from ..keeper import keeper
-from ..protocol import Call, Granted, Hold, Request
+from ..protocol import AcquireRequest, Acquisition, Call, Hold
 from ..transport import Server, may_have_run, server_of
-from .renewal import Abandoned, Renewal, Renewals
+from .renewal import DeferredRelease, Renewal, Renewals
 from .replication import Confirmed
 
-__all__ = ["Kept"]
+__all__ = ["LockRenewal"]
 
 
-class Kept:
-    """The part of ``Handle`` that deals with the keeper."""
+class LockRenewal:
+    """The part of ``BaseLock`` that deals with the keeper."""
 
     redis: Any
     name: str | bytes
@@ -30,7 +30,7 @@ class Kept:
         """Where the lock is kept."""
         return server_of(self.redis)
 
-    def _won(self, granted: Granted) -> Hold:
+    def _won(self, granted: Acquisition) -> Hold:
         raise NotImplementedError
 
     def _owned_token(self, verb: str) -> bytes:
@@ -39,7 +39,7 @@ class Kept:
     def _release(self, token: bytes) -> Call:
         raise NotImplementedError
 
-    def _keep(self, granted: Granted) -> Hold:
+    def _keep(self, granted: Acquisition) -> Hold:
         """The lock is ours: note it, and have it renewed and described."""
         hold = self._won(granted)
         self.local.renewal = Renewals(Renewal(server_of(self.redis), hold))
@@ -70,9 +70,9 @@ class Kept:
         if self.local.hold is hold:  # Or somebody who shares this handle has the lock by now.
             self.local.token = self.local.renewal = None
         if released and renewal is not None:
-            renewal.tell("released")
+            renewal.emit("released")
 
-    def _abandon(self, request: Request, error: BaseException) -> None:
+    def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
         """The call of ``acquire`` ends with ``error``: release whatever Redis may have given to it,
         also if the reply was lost, or an interrupt came before it was noted."""
         unsent = None if may_have_run(error) else (request.token, request.attempt)
@@ -116,4 +116,4 @@ class Kept:
         self.local.token = self.local.renewal = None
 
     def _hand_over(self, release: Call) -> None:
-        keeper().add(Abandoned(server_of(self.redis), release, self.timeout))
+        keeper().add(DeferredRelease(server_of(self.redis), release, self.timeout))

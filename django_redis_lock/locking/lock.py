@@ -1,4 +1,4 @@
-"""The lock for threads. See ``Handle`` for its arguments and ``aio`` for asyncio."""
+"""The lock for threads. See ``BaseLock`` for its arguments and ``aio`` for asyncio."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Literal
 from redis.exceptions import RedisError
 
 from ..exceptions import LockNotAcquired
-from ..protocol import Call, Granted, Held, Hold, Owner, Request, check_seconds, in_a_thread
+from ..protocol import (
+    AcquireRequest,
+    Acquisition,
+    Call,
+    Hold,
+    HolderInfo,
+    Owner,
+    check_seconds,
+    in_a_thread,
+)
 from ..transport import Answer, run, server_of
-from .handle import Handle
+from .handle import BaseLock
 from .heartbeat import question_about, with_answer
 from .history import note_vanished
 from .replication import confirm, patience_of
-from .waiting import ThreadPlace
+from .waiting import ThreadWaiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Lock"]
 
 
-class Lock(Handle):
+class Lock(BaseLock):
     """A lock on Redis with redis-py's interface: ``redis_client.lock(name, lock_class=Lock)``.
 
     A waiter is woken by the release, in the order of arrival; it does not poll. What may go wrong,
@@ -48,7 +57,7 @@ class Lock(Handle):
         """Take the lock.
 
         Args:
-            sleep, blocking, blocking_timeout: instead of the handle's own, see ``Handle``.
+            sleep, blocking, blocking_timeout: instead of the handle's own, see ``BaseLock``.
             token: what proves ownership, instead of a random value.
 
         Returns:
@@ -83,7 +92,7 @@ class Lock(Handle):
             self._undo(before)
             raise
 
-    def _acquire(self, request: Request, wait: float | None) -> Granted | None:
+    def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
         began = time.monotonic()
         if wait == 0:
             reply = self._run(request.acquire()).value
@@ -92,10 +101,10 @@ class Lock(Handle):
             return request.acquired(reply[1], began) if reply[0] else None
         if wait is not None:
             request = request._replace(deadline=began + wait)
-        return ThreadPlace(self.redis, request).wait()
+        return ThreadWaiter(self.redis, request).wait()
 
     def _confirm(
-        self, request: Request, wait: float | None, asked_at: float, granted: Granted
+        self, request: AcquireRequest, wait: float | None, asked_at: float, granted: Acquisition
     ) -> None:
         """Wait for the replicas.
 
@@ -106,7 +115,7 @@ class Lock(Handle):
         question = (self.keys, granted.token, self.replicas, patience)
         self._judge(confirm(self.redis, *question))
 
-    def _keep(self, granted: Granted) -> Hold:
+    def _keep(self, granted: Acquisition) -> Hold:
         hold = super()._keep(granted)
         if self.on_lost is not None:
             hold.on_lost = in_a_thread(self.on_lost)
@@ -194,11 +203,11 @@ class Lock(Handle):
         held = self.held()
         return None if held is None else held.ttl
 
-    def held(self) -> Held | None:
+    def held(self) -> HolderInfo | None:
         """Who holds the lock, for how long already and how long still, in one trip; None if
         nobody does."""
         reply = self._run(self._held_call()).value
-        return None if reply is None else Held(reply)
+        return None if reply is None else HolderInfo(reply)
 
     def reset(self) -> bool:
         """End the lock, whoever holds it; the first waiter gets it. Returns whether it was held.
@@ -227,7 +236,7 @@ class Lock(Handle):
             raise
         raise LockNotAcquired.over(self._shown, self._in_the_way())
 
-    def _in_the_way(self) -> Held | None:
+    def _in_the_way(self) -> HolderInfo | None:
         try:
             return self.held()
         except (RedisError, OSError):

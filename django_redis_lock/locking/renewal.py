@@ -16,9 +16,9 @@ from ..notices import get_logger
 from ..protocol import RENEW, Call, Hold, milliseconds, new_token, printable, release_call
 from ..transport import Server
 from .heartbeat import Heartbeat
-from .history import Note
+from .history import RecordEvent
 
-__all__ = ["Abandoned", "Renewal", "Renewals"]
+__all__ = ["DeferredRelease", "Renewal", "Renewals"]
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -113,7 +113,7 @@ class Renewal(Job):
         self.stop()
         how = (grant_timeout, min_hold, hold.fence, hold.attempt)
         call = release_call(hold.keys, hold.token, new_token(), *how)
-        keeper().add(Abandoned(self.server, call, hold.lifetime))
+        keeper().add(DeferredRelease(self.server, call, hold.lifetime))
 
     def _terms(self) -> tuple[str, ...]:
         """What people want to know of the lock beside who holds it."""
@@ -127,18 +127,20 @@ class Renewal(Job):
             return terms
         return (*terms, "group", subject.group)
 
-    def tell(self, what: str, note: str = "") -> None:
+    def emit(self, what: str, note: str = "") -> None:
         """Have it noted what has happened to the lock, unless that was over in no time."""
         if not self._naming:
             return
         hold = self.hold
         now = time.monotonic()
-        keeper().add(Note(self.server, now, hold.keys, what, hold.owner(), note, now - hold.began))
+        keeper().add(
+            RecordEvent(self.server, now, hold.keys, what, hold.owner(), note, now - hold.began)
+        )
 
     def _lose(self, reason: str) -> None:
         self.stop()
         if self.hold.lose(reason):
-            self.tell("lost", reason)
+            self.emit("lost", reason)
 
     def _renewing(self, now: float) -> bool:
         return self.hold.renews_until > now
@@ -206,9 +208,9 @@ class Renewals:
         for job in self.jobs:
             keeper().reschedule(job, due)
 
-    def tell(self, what: str) -> None:
+    def emit(self, what: str) -> None:
         for job in self.jobs:
-            job.tell(what)
+            job.emit(what)
 
 
 def _collected(jobs: tuple[Renewal, ...], terms: tuple[float, float], _: object) -> None:
@@ -219,7 +221,7 @@ def _collected(jobs: tuple[Renewal, ...], terms: tuple[float, float], _: object)
             keeper().reschedule(job, time.monotonic())
 
 
-class Abandoned(Job):
+class DeferredRelease(Job):
     """Does for whoever cannot stay for it what others wait for: releases what an acquire may have
     got although nobody has heard its answer, or what a release was to give up that was interrupted;
     ends a flight that Redis has not heard of ending.

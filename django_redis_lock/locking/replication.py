@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..protocol import Call, LockKeys, Request, milliseconds, script
+from ..protocol import AcquireRequest, Call, LockKeys, milliseconds, script
 from ..transport import aconnect, pack, server_of
 
 __all__ = ["Confirmed", "aconfirm", "confirm", "patience_of"]
@@ -45,7 +45,7 @@ class Confirmed(NamedTuple):
     replicas: int
 
 
-def patience_of(request: Request, until: float | None) -> float:
+def patience_of(request: AcquireRequest, until: float | None) -> float:
     """Seconds to wait for a confirmation: as long as the acquisition may wait, within reason.
 
     Args:

@@ -14,13 +14,13 @@ from ..exceptions import LockError
 from ..notices import get_logger
 from ..protocol import Hold, LockKeys, printable
 
-__all__ = ["Telling"]
+__all__ = ["LockEvents"]
 
 logger = get_logger("django_redis_lock.lock")
 
 
-class Telling:
-    """The part of ``Handle`` that speaks of what happens to it.
+class LockEvents:
+    """The part of ``BaseLock`` that speaks of what happens to it.
 
     Attributes:
         cache: the cache backend it came from, None if from none.
@@ -60,26 +60,26 @@ class Telling:
             logger.debug("Acquired %s after %.3f s, fence %d", self._printed, waited, hold.fence)
         if events.listeners:
             waited = self._now() - asked_at
-            events.tell(Acquired(self.subject, waited, contended, hold.fence))
+            events.emit(Acquired(self.subject, waited, contended, hold.fence))
 
     def _tell_timed_out(self, asked_at: float, blocking: bool) -> None:
         waited = self._now() - asked_at
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("Did not get %s within %.3f s", self._printed, waited)
         if events.listeners:
-            events.tell(TimedOut(self.subject, waited, blocking))
+            events.emit(TimedOut(self.subject, waited, blocking))
 
     def _tell_released(self, hold: Hold | None) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("Released %s", self._printed)
         if events.listeners and hold is not None:
-            events.tell(Released(self.subject, self._now() - hold.began, hold.fence))
+            events.emit(Released(self.subject, self._now() - hold.began, hold.fence))
 
     def _tell_gone(self, hold: Hold | None) -> None:
         """A release found that the lock had ended before, of which nobody has spoken yet."""
         if events.listeners and hold is not None and hold.given_up:
             held = self._now() - hold.began
-            events.tell(Lost(self.subject, held, "it had ended before its release", hold.fence))
+            events.emit(Lost(self.subject, held, "it had ended before its release", hold.fence))
 
     def _hide_release_error(self, error: Exception, body_failed: bool) -> bool:
         """Whether leaving the block swallows ``error``; the body's own exception comes first."""

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from ..cache import lock_caches
 from ..checks import TAG
-from ..doctor import Finding, Level, Patient, examine
+from ..doctor import Finding, Level, Target, examine
 from .exit_codes import TROUBLE, UNAVAILABLE, WARNED
 from .output import width_of
 from .wording import one_line
@@ -113,7 +113,7 @@ def _write_all(command: BaseCommand, findings: list[Finding], width: int) -> Non
 
 def _address(alias: str) -> str:
     try:
-        return one_line(Patient(alias).address)
+        return one_line(Target(alias).address)
     except (ImproperlyConfigured, RedisError, OSError):
         return ""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 __all__ = [
-    "CHANGED_HANDS",
     "CLOSED",
     "HELD",
     "LOST",
     "NOT_FOUND",
+    "NOT_OWNER",
     "TAKEN",
     "TROUBLE",
     "UNAVAILABLE",
@@ -20,7 +20,7 @@ WARNED = 1
 #: ``locks --exit-code``: a lock is held; or one with a silent holder, or without an end, is.
 HELD, TROUBLE = 1, 3
 #: ``locks release``: the lock had passed to another holder, who keeps it.
-CHANGED_HANDS = 1
+NOT_OWNER = 1
 #: The command line makes no sense; argparse's own.
 USAGE = 2
 #: Redis could not be asked, or was not fit to keep the lock; nothing has run (EX_UNAVAILABLE).

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from ..cache import lock_caches
-from ..held_locks import Holding, Holdings, holdings
+from ..held_locks import HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
 from .exit_codes import HELD, TROUBLE, UNAVAILABLE
 from .output import Column, Style, clip, table, width_of, width_of_table
@@ -62,7 +62,7 @@ def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
     return verdict(result, options)
 
 
-def failures(result: Holdings) -> list[str]:
+def failures(result: HeldLocks) -> list[str]:
     """What could not be asked, each reason once; and what is held on this host instead."""
     found: dict[str, list[str]] = {}
     for failure in result.failures:
@@ -75,17 +75,17 @@ def failures(result: Holdings) -> list[str]:
     return failed + [f"{one_line(name)} is held on this host: {who}" for name, who in result.local]
 
 
-def found(options: dict[str, Any]) -> Holdings:
+def found(options: dict[str, Any]) -> HeldLocks:
     aliases = None if options["using"] is None else [options["using"]]
     kinds = KINDS[options["kind"]]
-    result = holdings(aliases, kinds=kinds, search=options["search"], limit=options["limit"])
+    result = held_locks(aliases, kinds=kinds, search=options["search"], limit=options["limit"])
     oldest = options["older_than"]
     options["held"] = sum(h.lock.kind == LOCK for h in result.found)
     result.found = [h for h in result.found if oldest is None or (h.lock.held_for or 0.0) > oldest]
     return result
 
 
-def verdict(result: Holdings, options: dict[str, Any]) -> int:
+def verdict(result: HeldLocks, options: dict[str, Any]) -> int:
     """The exit code: what could not be asked comes first."""
     if result.failures:
         return UNAVAILABLE
@@ -94,7 +94,7 @@ def verdict(result: Holdings, options: dict[str, Any]) -> int:
     return TROUBLE if any(in_trouble(h.lock) for h in result.found) else HELD
 
 
-def lines(result: Holdings, command: BaseCommand, options: dict[str, Any]) -> list[str]:
+def lines(result: HeldLocks, command: BaseCommand, options: dict[str, Any]) -> list[str]:
     """The table, and a sentence below it; nothing at all if no cache could be asked."""
     if not _answered(result, options):
         return []
@@ -117,13 +117,13 @@ def lines(result: Holdings, command: BaseCommand, options: dict[str, Any]) -> li
     return [*out, _summary(result, options)]
 
 
-def _answered(result: Holdings, options: dict[str, Any]) -> bool:
+def _answered(result: HeldLocks, options: dict[str, Any]) -> bool:
     """Whether any of the caches asked for could be asked."""
     asked = lock_caches() if options["using"] is None else [options["using"]]
     return not {failure.alias for failure in result.failures}.issuperset(asked)
 
 
-def _row(holding: Holding, several: bool, noted: bool, *, labelled: bool = True) -> list[str]:
+def _row(holding: HeldLock, several: bool, noted: bool, *, labelled: bool = True) -> list[str]:
     lock = holding.lock
     waiting = "" if lock.waiters is None else str(lock.waiters or "-")
     row = [one_line(holding.name), holder(lock, labelled=labelled)]
@@ -132,7 +132,7 @@ def _row(holding: Holding, several: bool, noted: bool, *, labelled: bool = True)
     return row + [holding.alias] * several + [note(lock)] * noted
 
 
-def _summary(result: Holdings, options: dict[str, Any]) -> str:
+def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
     locks = [h for h in result.found if h.lock.kind == LOCK]
     waiting = sum(h.lock.waiters or 0 for h in locks)
     held = len(locks)
@@ -163,7 +163,7 @@ def _none(options: dict[str, Any]) -> str:
     return "No lock matches" if options["search"] else "No lock is held"
 
 
-def _document(result: Holdings) -> dict[str, Any]:
+def _document(result: HeldLocks) -> dict[str, Any]:
     return {
         "at": time.time(),
         "locks": [as_json(h) for h in result.found],

@@ -62,7 +62,11 @@ class Program:
     def run(self, environment: dict[str, str], within: float) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
-        with self._signals(), Terminal() as terminal, Guard(min(self._grace, within)) as guard:
+        with (
+            self._signals(),
+            Terminal() as terminal,
+            ProcessGuard(min(self._grace, within)) as guard,
+        ):
             process = subprocess.Popen(
                 self._argv, env={**os.environ, **environment}, **_in_group(guard.group)
             )
@@ -143,7 +147,7 @@ def _in_group(group: int) -> dict[str, Any]:
     return {"preexec_fn": lambda: os.setpgid(0, group)}
 
 
-class Guard:
+class ProcessGuard:
     """A process that leads the program's group before there is a program, and ends the group when
     this process has gone without a word.
 
@@ -154,7 +158,7 @@ class Guard:
     def __init__(self, grace: float) -> None:
         self._grace = grace
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> ProcessGuard:
         with _blocked():  # For good in the guard: what is meant for the group must not end it.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", GUARD, str(self._grace)],

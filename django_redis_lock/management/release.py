@@ -10,9 +10,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from ..held_locks import Holding, release
+from ..held_locks import HeldLock, release
 from ..inventory import MOST_ENTRIES, Outcome
-from .exit_codes import CHANGED_HANDS, UNAVAILABLE, USAGE
+from .exit_codes import NOT_OWNER, UNAVAILABLE, USAGE
 from .listing import failures, found, lines
 from .show import find
 from .wording import duration, holder, one_line
@@ -33,14 +33,14 @@ def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
         return 1
     outcome = _release(held)
     command.stdout.write(_said(held, outcome))
-    return CHANGED_HANDS if outcome is Outcome.CHANGED_HANDS else 0
+    return NOT_OWNER if outcome is Outcome.NOT_OWNER else 0
 
 
-def _said(held: Holding, outcome: Outcome) -> str:
+def _said(held: HeldLock, outcome: Outcome) -> str:
     name = one_line(held.name)
     if outcome is Outcome.FREE:
         return f"{name} had ended by itself."
-    if outcome is Outcome.CHANGED_HANDS:
+    if outcome is Outcome.NOT_OWNER:
         return f"{name} has passed to another holder meanwhile, who keeps it."
     waits = " The first to wait has it now." if held.lock.waiters else ""
     return f"{name} is released.{waits}"
@@ -86,20 +86,20 @@ def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
     for held in result.found:
         outcome = _release(held)
         command.stdout.write(f"{_said(held, outcome)} It was held by {_who(held)}.")
-        if outcome is Outcome.CHANGED_HANDS:
-            code = code or CHANGED_HANDS
+        if outcome is Outcome.NOT_OWNER:
+            code = code or NOT_OWNER
     return code
 
 
-def _these(held: list[Holding]) -> str:
+def _these(held: list[HeldLock]) -> str:
     return "it" if len(held) == 1 else f"these {len(held)}"
 
 
-def _who(held: Holding) -> str:
+def _who(held: HeldLock) -> str:
     return f"{holder(held.lock)}, for {duration(held.lock.held_for)}"
 
 
-def _release(held: Holding) -> Outcome:
+def _release(held: HeldLock) -> Outcome:
     lock = held.lock
     return release(
         held.alias, lock.key, lock.owner.id, fence=lock.fence, kind=lock.kind, by=_operator()

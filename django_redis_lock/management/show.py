@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 from redis.exceptions import RedisError
 
 from ..cache import lock_cache, lock_caches
-from ..held_locks import Holding, holdings, look_closely
+from ..held_locks import HeldLock, held_locks, look_closely
 from ..inventory import LOCK, Inspection
 from .exit_codes import HELD, TROUBLE, USAGE
 from .listing import KINDS
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     alias: str
     key: bytes
     kind: str
-    holding: Holding | None
+    holding: HeldLock | None
     inspection: Inspection
 
 
@@ -44,7 +44,7 @@ def find(options: dict[str, Any]) -> Found:
     """
     name, using = options["name"], options["using"]
     kinds = KINDS[options["kind"]]
-    listed = holdings(None if using is None else [using], kinds=kinds, search=name).found
+    listed = held_locks(None if using is None else [using], kinds=kinds, search=name).found
     # A key that is listed, or a lock that is in no index because plain redis-py took it.
     places = dict.fromkeys((h.alias, h.lock.key, h.lock.kind) for h in listed if h.name == name)
     aliases = list(lock_caches()) if using is None else [using]
@@ -157,7 +157,7 @@ def _facts(found: Found) -> list[tuple[str, str]]:
     return [*facts, ("cache", place)]
 
 
-def _time_left(holding: Holding) -> str:
+def _time_left(holding: HeldLock) -> str:
     lock = holding.lock
     if math.isinf(lock.ttl):
         return "never expires"
@@ -170,7 +170,7 @@ def _time_left(holding: Holding) -> str:
     return text
 
 
-def _advice(holding: Holding) -> str:
+def _advice(holding: HeldLock) -> str:
     lock = holding.lock
     if lock.silent:
         return f"Its holder is stopped, cut off or dead: {note(lock)}."

@@ -77,14 +77,14 @@ def _read(using: str | None, period: str) -> tuple[dict[str, list[Summary]], dic
 
 def _lines(command: BaseCommand, figures: Sequence[Summary], period: str) -> list[str]:
     style, width = command.style, width_of(command.stdout)
-    locks = [s for s in figures if s.attempts or s.lost or s.stood_in]
+    locks = [s for s in figures if s.attempts or s.lost or s.fallbacks]
     values = [s for s in figures if s.computations.count or s.saved]
     out = []
     if locks:
         rows = [_lock_row(s) for s in locks]
-        colours = [style.ERROR if s.lost or s.stood_in else str for s in locks]
+        colours = [style.ERROR if s.lost or s.fallbacks else str for s in locks]
         columns: Sequence[Column] = LOCKS
-        if not any(s.stood_in for s in locks):
+        if not any(s.fallbacks for s in locks):
             columns, rows = _without(STOOD_IN, columns, rows)
         if width is not None and width < 100:  # The figures are worth more than their curve.
             columns, rows = _without(OVER_TIME, columns, rows)
@@ -108,7 +108,7 @@ def _without(
 
 
 def _lock_row(of: Summary) -> list[str]:
-    numbers = (of.refused, of.timeouts, of.lost, of.stood_in)
+    numbers = (of.refused, of.timeouts, of.lost, of.fallbacks)
     return [
         one_line(of.group or ""),
         str(of.acquisitions),

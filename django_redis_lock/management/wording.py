@@ -6,8 +6,8 @@ import math
 from datetime import datetime, timezone
 from typing import Any
 
-from ..held_locks import Holding
-from ..inventory import FLIGHT, HeldLock
+from ..held_locks import HeldLock
+from ..inventory import FLIGHT, LockInfo
 from ..protocol import printable
 
 __all__ = [
@@ -54,7 +54,7 @@ def one_line(text: str, limit: int = 200) -> str:
     return printable(text.encode(errors="surrogateescape"), limit=limit)
 
 
-def holder(lock: HeldLock, *, labelled: bool = True) -> str:
+def holder(lock: LockInfo, *, labelled: bool = True) -> str:
     """Who holds it, in as few words as a table has room for; ``labelled``: and what for."""
     owner = lock.owner
     if lock.resting:
@@ -65,7 +65,7 @@ def holder(lock: HeldLock, *, labelled: bool = True) -> str:
     return one_line(f"{owner.host}:{owner.pid}{label}")
 
 
-def note(lock: HeldLock) -> str:
+def note(lock: LockInfo) -> str:
     """What is worth a second look."""
     if lock.broken:
         return f"cannot be read: {', '.join(lock.broken)}"
@@ -78,12 +78,12 @@ def note(lock: HeldLock) -> str:
     return "not renewed" if lock.renews is False and not lock.resting else ""
 
 
-def in_trouble(lock: HeldLock) -> bool:
+def in_trouble(lock: LockInfo) -> bool:
     """Whether somebody should look: its holder is silent, or its end will not come by itself."""
     return bool(lock.silent) or math.isinf(lock.ttl)
 
 
-def as_json(holding: Holding) -> dict[str, Any]:
+def as_json(holding: HeldLock) -> dict[str, Any]:
     """A lock for programs; seconds, and null for what has no end or is not known."""
     lock, owner = holding.lock, holding.lock.owner
     return {

@@ -21,6 +21,7 @@ from .figures import (
     CONTENDED,
     CRASHED,
     FAILED,
+    FALLBACKS,
     HOLDS,
     LOST,
     OTHER,
@@ -28,7 +29,6 @@ from .figures import (
     REFUSED,
     SHARED,
     STALE,
-    STOOD_IN,
     TIMED_OUT,
     WAITS,
     WITHOUT_REDIS,
@@ -195,8 +195,8 @@ def _crashed(figures: list[int], event: events.Crashed) -> None:
     figures[CRASHED] += 1
 
 
-def _stood_in(figures: list[int], event: events.StoodIn) -> None:
-    figures[STOOD_IN] += 1
+def _fallbacks(figures: list[int], event: events.FellBack) -> None:
+    figures[FALLBACKS] += 1
 
 
 def _computed(figures: list[int], event: events.Computed) -> None:
@@ -226,7 +226,7 @@ _COUNTS: dict[type, Callable[[list[int], Any], None]] = {
     events.Released: _released,
     events.Lost: _lost,
     events.Crashed: _crashed,
-    events.StoodIn: _stood_in,
+    events.FellBack: _fallbacks,
     events.Computed: _computed,
     events.Shared: _shared,
     events.RefreshFailed: _refresh_failed,

@@ -33,8 +33,8 @@ _CLASSES = len(BOUNDS) + 1
 CONTENDED, TIMED_OUT, REFUSED, LOST, COMPUTED, FAILED, SHARED, STALE, REFRESH_FAILED = range(9)
 # A distribution is the sum in microseconds, the largest in microseconds, then the classes.
 WAITS, HOLDS, COMPUTING = (9 + n * (2 + _CLASSES) for n in range(3))
-STOOD_IN = 9 + 3 * (2 + _CLASSES)
-WITHOUT_REDIS = STOOD_IN + 1
+FALLBACKS = 9 + 3 * (2 + _CLASSES)
+WITHOUT_REDIS = FALLBACKS + 1
 CRASHED = WITHOUT_REDIS + 1
 _LENGTH = CRASHED + 1
 _LARGEST = frozenset(place + 1 for place in (WAITS, HOLDS, COMPUTING))
@@ -153,7 +153,7 @@ class Summary:
         lost: locks that ended before their holders released them, and these noticed it.
         crashed: holders that were gone when their lock's lifetime was over: their process had
             died, or was cut off.
-        stood_in: locks taken without Redis while it was away (ON_REDIS_DOWN); no acquisitions.
+        fallbacks: locks taken without Redis while it was away (ON_REDIS_DOWN); no acquisitions.
         waits: how long the acquisitions waited.
         holds: how long locks were held.
         computed: values computed by ``get_or_set`` and its kin.
@@ -173,7 +173,7 @@ class Summary:
     refused: int
     lost: int
     crashed: int
-    stood_in: int
+    fallbacks: int
     waits: Distribution
     holds: Distribution
     computed: int
@@ -200,7 +200,7 @@ class Summary:
             refused=total[REFUSED],
             lost=total[LOST],
             crashed=total[CRASHED],
-            stood_in=total[STOOD_IN],
+            fallbacks=total[FALLBACKS],
             waits=Distribution.at(total, WAITS),
             holds=Distribution.at(total, HOLDS),
             computed=total[COMPUTED],
@@ -245,7 +245,7 @@ class Summary:
             self.attempts
             + self.lost
             + self.crashed
-            + self.stood_in
+            + self.fallbacks
             + self.computations.count
             + self.saved
         )

@@ -31,9 +31,9 @@ __all__ = [
     "FRESH",
     "LAST_TRY",
     "LOOK_EVERY",
+    "AcquireRequest",
+    "Acquisition",
     "Clock",
-    "Granted",
-    "Request",
     "new_token",
     "release_call",
     "waiter_id",
@@ -97,7 +97,7 @@ class Clock(NamedTuple):
         return (self.server_us - server_us) / 1e6 + time.monotonic() - self.at
 
 
-class Granted(NamedTuple):
+class Acquisition(NamedTuple):
     """The lock, with what is known of its end.
 
     Attributes:
@@ -119,7 +119,7 @@ class Granted(NamedTuple):
     contended: bool = False
 
 
-class Request(NamedTuple):
+class AcquireRequest(NamedTuple):
     """One call of ``acquire``: what it wants, for how long, and until when it waits.
 
     Attributes:
@@ -172,7 +172,7 @@ class Request(NamedTuple):
         # The system waits for 24 days at most.
         return None if self.deadline is None else min(self.left(), 3600.0) + LAST_TRY
 
-    def with_margin(self, asked_at: float) -> Request:
+    def with_margin(self, asked_at: float) -> AcquireRequest:
         """The same request, after an answer to what was sent at ``asked_at``: the last try will be
         sent one such round trip before the deadline, but at most 2 % of the wait or 10 ms."""
         if self.deadline is None:
@@ -215,18 +215,18 @@ class Request(NamedTuple):
         """The deadline of a lock whose lifetime was set by a command sent at ``sent_at``."""
         return math.inf if self.lifetime is None else sent_at + self.lifetime
 
-    def acquired(self, fence: Any, sent_at: float) -> Granted:
-        return Granted(self.token, int(fence), sent_at, self.until(sent_at), self.attempt)
+    def acquired(self, fence: Any, sent_at: float) -> Acquisition:
+        return Acquisition(self.token, int(fence), sent_at, self.until(sent_at), self.attempt)
 
-    def taken(self, token: bytes, fence: int, came_at: float, until: float) -> Granted:
+    def taken(self, token: bytes, fence: int, came_at: float, until: float) -> Acquisition:
         """A grant whose full lifetime is confirmed."""
         held_with = self.token if self.chosen else token
-        return Granted(held_with, fence, came_at, until, self.attempt)
+        return Acquisition(held_with, fence, came_at, until, self.attempt)
 
-    def granted(self, token: bytes, fence: int, age: float, came_at: float) -> Granted:
+    def granted(self, token: bytes, fence: int, age: float, came_at: float) -> Acquisition:
         """A fresh grant, believed until its own short lifetime is over."""
         until = min(came_at + self.grant_timeout - max(age, 0.0), self.until(came_at))
-        return Granted(token, fence, came_at, until)
+        return Acquisition(token, fence, came_at, until)
 
 
 def release_call(

@@ -163,7 +163,7 @@ class Hold:
                 self.deadline, self._heard_at = deadline, self.now()
 
     def settle_with(self, ask: Callable[[bool], float | None]) -> None:
-        """The full lifetime is not confirmed yet; ``ask`` knows (``Granted.settle``)."""
+        """The full lifetime is not confirmed yet; ``ask`` knows (``Acquisition.settle``)."""
 
         def settle(wait: bool) -> None:
             until = ask(wait)
@@ -209,7 +209,7 @@ class Hold:
             reason,
         )
         if events.listeners and self.subject is not None:
-            events.tell(Lost(self.subject, held, reason, self.fence))
+            events.emit(Lost(self.subject, held, reason, self.fence))
         if self.on_lost is not None:
             try:
                 self.on_lost()

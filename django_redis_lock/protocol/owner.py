@@ -18,7 +18,7 @@ __all__ = [
     "HEARTBEAT_EVERY",
     "MOST_PID",
     "SILENT_AFTER",
-    "Held",
+    "HolderInfo",
     "Owner",
     "as_bytes",
     "bounded",
@@ -141,7 +141,7 @@ class Owner:
         return f"{named}, last seen {self.seen:.0f} s ago"
 
 
-class Held:
+class HolderInfo:
     """A lock somebody owns, as HELD reports it.
 
     Attributes:

@@ -9,8 +9,8 @@ from typing import Any
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..locking import AsyncLock, TaskPlace
-from ..protocol import Call, Granted, Request
+from ..locking import AsyncLock, TaskWaiter
+from ..protocol import AcquireRequest, Acquisition, Call
 from ..transport import Answer, adrive, arun, cancellable, server_of, wait_awake
 from .campaign import Ask, Queue, Step
 from .fan_out import spared
@@ -22,8 +22,8 @@ __all__ = ["AsyncRedlock"]
 class AsyncRedlock(AsyncLock, Quorum):
     """``Redlock`` for asyncio, over clients of redis.asyncio."""
 
-    async def _acquire(self, request: Request, wait: float | None) -> Granted | None:
-        granted: Granted | None = await adrive(self._elect(request, wait), self._do)
+    async def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
+        granted: Acquisition | None = await adrive(self._elect(request, wait), self._do)
         return granted
 
     async def reset(self) -> bool:
@@ -33,7 +33,7 @@ class AsyncRedlock(AsyncLock, Quorum):
         if isinstance(step, Ask):
             return await cancellable(_ask(self.redis, step.calls, step.patience))
         if isinstance(step, Queue):
-            return await TaskPlace(self.redis[step.place], step.request).wait()
+            return await TaskWaiter(self.redis[step.place], step.request).wait()
         return await asyncio.sleep(step.seconds)
 
     async def _run(self, call: Call) -> Answer:

@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 from redis.exceptions import RedisError
 
 from ..locking import note_vanished
-from ..protocol import LAST_TRY, Call, Clock, Request, milliseconds, new_token
+from ..protocol import LAST_TRY, AcquireRequest, Call, Clock, milliseconds, new_token
 from ..transport import Server, is_outage, may_have_run
 from .scripts import VOTE
 from .votes import Ballot
 
-__all__ = ["Ask", "Campaign", "Pause", "Queue", "Step", "Steps"]
+__all__ = ["Ask", "Election", "Pause", "Queue", "Step", "Steps"]
 
 #: Microseconds by which a round's fences lie ahead of the fastest clock among the servers, so that
 #: all of them store the same number.
@@ -38,7 +38,7 @@ class Queue(NamedTuple):
     """Wait for one server's part of the lock; sends the grant, or None at the deadline."""
 
     place: int
-    request: Request
+    request: AcquireRequest
 
 
 class Pause(NamedTuple):
@@ -56,7 +56,7 @@ _clocks: WeakKeyDictionary[Server, Clock] = WeakKeyDictionary()
 _fences: WeakKeyDictionary[Server, int] = WeakKeyDictionary()
 
 
-class Campaign:
+class Election:
     """See the module's words.
 
     Args:
@@ -74,7 +74,7 @@ class Campaign:
 
     def __init__(
         self,
-        request: Request,
+        request: AcquireRequest,
         servers: Sequence[Server],
         places: Sequence[int],
         limit: float,
@@ -97,7 +97,7 @@ class Campaign:
         self.request = self.request._replace(token=token, attempt=attempt)
 
     def _note(self) -> None:
-        """Note the token before it is sent; see ``Request.may_hold``."""
+        """Note the token before it is sent; see ``AcquireRequest.may_hold``."""
         mine, noted = (self.request.token, self.request.attempt), self.request.may_hold
         if mine not in noted:
             noted.append(mine)

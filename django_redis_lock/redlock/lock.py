@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..locking import Lock, ThreadPlace
-from ..protocol import Call, Granted, Request
+from ..locking import Lock, ThreadWaiter
+from ..protocol import AcquireRequest, Acquisition, Call
 from ..transport import Answer, drive
 from .campaign import Ask, Queue, Step
 from .fan_out import ask
@@ -39,8 +39,8 @@ class Redlock(Lock, Quorum):
         TooFewServers: from every method that asks the servers.
     """
 
-    def _acquire(self, request: Request, wait: float | None) -> Granted | None:
-        granted: Granted | None = drive(self._elect(request, wait), self._do)
+    def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
+        granted: Acquisition | None = drive(self._elect(request, wait), self._do)
         return granted
 
     def reset(self) -> bool:
@@ -50,7 +50,7 @@ class Redlock(Lock, Quorum):
         if isinstance(step, Ask):
             return ask(self.servers, step.calls, step.patience)
         if isinstance(step, Queue):
-            return ThreadPlace(self.redis[step.place], step.request).wait()
+            return ThreadWaiter(self.redis[step.place], step.request).wait()
         return time.sleep(step.seconds)
 
     def _run(self, call: Call) -> Answer:

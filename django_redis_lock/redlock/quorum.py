@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..keeper import keeper
-from ..locking import FIRST_PAUSE, LONGEST_PAUSE, Abandoned, Handle, Renewals
-from ..protocol import EXTEND, RELEASE, Call, Granted, Hold, Request, check_seconds
+from ..locking import FIRST_PAUSE, LONGEST_PAUSE, BaseLock, DeferredRelease, Renewals
+from ..protocol import EXTEND, RELEASE, AcquireRequest, Acquisition, Call, Hold, check_seconds
 from ..transport import Server, Topology, server_of
-from .campaign import Ask, Campaign, Pause, Steps
+from .campaign import Ask, Election, Pause, Steps
 from .renewal import VotedRenewal
-from .votes import Ballot, Elected, VotedHold, drift, majority, merged, too_few
+from .votes import Ballot, QuorumAcquisition, QuorumHold, drift, majority, merged, too_few
 
 __all__ = ["Quorum"]
 
@@ -33,7 +33,7 @@ SHORTEST = 0.01
 PATIENCE = 0.25
 
 
-class Quorum(Handle):
+class Quorum(BaseLock):
     """Everything about a lock on several servers that does no input or output.
 
     Args:
@@ -41,11 +41,11 @@ class Quorum(Handle):
         server_timeout: seconds to wait for one server; those that answer later count as away.
             Left out: a quarter of a second, and no more than a quarter of ``timeout``.
 
-    The others are those of ``Handle``.
+    The others are those of ``BaseLock``.
     """
 
     redis: Sequence[Any]
-    _hold_class = VotedHold
+    _hold_class = QuorumHold
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Quorum(Handle):
 
     # -- taking it -----------------------------------------------------------------------------
 
-    def _elect(self, request: Request, wait: float | None) -> Steps:
+    def _elect(self, request: AcquireRequest, wait: float | None) -> Steps:
         """The lock, or None at the end of the wait.
 
         Raises:
@@ -92,7 +92,7 @@ class Quorum(Handle):
         deadline = None if not wait else time.monotonic() + wait
         request = request._replace(deadline=deadline, endures=0.0)
         how = (self.servers, self._order(), self.server_timeout, self._leave)
-        campaign = Campaign(request, *how)
+        campaign = Election(request, *how)
         pause, contended = FIRST_PAUSE, False
         while True:
             ballot = yield from campaign.vote()
@@ -157,7 +157,7 @@ class Quorum(Handle):
         """What the servers returned, as one would."""
         if call.script is RELEASE:
             self._leave((p for p, a in answers.items() if isinstance(a, Exception)), call)
-        hold: VotedHold | None = self.local.hold
+        hold: QuorumHold | None = self.local.hold
         if call.script is EXTEND and hold is not None:
             _, amount, replace, *_ = call.args
             for place, answer in answers.items():
@@ -172,14 +172,14 @@ class Quorum(Handle):
         """Have ``release`` done by the keeper where it was not answered."""
         servers = self.servers
         for place in places:
-            keeper().add(Abandoned(servers[place], release, self.timeout))
+            keeper().add(DeferredRelease(servers[place], release, self.timeout))
 
-    # -- what ``Kept`` does for one server -----------------------------------------------------
+    # -- what ``LockRenewal`` does for one server ---------------------------------------------
 
-    def _keep(self, granted: Granted) -> Hold:
+    def _keep(self, granted: Acquisition) -> Hold:
         hold = self._won(granted)
-        assert isinstance(hold, VotedHold)
-        assert isinstance(granted, Elected)
+        assert isinstance(hold, QuorumHold)
+        assert isinstance(granted, QuorumAcquisition)
         hold.elected(granted.votes)
         jobs = (VotedRenewal(server, hold, place) for place, server in enumerate(self.servers))
         self.local.renewal = Renewals(*jobs)
@@ -192,9 +192,11 @@ class Quorum(Handle):
         self._leave(range(len(self.redis)), release)
 
 
-def _elected(request: Request, ballot: Ballot, fence: int, contended: bool) -> Elected:
+def _elected(
+    request: AcquireRequest, ballot: Ballot, fence: int, contended: bool
+) -> QuorumAcquisition:
     facts = (request.token, fence, ballot.sent_at, ballot.deadline, request.attempt)
-    elected = Elected(*facts, contended=contended)
+    elected = QuorumAcquisition(*facts, contended=contended)
     elected.votes = ballot.votes
     return elected
 

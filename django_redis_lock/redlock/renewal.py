@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from ..keeper import keeper
-from ..locking import Abandoned, Renewal
+from ..locking import DeferredRelease, Renewal
 from ..notices import get_logger
 from ..protocol import Call, new_token, printable, release_call
 from ..transport import Server
 from .scripts import VOTE
-from .votes import VotedHold, drift
+from .votes import QuorumHold, drift
 
 __all__ = ["VotedRenewal"]
 
@@ -23,9 +23,9 @@ class VotedRenewal(Renewal):
     was away when we took it, or it has lost its data: it is asked for its vote again, so that one
     server after the other may restart under a lock."""
 
-    hold: VotedHold
+    hold: QuorumHold
 
-    def __init__(self, server: Server, hold: VotedHold, place: int) -> None:
+    def __init__(self, server: Server, hold: QuorumHold, place: int) -> None:
         self._place = place
         self._canvassing = False
         super().__init__(server, hold)
@@ -64,7 +64,7 @@ class VotedRenewal(Renewal):
         """The vote has come after the lock was released."""
         hold = self.hold
         call = release_call(hold.keys, hold.token, new_token(), 2.0, attempt=hold.attempt)
-        keeper().add(Abandoned(self.server, call, hold.lifetime))
+        keeper().add(DeferredRelease(self.server, call, hold.lifetime))
 
     def failed(self, error: Exception, now: float) -> None:
         # No reason to worry while the others answer.

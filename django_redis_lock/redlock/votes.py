@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..exceptions import TooFewServers
-from ..protocol import EXTEND, HEARTBEATS, HELD, Call, Granted, Hold, as_bytes, fingerprint
+from ..protocol import EXTEND, HEARTBEATS, HELD, Acquisition, Call, Hold, as_bytes, fingerprint
 
-__all__ = ["Ballot", "Elected", "VotedHold", "drift", "majority", "merged", "too_few"]
+__all__ = ["Ballot", "QuorumAcquisition", "QuorumHold", "drift", "majority", "merged", "too_few"]
 
 
 def majority(servers: int) -> int:
@@ -29,7 +29,7 @@ def drift(lifetime: float) -> float:
     return 0.0 if math.isinf(lifetime) else lifetime * 0.01 + 0.002
 
 
-class Elected(Granted):
+class QuorumAcquisition(Acquisition):
     """A lock on several servers.
 
     Attributes:
@@ -93,7 +93,7 @@ class Ballot:
         return sum(fence >= self.fence for fence in self.fences.values()) >= self._needed
 
 
-class VotedHold(Hold):
+class QuorumHold(Hold):
     """One acquisition of a lock on several servers."""
 
     __slots__ = ("_heard", "votes")

@@ -8,14 +8,14 @@ Then each process reads the value once, and each caller decodes a copy of its ow
 The leader's flight lives ``flight_timeout`` seconds and is renewed while it computes; if it dies,
 the followers find the flight gone and one of them leads the next.
 
-The rule is written once, as generators that yield what is to be done (``Run``, ``Compute``,
-``Follow``, ``Await``) and are sent what came of it. ``crews`` does it, for threads and for
-asyncio. Knows Redis, not Django.
+The algorithm is written once, as generators that yield a step (``Run``, ``Compute``,
+``WaitForLeader``, ``WaitForEvent``) and are sent its result. ``runners`` executes the steps, for
+threads and for asyncio. Knows Redis, not Django.
 """
 
-from .in_process import Aboard, DeferredCall, Place, boarded
-from .many import Several
-from .runners import TaskCrew, ThreadCrew
+from .in_process import DeferredCall, FlightKey, InProcessFlight, boarded
+from .many import MultiFlight
+from .runners import AsyncRunner, ThreadRunner
 from .scripts import DELETE, END_FLIGHT, EXPIRE_AT, LET_GO, LETTING_GO, READ, WRITE
 from .steps import TOO_LATE, CoordinationError, Producer, Run, Steps
 
@@ -28,15 +28,15 @@ __all__ = [
     "READ",
     "TOO_LATE",
     "WRITE",
-    "Aboard",
+    "AsyncRunner",
     "CoordinationError",
     "DeferredCall",
-    "Place",
+    "FlightKey",
+    "InProcessFlight",
+    "MultiFlight",
     "Producer",
     "Run",
-    "Several",
     "Steps",
-    "TaskCrew",
-    "ThreadCrew",
+    "ThreadRunner",
     "boarded",
 ]

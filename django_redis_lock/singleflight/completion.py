@@ -8,16 +8,16 @@ from typing import NamedTuple
 from redis.exceptions import RedisError
 
 from ..keeper import keeper
-from ..locking import Abandoned
+from ..locking import DeferredRelease
 from ..notices import get_logger
 from ..protocol import Call, flight_key, flight_stream, printable
 from ..transport import Server, is_outage
 from .scripts import END_FLIGHT, STORE
 from .steps import Producer, Run, Steps
 
-__all__ = ["NOTHING", "Landing", "Seen", "run_or_end"]
+__all__ = ["NOTHING", "Completion", "Seen", "run_or_end"]
 
-logger = get_logger("django_redis_lock.singleflight")
+logger = get_logger("django_redis_lock.flights")
 
 #: What was at a value's key when its flight began: digest and expiry, as the scripts give them.
 Seen = Sequence[bytes | str]
@@ -27,7 +27,7 @@ NOTHING: Seen = ("", "0")
 STREAM_LIFETIME = 10_000
 
 
-class Landing(NamedTuple):
+class Completion(NamedTuple):
     """How the flights of one leader end.
 
     Attributes:
@@ -85,7 +85,7 @@ class Landing(NamedTuple):
         """Have the keeper do what could not be done: until then the followers, who may be back
         sooner than we were, wait for it."""
         for call in calls:
-            keeper().add(Abandoned(self.server, call, self.timeout))
+            keeper().add(DeferredRelease(self.server, call, self.timeout))
 
     def __str__(self) -> str:
         first = printable(self.keys[0])

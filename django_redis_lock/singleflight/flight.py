@@ -16,12 +16,12 @@ from ..keeper import keeper
 from ..notices import get_logger
 from ..protocol import Call, flight_key, flight_stream, milliseconds, printable
 from ..transport import Server
-from .completion import NOTHING, Landing, Seen, run_or_end
+from .completion import NOTHING, Completion, Seen, run_or_end
 from .in_process import (
-    Aboard,
+    FlightKey,
+    InProcessFlight,
+    LeaderRef,
     Overtaken,
-    Place,
-    Speaker,
     being_computed,
     board,
     computing,
@@ -37,22 +37,22 @@ from .steps import (
     LEAD,
     LOOK_EVERY,
     TOO_LATE,
-    Await,
     Compute,
     CoordinationError,
-    Depart,
-    Follow,
     Producer,
     ProducerFailed,
     Run,
+    RunInBackground,
     Steps,
+    WaitForEvent,
+    WaitForLeader,
     outlasting,
     text,
 )
 
 __all__ = ["Flights"]
 
-logger = get_logger("django_redis_lock.singleflight")
+logger = get_logger("django_redis_lock.flights")
 
 
 class Flights:
@@ -73,7 +73,7 @@ class Flights:
         self._event = event
         self._loop = loop
 
-    def place(self, key: bytes) -> Place:
+    def place(self, key: bytes) -> FlightKey:
         """Where those of this process meet who are after the value at ``key``."""
         return self._server, key, self._loop
 
@@ -96,9 +96,9 @@ class Flights:
         if place[:2] in being_computed():
             raise LockError("get_or_set needs the value it is just computing", key)
         asked: int | None = None
-        speaker = Speaker()
+        speaker = LeaderRef()
         while True:
-            aboard = mine = Aboard(self._event(), speaker)
+            aboard = mine = InProcessFlight(self._event(), speaker)
             try:
                 aboard = board(place, mine)
                 if aboard is mine:
@@ -111,7 +111,7 @@ class Flights:
             # An answer to what was asked before we came may be older than a write before we came.
             # Those who speak after the first that we have waited for ask later than that.
             asked = aboard.asked if asked is None else 0
-            if not (yield Await(aboard.landed, deadline)):
+            if not (yield WaitForEvent(aboard.landed, deadline)):
                 return TOO_LATE if alone else (yield from self._last_look(key, producer))
             if aboard.found is not None and asked < aboard.asked:
                 return self._found(aboard, producer)
@@ -131,7 +131,7 @@ class Flights:
             replaced = yield from self._take_over(key, token)
         except (RedisError, OSError) as error:
             logger.warning("Could not take over the flight of %s: %s", printable(key), error)
-        aboard = Aboard(self._event())
+        aboard = InProcessFlight(self._event())
         flight = self._flight(key, token, aboard, producer)
         try:
             return (yield from self._lead(flight, aboard, producer, replaced))
@@ -156,18 +156,23 @@ class Flights:
         if status != 1:
             tell_shared(self._server, producer, stale=True)
             return producer.decode(old)
-        aboard = Aboard(self._event())
+        aboard = InProcessFlight(self._event())
         flight = self._flight(key, token, aboard, producer)
         refreshing = self._lead_or_keep(flight, aboard, old, producer, news)
         if not background:
             return (yield from refreshing)
-        if not (yield Depart(refreshing, flight)):
+        if not (yield RunInBackground(refreshing, flight)):
             logger.warning("No room to refresh %s in the background", printable(key))
             yield from self._landing(key, token).fail()
         return producer.decode(old)
 
     def _lead_or_keep(
-        self, flight: FlightRenewal, aboard: Aboard, old: Any, producer: Producer, replaced: Seen
+        self,
+        flight: FlightRenewal,
+        aboard: InProcessFlight,
+        old: Any,
+        producer: Producer,
+        replaced: Seen,
     ) -> Steps:
         try:
             return (yield from self._lead(flight, aboard, producer, replaced))
@@ -181,7 +186,7 @@ class Flights:
             return producer.decode(old)
 
     def _lead(
-        self, flight: FlightRenewal, aboard: Aboard, producer: Producer, replaced: Seen
+        self, flight: FlightRenewal, aboard: InProcessFlight, producer: Producer, replaced: Seen
     ) -> Steps:
         """The value, computed and stored; and for those aboard what they may have of it.
 
@@ -215,7 +220,7 @@ class Flights:
             aboard.found, aboard.computed = kept, True
         return value
 
-    def _found(self, aboard: Aboard, producer: Producer) -> Any:
+    def _found(self, aboard: InProcessFlight, producer: Producer) -> Any:
         """What those aboard have not computed themselves."""
         if aboard.computed:
             tell_shared(self._server, producer)
@@ -228,13 +233,13 @@ class Flights:
         return milliseconds(self._flight_timeout)
 
     def _flight(
-        self, key: bytes, token: bytes, aboard: Aboard, producer: Producer
+        self, key: bytes, token: bytes, aboard: InProcessFlight, producer: Producer
     ) -> FlightRenewal:
         about = (key, token, self._flight_timeout, aboard, producer.group)
         return FlightRenewal(self._server, *about)
 
-    def _landing(self, key: bytes, token: bytes) -> Landing:
-        return Landing(self._server, [key], token, self._flight_timeout)
+    def _landing(self, key: bytes, token: bytes) -> Completion:
+        return Completion(self._server, [key], token, self._flight_timeout)
 
     def _compute(self, key: bytes, producer: Producer, alone: BaseException | None = None) -> Steps:
         """The value, and the value as Redis is to keep it."""
@@ -251,7 +256,7 @@ class Flights:
     def _speak(
         self,
         key: bytes,
-        aboard: Aboard,
+        aboard: InProcessFlight,
         producer: Producer,
         deadline: float,
         alone: BaseException | None,
@@ -276,7 +281,7 @@ class Flights:
                 return (yield from self._lead(flight, aboard, producer, replaced))
 
     def _find(
-        self, key: bytes, token: bytes, aboard: Aboard, producer: Producer, deadline: float
+        self, key: bytes, token: bytes, aboard: InProcessFlight, producer: Producer, deadline: float
     ) -> Steps:
         """LEAD and what is there to be replaced; FOUND as soon as Redis keeps a value at ``key``;
         or TOO_LATE."""
@@ -299,7 +304,7 @@ class Flights:
                 return LEAD, (yield from self._take_over(key, token))
             look_again = time.monotonic() + min(LOOK_EVERY, max(int(pttl), 1) / 1000)
             aboard.computed = True
-            yield Follow((flight_stream(key, leader),), min(look_again, deadline))
+            yield WaitForLeader((flight_stream(key, leader),), min(look_again, deadline))
 
     def _last_look(self, key: bytes, producer: Producer) -> Steps:
         """The value, or TOO_LATE: whom we have waited for may have been a mere reader of it."""

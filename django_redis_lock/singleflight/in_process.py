@@ -14,11 +14,11 @@ from ..protocol import new_token
 from ..transport import Server
 
 __all__ = [
-    "Aboard",
     "DeferredCall",
+    "FlightKey",
+    "InProcessFlight",
+    "LeaderRef",
     "Overtaken",
-    "Place",
-    "Speaker",
     "being_computed",
     "board",
     "boarded",
@@ -29,14 +29,14 @@ __all__ = [
 ]
 
 
-class Speaker:
+class LeaderRef:
     """Speaks to Redis for all aboard, as long as there is a reference to it."""
 
 
-class Aboard:
+class InProcessFlight:
     """Those of this process that are after one value; the first speaks to Redis for all."""
 
-    def __init__(self, landed: Any, speaker: Speaker | None = None) -> None:
+    def __init__(self, landed: Any, speaker: LeaderRef | None = None) -> None:
         self.landed = landed
         self.speaker = weakref.ref(speaker or self)
         self.looking = threading.Lock()  # Of those who come later one at a time looks for a value.
@@ -47,10 +47,10 @@ class Aboard:
 
 
 #: A key of one database, and the event loop of those who are after its value (None: threads).
-Place = tuple[Server, bytes, Any]
+FlightKey = tuple[Server, bytes, Any]
 
 #: Who is after a value in this process. One step of a dict is atomic, so it needs no mutex.
-boarded: dict[Place, Aboard] = {}
+boarded: dict[FlightKey, InProcessFlight] = {}
 #: What the present thread or task is computing.
 _computing: ContextVar[tuple[set[tuple[Server, bytes]], ...]] = ContextVar("computing", default=())
 
@@ -129,7 +129,7 @@ def computing(server: Server, keys: Iterable[bytes]) -> Iterator[None]:
             _computing.reset(mark)
 
 
-def board(place: Place, mine: Aboard) -> Aboard:
+def board(place: FlightKey, mine: InProcessFlight) -> InProcessFlight:
     """Those who are after the same value already, or else ``mine``."""
     while True:
         aboard = boarded.setdefault(place, mine)
@@ -138,7 +138,7 @@ def board(place: Place, mine: Aboard) -> Aboard:
         land(place, aboard)  # An exception from a signal handler came just before that.
 
 
-def land(place: Place, aboard: Aboard) -> None:
+def land(place: FlightKey, aboard: InProcessFlight) -> None:
     """Let those go who wait behind ``aboard``, if any do."""
     try:
         if boarded.get(place) is aboard:

@@ -15,7 +15,7 @@ from ..keeper import keeper
 from ..notices import get_logger
 from ..protocol import Call, flight_key, flight_stream, milliseconds
 from ..transport import Server, is_outage
-from .completion import NOTHING, Landing, Seen, run_or_end
+from .completion import NOTHING, Completion, Seen, run_or_end
 from .in_process import Overtaken, being_computed, computing, overtake, token_for
 from .notifications import note_without_redis, tell_shared, told
 from .renewal import FlightRenewal
@@ -24,23 +24,23 @@ from .steps import (
     LOOK_EVERY,
     Compute,
     CoordinationError,
-    Follow,
     Producer,
     ProducerFailed,
     Steps,
+    WaitForLeader,
     outlasting,
     text,
 )
 
-__all__ = ["Several"]
+__all__ = ["MultiFlight"]
 
-logger = get_logger("django_redis_lock.singleflight")
+logger = get_logger("django_redis_lock.flights")
 
 #: Gives the values of just the keys it is called with; one it leaves out has none.
 Produce = Callable[[list[bytes]], Any]
 
 
-class Several:
+class MultiFlight:
     """Computes what is missing of several values, each once at a time.
 
     Args:
@@ -128,7 +128,7 @@ class Several:
                 break
             if keys and all(streams.values()):
                 followed = True
-                yield Follow(tuple(streams.values()), min(look_again, deadline))
+                yield WaitForLeader(tuple(streams.values()), min(look_again, deadline))
         return found, keys
 
     def compute_anyway(self, keys: list[bytes]) -> Steps:
@@ -184,8 +184,8 @@ class Several:
         yield from self._landing(keys).store(kept, self._terms, replaced)
         return values
 
-    def _landing(self, keys: list[bytes]) -> Landing:
-        return Landing(self._server, keys, self._token, self._flight_timeout)
+    def _landing(self, keys: list[bytes]) -> Completion:
+        return Completion(self._server, keys, self._token, self._flight_timeout)
 
     def _encoded(self, values: dict[bytes, Any]) -> dict[bytes, bytes | int]:
         try:

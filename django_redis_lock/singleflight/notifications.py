@@ -61,7 +61,7 @@ def told(
         yield
         return
     subject = producer.subject(server)
-    events.tell(Computing(subject))
+    events.emit(Computing(subject))
     began = time.monotonic()
     try:
         yield
@@ -70,18 +70,18 @@ def told(
         if isinstance(error, Overtaken):
             error, values = None, 0
         seconds = time.monotonic() - began
-        events.tell(Computed(subject, seconds, error, values, without_redis))
+        events.emit(Computed(subject, seconds, error, values, without_redis))
         raise
-    events.tell(Computed(subject, time.monotonic() - began, None, values, without_redis))
+    events.emit(Computed(subject, time.monotonic() - began, None, values, without_redis))
 
 
 def tell_shared(
     server: Server, producer: Producer, *, stale: bool = False, values: int = 1
 ) -> None:
     if events.listeners:
-        events.tell(Shared(producer.subject(server), stale, values))
+        events.emit(Shared(producer.subject(server), stale, values))
 
 
 def tell_refresh_failed(server: Server, producer: Producer, error: Exception) -> None:
     if events.listeners:
-        events.tell(RefreshFailed(producer.subject(server), error))
+        events.emit(RefreshFailed(producer.subject(server), error))

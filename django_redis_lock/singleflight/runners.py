@@ -30,15 +30,25 @@ from ..transport import (
     server_of,
 )
 from .flight import Flights
-from .steps import Await, Compute, Depart, Follow, Pause, ProducerFailed, Run, Step, Steps
+from .steps import (
+    Compute,
+    Pause,
+    ProducerFailed,
+    Run,
+    RunInBackground,
+    Step,
+    Steps,
+    WaitForEvent,
+    WaitForLeader,
+)
 
-__all__ = ["TaskCrew", "ThreadCrew"]
+__all__ = ["AsyncRunner", "ThreadRunner"]
 
 #: Seconds a follower pauses after its connection broke.
 PAUSE = 0.05
 
 
-class ThreadCrew:
+class ThreadRunner:
     """Does the steps of a flight in the calling thread.
 
     Args:
@@ -74,15 +84,15 @@ class ThreadCrew:
                 return step.function()
             except BaseException as error:
                 raise ProducerFailed(error) from error
-        if isinstance(step, Await):
+        if isinstance(step, WaitForEvent):
             return step.event.wait(max(0.0, step.until - time.monotonic()))
         if isinstance(step, Pause):
             return time.sleep(step.seconds)
-        if isinstance(step, Depart):
+        if isinstance(step, RunInBackground):
             return self._depart(step)
         return self._follow(step)
 
-    def _depart(self, step: Depart) -> bool:
+    def _depart(self, step: RunInBackground) -> bool:
         keeper().add(step.meanwhile)
         there_is_room = False
         try:
@@ -92,7 +102,7 @@ class ThreadCrew:
                 keeper().discard(step.meanwhile)
         return there_is_room
 
-    def _follow(self, step: Follow) -> None:
+    def _follow(self, step: WaitForLeader) -> None:
         streams = self.server.in_one_call(step.streams)
         server, connection = self.server, None
         try:
@@ -115,7 +125,7 @@ class ThreadCrew:
                 connection.disconnect()
 
 
-class TaskCrew:
+class AsyncRunner:
     """Does the steps of a flight in the calling task.
 
     Args:
@@ -152,11 +162,11 @@ class TaskCrew:
                 raise
             except BaseException as error:
                 raise ProducerFailed(error) from error
-        if isinstance(step, Await):
+        if isinstance(step, WaitForEvent):
             return await _within(step.event.wait(), step.until)
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
-        if isinstance(step, Depart):
+        if isinstance(step, RunInBackground):
             in_background(self.do(step.steps))
             return True
         return await self._follow(step)
@@ -170,7 +180,7 @@ class TaskCrew:
             # One at a time each gets a connection of our own.
             return [(await arun(self._client, call)).value for call in step.calls]
 
-    async def _follow(self, step: Follow) -> None:
+    async def _follow(self, step: WaitForLeader) -> None:
         streams = self.server.in_one_call(step.streams)
         try:
             connection = await aconnect(self._client, streams, timeout=5.0)
@@ -204,5 +214,5 @@ def _reading(streams: Sequence[bytes], until: float) -> bytes:
     return pack_words(b"XREAD", b"BLOCK", pause, b"STREAMS", *streams, *(b"0" for _ in streams))
 
 
-def _pause(step: Follow) -> float:
+def _pause(step: WaitForLeader) -> float:
     return max(0.0, min(PAUSE, step.until - time.monotonic()))

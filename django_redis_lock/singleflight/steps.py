@@ -18,17 +18,17 @@ __all__ = [
     "LEAD",
     "LOOK_EVERY",
     "TOO_LATE",
-    "Await",
     "Compute",
     "CoordinationError",
-    "Depart",
-    "Follow",
     "Pause",
     "Producer",
     "ProducerFailed",
     "Run",
+    "RunInBackground",
     "Step",
     "Steps",
+    "WaitForEvent",
+    "WaitForLeader",
     "outlasting",
     "text",
 ]
@@ -80,14 +80,14 @@ class Compute(NamedTuple):
     function: Callable[[], Any]
 
 
-class Follow(NamedTuple):
+class WaitForLeader(NamedTuple):
     """Wait until one of the flights with these streams has ended, or until a monotonic time."""
 
     streams: tuple[bytes, ...]
     until: float
 
 
-class Await(NamedTuple):
+class WaitForEvent(NamedTuple):
     """Wait for an event of this process, or until a monotonic time; sends whether it came."""
 
     event: Any
@@ -100,7 +100,7 @@ class Pause(NamedTuple):
     seconds: float
 
 
-class Depart(NamedTuple):
+class RunInBackground(NamedTuple):
     """Do these steps in the background; sends whether there was room for them. If they cannot
     begin at once, the keeper does ``meanwhile``, which they end."""
 
@@ -108,7 +108,7 @@ class Depart(NamedTuple):
     meanwhile: Job
 
 
-Step = Run | Compute | Follow | Await | Pause | Depart
+Step = Run | Compute | WaitForLeader | WaitForEvent | Pause | RunInBackground
 Steps = Generator[Step, Any, Any]
 
 

@@ -21,9 +21,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from ..fallback import Degrading
+from ..fallback import Fallback
 from ..locking import AsyncLock, Lock
-from ..protocol import Call, Granted, Hold, Request
+from ..protocol import AcquireRequest, Acquisition, Call, Hold
 from ..redlock import AsyncRedlock, Redlock
 from ..transport import Answer
 from .memory_server import Clock, MemoryServer, VirtualClock
@@ -46,7 +46,7 @@ class InMemory:
     def _server(self) -> None:
         """Nowhere that figures could be written to."""
 
-    def _keep(self, granted: Granted) -> Hold:
+    def _keep(self, granted: Acquisition) -> Hold:
         hold: Hold = self._won(granted)
         self._memory.keep(hold)
         return hold
@@ -59,7 +59,7 @@ class InMemory:
     def _leave_to_keeper(self) -> None:
         """Nothing is under way that could be interrupted."""
 
-    def _abandon(self, request: Request, error: BaseException) -> None:
+    def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
         """Nothing can have happened unheard."""
 
 
@@ -69,7 +69,7 @@ class ThreadsInMemory(InMemory):
     def _run(self, call: Call) -> Answer:
         return self._memory.run(call)
 
-    def _acquire(self, request: Request, wait: float | None) -> Granted | None:
+    def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
         memory, key = self._memory, request.keys.lock
         deadline = math.inf if wait is None else memory.clock() + wait
         memory.reached()
@@ -96,7 +96,7 @@ class TasksInMemory(InMemory):
     async def _run(self, call: Call) -> Answer:
         return self._memory.run(call)
 
-    async def _acquire(self, request: Request, wait: float | None) -> Granted | None:
+    async def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
         memory, key = self._memory, request.keys.lock
         deadline = math.inf if wait is None else memory.clock() + wait
         memory.reached()
@@ -151,5 +151,5 @@ def override(server: MemoryServer | None = None) -> Iterator[MemoryServer]:
                     if name.startswith("_") and not name.startswith("__"):
                         stack.enter_context(mock.patch.object(lock, name, method, create=True))
         # So that the locks of this host are not those of other tests that run on it.
-        stack.enter_context(mock.patch.object(Degrading, "_asked", return_value=(memory,)))
+        stack.enter_context(mock.patch.object(Fallback, "_asked", return_value=(memory,)))
         yield memory

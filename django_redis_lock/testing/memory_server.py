@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from ..protocol import EXTEND, HELD, RELEASE, RESET, Call, Granted, Hold, Request
+from ..protocol import EXTEND, HELD, RELEASE, RESET, AcquireRequest, Acquisition, Call, Hold
 from ..transport import Answer, Breaker
 
 __all__ = ["Clock", "MemoryServer", "VirtualClock"]
@@ -135,7 +135,7 @@ class MemoryServer:
             self._lines[key].remove(ticket)
             self.changed.notify_all()
 
-    def take(self, request: Request, ticket: object) -> Granted | None:
+    def take(self, request: AcquireRequest, ticket: object) -> Acquisition | None:
         """The lock, if it is free and nobody came before."""
         key, now = request.keys.lock, self.clock()
         line = self._lines[key]
@@ -145,7 +145,7 @@ class MemoryServer:
         self._fences[key] = fence
         until = request.until(now)
         self._entries[key] = Entry(request.token, until)
-        return Granted(request.token, fence, now, until)
+        return Acquisition(request.token, fence, now, until)
 
     def keep(self, hold: Hold) -> None:
         """Hold it as long as a keeper would."""

@@ -13,7 +13,7 @@ from .aio_execute import (
     wait_awake,
 )
 from .aio_pools import asyncio_client
-from .circuit_breaker import Breaker, Outage, ServerAway, set_limits
+from .circuit_breaker import Breaker, CircuitOpen, Outage, set_limits
 from .cluster import Cluster
 from .discovery import Topology
 from .drive import adrive, drive
@@ -39,11 +39,11 @@ __all__ = [
     "Answer",
     "AsyncRawConnection",
     "Breaker",
+    "CircuitOpen",
     "Cluster",
     "Outage",
     "RawConnection",
     "Server",
-    "ServerAway",
     "ServerBusy",
     "Topology",
     "aconnect",

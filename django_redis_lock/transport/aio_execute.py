@@ -24,7 +24,7 @@ from .discovery import Topology
 from .execute import FOR_COMMAND, REPORTED, Answer, admitted, by_node, is_pool_exhausted
 from .packing import ASKING, pack, pack_all
 from .registry import server_of
-from .retry import Route, is_busy
+from .retry import RetryPolicy, is_busy
 from .server import Server
 
 __all__ = [
@@ -164,7 +164,7 @@ async def _run_again(
     call: Call,
     patience: float | None,
 ) -> Answer:
-    route = Route(server, patience)
+    route = RetryPolicy(server, patience)
     while True:
         if pause := route.after(error, node):
             await asyncio.sleep(pause)

@@ -1,7 +1,7 @@
 """The circuit breaker: while a server does not answer, only one caller at a time finds that out.
 
 A call to a frozen or unreachable server costs its whole socket timeout. After a few such calls in
-a row the others fail at once, with ``ServerAway``; every so often one is let through, with little
+a row the others fail at once, with ``CircuitOpen``; every so often one is let through, with little
 patience. Any answer ends the outage, whoever asked. A refused connection costs nothing, so it never
 holds anybody back, and a server that is back is used at once.
 
@@ -27,7 +27,7 @@ from ..events import ServerDown, ServerUp
 from ..forks import free_after_fork
 from ..notices import get_logger
 
-__all__ = ["Breaker", "Outage", "ServerAway", "set_limits"]
+__all__ = ["Breaker", "CircuitOpen", "Outage", "set_limits"]
 
 logger = get_logger("django_redis_lock.outage")
 
@@ -38,7 +38,7 @@ COUNTS = 1.0
 PROBE = 1.0
 
 
-class ServerAway(RedisConnectionError):
+class CircuitOpen(RedisConnectionError):
     """The server was not asked: it has not answered for a while, and somebody else is to try."""
 
 
@@ -51,7 +51,7 @@ class Outage:
         seconds: since the first call that failed.
         held_back: whether calls fail at once now.
         spared: number of calls that failed at once.
-        stood_in: number of locks that were taken without it, in this outage (ON_REDIS_DOWN).
+        fallbacks: number of locks that were taken without it, in this outage (ON_REDIS_DOWN).
         error: what the last call failed with.
     """
 
@@ -59,7 +59,7 @@ class Outage:
     seconds: float
     held_back: bool
     spared: int
-    stood_in: int
+    fallbacks: int
     error: str
 
 
@@ -74,7 +74,7 @@ class Breaker:
         failing: whether the last that was heard of the server is that it is away; while it is
             not, nothing else here needs to be asked.
         outage: counts the outages.
-        stood_in: locks taken without the server in this outage.
+        fallbacks: locks taken without the server in this outage.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Breaker:
         self.server = server
         self.failing = False
         self.outage = 0
-        self.stood_in = 0
+        self.fallbacks = 0
         self._timeout = timeout
         self._now = now
         # A signal handler may come in between.
@@ -104,7 +104,7 @@ class Breaker:
         """Let a call through; says how patient it may be.
 
         Raises:
-            ServerAway: not this one.
+            CircuitOpen: not this one.
         """
         with self._mutex:
             if self._open_until is None:
@@ -112,7 +112,7 @@ class Breaker:
             now = self._now()
             if now < self._open_until:
                 self._spared += 1
-                raise ServerAway(
+                raise CircuitOpen(
                     f"Redis at {self.server} has not answered for {now - self._since:.1f} s; "
                     f"it is asked again in {self._open_until - now:.1f} s ({self._error})"
                 )
@@ -139,14 +139,14 @@ class Breaker:
             if began:
                 self.failing, self._since = True, self._now() - cost
                 self.outage += 1
-                self._costly = self._spared = self.stood_in = 0
+                self._costly = self._spared = self.fallbacks = 0
             self._error = str(error)
             opened = self._counted(cost, timeout or self._timeout)
         if opened:
             logger.warning("Calls to Redis at %s fail at once until it answers", self.server)
         if began:
             logger.warning("Redis at %s does not answer: %s", self.server, error)
-            events.tell(ServerDown(self.server, error))
+            events.emit(ServerDown(self.server, error))
 
     def _counted(self, cost: float, timeout: float) -> bool:
         """Whether this failure is the one after which calls are held back."""
@@ -169,9 +169,9 @@ class Breaker:
         logger.warning(
             "Redis at %s answers again after %.1f s; %d calls failed at once meanwhile, "
             "%d locks were taken without it",
-            *(self.server, seconds, spared, self.stood_in),
+            *(self.server, seconds, spared, self.fallbacks),
         )
-        events.tell(ServerUp(self.server, seconds, spared, self.stood_in))
+        events.emit(ServerUp(self.server, seconds, spared, self.fallbacks))
 
     def known_outage(self) -> Outage | None:
         """What is known, for people; None while the server answers."""
@@ -183,7 +183,7 @@ class Breaker:
                 self._now() - self._since,
                 self.held_back,
                 self._spared,
-                self.stood_in,
+                self.fallbacks,
                 self._error,
             )
 

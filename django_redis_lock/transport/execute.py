@@ -31,7 +31,7 @@ from .circuit_breaker import Breaker
 from .discovery import Topology
 from .packing import ASKING, pack, pack_all
 from .registry import server_of
-from .retry import Route, is_busy
+from .retry import RetryPolicy, is_busy
 from .server import Server, Unread
 
 __all__ = [
@@ -134,7 +134,7 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
 def _run_again(
     server: Server, node: Server | None, error: Exception, call: Call, patience: float | None
 ) -> Answer:
-    route = Route(server, patience)
+    route = RetryPolicy(server, patience)
     while True:
         if pause := route.after(error, node):
             time.sleep(pause)

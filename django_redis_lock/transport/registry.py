@@ -10,7 +10,7 @@ from ..forks import after_fork, free_after_fork
 from .address import RawConnection, common_settings, own_settings
 from .circuit_breaker import Outage
 from .cluster import Cluster
-from .sentinel import Service
+from .sentinel import SentinelService
 from .server import Server
 
 __all__ = [
@@ -50,7 +50,7 @@ def server_of(client: Any) -> Server:
         if pool is client:
             kind = Cluster
         elif hasattr(pool, "service_name"):
-            kind = Service
+            kind = SentinelService
         database = (kind, *kind.identity(pool))
         # Whoever has less patience must not decide for the others how long they wait.
         settings = pool.nodes_manager if kind is Cluster else pool

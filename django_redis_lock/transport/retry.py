@@ -11,7 +11,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from .address import may_have_run, note_sent
 from .server import Server
 
-__all__ = ["Route", "ServerBusy", "is_busy"]
+__all__ = ["RetryPolicy", "ServerBusy", "is_busy"]
 
 #: Seconds for which a call is sent again that was refused because its keys are elsewhere: longer
 #: than a slot with few keys takes to move.
@@ -30,7 +30,7 @@ def is_busy(error: BaseException) -> bool:
     return isinstance(error, ResponseError) and str(error).startswith("BUSY ")
 
 
-class Route:
+class RetryPolicy:
     """Where one call goes, sending after sending.
 
     A call whose connection broke is sent once more. On a cluster, and behind sentinels, a call

@@ -18,10 +18,10 @@ from .address import Address, RawConnection, without_address
 from .discovery import Topology, ask
 from .server import Server
 
-__all__ = ["Primary", "Service", "expect_primary"]
+__all__ = ["Primary", "SentinelService", "expect_primary"]
 
 
-class Service(Topology):
+class SentinelService(Topology):
     """One service of a group of sentinels, by the name they have for it.
 
     Args:

@@ -48,7 +48,7 @@ class Server:
         self._resting: list[tuple[RawConnection, Unread | None, float]] = []
         #: What tells it that this process is alive; see ``heartbeat``.
         self.heartbeat: Any = None
-        #: Whether the server knows the script that takes grants up; see ``thread_line.Extension``.
+        #: Whether the server knows TAKE_GRANT; see ``PendingReply``.
         self.knows_grants = False
 
     @classmethod

@@ -50,7 +50,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Line:
+class WaitQueue:
     """All of them, in the order of service, and the shared number at the end."""
 
     served: list[Served]
@@ -99,7 +99,7 @@ def stand_in_line(member: Member) -> None:
     member.say("served", **facts)
 
 
-def line(team: Team, screen: Screen) -> Line:
+def line(team: Team, screen: Screen) -> WaitQueue:
     """Let the team line up, one after the other, in front of a lock that is held until all wait."""
     redis = get_redis_connection("default")
     redis.set(INSIDE, 0, ex=600)
@@ -111,7 +111,7 @@ def line(team: Team, screen: Screen) -> Line:
             team.wait_for_all("ready")
             with cache.lock(NAME, label="The doorkeeper of the demo") as lock:
                 for place, number in enumerate(random.sample(team.numbers, len(team.numbers)), 1):
-                    team.tell(number, "go")
+                    team.emit(number, "go")
                     _wait_for_waiters(lock, place)
                     bars.pulse(number, f"came as number {place}")
             for event in team.until_all("served"):
@@ -120,7 +120,7 @@ def line(team: Team, screen: Screen) -> Line:
                     bars.finish(event.member, f"done as number {len(served)}")
                 else:
                     bars.fill(event.member, "at work", 0.5)
-        return Line(sorted(served, key=lambda each: each.entered), int(redis.get(SHARED)))
+        return WaitQueue(sorted(served, key=lambda each: each.entered), int(redis.get(SHARED)))
     finally:
         redis.delete(INSIDE, SHARED)
 

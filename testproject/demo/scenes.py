@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from django.core.management.base import CommandError
 
-from testproject.demo.line import Line, line
+from testproject.demo.line import WaitQueue, line
 from testproject.demo.screen import Screen
 from testproject.demo.stampede import stampede
 from testproject.demo.team import Team
@@ -70,7 +70,7 @@ def show_line(team: Team, screen: Screen) -> None:
     _judge(result, size, screen)
 
 
-def _judge(result: Line, size: int, screen: Screen) -> None:
+def _judge(result: WaitQueue, size: int, screen: Screen) -> None:
     findings = (
         (result.in_order, "served in order of arrival"),
         (

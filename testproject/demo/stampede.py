@@ -74,7 +74,7 @@ def stampede(team: Team, screen: Screen, alias: str) -> Stampede:
         team.start_all(ask, alias=alias)
         team.wait_for_all("ready")
         for number in team.numbers:
-            team.tell(number, "go")
+            team.emit(number, "go")
             bars.pulse(number, "waiting")
         for event in team.until_all("answered"):
             _show(bars, event.member, event.what, event.facts)

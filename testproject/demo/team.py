@@ -62,9 +62,9 @@ class Team:
         """Let every member call ``function`` with its ``Member`` and ``arguments``."""
         named = f"{function.__module__}.{function.__qualname__}"
         for number in self.numbers:
-            self.tell(number, {"function": named, "arguments": arguments})
+            self.emit(number, {"function": named, "arguments": arguments})
 
-    def tell(self, number: int, order: Any) -> None:
+    def emit(self, number: int, order: Any) -> None:
         """Give an order to one member."""
         pipe = self._processes[number - 1].stdin
         assert pipe is not None

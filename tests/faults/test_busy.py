@@ -16,7 +16,7 @@ from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.lock_scripts import CLOCK, Call
 from django_redis_lock.transport.aio_pools import asyncio_client
 from django_redis_lock.transport.execute import is_outage, run_all
-from django_redis_lock.transport.retry import Route, ServerBusy
+from django_redis_lock.transport.retry import RetryPolicy, ServerBusy
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -64,13 +64,13 @@ def busy(server: RedisServer) -> Iterator[Callable[[], None]]:
 def refusals(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     """What calls were refused with."""
     found: list[Exception] = []
-    after = Route.after
+    after = RetryPolicy.after
 
-    def noted(self: Route, error: Exception, node: Any) -> float:
+    def noted(self: RetryPolicy, error: Exception, node: Any) -> float:
         found.append(error)
         return after(self, error, node)
 
-    monkeypatch.setattr(Route, "after", noted)
+    monkeypatch.setattr(RetryPolicy, "after", noted)
     return found
 
 

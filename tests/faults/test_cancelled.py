@@ -17,7 +17,7 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.keeper.thread import keeper
-from django_redis_lock.locking.waiting.watch import Departure
+from django_redis_lock.locking.waiting.watch import Unregister
 from django_redis_lock.transport.aio_execute import _in_a_task, cancellable
 from tests.integration.locks.test_lock import places
 from tests.processes import PATIENCE
@@ -89,7 +89,7 @@ class Roundabout(redis.asyncio.ConnectionPool):
 
 
 async def expect_free(server: redis.asyncio.Redis, client: redis.Redis) -> None:
-    while any(isinstance(job, Departure) for job in tuple(keeper()._jobs)) or places(NAME):
+    while any(isinstance(job, Unregister) for job in tuple(keeper()._jobs)) or places(NAME):
         await asyncio.sleep(0.001)
     lock = AsyncLock(server, NAME, timeout=60, grant_timeout=60)
     assert await lock.acquire(blocking_timeout=PATIENCE / 3)

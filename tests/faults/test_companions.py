@@ -12,7 +12,7 @@ import redis
 
 from django_redis_lock import Lock, LockNotOwnedError
 from django_redis_lock.protocol import acquisition
-from django_redis_lock.protocol.acquisition import Request, parse_grant
+from django_redis_lock.protocol.acquisition import AcquireRequest, parse_grant
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.protocol.lock_scripts import EXTEND, HELD, RENEW, RESET, Call
 from django_redis_lock.protocol.validation import milliseconds
@@ -36,13 +36,13 @@ FORMS: dict[str, Callable[[redis.Redis, bytes], Any]] = {
 PARTS = ("grants", "waiters", "fence", "owner", "held_index")
 
 
-def first() -> Request:
-    return Request(KEYS, b"first", b"", 30.0, 2.0)
+def first() -> AcquireRequest:
+    return AcquireRequest(KEYS, b"first", b"", 30.0, 2.0)
 
 
-def second() -> Request:
+def second() -> AcquireRequest:
     """With a token that the caller has chosen, and on several servers it is always so."""
-    return Request(KEYS, b"second", b"this attempt", 30.0, 2.0)
+    return AcquireRequest(KEYS, b"second", b"this attempt", 30.0, 2.0)
 
 
 def taken_grant(client: redis.Redis) -> Call:

@@ -31,10 +31,10 @@ from redis.retry import Retry
 from django_redis_lock import Lock, Redlock, locked
 from django_redis_lock.decorators import current
 from django_redis_lock.fallback.file_lock import held_locally
-from django_redis_lock.fallback.stand_ins import DegradingLock
+from django_redis_lock.fallback.stand_ins import FallbackLock
 from django_redis_lock.keeper.thread import keeper
-from django_redis_lock.locking.waiting.pop import Farewell
-from django_redis_lock.locking.waiting.watch import Departure
+from django_redis_lock.locking.waiting.pop import CancelWait
+from django_redis_lock.locking.waiting.watch import Unregister
 from django_redis_lock.transport.registry import server_of
 from django_redis_lock.transport.server import Server
 from tests.integration.cache.test_get_or_set import renewals
@@ -209,7 +209,7 @@ def prepare(client: redis.Redis) -> None:
 
 def until_nobody_leaves() -> None:
     """As long as somebody is registered, a grant may be made for him."""
-    jobs = (Departure, Farewell)
+    jobs = (Unregister, CancelWait)
     while any(isinstance(job, jobs) for job in tuple(keeper()._jobs)):
         time.sleep(0.0005)
 
@@ -266,7 +266,7 @@ def redlock(servers: list[redis.Redis], folder: Path) -> Lock:
 
 def with_fallback(servers: list[redis.Redis], folder: Path) -> Lock:
     options: Any = {"on_redis_down": "local", "local_folder": folder}
-    return DegradingLock(servers[0], NAME, timeout=60, grant_timeout=60, renew=True, **options)
+    return FallbackLock(servers[0], NAME, timeout=60, grant_timeout=60, renew=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +318,7 @@ def test_without_redis(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 
         def attempt(points: Points) -> None:
             options: Any = {"on_redis_down": how, "local_folder": tmp_path, "timeout": 60}
-            lock = DegradingLock(nobody, NAME, **options)
+            lock = FallbackLock(nobody, NAME, **options)
             try:
                 with points.watched(), lock:
                     assert lock.degraded

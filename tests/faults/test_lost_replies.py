@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError
 from django_redis_lock.locking.waiting import threads
-from django_redis_lock.locking.waiting.thread_line import Extension
+from django_redis_lock.locking.waiting.thread_line import PendingReply
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
     EXTEND,
@@ -480,11 +480,11 @@ def test_an_answer_that_is_held_up_costs_other_servers_nothing(
 ) -> None:
     """The keeper does not wait for whoever is just reading it."""
 
-    def held_up(*args: Any) -> Extension:
+    def held_up(*args: Any) -> PendingReply:
         proxy._flows.clear()
-        return Extension(*args)
+        return PendingReply(*args)
 
-    monkeypatch.setattr(threads, "Extension", held_up)
+    monkeypatch.setattr(threads, "PendingReply", held_up)
     holder = Lock(client, "shaky", timeout=30)
     holder.acquire()
     lock = Lock(shaky, "shaky", timeout=30, thread_local=False)

@@ -15,7 +15,7 @@ from redis.retry import Retry
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.transport.aio_pools import asyncio_client
-from django_redis_lock.transport.circuit_breaker import Breaker, ServerAway
+from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
 from django_redis_lock.transport.registry import outages, server_of
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
@@ -65,7 +65,7 @@ def test_few_calls_wait_for_a_server_that_is_frozen(
     lock.acquire()
     own_server.pause()
     assert 1 <= waited_for(CALLS, lock.owned) <= 3
-    with pytest.raises(ServerAway, match="has not answered for"):
+    with pytest.raises(CircuitOpen, match="has not answered for"):
         lock.locked()
     address = f"127.0.0.1:{own_server.port}/0"
     (outage,) = (known for known in outages() if known.server == address)
@@ -133,7 +133,7 @@ def test_a_refused_connection_holds_nobody_back(
     for _ in range(CALLS):
         with pytest.raises(redis.ConnectionError) as caught:
             lock.acquire()
-        assert not isinstance(caught.value, ServerAway)
+        assert not isinstance(caught.value, CircuitOpen)
     assert breaker_of(own_client).failing
     own_server.start()
     assert lock.acquire(blocking=False)
@@ -197,7 +197,7 @@ def test_nothing_that_keeps_or_ends_a_lock_is_held_back(
     lock.acquire()
     for client in (own_client, *others):
         hold_back(client)
-    with pytest.raises(ServerAway):
+    with pytest.raises(CircuitOpen):
         Lock(own_client, "another", timeout=30).acquire(blocking=False)
 
     async def release_in_a_task() -> None:
@@ -282,7 +282,7 @@ class TestGetOrSet:
         cache = cache_of(own_server, LOCK_VALUES_ON_REDIS_DOWN="raise")
         own_server.pause()
         assert waited_for(CALLS, lambda: cache.get_or_set("report", lambda: 1, 60)) <= 3
-        with pytest.raises(ServerAway):
+        with pytest.raises(CircuitOpen):
             cache.get_or_set("report", lambda: 1, 60)
         own_server.resume()
 

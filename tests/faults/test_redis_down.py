@@ -22,9 +22,9 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.events import StoodIn
+from django_redis_lock.events import FellBack
 from django_redis_lock.fallback.file_lock import held_locally
-from django_redis_lock.fallback.stand_ins import AsyncDegradingLock, DegradingLock
+from django_redis_lock.fallback.stand_ins import AsyncFallbackLock, FallbackLock
 from django_redis_lock.transport.aio_pools import asyncio_client
 from django_redis_lock.transport.registry import outages
 from tests.integration.locks.test_lock import OnRedis
@@ -60,7 +60,7 @@ class OnCache(OnRedis):
         self._options = {"on_redis_down": "local", "local_folder": folder}
 
     def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
-        return DegradingLock(self.client, name, **self._options, **options)
+        return FallbackLock(self.client, name, **self._options, **options)
 
 
 class TestWhileRedisAnswers(LockContract):
@@ -75,13 +75,13 @@ def test_nothing_stays_held_where_there_can_be_no_local_lock(
     nowhere = tmp_path / "file"
     nowhere.touch()
     options: dict[str, Any] = {"on_redis_down": "local", "local_folder": nowhere}
-    lock = DegradingLock(client, "nowhere", timeout=30, renew=True, **options)
+    lock = FallbackLock(client, "nowhere", timeout=30, renew=True, **options)
     with pytest.raises(LockError, match="cannot be kept"):
         lock.acquire()
     until(lambda: not client.exists("nowhere"))
 
     async def main() -> None:
-        lock = AsyncDegradingLock(asyncio_client(client), "nowhere", 30, renew=True, **options)
+        lock = AsyncFallbackLock(asyncio_client(client), "nowhere", 30, renew=True, **options)
         with pytest.raises(LockError, match="cannot be kept"):
             await lock.acquire()
 
@@ -94,7 +94,7 @@ def test_it_may_be_taken_under_wait_for(client: redis.Redis, folder: str) -> Non
 
     async def main() -> None:
         options: dict[str, Any] = {"on_redis_down": "local", "local_folder": folder}
-        lock = AsyncDegradingLock(asyncio_client(client), "tasks", 30, **options)
+        lock = AsyncFallbackLock(asyncio_client(client), "tasks", 30, **options)
         for _ in range(2):
             assert await asyncio.wait_for(lock.acquire(), PATIENCE)
             assert await asyncio.wait_for(lock.owned(), PATIENCE)
@@ -256,10 +256,10 @@ def test_it_is_told_once(
                 pass
     finally:
         events.unlisten(told.append)
-    assert sum(isinstance(event, StoodIn) for event in told) == 5
+    assert sum(isinstance(event, FellBack) for event in told) == 5
     assert sum("is held on this host only" in r.getMessage() for r in caplog.records) == 1
     (outage,) = [o for o in outages() if str(own_server.port) in o.server]
-    assert outage.stood_in == 5
+    assert outage.fallbacks == 5
 
 
 def test_locked(own_server: RedisServer, folder: str) -> None:

@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
 from django_redis_lock.keeper.thread import keeper
-from django_redis_lock.locking.renewal import Abandoned
+from django_redis_lock.locking.renewal import DeferredRelease
 from django_redis_lock.redlock.fan_out import _Asking
 from django_redis_lock.transport.registry import server_of
 from tests.integration.locks.test_lock import places
@@ -317,7 +317,7 @@ def test_what_was_broken_off_leaves_nothing_behind(five: Five) -> None:
             await client.aclose()
 
     asyncio.run(main())
-    until(lambda: not any(isinstance(job, Abandoned) for job in tuple(keeper()._jobs)))
+    until(lambda: not any(isinstance(job, DeferredRelease) for job in tuple(keeper()._jobs)))
     assert five.holders() == [None] * FIVE
 
 

@@ -10,7 +10,7 @@ import redis
 
 from django_redis_lock import events
 from django_redis_lock.events import ServerDown, ServerUp
-from django_redis_lock.transport.circuit_breaker import PROBE, Breaker, ServerAway
+from django_redis_lock.transport.circuit_breaker import PROBE, Breaker, CircuitOpen
 
 ERROR = redis.TimeoutError("no answer")
 PAUSE = 2.0
@@ -55,7 +55,7 @@ def test_one_costly_failure_holds_nobody_back(breaker: Breaker) -> None:
 def test_after_two_in_a_row_calls_fail_at_once(breaker: Breaker) -> None:
     trip(breaker)
     assert breaker.held_back
-    with pytest.raises(ServerAway, match=r"host:6379/0 has not answered for .*no answer"):
+    with pytest.raises(CircuitOpen, match=r"host:6379/0 has not answered for .*no answer"):
         breaker.admit(None)
 
 
@@ -88,7 +88,7 @@ def test_after_the_pause_one_call_is_let_through(breaker: Breaker, clock: Clock)
     clock.time += PAUSE
     assert breaker.admit(None) == PROBE
     for _ in range(98):
-        with pytest.raises(ServerAway):
+        with pytest.raises(CircuitOpen):
             breaker.admit(None)
     outage = breaker.known_outage()
     assert outage is not None
@@ -102,7 +102,7 @@ def test_its_failure_begins_another_pause(breaker: Breaker, clock: Clock) -> Non
         breaker.admit(None)
         clock.time += PROBE
         breaker.failed(ERROR, PROBE)
-        with pytest.raises(ServerAway):
+        with pytest.raises(CircuitOpen):
             breaker.admit(None)
 
 
@@ -135,7 +135,7 @@ def test_the_settings_are_read_live(breaker: Breaker, settings: Any) -> None:
     trip(breaker)
     assert not breaker.held_back
     trip(breaker)
-    with pytest.raises(ServerAway, match=r"asked again in 60\.0 s"):
+    with pytest.raises(CircuitOpen, match=r"asked again in 60\.0 s"):
         breaker.admit(None)
 
 
@@ -156,7 +156,7 @@ def test_an_outage_is_told_once(
             for _ in range(5):
                 breaker.failed(ERROR, 5.0)
             clock.time += 10
-            breaker.stood_in += 3
+            breaker.fallbacks += 3
             for _ in range(2):
                 breaker.answered()
     finally:

@@ -13,7 +13,7 @@ from django.utils import translation
 
 from django_redis_lock.contention import Conflict
 from django_redis_lock.exceptions import LockNotAcquired
-from django_redis_lock.protocol.owner import Held, Owner, fingerprint
+from django_redis_lock.protocol.owner import HolderInfo, Owner, fingerprint
 
 HOLDER = Owner("abc123", "web-1", 42, "MainThread", "nightly", 1000.0)
 
@@ -55,7 +55,7 @@ def test_its_words_are_one_line_whatever_a_holder_calls_itself() -> None:
     assert len(str(Conflict("a\nb", holder, 5, 5)).splitlines()) == 1
 
 
-def held(ttl: float, held_for: float | None, **fields: str) -> Held:
+def held(ttl: float, held_for: float | None, **fields: str) -> HolderInfo:
     """As Redis says it: a renewed lock with a lifetime of 30 s, unless ``fields`` say otherwise."""
     token = b"token"
     owner = {"id": fingerprint(token), "host": "web-1", "lifetime": "30000", "renews": "1"}
@@ -64,7 +64,7 @@ def held(ttl: float, held_for: float | None, **fields: str) -> Held:
     if held_for is None:
         said = {}
     reply = [text.encode() for pair in said.items() if pair[1] for text in pair]
-    return Held([token, pttl, reply, int((1000 + (held_for or 0)) * 1e6), 1])
+    return HolderInfo([token, pttl, reply, int((1000 + (held_for or 0)) * 1e6), 1])
 
 
 ONCE = {"renews": ""}
@@ -87,7 +87,9 @@ ONCE = {"renews": ""}
         pytest.param(held(40, 20, **ONCE, rests="token"), 0.1, 40, id="it rests"),
     ],
 )
-def test_when_to_come_again(held: Held | None, usual_hold: float | None, seconds: int) -> None:
+def test_when_to_come_again(
+    held: HolderInfo | None, usual_hold: float | None, seconds: int
+) -> None:
     conflict = Conflict.of("x", held, usual_hold=usual_hold)
     assert conflict.retry_after == seconds
     answer = conflict.response(RequestFactory().get("/"))

@@ -130,7 +130,7 @@ def test_times_are_shown_in_the_unit_people_use(seconds: float, shown: str) -> N
 CHARTS = [
     histogram_svg(distribution(), "Nothing"),
     histogram_svg(distribution(0.002), "Once"),
-    histogram_svg(distribution(*(0.001 * n for n in range(1, 200)), 1e6), "Held"),
+    histogram_svg(distribution(*(0.001 * n for n in range(1, 200)), 1e6), "HolderInfo"),
     histogram_svg(distribution(*BOUNDS), "All"),
     sparkline_svg((), "Nothing"),
     sparkline_svg((5,), "One"),
@@ -167,7 +167,7 @@ def test_all_of_a_chart_is_inside_it(chart: str) -> None:
 
 
 def test_a_bar_says_what_it_stands_for() -> None:
-    svg = ET.fromstring(histogram_svg(distribution(0.002, 0.002, 0.02), "Held"))
+    svg = ET.fromstring(histogram_svg(distribution(0.002, 0.002, 0.02), "HolderInfo"))
     said = [title.text for group in svg.iter(f"{SVG}g") for title in group.iter(f"{SVG}title")]
     assert "1.6 ms – 2.5 ms: 2" in said
     assert "16 ms – 25 ms: 1" in said

@@ -10,10 +10,16 @@ import pytest
 
 from django_redis_lock.keeper.job import Job
 from django_redis_lock.keeper.thread import Keeper
-from django_redis_lock.locking.waiting.queue import Line, Place
-from django_redis_lock.locking.waiting.thread_line import ThreadTurn
-from django_redis_lock.locking.waiting.watch import Departure, Watch
-from django_redis_lock.protocol.acquisition import FRESH, Clock, Granted, Request, new_token
+from django_redis_lock.locking.waiting.queue import Waiter, WaitQueue
+from django_redis_lock.locking.waiting.thread_line import ThreadWakeEvent
+from django_redis_lock.locking.waiting.watch import Unregister, WaiterHeartbeat
+from django_redis_lock.protocol.acquisition import (
+    FRESH,
+    AcquireRequest,
+    Acquisition,
+    Clock,
+    new_token,
+)
 from django_redis_lock.protocol.keys import lock_keys
 
 KEYS = lock_keys(b"report")
@@ -26,7 +32,7 @@ class FakeServer:
         pass
 
 
-class FakeLine(Line):
+class FakeLine(WaitQueue):
     def end(self) -> None:
         pass
 
@@ -42,11 +48,11 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return given
 
 
-def request(grant_timeout: float = 2.0, attempt: bytes = b"", **options: Any) -> Request:
-    return Request(KEYS, new_token(), attempt, options.get("lifetime", 30.0), grant_timeout)
+def request(grant_timeout: float = 2.0, attempt: bytes = b"", **options: Any) -> AcquireRequest:
+    return AcquireRequest(KEYS, new_token(), attempt, options.get("lifetime", 30.0), grant_timeout)
 
 
-def line_for(wanted: Request) -> FakeLine:
+def line_for(wanted: AcquireRequest) -> FakeLine:
     server: Any = FakeServer()
     line = FakeLine(server, wanted)
     line.clock = Clock(NOW, time.monotonic())
@@ -58,7 +64,7 @@ def grant_made(ago: float) -> tuple[bytes, bytes]:
     return KEYS.grants, b"T:%d" % (NOW - ago * 1e6)
 
 
-def believed(wanted: Request, ago: float) -> Granted | None:
+def believed(wanted: AcquireRequest, ago: float) -> Acquisition | None:
     came = line_for(wanted).came(wanted, grant_made(ago))
     assert came is not None
     assert came.token == b"T"
@@ -107,30 +113,30 @@ class TestRegister:
     ) -> None:
         """WATCH was under way while the last member left."""
         line = line_for(request())
-        place = Place()
+        place = Waiter()
         line.places.append(place)
         line.registered = True
-        watch = Watch(line)
+        watch = WaiterHeartbeat(line)
         assert watch.call(time.monotonic()) is not None
         line.leave(place)  # Its farewell has taken the line off the register.
         assert not jobs
         watch.answered([1000, NOW, 0], time.monotonic())
-        assert [type(job) for job in jobs] == [Departure]
+        assert [type(job) for job in jobs] == [Unregister]
 
     def test_who_is_interrupted_leaves_it_to_the_keeper(self, jobs: list[Job]) -> None:
         line = line_for(request())
-        place = Place()
+        place = Waiter()
         line.places.append(place)
         line.registered = True
         for _ in range(2):
             line.abandon(place)
         assert not line.places
-        assert Departure in [type(job) for job in jobs]
+        assert Unregister in [type(job) for job in jobs]
 
     def test_a_turn_is_passed_on_even_if_it_was_cut_short(self, jobs: list[Job]) -> None:
         line = line_for(request())
-        first, second = Place(), Place()
-        second.turn = ThreadTurn()
+        first, second = Waiter(), Waiter()
+        second.turn = ThreadWakeEvent()
         line.places.append(second)  # The first has got as far as this.
         line.abandon(first)
         assert second.turn.wait(0)

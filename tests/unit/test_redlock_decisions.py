@@ -98,14 +98,14 @@ class Server:
     def pass_on(self) -> None:
         """To the first in the queue, as a grant, which becomes his at once."""
         while self.queue and not self.holder:
-            request, deadline, tell = self.queue.pop(0)
+            request, deadline, emit = self.queue.pop(0)
             if self.world.now < deadline:
                 self.token, self.ends = request.token, self.clock + request.lifetime
                 self.fence = max(self.fence + 1, int((self.clock + 2000) * 1e6))
-                self.world.after(self.world.delay(), lambda tell=tell: tell(True))
+                self.world.after(self.world.delay(), lambda emit=emit: emit(True))
 
-    def wait(self, request: Any, deadline: float, tell: Callable[[Any], None]) -> None:
-        self.queue.append((request, deadline, tell))
+    def wait(self, request: Any, deadline: float, emit: Callable[[Any], None]) -> None:
+        self.queue.append((request, deadline, emit))
         self.look()
 
     def look(self) -> None:
@@ -154,7 +154,7 @@ class Contender:
     def sent(self, came: Any) -> None:
         self.go_on(lambda: self.steps.send(came))
 
-    def ask(self, calls: Any, patience: float, tell: Callable[[Any], None]) -> None:
+    def ask(self, calls: Any, patience: float, emit: Callable[[Any], None]) -> None:
         answers = {p: RedisTimeoutError("no answer") for p in calls}
         until, last = self.world.now + patience, 0.0
         for place, call in calls.items():
@@ -171,12 +171,12 @@ class Contender:
 
             self.world.after(there, arrive)
             last = max(last, min(there + back, patience))
-        self.world.after(last + 1e-9, lambda: tell(answers))
+        self.world.after(last + 1e-9, lambda: emit(answers))
 
     def queue(self, step: Queue) -> None:
         server, done = self.world.servers[step.place], []
 
-        def tell(came: Any) -> None:
+        def emit(came: Any) -> None:
             if not done:
                 done.append(came)
                 self.sent(came)
@@ -186,7 +186,7 @@ class Contender:
                 done.append(None)
                 self.go_on(lambda: self.steps.throw(RedisTimeoutError("the server went away")))
 
-        server.wait(step.request, self.world.now + 3600, tell)
+        server.wait(step.request, self.world.now + 3600, emit)
         if server.away_until > self.world.now:
             self.world.after(0.1, fail)
 

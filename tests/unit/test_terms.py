@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.cache.options import SETTING, Terms
+from django_redis_lock.cache.options import SETTING, GetOrSetOptions
 from django_redis_lock.conf import Conf
 
 
-def of(*, timeout: float | None = 60, **given: Any) -> Terms:
-    return Terms.of(Conf(), timeout, **given)
+def of(*, timeout: float | None = 60, **given: Any) -> GetOrSetOptions:
+    return GetOrSetOptions.of(Conf(), timeout, **given)
 
 
 def test_what_is_left_out_comes_from_the_settings(settings: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {"STALE": 5, "WAIT": 7, "BACKGROUND": True, "ERROR_TTL": 1}
     terms = of(wait=1, stale=SETTING)
     assert (terms.stale, terms.wait, terms.background, terms.error_ttl) == (5, 1, True, 1)
-    assert Terms.of(Conf({"LOCK_STALE": 6}), 60).stale == 6
+    assert GetOrSetOptions.of(Conf({"LOCK_STALE": 6}), 60).stale == 6
     assert of(timeout=None).stale == 0
     assert of(timeout=None, stale=4).stale == 4
 

@@ -20,7 +20,7 @@ from django_redis_lock import (
     Redlock,
     TooFewServers,
 )
-from django_redis_lock.fallback.stand_ins import DegradingLock
+from django_redis_lock.fallback.stand_ins import FallbackLock
 from django_redis_lock.testing import MemoryLock, MemoryServer, VirtualClock, override
 
 #: Nothing listens there: whoever asks Redis fails, and at once.
@@ -189,7 +189,7 @@ def test_override_stays_away_from_the_locks_of_this_host(tmp_path: Path, away: b
 
     def lock() -> Lock:
         options: dict[str, Any] = {"on_redis_down": "local", "local_folder": tmp_path}
-        return DegradingLock(NOWHERE, "report", timeout=5, blocking=False, **options)
+        return FallbackLock(NOWHERE, "report", timeout=5, blocking=False, **options)
 
     with override() as one:
         one.away = away

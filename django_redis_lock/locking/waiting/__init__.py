@@ -1,7 +1,7 @@
 """How threads and tasks wait for a lock that is taken."""
 
 from .aio_line import in_background
-from .tasks import TaskPlace
-from .threads import FIRST_PAUSE, LONGEST_PAUSE, ThreadPlace
+from .tasks import TaskWaiter
+from .threads import FIRST_PAUSE, LONGEST_PAUSE, ThreadWaiter
 
-__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "TaskPlace", "ThreadPlace", "in_background"]
+__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "TaskWaiter", "ThreadWaiter", "in_background"]

@@ -10,9 +10,9 @@ from redis.exceptions import RedisError
 
 from ...protocol import Call
 from ...transport import AsyncRawConnection, aconnect, areceive, cut
-from .queue import Line
+from .queue import WaitQueue
 
-__all__ = ["ANSWER", "TaskExtension", "TaskLine", "TaskTurn", "in_background"]
+__all__ = ["ANSWER", "TaskExtension", "TaskQueue", "TaskWakeEvent", "in_background"]
 
 #: Seconds the answer about a grant may take before its connection is given up.
 ANSWER = 5.0
@@ -34,7 +34,7 @@ class TaskExtension:
         return self._until if taken else -math.inf
 
     def settle(self, wait: bool) -> float | None:
-        """See ``Granted.settle``. It never waits: the loop that asks is the one that reads."""
+        """See ``Acquisition.settle``. It never waits: the loop that asks is the one that reads."""
         done = self._reading.done() and not self._reading.cancelled()
         return self._reading.result() if done else None
 
@@ -42,7 +42,7 @@ class TaskExtension:
         return await asyncio.shield(self._reading)
 
 
-class TaskLine(Line):
+class TaskQueue(WaitQueue):
     """A line of tasks of one event loop, with the connection its first one waits on."""
 
     connection: AsyncRawConnection | None = None
@@ -86,7 +86,7 @@ class TaskLine(Line):
             asyncio.run_coroutine_threadsafe(closing, self.loop)
 
 
-class TaskTurn:
+class TaskWakeEvent:
     """``threading.Event`` for tasks; waiting for it loses no cancellation."""
 
     def __init__(self) -> None:

@@ -15,11 +15,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ...keeper import Job, keeper
-from ...protocol import LAST_TRY, Call, Request, parse_grant
+from ...protocol import LAST_TRY, AcquireRequest, Call, parse_grant
 from ...transport import RawConnection, Server, pack_words
-from ..renewal import Abandoned
+from ..renewal import DeferredRelease
 
-__all__ = ["Farewell", "Pop"]
+__all__ = ["CancelWait", "Pop"]
 
 #: More bytes than an answer has beside the name of the list: token, fence, or words of complaint.
 ROOM = 512
@@ -114,13 +114,13 @@ class Pop:
         return words
 
 
-class Farewell(Job):
+class CancelWait(Job):
     """Ends a pop nobody waits for any more, whose wait was interrupted, and passes on what it
     brought. It alone uses the pop's connection now."""
 
     owed = True
 
-    def __init__(self, server: Server, pop: Pop, request: Request) -> None:
+    def __init__(self, server: Server, pop: Pop, request: AcquireRequest) -> None:
         super().__init__(server, time.monotonic())
         self._pop = pop
         self._request = request
@@ -136,7 +136,7 @@ class Farewell(Job):
             pass  # It had broken. At worst a grant runs out by itself.
         if (token := self._pop.token) is not None:
             release = self._request.give_back(token)
-            keeper().add(Abandoned(self.server, release, self._request.lifetime))
+            keeper().add(DeferredRelease(self.server, release, self._request.lifetime))
         self._end()
 
     def failed(self, error: Exception, now: float) -> None:

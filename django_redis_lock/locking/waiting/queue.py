@@ -15,22 +15,31 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ...forks import after_fork, free_after_fork
 from ...keeper import keeper
-from ...protocol import FRESH, LOOK_EVERY, Call, Clock, Granted, Request, parse_grant, waiter_id
+from ...protocol import (
+    FRESH,
+    LOOK_EVERY,
+    AcquireRequest,
+    Acquisition,
+    Call,
+    Clock,
+    parse_grant,
+    waiter_id,
+)
 from ...transport import Server
 from ..history import note_vanished
-from ..renewal import Abandoned
-from .watch import Departure, Watch
+from ..renewal import DeferredRelease
+from .watch import Unregister, WaiterHeartbeat
 
-__all__ = ["Came", "Line", "Place", "join"]
+__all__ = ["ReceivedGrant", "WaitQueue", "Waiter", "join"]
 
 
-class Turn(Protocol):
+class WakeEvent(Protocol):
     """``threading.Event``, or what tasks have instead."""
 
     def set(self) -> None: ...
 
 
-class Came(NamedTuple):
+class ReceivedGrant(NamedTuple):
     """A grant that came.
 
     Attributes:
@@ -42,10 +51,10 @@ class Came(NamedTuple):
     fence: int
     at: float
     call: Call
-    believed: Granted | None
+    believed: Acquisition | None
 
 
-class Line(ABC):
+class WaitQueue(ABC):
     """Those in this process that want one lock on one server and are ready to wait, in their order.
 
     The first asks for the lock; if it is held, the line is registered in Redis under one waiter
@@ -59,7 +68,7 @@ class Line(ABC):
         _listed: whether Redis may know of it, so that its id must be taken off the register.
     """
 
-    def __init__(self, server: Server, request: Request, loop: Any = None) -> None:
+    def __init__(self, server: Server, request: AcquireRequest, loop: Any = None) -> None:
         self.server = server
         self.request = request
         self.key = (server, request.keys.lock, loop)
@@ -70,8 +79,8 @@ class Line(ABC):
         self._listed = False
         self._asking = False
         self.clock: Clock | None = None
-        self.places: deque[Place[Any]] = deque()
-        self._watch: Watch | None = None
+        self.places: deque[Waiter[Any]] = deque()
+        self._watch: WaiterHeartbeat | None = None
 
     @abstractmethod
     def end(self) -> None:
@@ -83,7 +92,7 @@ class Line(ABC):
 
     # -- coming and going --------------------------------------------------------------------
 
-    def leave(self, place: Place[Any]) -> None:
+    def leave(self, place: Waiter[Any]) -> None:
         """``place`` is given up. Done again, it completes what an interrupt had cut short."""
         with _mutex:
             if place in self.places:
@@ -97,13 +106,13 @@ class Line(ABC):
             self.dissolve()
         self.end()
 
-    def abandon(self, place: Place[Any]) -> None:
+    def abandon(self, place: Waiter[Any]) -> None:
         """As ``leave``, for whoever leaves in the middle of anything: what was to take the line
         off the register may not have been sent."""
         self._listed = self._listed or self.registered
         self.leave(place)
 
-    def led_by(self, place: Place[Any]) -> bool:
+    def led_by(self, place: Waiter[Any]) -> bool:
         """Whether ``place`` is the one that waits in Redis, if the line does."""
         with _mutex:
             return bool(self.places) and self.places[0] is place
@@ -129,7 +138,7 @@ class Line(ABC):
         if self._watch is not None:
             keeper().discard(self._watch)
         if self._listed:
-            keeper().add(Departure(self))
+            keeper().add(Unregister(self))
             self._listed = False
 
     def _close_if_last(self) -> bool:
@@ -148,12 +157,12 @@ class Line(ABC):
 
     # -- what the server said ----------------------------------------------------------------
 
-    def ask(self, request: Request) -> Call:
+    def ask(self, request: AcquireRequest) -> Call:
         """What takes the lock, or else puts the line on the register."""
         self._asking = True
         return request.acquire(self.waiter)
 
-    def asked(self, request: Request, reply: Any, sent_at: float) -> Granted | None:
+    def asked(self, request: AcquireRequest, reply: Any, sent_at: float) -> Acquisition | None:
         """The answer to ACQUIRE: the lock, or a place on the register and when to look again."""
         if (won := self.won(request, reply, sent_at)) is not None:
             self._asking = False
@@ -162,12 +171,12 @@ class Line(ABC):
         self.registered = self._listed = True
         self._asking = False
         if self._watch is None:
-            self._watch = Watch(self)
+            self._watch = WaiterHeartbeat(self)
         self._watch.due = self.heard(int(pttl), Clock(int(server_us), sent_at))
         keeper().add(self._watch)
         return None
 
-    def won(self, request: Request, reply: Any, sent_at: float) -> Granted | None:
+    def won(self, request: AcquireRequest, reply: Any, sent_at: float) -> Acquisition | None:
         """The answer to ACQUIRE or LEAVE: the lock, if that is what it was."""
         if not reply[0]:
             return None
@@ -192,7 +201,7 @@ class Line(ABC):
             return None
         return parse_grant(reply[1])
 
-    def came(self, request: Request, reply: Any) -> Came | None:
+    def came(self, request: AcquireRequest, reply: Any) -> ReceivedGrant | None:
         """The answer to the blocking pop: a grant, or None for the farewell."""
         at = time.monotonic()
         (self.node or self.server).answered()
@@ -205,9 +214,11 @@ class Line(ABC):
         age = self.clock.age(fence) if self.clock else math.inf
         fresh = abs(age) < min(FRESH, request.grant_timeout / 4) and not request.believes_nothing
         believed = request.granted(token, fence, age, at) if fresh else None
-        return Came(token, fence, at, call, believed)
+        return ReceivedGrant(token, fence, at, call, believed)
 
-    def confirmed(self, request: Request, came: Came, until: float) -> Granted | None:
+    def confirmed(
+        self, request: AcquireRequest, came: ReceivedGrant, until: float
+    ) -> Acquisition | None:
         """The answer about a grant that was not believed: the lock, or nothing."""
         if until > -math.inf:
             return request.taken(came.token, came.fence, came.at, until)
@@ -215,22 +226,22 @@ class Line(ABC):
         return None
 
 
-AnyLine = TypeVar("AnyLine", bound=Line)
+AnyQueue = TypeVar("AnyQueue", bound=WaitQueue)
 
 
-class Place(Generic[AnyLine]):
+class Waiter(Generic[AnyQueue]):
     """One member's place in a line."""
 
-    line: AnyLine
+    line: AnyQueue
     #: Set when it is this member's turn; None for who came first and need not wait for it.
     turn: Any = None
 
-    _request: Request
+    _request: AcquireRequest
 
-    def new_turn(self) -> Turn:
+    def new_turn(self) -> WakeEvent:
         raise NotImplementedError
 
-    def _keep_one(self, won: Granted, reply: Any) -> Granted:
+    def _keep_one(self, won: Acquisition, reply: Any) -> Acquisition:
         """The last try has won; a grant that the pop brought as well is not needed."""
         if (grant := self.line.grant_in(reply)) is not None:
             self._abandon(grant[0])
@@ -239,17 +250,17 @@ class Place(Generic[AnyLine]):
     def _abandon(self, token: bytes) -> None:
         """Whatever Redis may yet carry out for ``token`` is nobody's."""
         release = self._request.give_back(token)
-        keeper().add(Abandoned(self.line.server, release, self._request.lifetime))
+        keeper().add(DeferredRelease(self.line.server, release, self._request.lifetime))
         noted = self._request.may_hold
         noted[:] = [each for each in noted if each[0] != token]
 
 
-_lines: dict[tuple[Server, bytes, Any], Line] = {}
+_lines: dict[tuple[Server, bytes, Any], WaitQueue] = {}
 _mutex = free_after_fork(threading.RLock())
 after_fork(_lines.clear)
 
 
-def join(place: Place[AnyLine], line: AnyLine) -> None:
+def join(place: Waiter[AnyQueue], line: AnyQueue) -> None:
     """Take ``place`` at the end of the line for the lock; ``line`` is used if there is none."""
     with _mutex:
         found = _lines.setdefault(line.key, line)

@@ -16,7 +16,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...notices import get_logger
-from ...protocol import LAST_TRY, Granted, Request, printable, wake_key
+from ...protocol import LAST_TRY, AcquireRequest, Acquisition, printable, wake_key
 from ...transport import (
     AsyncRawConnection,
     ServerBusy,
@@ -29,30 +29,30 @@ from ...transport import (
     pack_words,
     server_of,
 )
-from .aio_line import ANSWER, TaskExtension, TaskLine, TaskTurn, in_background
-from .queue import Place, join
+from .aio_line import ANSWER, TaskExtension, TaskQueue, TaskWakeEvent, in_background
+from .queue import Waiter, join
 from .threads import FIRST_PAUSE, LONGEST_PAUSE
 
-__all__ = ["TaskPlace"]
+__all__ = ["TaskWaiter"]
 
 logger = get_logger("django_redis_lock.waiting")
 
 
-class TaskPlace(Place[TaskLine]):
+class TaskWaiter(Waiter[TaskQueue]):
     """One task's place in a line."""
 
-    turn: TaskTurn | None
-    new_turn = TaskTurn
+    turn: TaskWakeEvent | None
+    new_turn = TaskWakeEvent
 
-    def __init__(self, client: Any, request: Request) -> None:
+    def __init__(self, client: Any, request: AcquireRequest) -> None:
         self._client = client
         self._request = request
         #: Whether there was no answer to something that Redis may have carried out.
         self._unheard = False
-        join(self, TaskLine(server_of(client), request, asyncio.get_running_loop()))
+        join(self, TaskQueue(server_of(client), request, asyncio.get_running_loop()))
 
-    async def wait(self) -> Granted | None:
-        """As ``ThreadPlace.wait``; cancelling it leaves no trace and loses no grant."""
+    async def wait(self) -> Acquisition | None:
+        """As ``ThreadWaiter.wait``; cancelling it leaves no trace and loses no grant."""
         try:
             turn = self.turn
             while turn is not None and not await turn.wait(self._request.left()):
@@ -69,7 +69,7 @@ class TaskPlace(Place[TaskLine]):
         finally:
             self.line.leave(self)
 
-    async def _ask(self) -> Granted | None:
+    async def _ask(self) -> Acquisition | None:
         """Take the lock if it is free, else get on the register."""
         sent_at = time.monotonic()
         call, patience = self.line.ask(self._request), self._request.patience()
@@ -77,7 +77,7 @@ class TaskPlace(Place[TaskLine]):
         self._request = self._request.with_margin(sent_at)
         return self.line.asked(self._request, reply, sent_at)
 
-    async def _wait_through_outages(self) -> Granted | None:
+    async def _wait_through_outages(self) -> Acquisition | None:
         line, pause, away_since = self.line, FIRST_PAUSE, math.inf
         while True:
             try:
@@ -104,7 +104,7 @@ class TaskPlace(Place[TaskLine]):
                 await asyncio.sleep(min(pause, self._request.left()))
                 pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _pop(self, connection: AsyncRawConnection) -> Granted | None:
+    async def _pop(self, connection: AsyncRawConnection) -> Acquisition | None:
         request = self._request
         wake = wake_key(request.keys.lock, request.token)
         while True:
@@ -130,7 +130,7 @@ class TaskPlace(Place[TaskLine]):
             if granted is not None:
                 return granted
 
-    async def _poll(self) -> Granted | None:
+    async def _poll(self) -> Acquisition | None:
         """Wait without a blocking pop, which this Redis user may not use."""
         while (left := self._request.left()) > 0:
             await asyncio.sleep(min(self._request.sleep, left))
@@ -138,7 +138,7 @@ class TaskPlace(Place[TaskLine]):
                 return granted
         return None
 
-    async def _popped(self, connection: AsyncRawConnection, reply: Any) -> Granted | None:
+    async def _popped(self, connection: AsyncRawConnection, reply: Any) -> Acquisition | None:
         came = self.line.came(self._request, reply)
         if came is None:
             return None
@@ -161,7 +161,7 @@ class TaskPlace(Place[TaskLine]):
 
     async def _last_try(
         self, connection: AsyncRawConnection, reading: asyncio.Future[Any], wake: bytes
-    ) -> Granted | None:
+    ) -> Acquisition | None:
         sent_at = time.monotonic()
         try:
             answer = await self._leave(wake, try_again=True)

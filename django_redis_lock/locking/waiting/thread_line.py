@@ -11,12 +11,12 @@ from redis.exceptions import NoScriptError, RedisError
 
 from ...protocol import Call
 from ...transport import RawConnection, Server, pack
-from .queue import Line
+from .queue import WaitQueue
 
-__all__ = ["Extension", "ThreadLine", "ThreadTurn"]
+__all__ = ["PendingReply", "ThreadQueue", "ThreadWakeEvent"]
 
 
-class Extension:
+class PendingReply:
     """A connection with the answer to TAKE_GRANT still to come, for which nobody has waited."""
 
     def __init__(self, connection: RawConnection, call: Call, server: Server, until: float) -> None:
@@ -32,7 +32,7 @@ class Extension:
         server.knows_grants = True
 
     def settle(self, wait: bool) -> float | None:
-        """See ``Granted.settle``."""
+        """See ``Acquisition.settle``."""
         if self._pid != os.getpid():
             return None  # The answer is the parent's; to read it would leave the parent without.
         if not wait and self._mutex.locked():
@@ -58,11 +58,11 @@ class Extension:
             return True  # Reading will say what is wrong.
 
 
-class ThreadLine(Line):
+class ThreadQueue(WaitQueue):
     """A line of threads, with the connection its first one waits on."""
 
     connection: RawConnection | None = None
-    extension: Extension | None = None
+    extension: PendingReply | None = None
 
     def end(self) -> None:
         connection, self.connection = self.connection, None
@@ -93,7 +93,7 @@ class ThreadLine(Line):
                 pass  # It had broken.
 
 
-class ThreadTurn:
+class ThreadWakeEvent:
     """``threading.Event`` without its innards: an exception from a signal handler that came in the
     middle of them would leave it locked, and its thread waiting for ever."""
 

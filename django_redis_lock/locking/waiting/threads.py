@@ -20,7 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...keeper import keeper
 from ...notices import get_logger
-from ...protocol import LAST_TRY, Granted, Request, printable, wake_key
+from ...protocol import LAST_TRY, AcquireRequest, Acquisition, printable, wake_key
 from ...transport import (
     RawConnection,
     ServerBusy,
@@ -32,11 +32,11 @@ from ...transport import (
     send,
     server_of,
 )
-from .pop import Farewell, Pop
-from .queue import Came, Place, join
-from .thread_line import Extension, ThreadLine, ThreadTurn
+from .pop import CancelWait, Pop
+from .queue import ReceivedGrant, Waiter, join
+from .thread_line import PendingReply, ThreadQueue, ThreadWakeEvent
 
-__all__ = ["ThreadPlace"]
+__all__ = ["ThreadWaiter"]
 
 logger = get_logger("django_redis_lock.waiting")
 
@@ -44,23 +44,23 @@ logger = get_logger("django_redis_lock.waiting")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 
-class ThreadPlace(Place[ThreadLine]):
+class ThreadWaiter(Waiter[ThreadQueue]):
     """One thread's place in a line."""
 
-    turn: ThreadTurn | None
-    new_turn = ThreadTurn
+    turn: ThreadWakeEvent | None
+    new_turn = ThreadWakeEvent
 
-    def __init__(self, client: Any, request: Request) -> None:
+    def __init__(self, client: Any, request: AcquireRequest) -> None:
         self._client = client
         self._request = request
         self._pop: Pop | None = None
         #: Whether there was no answer to something that Redis may have carried out.
         self._unheard = False
-        self.line = ThreadLine(server_of(client), request)
+        self.line = ThreadQueue(server_of(client), request)
 
-    def wait(self) -> Granted | None:
+    def wait(self) -> Acquisition | None:
         """Wait until the lock is ours, or until the request's deadline. A caller that is
-        interrupted before it has noted the outcome must release ``Request.may_hold``.
+        interrupted before it has noted the outcome must release ``AcquireRequest.may_hold``.
 
         Raises:
             redis.exceptions.RedisError: the deadline came while the server could not be reached.
@@ -87,13 +87,13 @@ class ThreadPlace(Place[ThreadLine]):
         if pop is not None and (token := pop.token) is not None:
             self._abandon(token)
         elif pop is not None and not pop.complete and pop.connection is self.line.connection:
-            keeper().add(Farewell(self.line.server, pop, self._request))
+            keeper().add(CancelWait(self.line.server, pop, self._request))
             self.line.connection = None
         if self.line.led_by(self):
             self.line.disconnect()  # What is half sent or half read there is of no use.
         self.line.abandon(self)
 
-    def _wait(self) -> Granted | None:
+    def _wait(self) -> Acquisition | None:
         turn = self.turn
         while turn is not None and not turn.wait(self._request.left()):
             if self._request.deadline is not None:
@@ -106,7 +106,7 @@ class ThreadPlace(Place[ThreadLine]):
         granted = self._wait_through_outages()
         return granted and granted._replace(contended=True)
 
-    def _ask(self) -> Granted | None:
+    def _ask(self) -> Acquisition | None:
         """Take the lock if it is free, else get on the register."""
         sent_at = time.monotonic()
         call, patience = self.line.ask(self._request), self._request.patience()
@@ -114,7 +114,7 @@ class ThreadPlace(Place[ThreadLine]):
         self._request = self._request.with_margin(sent_at)
         return self.line.asked(self._request, reply, sent_at)
 
-    def _wait_through_outages(self) -> Granted | None:
+    def _wait_through_outages(self) -> Acquisition | None:
         line, pause, away_since = self.line, FIRST_PAUSE, math.inf
         while True:
             try:
@@ -142,7 +142,7 @@ class ThreadPlace(Place[ThreadLine]):
                 time.sleep(min(pause, self._request.left()))
                 pause = min(pause * 2, LONGEST_PAUSE)
 
-    def _wait_in_redis(self, connection: RawConnection) -> Granted | None:
+    def _wait_in_redis(self, connection: RawConnection) -> Acquisition | None:
         request, keys = self._request, self._request.keys
         while True:
             # Known before it can bring anything, so that nothing is lost; see ``_leave_anywhere``.
@@ -158,7 +158,7 @@ class ThreadPlace(Place[ThreadLine]):
             if granted is not None:
                 return granted
 
-    def _poll(self) -> Granted | None:
+    def _poll(self) -> Acquisition | None:
         """Wait without a blocking pop, which this Redis user may not use."""
         while (left := self._request.left()) > 0:
             time.sleep(min(self._request.sleep, left))
@@ -166,7 +166,7 @@ class ThreadPlace(Place[ThreadLine]):
                 return granted
         return None
 
-    def _popped(self, pop: Pop) -> Granted | None:
+    def _popped(self, pop: Pop) -> Acquisition | None:
         """What the pop brought: the lock, or nothing (the farewell, or a grant that is over)."""
         came = self.line.came(self._request, pop.reply)
         if came is None:
@@ -179,18 +179,18 @@ class ThreadPlace(Place[ThreadLine]):
             self._abandon(came.token)
             raise
 
-    def _take(self, connection: RawConnection, came: Came) -> Granted | None:
+    def _take(self, connection: RawConnection, came: ReceivedGrant) -> Acquisition | None:
         until = self._request.until(time.monotonic())
         if came.believed is not None:
             node = self.line.node or self.line.server
-            extension = Extension(connection, came.call, node, until)
+            extension = PendingReply(connection, came.call, node, until)
             self.line.extension = extension
             return came.believed._replace(settle=extension.settle)
         send(connection, came.call)
         taken = receive(connection, came.call)
         return self.line.confirmed(self._request, came, until if taken else -math.inf)
 
-    def _last_try(self, pop: Pop) -> Granted | None:
+    def _last_try(self, pop: Pop) -> Acquisition | None:
         sent_at = time.monotonic()
         leave = self._request.leave(self.line.farewell(), pop.wake, try_again=True)
         try:

@@ -11,15 +11,15 @@ from ...protocol import LOOK_EVERY, Call, Clock
 from ..history import note_vanished
 
 if TYPE_CHECKING:
-    from .queue import Line
+    from .queue import WaitQueue
 
-__all__ = ["Departure", "Watch"]
+__all__ = ["Unregister", "WaiterHeartbeat"]
 
 
-class Watch(Job):
+class WaiterHeartbeat(Job):
     """Keeps a line registered, and makes the grant for a holder that has vanished."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: WaitQueue) -> None:
         super().__init__(line.server, time.monotonic() + LOOK_EVERY)
         self._line = line
         self._lying = 0
@@ -53,13 +53,13 @@ class Watch(Job):
             self._line.wake()  # Somebody has other things to do than wait for a frozen server.
 
 
-class Departure(Job):
+class Unregister(Job):
     """Takes a line off the register that ended without doing so: its last member was interrupted,
     or had the lock otherwise than by a grant."""
 
     owed = True
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: WaitQueue) -> None:
         super().__init__(line.server, time.monotonic())
         self._call = line.request.take(b"", line.waiter)
 

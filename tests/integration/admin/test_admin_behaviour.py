@@ -102,7 +102,7 @@ def test_computations(admin_client: Client) -> None:
 def test_locks_that_were_taken_without_redis(admin_client: Client) -> None:
     lock = caches["default"].lock("export")
     for _ in range(2):
-        events.tell(events.StoodIn(lock.subject, "local", OSError()))
+        events.emit(events.FellBack(lock.subject, "local", OSError()))
     with lock:
         metrics.flush()
         assert figures(admin_client.get(PAGE))["export"]["acquired"] == "1 without Redis: 2"

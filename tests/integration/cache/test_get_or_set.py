@@ -23,7 +23,7 @@ from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight import flight, notifications, runners
 from django_redis_lock.singleflight.renewal import FlightRenewal
 from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
-from django_redis_lock.singleflight.steps import Follow
+from django_redis_lock.singleflight.steps import WaitForLeader
 from django_redis_lock.transport import execute
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
@@ -513,14 +513,14 @@ def test_a_leader_that_is_gone_without_a_word_is_replaced(
 def test_a_follower_learns_of_an_end_before_it_began_to_listen(
     cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    follow = runners.ThreadCrew._follow
+    follow = runners.ThreadRunner._follow
 
-    def late(self: runners.ThreadCrew, step: Follow) -> None:
+    def late(self: runners.ThreadRunner, step: WaitForLeader) -> None:
         lands_elsewhere(client, 5)
         # Only the stream can end this wait.
         follow(self, step._replace(until=step.until + 3600))
 
-    monkeypatch.setattr(runners.ThreadCrew, "_follow", late)
+    monkeypatch.setattr(runners.ThreadRunner, "_follow", late)
     elsewhere(client)
     assert Asking(cache.get_or_set, "report", 1).found() == 5
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.cache.looks import Looks
+from django_redis_lock.cache.looks import PendingReads
 from django_redis_lock.transport.execute import FOR_COMMAND
 from tests.lock_contract import Background
 from tests.processes import PATIENCE
@@ -37,7 +37,9 @@ def occupied(cache: RedisCache) -> Any:
 def test_nobody_waits_while_there_are_connections(
     cache: RedisCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Looks, "wait_for", lambda *_: pytest.fail("there is a connection at rest"))
+    monkeypatch.setattr(
+        PendingReads, "wait_for", lambda *_: pytest.fail("there is a connection at rest")
+    )
     look = cache._looks.begin(PLACE)
     assert cache.get_or_set("report", "new") == "there"
     cache._looks.end(PLACE, look)
@@ -56,13 +58,13 @@ def test_who_would_connect_waits_for_the_other(
         pool.release(taken.pop())
     server.close()
     waiting = threading.Event()
-    wait_for = Looks.wait_for
+    wait_for = PendingReads.wait_for
 
-    def wait(looks: Looks, key: Any) -> bool:
+    def wait(looks: PendingReads, key: Any) -> bool:
         waiting.set()
         return wait_for(looks, key)
 
-    monkeypatch.setattr(Looks, "wait_for", wait)
+    monkeypatch.setattr(PendingReads, "wait_for", wait)
     look = cache._looks.begin(place)
     late = Background(lambda: cache.get_or_set("report", "new", 60, stale=stale))
     assert waiting.wait(PATIENCE)

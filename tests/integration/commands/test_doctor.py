@@ -17,7 +17,7 @@ from django.core.checks import run_checks
 from django_redis_lock import Lock, checks, metrics
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.doctor import Finding, Level, acl, servers
-from django_redis_lock.doctor.target import Node, Patient
+from django_redis_lock.doctor.target import Node, Target
 from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.protocol import lock_scripts
 from tests.processes import PATIENCE, Link, processes, until
@@ -239,7 +239,7 @@ class Imagined(Node):
 def test_what_servers_say_of_themselves(
     probe: Any, info: dict[str, Any], level: Level, words: str, number: str
 ) -> None:
-    (found,) = probe(Patient("default"), Imagined(**info))
+    (found,) = probe(Target("default"), Imagined(**info))
     assert isinstance(found, Finding)
     assert (found.level, found.number) == (level, number)
     assert words in found.text

@@ -467,7 +467,7 @@ def test_figures(run: Run, client: redis.Redis) -> None:
 
 
 def test_figures_of_locks_that_were_taken_without_redis(run: Run) -> None:
-    events.tell(events.StoodIn(cache.lock("export").subject, "run", OSError()))
+    events.emit(events.FellBack(cache.lock("export").subject, "run", OSError()))
     with cache.lock("import"):
         pass
     metrics.flush()
@@ -476,7 +476,7 @@ def test_figures_of_locks_that_were_taken_without_redis(run: Run) -> None:
     assert title.endswith("LOST  NO REDIS  OVER TIME")
     assert [row.split()[-1] for row in rows[:2] if row.startswith("export")] == ["1"]
     figures = json.loads(run("stats", "--json")[1])["caches"]["default"]
-    assert {of["group"]: of["stood_in"] for of in figures} == {"export": 1, "import": 0}
+    assert {of["group"]: of["fallbacks"] for of in figures} == {"export": 1, "import": 0}
 
 
 def test_figures_of_a_cache_that_cannot_be_asked(run: Run, settings: Any) -> None:

@@ -52,7 +52,7 @@ class Run:
         line: str = self.process.stdout.readline()
         return line.rstrip("\n")
 
-    def tell(self, word: str) -> None:
+    def emit(self, word: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
@@ -257,10 +257,10 @@ def test_lines_come_through_at_once_and_codes_too() -> None:
     ):
         with run("--", "obey", "a", "--", "b") as running:
             assert running.line() == "running job a b"
-            running.tell("hello")
+            running.emit("hello")
             assert running.line() == "heard ['hello']"
             assert lock().locked()
-            running.tell(word)
+            running.emit(word)
             found, rest = running.end()
             assert (found, said in rest) == (code, True), rest
             assert not lock().locked()
@@ -314,7 +314,7 @@ def test_a_command_may_go_on_without_its_lock() -> None:
         assert running.process.stderr is not None
         while "going on without it" not in running.process.stderr.readline():
             pass
-        running.tell("end")
+        running.emit("end")
         assert running.end()[0] == 0
 
 

@@ -294,13 +294,13 @@ def hang_in_a_server(link: Link) -> str:
     on_lost.GRACE = 0.1
     logged = threading.Event()
 
-    class Note(logging.Handler):
+    class RecordEvent(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.levelno == logging.CRITICAL:
                 link.say(record.getMessage())
                 logged.set()
 
-    logging.getLogger("django_redis_lock.lost").addHandler(Note())
+    logging.getLogger("django_redis_lock.lost").addHandler(RecordEvent())
 
     @locked("fragile", timeout=0.5, on_lost="terminate")
     class Hanging(Ran):
@@ -391,7 +391,7 @@ def test_a_command_with_a_way_of_its_own_keeps_it(redis_server: RedisServer) -> 
 
 
 @locked("nightly", blocking=True)
-class Patient(Ran):
+class Target(Ran):
     pass
 
 
@@ -399,7 +399,7 @@ def test_a_command_that_waits_says_for_whom(redis_server: RedisServer, client: r
     lock = caches["default"].lock("nightly", label="the other run")
     assert lock.acquire(blocking=False)
     until(lambda: client.exists(OWNER))
-    with processes(run_in_a_process, Patient) as (worker,):
+    with processes(run_in_a_process, Target) as (worker,):
         worker.go()
         until(lambda: client.info("clients")["blocked_clients"])
         lock.release()
@@ -411,7 +411,7 @@ def test_a_command_that_waits_says_for_whom(redis_server: RedisServer, client: r
     assert line.startswith("nightly is held by ")
     assert "(the other run)" in line
     assert line.endswith(". More: manage.py locks show nightly. Waiting …")
-    assert run(Patient) == (0, "done\n", "", 1)
+    assert run(Target) == (0, "done\n", "", 1)
 
 
 @pytest.mark.parametrize("options", [{"status_code": 503}, {"default": None}])

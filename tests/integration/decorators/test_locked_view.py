@@ -149,7 +149,7 @@ def test_a_stranger_is_not_told_who_holds_the_lock(accept: str) -> None:
 def test_it_says_when_to_come_again_by_how_long_it_usually_takes() -> None:
     """Not by the lifetime left: it is renewed while the work goes on."""
     before = caches["default"].lock("export-7", group="export-{pk}")
-    events.tell(events.Released(before.subject, 100.0, 1))
+    events.emit(events.Released(before.subject, 100.0, 1))
 
     @locked("export-{pk}")
     def export_one(request: HttpRequest, pk: int) -> HttpResponse: ...

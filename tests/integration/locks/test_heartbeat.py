@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from django_redis_lock import AsyncLock, Lock, Redlock
-from django_redis_lock.inventory.listing import HeldLock, list_held
+from django_redis_lock.inventory.listing import LockInfo, list_held
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.locking import heartbeat
 from django_redis_lock.protocol.keys import lock_keys, process_key
@@ -25,7 +25,7 @@ from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers
 
 
-def listed(client: Any) -> dict[str, HeldLock]:
+def listed(client: Any) -> dict[str, LockInfo]:
     return {lock.name: lock for lock in list_held(client, b"").locks}
 
 

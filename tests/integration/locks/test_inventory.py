@@ -22,14 +22,14 @@ from django.core.cache import caches
 
 from django_redis_lock import Lock
 from django_redis_lock.admin.rows import event_rows, row, waiter_rows
-from django_redis_lock.held_locks import Holding
+from django_redis_lock.held_locks import HeldLock
 from django_redis_lock.inventory import listing
 from django_redis_lock.inventory.forced_release import Outcome, release
 from django_redis_lock.inventory.inspection import Inspection, inspect
 from django_redis_lock.inventory.listing import (
     FLIGHT,
-    HeldLock,
     Inventory,
+    LockInfo,
     list_flights,
     list_held,
     look_at,
@@ -37,7 +37,7 @@ from django_redis_lock.inventory.listing import (
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.locking.history import note_call
 from django_redis_lock.management.wording import as_json, note
-from django_redis_lock.protocol.acquisition import Request, new_token
+from django_redis_lock.protocol.acquisition import AcquireRequest, new_token
 from django_redis_lock.protocol.keys import (
     FLIGHTS,
     INDEX,
@@ -74,10 +74,10 @@ def names(client: redis.Redis, prefix: bytes = b"") -> list[str]:
     return sorted(lock.name for lock in list_held(client, prefix).locks)
 
 
-def described(client: redis.Redis, name: str) -> HeldLock:
+def described(client: redis.Redis, name: str) -> LockInfo:
     """The lock once its holder has said who it is."""
 
-    def found() -> HeldLock | None:
+    def found() -> LockInfo | None:
         listed = [lock for lock in list_held(client, b"").locks if lock.name == name]
         return listed[0] if listed and listed[0].owner.host else None
 
@@ -179,7 +179,7 @@ def test_another_sites_dead_entries_are_left_to_it(client: redis.Redis) -> None:
 def test_a_lock_that_is_passed_to_a_waiter_belongs_to_nobody_yet(client: redis.Redis) -> None:
     hold(client, "held", None)
     lock = hold(client, "passed")
-    request = Request(lock_keys(b"passed"), new_token(), b"", 30.0, 2.0)
+    request = AcquireRequest(lock_keys(b"passed"), new_token(), b"", 30.0, 2.0)
     assert run(client, request.acquire(b"a waiter")).value[0] == 0
     lock.release()
     assert client.exists("passed")
@@ -420,7 +420,7 @@ def test_a_computation_that_is_ended(client: redis.Redis, computing: Any) -> Non
     computing("report")
     until(lambda: list_flights(client, b"").locks)
     (flight,) = list_flights(client, b"").locks
-    assert release(client, flight.key, "another", kind=FLIGHT) is Outcome.CHANGED_HANDS
+    assert release(client, flight.key, "another", kind=FLIGHT) is Outcome.NOT_OWNER
     assert release(client, flight.key, flight.owner.id, kind=FLIGHT) is Outcome.RELEASED
     assert release(client, flight.key, flight.owner.id, kind=FLIGHT) is Outcome.FREE
     assert look_at(client, flight.key, FLIGHT) is None
@@ -654,7 +654,7 @@ def test_one_broken_lock_is_one_row(client: redis.Redis, damage: str) -> None:
 
     found = {held.name: held for held in list_held(client, b"").locks}
     assert (found["whole"].owner.label, found["whole"].broken) == ("whole", ())
-    broken = Holding("default", "broken", found["broken"])
+    broken = HeldLock("default", "broken", found["broken"])
     assert broken.lock.broken == ((part,) if part else ())
     if part:
         assert part in row(broken)["said"]
@@ -710,8 +710,8 @@ def test_a_long_index_is_read_in_pages(
 def test_it_is_released_if_the_holder_is_the_one_that_was_shown(client: redis.Redis) -> None:
     lock = hold(client, "a")
     (listed,) = list_held(client, b"").locks
-    assert release(client, b"a", "another") is Outcome.CHANGED_HANDS
-    assert release(client, b"a", listed.owner.id, fence=1) is Outcome.CHANGED_HANDS
+    assert release(client, b"a", "another") is Outcome.NOT_OWNER
+    assert release(client, b"a", listed.owner.id, fence=1) is Outcome.NOT_OWNER
     assert lock.owned()
     outcome = release(client, b"a", listed.owner.id, fence=listed.fence, by="an operator")
     assert outcome is Outcome.RELEASED
@@ -730,7 +730,7 @@ def test_who_waits_has_it_at_once_and_the_holder_is_told(client: redis.Redis) ->
         until(lambda: inspect(client, b"a").waiters)
         assert release(client, b"a", before.owner.id, fence=before.fence) is Outcome.RELEASED
         until(lambda: waiting.fence)
-        assert release(client, b"a", before.owner.id) is Outcome.CHANGED_HANDS
+        assert release(client, b"a", before.owner.id) is Outcome.NOT_OWNER
     assert told.wait(10)
     assert lock.lost
 

@@ -14,7 +14,7 @@ from redis.asyncio import BlockingConnectionPool
 
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.keeper.thread import keeper
-from django_redis_lock.locking.waiting.watch import Departure
+from django_redis_lock.locking.waiting.watch import Unregister
 from django_redis_lock.transport.execute import FOR_COMMAND
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
@@ -124,7 +124,7 @@ class TestManyThreads:
         assert not places(NAME)
         until(lambda: not waiting_connections(client))
         # The last to leave has its line taken off the register by the keeper.
-        until(lambda: not any(isinstance(job, Departure) for job in tuple(keeper()._jobs)))
+        until(lambda: not any(isinstance(job, Unregister) for job in tuple(keeper()._jobs)))
         assert not client.zcard(f"{{{NAME}}}:waiters")
         holder.release()
         assert not lock.locked()
@@ -352,7 +352,7 @@ def test_a_last_try_that_is_never_sent_leaves_no_trace(
 
     with Lock(client, "taken", timeout=60):
         assert not asyncio.run(wait())
-        until(lambda: not any(isinstance(job, Departure) for job in tuple(keeper()._jobs)))
+        until(lambda: not any(isinstance(job, Unregister) for job in tuple(keeper()._jobs)))
         assert not client.exists("{taken}:waiters")
 
 

@@ -180,7 +180,11 @@ def test_no_module_logs_past_it() -> None:
     """All of these have parts that run in the keeper's thread, or may have some day."""
     packages = ("protocol", "transport", "keeper", "locking", "singleflight", "redlock", "fallback")
     modules = {path for package in packages for path in (FOLDER / package).rglob("*.py")}
-    modules |= {FOLDER / "events.py", FOLDER / "inventory/listing.py", FOLDER / "metrics/writing.py"}
+    modules |= {
+        FOLDER / "events.py",
+        FOLDER / "inventory/listing.py",
+        FOLDER / "metrics/writing.py",
+    }
     past = [m.name for m in modules if re.search(r"logging\.getLogger\(", m.read_text())]
     assert not past
 

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from django_redis_lock.protocol import acquisition
-from django_redis_lock.protocol.acquisition import Request, new_token
+from django_redis_lock.protocol.acquisition import AcquireRequest, new_token
 from django_redis_lock.protocol.keys import lock_keys, wake_key
 from django_redis_lock.protocol.lock_scripts import EXTEND, HELD, RENEW, RESET, Call
 from django_redis_lock.transport import execute
@@ -70,9 +70,9 @@ class Caller:
         self.fence = 0
         self.popped, self.popped_fence = b"", 0
 
-    def new_request(self, lifetime: float, *, chosen: bool) -> Request:
+    def new_request(self, lifetime: float, *, chosen: bool) -> AcquireRequest:
         token, attempt = (CHOSEN, new_token()) if chosen else (new_token(), b"")
-        self.request = Request(
+        self.request = AcquireRequest(
             KEYS, token, attempt, None if lifetime == math.inf else lifetime, GRANT
         )
         return self.request

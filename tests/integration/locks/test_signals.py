@@ -214,7 +214,7 @@ def test_an_outage(own_server: RedisServer, told: Told, tmp_path: Path) -> None:
     assert said["server_down"]["server"] == said["server_up"]["server"] == server
     assert said["server_down"]["sender"] is None
     assert isinstance(said["server_down"]["error"], redis.ConnectionError)
-    assert (said["server_up"]["spared"], said["server_up"]["stood_in"]) == (0, 1)
+    assert (said["server_up"]["spared"], said["server_up"]["fallbacks"]) == (0, 1)
     assert said["server_up"]["seconds"] > 0
-    assert (said["lock_stood_in"]["name"], said["lock_stood_in"]["how"]) == ("nightly", "local")
+    assert (said["lock_fell_back"]["name"], said["lock_fell_back"]["how"]) == ("nightly", "local")
     assert told.names.count("server_down") == told.names.count("server_up") == 1

@@ -28,7 +28,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from django_redis_lock import events, exporters
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import EXPORTERS
-from django_redis_lock.events import Computed, ServerDown, ServerUp, StoodIn, Subject
+from django_redis_lock.events import Computed, FellBack, ServerDown, ServerUp, Subject
 from django_redis_lock.exporters import labels, opentelemetry, prometheus
 from tests.integration.cache.test_get_or_set import (
     Asking,
@@ -76,10 +76,10 @@ def live_a_little(cache: RedisCache, client: redis.Redis) -> None:
     until(lambda: blocked(client))
     lands_elsewhere(client, 5)
     assert asking.found() == 5
-    events.tell(ServerDown("redis:6379/0", OSError()))
-    events.tell(ServerUp("redis:6379/0", 2.5, 7, 1))
-    events.tell(StoodIn(Subject("export", "export"), "local", OSError()))
-    events.tell(Computed(Subject("alone", "alone"), 0.1, None, 3, without_redis=True))
+    events.emit(ServerDown("redis:6379/0", OSError()))
+    events.emit(ServerUp("redis:6379/0", 2.5, 7, 1))
+    events.emit(FellBack(Subject("export", "export"), "local", OSError()))
+    events.emit(Computed(Subject("alone", "alone"), 0.1, None, 3, without_redis=True))
 
 
 # -- Prometheus --------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_prometheus_counts(
     assert value(registry, "refreshes_failed_total", **report) == 1
     assert value(registry, "outages_total", server="redis:6379/0") == 1
     assert value(registry, "outage_seconds_total", server="redis:6379/0") == 2.5
-    assert value(registry, "stood_in_total", group="export", how="local") == 1
+    assert value(registry, "fallbacks_total", group="export", how="local") == 1
     assert value(registry, "values_computed_without_redis_total", group="alone") == 3
     assert value(registry, "values_computed_without_redis_total", **report) is None
 
@@ -236,7 +236,7 @@ def test_opentelemetry_has_metrics(
     assert sorted(a["stale"] for a, _ in exported.points("computations_saved")) == [False, True]
     assert exported.points("refreshes_failed") == [({"group": "report"}, 1)]
     assert exported.points("outages") == [({"server": "redis:6379/0"}, 1)]
-    assert exported.points("stood_in") == [({"group": "export", "how": "local"}, 1)]
+    assert exported.points("fallbacks") == [({"group": "export", "how": "local"}, 1)]
 
 
 def test_a_span_for_each_wait(cache: RedisCache, client: redis.Redis, exported: Exported) -> None:

@@ -267,7 +267,7 @@ def test_what_was_done_without_redis_while_it_was_away(
     client = own_server.client()
     until(lambda: read(client, "", "hour"))
     found = Summary.of("export", "hour", read(client, "", "hour")["export"])
-    assert (found.stood_in, found.acquisitions, found.events) == (2, 0, 2)
+    assert (found.fallbacks, found.acquisitions, found.events) == (2, 0, 2)
     found = Summary.of("report", "hour", read(client, "", "hour")["report"])
     assert (found.without_redis, found.computed) == (2, 2)
 

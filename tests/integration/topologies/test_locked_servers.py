@@ -59,7 +59,7 @@ def patient(request: HttpRequest) -> HttpResponse:
 
 
 @locked("patient", blocking=True, blocking_timeout=PATIENCE)
-class Patient(View):
+class Target(View):
     async def get(self, request: HttpRequest) -> HttpResponse:
         alone = visits(1) == 1
         await asyncio.sleep(0)
@@ -75,7 +75,7 @@ urlpatterns = [
     path("export/<name>/", export),
     path("aexport/<name>/", aexport),
     path("patient/", patient),
-    path("apatient/", Patient.as_view()),
+    path("apatient/", Target.as_view()),
     path("ping/", ping),
 ]
 
