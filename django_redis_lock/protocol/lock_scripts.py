@@ -72,7 +72,7 @@ end
 """
 
 # last_fence(): the last fence of this lock, 0 if it is not on record (any more), and the attempt
-# that got it, nil if that is not.
+# that got it ('' for a fresh token), nil if neither is on record.
 #
 # next_fence(attempt, floor): a number greater than all this lock has had, and at least `floor`. The
 # clock is a floor as well, so a lost counter (expired, flushed, a server without persistence)
@@ -84,7 +84,7 @@ local function last_fence()
   if type(kept) ~= 'string' then return 0 end
   local last = tonumber(string.match(kept, '^%d+')) or 0
   if last >= 2^53 then return 0 end  -- Not from here: Lua cannot count on from there.
-  return last, string.match(kept, '^%d+ (.*)$')
+  return last, string.match(kept, '^%d+ ?(.*)$')
 end
 local function next_fence(attempt, floor)
   local fence = math.max(last_fence() + 1, now(), floor or 0)

@@ -25,7 +25,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..protocol import EXTEND, LEAVE, RELEASE, RENEW, RESET, Call
+from ..protocol import EXTEND, LEAVE, RELEASE, RENEW, Call
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .discovery import Topology
@@ -67,7 +67,7 @@ _OUTAGE_REPLIES = (
 )
 
 #: What keeps or ends a lock that is held, or leaves a wait: no circuit breaker refuses it.
-NEVER_HELD_BACK = (RELEASE, EXTEND, RENEW, RESET, LEAVE)
+NEVER_HELD_BACK = (RELEASE, EXTEND, RENEW, LEAVE)
 
 #: How a call can end that is then looked into.
 REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)

@@ -65,11 +65,11 @@ def steps(client: redis.Redis) -> list[Call | Callable[[redis.Redis], Call]]:
         Call(HELD, KEYS, ()),
         second().acquire(b"waiter"),
         second().watch(b"waiter"),
-        acquisition.release(KEYS, b"first", b"granted", 2.0),
+        acquisition.release_call(KEYS, b"first", b"granted", 2.0),
         taken_grant,
         renewed(b"second"),
         Call(VOTE, KEYS, vote),
-        acquisition.release(
+        acquisition.release_call(
             KEYS, b"second", b"resting", 2.0, min_hold=0.001, attempt=b"this attempt"
         ),
         first().leave(b"waiter", b"{name}:wake:waiter", try_again=True),

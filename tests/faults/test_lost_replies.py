@@ -311,14 +311,14 @@ class TestReset:
         options: dict[str, Any] = {"timeout": 30, "grant_timeout": GRANT, "thread_local": False}
         holder, waiter = Lock(client, "shaky", **options), Lock(client, "shaky", **options)
         assert holder.acquire(token=token)
-        threads = Background(lambda: waiter.acquire(token=token))
+        waiting = Background(lambda: waiter.acquire(token=token))
         until(lambda: client.info("clients")["blocked_clients"])
         held = execute.run(client, Call(HELD, holder.keys, ())).value
         late = holder._reset_call(held)
         rule = proxy.lose_reply(RESET)
         assert Lock(shaky, "shaky", grant_timeout=GRANT).reset() is True
         assert rule.left == 0
-        assert threads.result() is True
+        assert waiting.result() is True
         assert waiter.owned()
         assert execute.run(client, late).value == 0, "also if it arrives late"
         assert waiter.owned()

@@ -185,7 +185,7 @@ class LockReference:
     # -- what scripts share --------------------------------------------------------------------
 
     def _is_mine(self, token: bytes, attempt: bytes) -> bool:
-        known = bool(attempt) and bool(self.attempt)
+        known = bool(attempt) and self.fence is not None
         return self.token == token and (not known or self.attempt == attempt)
 
     def _try(self, token: bytes, lifetime: float, attempt: bytes) -> bool:

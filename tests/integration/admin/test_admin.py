@@ -595,7 +595,7 @@ def test_redis_comes_back(admin_client: Client, own_server: RedisServer, setting
 def test_redis_does_not_answer(
     admin_client: Client, own_server: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "PATIENCE", 0.2)
+    monkeypatch.setattr(inventory, "PATIENCE", 0.2)
     settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
     assert not box(admin_client.get(PAGE))
     own_server.pause()

@@ -20,7 +20,7 @@ from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
-from django_redis_lock.singleflight import flight, notifications, runners
+from django_redis_lock.singleflight import flight, in_process, notifications, runners
 from django_redis_lock.singleflight.renewal import FlightRenewal
 from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
 from django_redis_lock.singleflight.steps import WaitForLeader
@@ -389,13 +389,13 @@ def test_a_time_limit_while_redis_is_asked_ends_the_flight(
         pass
 
     def run_all(client: Any, calls: Any) -> Any:
-        if execute[0].script is script:
+        if calls[0].script is script:
             raise TimeLimit
-        return run(client, execute)
+        return run(client, calls)
 
     run = runners.run_all
     client.set(flight_key(KEY), "mine")
-    monkeypatch.setattr(flight, "new_token", lambda: b"mine")
+    monkeypatch.setattr(in_process, "new_token", lambda: b"mine")
     monkeypatch.setattr(runners, "run_all", run_all)
     with pytest.raises(TimeLimit):
         cache.get_or_set("report", 1)

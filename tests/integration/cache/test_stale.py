@@ -364,7 +364,7 @@ def leave_behind(link: Link, url: str) -> Any:
 
 def test_a_forked_child_has_a_background_of_its_own() -> None:
     before = background_module.background()
-    background_module._after_fork_in_child()
+    background_module._begin_anew()
     try:
         assert background_module.background() is not before
     finally:

@@ -14,12 +14,12 @@ import redis
 from django.core.cache import cache, caches
 from django.core.checks import run_checks
 
+import django_redis_lock
 from django_redis_lock import Lock, checks, metrics
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.doctor import Finding, Level, acl, servers
 from django_redis_lock.doctor.target import Node, Target
 from django_redis_lock.management.commands.locks import Command
-from django_redis_lock.protocol import lock_scripts
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers
@@ -260,7 +260,7 @@ def documented(heading: str) -> list[str]:
 def allow(server: RedisServer, *rights: str) -> str:
     """A user ``app`` with these rights, and an address that leads to the server as this user."""
     with server.client() as admin:
-        admin.execute_command("ACL SETUSER", "app", "reset", *acl)
+        admin.execute_command("ACL SETUSER", "app", "reset", *rights)
         admin.execute_command("ACL LOG", "RESET")
     return server.url.replace("redis://", "redis://app:secret@")
 
@@ -285,8 +285,8 @@ def test_the_documented_rights_are_those_of_the_code() -> None:
 
 
 def test_every_command_of_a_script_is_in_the_list_of_rights() -> None:
-    folder = Path(lock_scripts.__file__).parent
-    source = "".join(path.read_text() for path in folder.glob("*scripts.py"))
+    folder = Path(django_redis_lock.__file__).parent
+    source = "".join(path.read_text() for path in folder.rglob("*scripts.py"))
     used = {name.lower() for name in re.findall(r"(?:call\(|read\([^,]+,)\s*'(\w+)'", source)}
     known = {*acl.LOCKING, *acl.VALUES, *acl.LISTING, *acl.CLEARING}
     known |= {*acl.COUNTING}

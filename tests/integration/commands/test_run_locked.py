@@ -143,7 +143,7 @@ def test_one_argument_alone_is_a_line_for_the_shell(capfd: Any) -> None:
         (["", "--", "check"], 2, "name must not be empty"),
         (["job", "--wait", "-1", "--", "check"], 2, "--wait: it must be a number of seconds"),
         (["job", "--wait", "nan", "--", "check"], 2, "--wait: it must be a number of seconds"),
-        (["job", "--timeout", "0", "--", "check"], 2, "greater than 0, not '0'"),
+        (["job", "--timeout", "0", "--", "check"], 2, "a number of seconds greater than 0"),
         (["job", "--skip-exit-code", "256", "--", "check"], 2, "from 0 to 255, not '256'"),
         (["--", "check"], 2, "NAME"),
     ],

@@ -56,7 +56,7 @@ def test_it_is_public_and_lazy() -> None:
 def test_a_function_without_arguments(client: redis.Redis) -> None:
     assert [motto(), motto()] == ["once is enough"] * 2
     assert calls == ["motto"]
-    assert cache.get("tests.integration.cache.test_cached.motto") == "once is enough"
+    assert cache.get("tests.integration.decorators.test_cached.motto") == "once is enough"
     assert (motto.__name__, motto.__doc__) == ("motto", "What we go by.")
 
 

@@ -76,7 +76,9 @@ def test_the_example_of_logging() -> None:
 def loggers() -> set[str]:
     folder = Path(django_redis_lock.__file__).parent
     sources = [path.read_text() for path in folder.rglob("*.py")]
-    return {name for s in sources for name in re.findall(r'(?:getLogger|get_logger)\("([^"]+)"\)', s)}
+    return {
+        name for s in sources for name in re.findall(r'(?:getLogger|get_logger)\("([^"]+)"\)', s)
+    }
 
 
 def test_all_loggers_are_there() -> None:

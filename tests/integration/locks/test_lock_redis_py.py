@@ -338,8 +338,8 @@ def test_a_chosen_token_is_released_when_its_attempt_is_not_on_record(client: re
 #: ``django_redis_lock:locks``. Without BLPOP waiters poll.
 RIGHTS = (
     *("eval", "evalsha", "blpop", "time"),
-    *("get", "set", "append", "del", "exists", "pttl", "pexpire", "persist"),
-    *("hset", "hgetall", "rpush", "lindex"),
+    *("get", "set", "del", "exists", "pttl", "pexpire", "persist"),
+    *("hset", "hget", "hgetall", "rpush", "lindex", "llen"),
     *("zadd", "zrem", "zcount", "zrangebyscore", "zremrangebyscore"),
 )
 

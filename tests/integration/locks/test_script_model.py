@@ -203,7 +203,7 @@ class Scripts(RuleBasedStateMachine):
     def release(self, who: int | None, rest: float, held: float, before: str) -> None:
         """Always twice: whoever hears no answer sends it again, and must hear the same."""
         caller = self._holder(who, before)
-        call = acquisition.release(
+        call = acquisition.release_call(
             KEYS,
             caller.token,
             new_token(),

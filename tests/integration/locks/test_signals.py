@@ -129,7 +129,7 @@ def test_values(cache: RedisCache, client: redis.Redis, told: Told) -> None:
     computed, failed = (arguments for _, arguments in told)
     assert computed.pop("seconds") >= 0
     common = {"sender": RedisCache, "cache": cache, "name": "report", "group": "report"}
-    assert computed == {**common, "label": "", "values": 1}
+    assert computed == {**common, "label": "", "values": 1, "without_redis": False}
     assert failed == {**common, "label": "", "error": error}
 
 
