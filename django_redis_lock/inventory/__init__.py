@@ -2,14 +2,16 @@
 
 from .database import STEP, delete_matching, empty, indexed_locks
 from .forced_release import Outcome, release
-from .inspection import Inspection, WaiterInfo, inspect
 from .listing import (
     FLIGHT,
     LOCK,
     MOST_DESCRIBED,
     MOST_ENTRIES,
+    Inspection,
     Inventory,
     LockInfo,
+    WaiterInfo,
+    inspect,
     list_flights,
     list_held,
 )

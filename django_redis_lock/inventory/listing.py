@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..events import group_of
-from ..locking import last_heartbeats
+from ..locking import Event, last_heartbeats, read_events
 from ..protocol import (
     DESCRIBE,
     DESCRIBE_FLIGHTS,
@@ -22,12 +22,15 @@ from ..protocol import (
     INDEX,
     LIST,
     LIST_FLIGHTS,
+    MOST_PID,
     SILENT_AFTER,
+    WAITING,
     Call,
     Owner,
     Script,
     as_bytes,
     bounded,
+    events_key,
     fields_of,
     fingerprint,
     flight_key,
@@ -38,7 +41,18 @@ from ..protocol import (
 from ..transport import is_cluster, run, run_all
 from .database import indexes
 
-__all__ = ["FLIGHT", "LOCK", "Inventory", "LockInfo", "list_flights", "list_held", "look_at"]
+__all__ = [
+    "FLIGHT",
+    "LOCK",
+    "Inspection",
+    "Inventory",
+    "LockInfo",
+    "WaiterInfo",
+    "inspect",
+    "list_flights",
+    "list_held",
+    "look_at",
+]
 
 #: The kinds of what is listed: locks, and computations of cache values.
 LOCK, FLIGHT = "lock", "flight"
@@ -54,6 +68,8 @@ PATIENCE = 5.0
 LOOKS_A_LIFETIME, LOOK = 3, 10.0
 #: Seconds by which it may be late before the holder counts as silent, if it sends no heartbeats.
 GRACE = 2.0
+#: Waiters named, at most. Each is a process, so there are seldom as many.
+MOST_WAITERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +154,39 @@ class Inventory:
     complete: bool
 
 
+@dataclass(frozen=True, slots=True)
+class WaiterInfo:
+    """A process that waits for a lock.
+
+    Attributes:
+        host, pid: where it runs; empty and 0 where its id does not say so.
+        thread: the first of its threads that waited; others may wait behind it.
+        since: Unix time in seconds at which that was, by its own clock.
+        waited: seconds since then, by the server's clock; None where its id does not say.
+    """
+
+    host: str = ""
+    pid: int = 0
+    thread: str = ""
+    since: float | None = None
+    waited: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What there is to know of a lock.
+
+    Attributes:
+        lock: as in the list; None if nobody holds it.
+        waiters: in the order in which they came, by their own clocks; no more than MOST_WAITERS.
+        events: what has happened last, the latest first (``chronicle``).
+    """
+
+    lock: LockInfo | None
+    waiters: tuple[WaiterInfo, ...]
+    events: tuple[Event, ...]
+
+
 def list_held(client: Any, prefix: bytes, limit: int = 500, search: str = "") -> Inventory:
     """The held locks whose keys begin with ``prefix``.
 
@@ -169,6 +218,26 @@ def look_at(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> L
     """
     found = _describe(client, kind, [key], prefix)
     return found[0] if found else None
+
+
+def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> Inspection:
+    """Look closely at the lock at ``key``, or at the computation of the cache key ``key``. Of a
+    computation neither waiters nor events are known.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked.
+    """
+    held = look_at(client, key, kind, prefix)
+    if kind != LOCK or is_reserved(key):
+        return Inspection(held, (), ())
+    asking = Call(WAITING, (*lock_keys(key)[:5], events_key(key)), (MOST_WAITERS,))
+    now_us, ids, kept, *vanished = run(client, asking, patience=PATIENCE).value
+    waiters = [_waiter(as_bytes(id), int(now_us) / 1e6) for id in ids]
+    return Inspection(
+        held,
+        tuple(sorted(waiters, key=lambda waiter: waiter.since or 0.0)),
+        read_events(as_bytes(kept), *vanished),
+    )
 
 
 def _list(client: Any, kind: str, prefix: bytes, limit: int, search: str) -> Inventory:
@@ -293,3 +362,15 @@ def _longest_first(lock: LockInfo) -> tuple[float, str]:
 def _lower(search: str) -> bytes:
     """Lower case as Lua knows it: that of ASCII."""
     return search.encode(errors="surrogateescape").lower()
+
+
+def _waiter(id: bytes, now: float) -> WaiterInfo:
+    """The waiter whose name ``grants.waiter_id`` has made."""
+    parts = id.decode(errors="replace").split(" ", 4)
+    if len(parts) < 5:
+        return WaiterInfo()
+    _, began, pid, host, thread = parts
+    since, process = bounded(began, FAR), bounded(pid, MOST_PID)
+    if since is None or process is None:
+        return WaiterInfo()
+    return WaiterInfo(host, int(process), thread, since, max(0.0, now - since))

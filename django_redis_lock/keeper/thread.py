@@ -19,6 +19,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -28,7 +29,6 @@ from ..forks import after_fork
 from ..notices import get_logger
 from ..protocol import Call
 from ..transport import OUTAGE, RawConnection, Server, pack
-from .job import Job
 
 __all__ = ["Job", "Keeper", "keeper"]
 
@@ -41,6 +41,31 @@ LINGER = 1.0
 #: server its renewal.
 PATIENCE, LEAST_PATIENCE = 1.0, 0.05
 UNEXPECTED = "The keeper met an unexpected error and goes on"
+
+
+class Job:
+    """Something to do at ``due`` (monotonic seconds) with one script on one server."""
+
+    #: The time scale, in seconds, on which this job must be done.
+    urgency = math.inf
+    #: Whether somebody is kept waiting if the process ends before this is done.
+    owed = False
+
+    def __init__(self, server: Server, due: float) -> None:
+        self.server = server
+        self.due = due
+
+    def call(self, now: float) -> Call | None:
+        """What to send now; None if there is nothing to ask and only ``due`` has changed."""
+        raise NotImplementedError
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        """The server's reply to ``call``; must set ``due`` or let the keeper discard the job."""
+        raise NotImplementedError
+
+    def failed(self, error: Exception, now: float) -> None:
+        """There was no reply; must set ``due``."""
+        raise NotImplementedError
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One lock over several independent servers, for asyncio: ``redlock`` with ``await``."""
+"""One lock over several independent servers, for asyncio: ``lock`` with ``await``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..locking import AsyncLock, TaskWaiter
 from ..protocol import AcquireRequest, Acquisition, Call
 from ..transport import Answer, adrive, arun, cancellable, server_of, wait_awake
-from .campaign import Ask, Queue, Step
+from .base import Ask, Queue, Quorum, Step
 from .fan_out import spared
-from .quorum import Quorum
 
 __all__ = ["AsyncRedlock"]
 
@@ -46,7 +45,7 @@ class AsyncRedlock(AsyncLock, Quorum):
 async def _ask(
     clients: Sequence[Any], calls: Mapping[int, Call], patience: float
 ) -> dict[int, Any]:
-    """As ``parallel.ask``."""
+    """As ``fan_out.ask``."""
     servers = [server_of(client) for client in clients]
     away = spared(servers, calls)
     asking = {

@@ -1,50 +1,44 @@
-"""Asking several servers at once without a thread for each: everything is sent before anything is
-read. Only where a connection must be made, which would keep the others waiting, a thread does it.
-"""
+"""Sends calls to several servers at once: all are sent before any reply is read. Only a server to
+which a connection must be made first is asked by a thread, because connecting may take long."""
 
 from __future__ import annotations
 
-import queue
-import select
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import Call
-from ..transport import Server, admitted, note_sent, pack, send
+from ..transport import RawConnection, Server, admitted, note_sent, pack, receive, send
 
 __all__ = ["ask", "spared"]
 
-#: The share of the time that one look at what has come may count for.
-TURN = 0.1
-#: Seconds between two looks at whether a connection has been made, while answers are waited for.
-GLANCE = 0.005
+#: Into how many parts the time to wait is divided. A standstill of this process counts as one part.
+PARTS = 10
 
 
 def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
-    """What ``calls`` return, by place; or the error there was instead.
+    """What ``calls`` return, or the errors they end with, by place.
 
     Args:
         servers: the servers, by place.
-        calls: what to ask which of them, in this order.
-        patience: seconds that all of it may take. If this process stands still meanwhile, that
-            counts for little: answers may have come, and servers must not be taken to be away.
+        calls: the call for each place, in the order in which they are sent.
+        patience: seconds to wait for all replies together. If this process stands still during
+            that time, replies may have come, so a standstill counts for a tenth at most.
     """
-    asking = _Asking(servers, calls)
+    asking = _FanOut(servers, calls)
     asking.answers.update(spared(servers, calls))
     try:
         for place in calls:
             if place not in asking.answers:
                 asking.send(place)
-        asking.finish(patience)
+        asking.collect(patience)
     finally:
-        # A connection with a reply still to come is of no use.
-        for link in asking.links.values():
-            link.disconnect()
+        asking.close()
     for place, answer in asking.answers.items():
         if isinstance(answer, RedisTimeoutError):
             servers[place].breaker.failed(answer, patience, patience)
@@ -54,8 +48,8 @@ def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -
 
 
 def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, Any]:
-    """The servers that need not be waited for: they are a minority and known to be away. By place,
-    with the error that says so. The keeper releases a lock there."""
+    """The servers that are not asked because they are a minority and known not to answer: by place,
+    with the circuit breaker's error. The keeper releases a lock there."""
     away: dict[int, Any] = {}
     held_back = [place for place in calls if servers[place].breaker.held_back]
     if 2 * len(held_back) >= len(servers):
@@ -68,115 +62,104 @@ def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, An
     return away
 
 
-class _Asking:
+class _FanOut:
     def __init__(self, servers: Sequence[Server], calls: Mapping[int, Call]) -> None:
         self._servers = servers
         self._calls = calls
-        self._connected: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
-        self._connecting: set[int] = set()
-        self.links: dict[int, Any] = {}
+        #: Connections on which a reply is expected.
+        self._connections: dict[int, RawConnection] = {}
+        #: What the threads reply.
+        self._replies: dict[int, Future[Any]] = {}
         self.answers: dict[int, Any] = {}
 
     def send(self, place: int) -> None:
-        """Send to a server on a connection that is there; else have one made."""
-        server = self._servers[place]
+        """Send on an idle connection; if there is none, start a thread that makes one."""
+        server, call = self._servers[place], self._calls[place]
         if server.breaker.failing:
             try:
-                admitted(server.breaker, None, self._calls[place])
+                admitted(server.breaker, None, call)
             except RedisError as error:
                 self.answers[place] = error
                 return
-        while (link := server.rested()) is not None:
+        while (connection := server.rested()) is not None:
             try:
-                send(link, self._calls[place])
+                send(connection, call)
             except (RedisError, OSError):
-                link.disconnect()  # It had broken at rest; perhaps the next has not.
+                connection.disconnect()  # The server has closed it; another may work.
             else:
-                self.links[place] = link
+                self._connections[place] = connection
                 return
-        self._connecting.add(place)
+        reply = self._replies[place] = Future()
         name = "django_redis_lock connect"
-        threading.Thread(target=self._connect, args=(place,), name=name, daemon=True).start()
+        threading.Thread(target=_ask, args=(server, call, reply), name=name, daemon=True).start()
 
-    def _connect(self, place: int) -> None:
-        server = self._servers[place]
-        try:
-            # Also if it comes too late: the next call can use it then.
-            server.rest(server.connect())
-        except BaseException as error:
-            self._connected.put((place, error))
-        else:
-            self._connected.put((place, None))
-
-    def finish(self, patience: float) -> None:
-        """Read what comes, and send on the connections that are made, until the time is up."""
-        left, turn = patience, patience * TURN
-        while self.links or self._connecting:
-            began, pause = time.monotonic(), min(left, turn)
-            self._use_new(pause)
-            ready = [place for place, link in self.links.items() if self._can_read(link)]
-            for place in ready or self._select(pause):
-                self._read(place)
+    def collect(self, patience: float) -> None:
+        """Read the replies that come within ``patience`` seconds."""
+        left, part = patience, patience / PARTS
+        while self._connections or self._replies:
+            began = time.monotonic()
+            # One server after the other, so that one that hangs does not keep us from the rest.
+            for place, connection in tuple(self._connections.items()):
+                self._read(place, connection, min(left, part) / len(self._connections))
+            if not self._connections:
+                self._wait_for_threads(min(left, part))
             if not left:
                 break
-            left = max(0.0, left - min(time.monotonic() - began, turn))
-        for place in (*self.links, *self._connecting):
-            self._failed(place, RedisTimeoutError("Redis did not answer in time"))
-            if place in self._connecting:
+            left = max(0.0, left - min(time.monotonic() - began, part))
+        for place in (*self._connections, *self._replies):
+            self.answers[place] = RedisTimeoutError("Redis did not answer in time")
+            if place in self._replies and self._replies[place].cancel():
                 note_sent(self.answers[place], False)
 
-    def _use_new(self, pause: float) -> None:
-        """Send on a connection that was made; wait for one only if there is nothing to read."""
-        if not self._connecting:
-            return
+    def _read(self, place: int, connection: RawConnection, seconds: float) -> None:
         try:
-            place, error = self._connected.get(timeout=pause if not self.links else 0.0)
-        except queue.Empty:
-            return
-        self._connecting.discard(place)
-        link = None if error is not None else self._servers[place].rested()
-        if link is None:
-            trouble = error if isinstance(error, Exception) else RedisError("no connection")
-            note_sent(trouble, False)
-            self.answers[place] = trouble
-            return
-        self.links[place] = link
-        try:
-            send(link, self._calls[place])
-        except (RedisError, OSError) as broken:
-            self._failed(place, broken)
-
-    def _can_read(self, link: Any) -> bool:
-        try:
-            return bool(link.can_read(0))
-        except (RedisError, OSError):
-            return True  # Reading will say what is wrong.
-
-    def _select(self, pause: float) -> list[int]:
-        """Those links on which something comes within ``pause`` seconds, or sooner if there are
-        connections to look at."""
-        places = {link._sock: place for place, link in self.links.items()}
-        if not places:
-            return []
-        pause = min(pause, GLANCE) if self._connecting else pause
-        return [places[sock] for sock in select.select([*places], [], [], pause)[0]]
-
-    def _read(self, place: int) -> None:
-        link = self.links[place]
-        try:
-            self.answers[place] = link.read_response()
+            if not connection.can_read(seconds):
+                return
+            self.answers[place] = connection.read_response()
         except NoScriptError:
-            link.send_packed_command([pack(self._calls[place], known=False)])
+            connection.send_packed_command([pack(self._calls[place], known=False)])
             return
         except ResponseError as error:
             self.answers[place] = error
         except (RedisError, OSError) as error:
-            self._failed(place, error)
+            self.answers[place] = error
+            self._connections.pop(place).disconnect()
             return
-        self._servers[place].rest(self.links.pop(place))
+        self._servers[place].rest(self._connections.pop(place))
 
-    def _failed(self, place: int, error: Exception) -> None:
-        self.answers[place] = error
-        link = self.links.pop(place, None)
-        if link is not None:
-            link.disconnect()
+    def _wait_for_threads(self, seconds: float) -> None:
+        wait(self._replies.values(), seconds)
+        for place in [place for place, reply in self._replies.items() if reply.done()]:
+            reply = self._replies.pop(place)
+            self.answers[place] = reply.exception() or reply.result()
+
+    def close(self) -> None:
+        """Give up what has not been answered. A connection on which a reply may still come cannot
+        be used again."""
+        for reply in self._replies.values():
+            reply.cancel()
+        for connection in self._connections.values():
+            connection.disconnect()
+
+
+def _ask(server: Server, call: Call, reply: Future[Any]) -> None:
+    """Connect, then send ``call`` unless the caller has given up by then."""
+    try:
+        connection = server.connect()
+    except Exception as error:
+        note_sent(error, False)
+        if reply.set_running_or_notify_cancel():
+            reply.set_exception(error)
+        return
+    if not reply.set_running_or_notify_cancel():
+        server.rest(connection)  # For the next call.
+        return
+    try:
+        send(connection, call)
+        answer = receive(connection, call)
+    except Exception as error:
+        connection.disconnect()
+        reply.set_exception(error)
+        return
+    server.rest(connection)
+    reply.set_result(answer)

@@ -1,4 +1,4 @@
-"""One lock over several independent servers, for threads. See ``aio_redlock`` for asyncio."""
+"""One lock over several independent servers, for threads. See ``aio`` for asyncio."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 from ..locking import Lock, ThreadWaiter
 from ..protocol import AcquireRequest, Acquisition, Call
 from ..transport import Answer, drive
-from .campaign import Ask, Queue, Step
+from .base import Ask, Queue, Quorum, Step
 from .fan_out import ask
-from .quorum import Quorum
 
 __all__ = ["Redlock"]
 

@@ -16,7 +16,7 @@ from django.contrib.auth.models import Permission, User
 from django.core.cache import caches
 
 from django_redis_lock import Lock, held_locks
-from django_redis_lock.inventory.inspection import inspect
+from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.browser.conftest import PAGE, Open
 from tests.held import silence

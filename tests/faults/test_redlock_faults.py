@@ -19,7 +19,7 @@ from redis.retry import Retry
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.locking.renewal import DeferredRelease
-from django_redis_lock.redlock.fan_out import _Asking
+from django_redis_lock.redlock.fan_out import _FanOut
 from django_redis_lock.transport.registry import server_of
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
@@ -325,15 +325,15 @@ def test_what_was_broken_off_leaves_nothing_behind(five: Five) -> None:
 def test_a_thread_that_stood_still_does_not_blame_the_servers(
     five: Five, monkeypatch: pytest.MonkeyPatch, connected: bool
 ) -> None:
-    finish = _Asking.finish
+    collect = _FanOut.collect
     if connected:
         five.lock().locked()
 
     def late(self: Any, *args: Any) -> None:
         time.sleep(LIMIT * 1.5)
-        finish(self, *args)
+        collect(self, *args)
 
-    monkeypatch.setattr(_Asking, "finish", late)
+    monkeypatch.setattr(_FanOut, "collect", late)
     assert five.lock().acquire(blocking=False)
 
 

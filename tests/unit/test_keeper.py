@@ -15,8 +15,7 @@ import pytest
 import redis
 
 from django_redis_lock.keeper import thread as keeper_module
-from django_redis_lock.keeper.job import Job
-from django_redis_lock.keeper.thread import Keeper
+from django_redis_lock.keeper.thread import Job, Keeper
 from django_redis_lock.locking.renewal import Renewal
 from django_redis_lock.protocol.hold import Hold, in_a_thread
 from django_redis_lock.protocol.keys import lock_keys

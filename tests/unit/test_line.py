@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.keeper.job import Job
-from django_redis_lock.keeper.thread import Keeper
+from django_redis_lock.keeper.thread import Job, Keeper
 from django_redis_lock.locking.waiting.queue import Waiter, WaitQueue
 from django_redis_lock.locking.waiting.thread_line import ThreadWakeEvent
 from django_redis_lock.locking.waiting.watch import Unregister, WaiterHeartbeat

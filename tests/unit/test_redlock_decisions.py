@@ -18,8 +18,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_redis_lock import Redlock
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.lock_scripts import Call
-from django_redis_lock.redlock import campaign, quorum, votes
-from django_redis_lock.redlock.campaign import Ask, Queue
+from django_redis_lock.redlock import base, votes
+from django_redis_lock.redlock.base import Ask, Queue
 from django_redis_lock.redlock.scripts import VOTE
 
 SERVERS = 5
@@ -224,17 +224,17 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], World
     def make(seed: int) -> World:
         world = World(seed)
         clock = SimpleNamespace(monotonic=lambda: world.now)
-        for module in (campaign, acquisition, quorum, votes):
+        for module in (acquisition, base, votes):
             monkeypatch.setattr(module, "time", clock)
         chance = SimpleNamespace(
             token_hex=lambda n: f"{world.random.getrandbits(8 * n):0{2 * n}x}",
             randbelow=world.random.randrange,
         )
-        for module in (campaign, acquisition, quorum):
+        for module in (acquisition, base):
             monkeypatch.setattr(module, "secrets", chance, raising=False)
         # What it learns of the servers' clocks is of this world only.
-        campaign._clocks.clear()
-        campaign._fences.clear()
+        base._clocks.clear()
+        base._fences.clear()
         return world
 
     return make

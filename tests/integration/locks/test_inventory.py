@@ -25,11 +25,12 @@ from django_redis_lock.admin.rows import event_rows, row, waiter_rows
 from django_redis_lock.held_locks import HeldLock
 from django_redis_lock.inventory import listing
 from django_redis_lock.inventory.forced_release import Outcome, release
-from django_redis_lock.inventory.inspection import Inspection, inspect
 from django_redis_lock.inventory.listing import (
     FLIGHT,
+    Inspection,
     Inventory,
     LockInfo,
+    inspect,
     list_flights,
     list_held,
     look_at,

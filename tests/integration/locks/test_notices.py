@@ -20,7 +20,7 @@ import redis
 
 import django_redis_lock
 from django_redis_lock import Lock, events, notices
-from django_redis_lock.inventory.inspection import inspect
+from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.notices import Notices
 from tests.processes import PATIENCE, until
 

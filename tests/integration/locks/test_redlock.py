@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncRedlock, Redlock
-from django_redis_lock.inventory.inspection import inspect
+from django_redis_lock.inventory.listing import inspect
 from tests.integration.locks.test_async_lock import ForThreads, Tasks
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Backend, LockContract
