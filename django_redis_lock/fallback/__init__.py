@@ -1,8 +1,8 @@
 """What a lock does while Redis is away."""
 
-from .degrading import Fallback, check_on_redis_down
+from .base import Fallback, check_on_redis_down
 from .file_lock import held_locally
-from .stand_ins import AsyncFallbackLock, AsyncFallbackRedlock, FallbackLock, FallbackRedlock
+from .locks import AsyncFallbackLock, AsyncFallbackRedlock, FallbackLock, FallbackRedlock
 
 __all__ = [
     "AsyncFallbackLock",

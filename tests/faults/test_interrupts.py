@@ -31,7 +31,7 @@ from redis.retry import Retry
 from django_redis_lock import Lock, Redlock, locked
 from django_redis_lock.decorators import current
 from django_redis_lock.fallback.file_lock import held_locally
-from django_redis_lock.fallback.stand_ins import FallbackLock
+from django_redis_lock.fallback.locks import FallbackLock
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.locking.waiting.pop import CancelWait
 from django_redis_lock.locking.waiting.watch import Unregister

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import django_redis_lock
-from django_redis_lock.fallback import degrading
+from django_redis_lock.fallback import base as fallback
 from django_redis_lock.transport.circuit_breaker import Breaker
 
 FOLDER = Path(django_redis_lock.__file__).parent
@@ -69,7 +69,7 @@ def test_a_child_does_not_hang_in_an_outage(mutex: str) -> None:
     """The thread that held the mutex is not in the child."""
     breaker = Breaker("a server")
     breaker.failed(ConnectionError(), 0.0)
-    held = degrading._telling if mutex == "the log's" else breaker._mutex
+    held = fallback._log_mutex if mutex == "the log's" else breaker._mutex
     taken, over = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -20,7 +20,7 @@ from django_redis_lock import (
     Redlock,
     TooFewServers,
 )
-from django_redis_lock.fallback.stand_ins import FallbackLock
+from django_redis_lock.fallback.locks import FallbackLock
 from django_redis_lock.testing import MemoryLock, MemoryServer, VirtualClock, override
 
 #: Nothing listens there: whoever asks Redis fails, and at once.

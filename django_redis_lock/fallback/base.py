@@ -1,0 +1,342 @@
+"""What a lock does while Redis is down: ``ON_REDIS_DOWN``.
+
+``"raise"``: fail. ``"local"``: take a lock of this host instead. ``"run"``: go ahead unlocked.
+
+With ``"local"`` the lock of this host is held *also while Redis answers*, in addition to the one in
+Redis. Otherwise the holder of one would not know of the holder of the other: a caller that took the
+lock locally goes on when Redis is back, and one that took it in Redis goes on when Redis is gone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from redis.exceptions import RedisError
+
+from .. import events
+from ..events import FellBack
+from ..exceptions import LockError, TooFewReplicas
+from ..forks import free_after_fork
+from ..locking import BaseLock
+from ..notices import get_logger
+from ..protocol import AcquireRequest, Hold, HolderInfo, Owner, check_wait, new_token, printable
+from ..transport import Breaker, Server, is_outage, server_of
+from .file_lock import LocalLock, pauses
+
+__all__ = ["ON_REDIS_DOWN", "Fallback", "Pause", "Step", "check_on_redis_down"]
+
+logger = get_logger("django_redis_lock.outage")
+
+#: What can be done.
+ON_REDIS_DOWN = ("raise", "local", "run")
+#: Seconds a waiter keeps trying to reach a Redis that went away, before it goes on without.
+OUTAGE_PATIENCE_SECONDS = 3.0
+#: Seconds between two lines of the log about the same outage.
+LOG_EVERY_SECONDS = 60.0
+#: An acquisition of this host's lock that took no longer did not have to wait.
+NO_WAIT_SECONDS = 0.05
+
+
+class OnRedis(NamedTuple):
+    """Call this method of the lock in Redis; sends what it returns."""
+
+    method: str
+    options: dict[str, Any]
+
+
+class Pause(NamedTuple):
+    """Let so many seconds pass."""
+
+    seconds: float
+
+
+Step = OnRedis | Pause
+Steps = Generator[Step, Any, Any]
+
+
+class Attempt(NamedTuple):
+    """One call of ``acquire``.
+
+    Attributes:
+        before: what the lock knew when it was called.
+        file_lock: the lock of this host, if it is wanted; not taken yet.
+        until: monotonic time at which the call gives up; -inf: after one try.
+    """
+
+    before: tuple[Any, Any, Any]
+    file_lock: LocalLock | None
+    until: float
+
+
+def check_on_redis_down(what: str, value: Any) -> str:
+    """``value`` as one of ON_REDIS_DOWN.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if value not in ON_REDIS_DOWN:
+        raise ValueError(f"{what} must be 'raise', 'local' or 'run', not {value!r}")
+    return str(value)
+
+
+class FallbackHold(Hold):
+    """A lock that was taken without Redis. It has no lifetime and no fence."""
+
+    __slots__ = ("how",)
+    how: str
+
+    def owner(self) -> Owner:
+        since = time.time() - (self.now() - self.began)
+        return replace(super().owner(), since=since)
+
+
+class Fallback(BaseLock):
+    """What the locks that can do without Redis have in common. What their methods do is written
+    once, as generators of steps.
+
+    Args:
+        on_redis_down: see the module's docstring.
+        local_folder: where this host's locks are; left out, a folder of this user in the system's
+            folder for temporary files.
+    """
+
+    def __init__(
+        self,
+        redis: Any,
+        name: str | bytes,
+        *args: Any,
+        on_redis_down: str,
+        local_folder: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(redis, name, *args, **options)
+        self.on_redis_down = check_on_redis_down("on_redis_down", on_redis_down)
+        self._local_folder = local_folder
+
+    @property
+    def degraded(self) -> str | None:
+        """How the caller holds the lock without Redis: ``"local"`` or ``"run"``; None if it holds
+        it in Redis, or not at all."""
+        hold = self.local.hold
+        return hold.how if isinstance(hold, FallbackHold) and not hold.ended else None
+
+    @property
+    def fence(self) -> int | None:
+        """None for a lock that was taken without Redis, because only Redis counts the holders."""
+        return None if isinstance(self.local.hold, FallbackHold) else super().fence
+
+    # -- acquiring ---------------------------------------------------------------------------
+
+    def _attempt(self, blocking: bool | None, blocking_timeout: float | None) -> Attempt:
+        """What a call of ``acquire`` with these arguments begins with."""
+        until = -math.inf
+        check_wait(blocking_timeout)
+        if self.blocking if blocking is None else blocking:
+            wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+            until = math.inf if wait is None else time.monotonic() + wait
+        hold = self.local.hold
+        if hold is not None and not hold.counts:  # The file lock of a hold that has expired.
+            self._release_file(self.local.guard)
+        file_lock = self._file_lock() if self.on_redis_down == "local" else None
+        return Attempt(self._state(), file_lock, until)
+
+    def _acquire_or_fall_back(self, attempt: Attempt, **options: Any) -> Steps:
+        """The steps of ``acquire``, with its ``options``."""
+        _, file_lock, until = attempt
+        while True:
+            if 0 < until < math.inf:
+                options["blocking_timeout"] = max(0.0, until - time.monotonic())
+            try:
+                if not (yield OnRedis("acquire", options)):
+                    return False
+            except Exception as error:
+                if not self._goes_on_without(error):
+                    raise
+                hold = self._new_hold()
+                taken = file_lock is None or (
+                    yield from self._take_file(file_lock, hold.owner(), until)
+                )
+                if not taken:
+                    return False
+                self._fall_back(hold, file_lock, error)
+                return True
+            if file_lock is None:
+                return True
+            hold, began = self.local.hold, time.monotonic()
+            if not (yield from self._take_file(file_lock, hold.owner(), until, beside=True)):
+                try:
+                    yield OnRedis("release", {})
+                except (RedisError, OSError):
+                    pass  # It expires.
+                return False
+            if hold.counts or time.monotonic() < began + NO_WAIT_SECONDS:
+                self.local.guard = file_lock
+                return True
+            file_lock.release()  # The lock in Redis expired while this host's was waited for.
+
+    def _take_file(
+        self, file_lock: LocalLock, owner: Owner, until: float, *, beside: bool = False
+    ) -> Steps:
+        """Take this host's lock. Its release is not signalled, so it is tried again and again."""
+        tries = pauses(until)
+        while not file_lock.try_acquire(owner, beside):
+            if beside and file_lock.is_beside():
+                return True  # What its holder had in Redis has ended: Redis has just said so.
+            pause = next(tries, None)
+            if pause is None:
+                return False
+            yield Pause(pause)
+        return True
+
+    def _request(self, *args: Any) -> tuple[AcquireRequest, float | None]:
+        request, wait = super()._request(*args)
+        return request._replace(endures=OUTAGE_PATIENCE_SECONDS), wait
+
+    def _refuse_to_wait_for_itself(self) -> None:
+        if self.degraded and self.thread_local:
+            raise LockError("This handle holds the lock already, without Redis", self._shown)
+        super()._refuse_to_wait_for_itself()
+
+    def _goes_on_without(self, error: BaseException) -> bool:
+        """Whether ``error`` is an outage that this lock is to bridge. A lock that wants replicas to
+        confirm it wants more than one server, not less."""
+        if self.on_redis_down == "raise" or isinstance(error, TooFewReplicas):
+            return False
+        return is_outage(error)
+
+    def _file_lock(self) -> LocalLock:
+        """This host's lock."""
+        servers = ",".join(sorted(server.breaker.server for server in self._asked()))
+        shown = self.called or self.keys.lock.decode(errors="backslashreplace")
+        return LocalLock(b"%b\0%b" % (servers.encode(), self.keys.lock), shown, self._local_folder)
+
+    def _asked(self) -> tuple[Server, ...]:
+        found = getattr(self, "servers", None)
+        return found if found is not None else (server_of(self.redis),)
+
+    def _new_hold(self) -> FallbackHold:
+        hold = FallbackHold(
+            self.keys,
+            new_token(),
+            0,
+            began=self._now(),
+            deadline=math.inf,
+            lifetime=None,
+            label=self.label,
+            now=self._now,
+        )
+        hold.how = self.on_redis_down
+        return hold
+
+    def _fall_back(self, hold: FallbackHold, file_lock: LocalLock | None, error: Exception) -> None:
+        """Redis is down, and the caller holds the lock all the same."""
+        self.local.hold, self.local.token = hold, hold.token
+        self.local.renewal, self.local.guard = None, file_lock
+        breaker = _failing(self._asked())
+        breaker.fallbacks += 1
+        if events.listeners:
+            events.emit(FellBack(self.subject, hold.how, error))
+        if _is_news(breaker, hold.how):
+            how = "on this host only" if hold.how == "local" else "by nobody: it runs unlocked"
+            name = printable(self.keys.lock)
+            logger.error("Redis is down, the lock %s is held %s (%s)", name, how, error)
+
+    # -- releasing ---------------------------------------------------------------------------
+
+    def _release_fallback(self) -> bool:
+        """Release a lock that was taken without Redis; whether it was."""
+        if not isinstance(self.local.hold, FallbackHold):
+            return False
+        self._owned_token("release")
+        self._end_fallback()
+        return True
+
+    def _end_fallback(self) -> None:
+        self.local.hold.end()
+        self.local.token = None
+        self._release_file(self.local.guard)
+
+    def _leave_to_keeper(self) -> None:
+        """Complete what an interrupt has cut short: nothing of this host stays locked."""
+        hold: Hold | None = self.local.hold
+        if hold is None or hold.elsewhere or (hold.counts and not hold.by_this_thread):
+            return
+        if isinstance(hold, FallbackHold):
+            self._end_fallback()
+        else:
+            super()._leave_to_keeper()
+            self._release_file(self.local.guard)
+
+    def _break_off(self, attempt: Attempt) -> None:
+        """``acquire`` was interrupted, or cannot go on: nothing stays locked."""
+        if self.local.hold is not attempt.before[1]:
+            self._leave_to_keeper()
+        self._release_file(attempt.file_lock)
+
+    def _release_file(self, file_lock: LocalLock | None) -> None:
+        if file_lock is not None:
+            file_lock.release()
+        if self.local.guard is file_lock:  # Or another user of this handle has one by now.
+            self.local.guard = None
+
+    # -- everything else ---------------------------------------------------------------------
+
+    def _holds_without(self, verb: str) -> bool:
+        """Whether there is nothing to ``verb`` in Redis: this lock lives until it is released."""
+        if not isinstance(self.local.hold, FallbackHold):
+            return False
+        self._owned_token(verb)
+        return True
+
+    def _held_anywhere(self) -> Steps:
+        """The steps of ``held``."""
+        try:
+            found = None if self.degraded else (yield OnRedis("held", {}))
+            return found or self._held_here()
+        except Exception as error:
+            if self.on_redis_down != "local" or not is_outage(error):
+                raise
+            return self._held_here(away=True)
+
+    def _held_here(self, *, away: bool = False) -> HolderInfo | None:
+        """Who holds the lock of this host instead of the one in Redis; while Redis is ``away``,
+        also who holds it in addition to that."""
+        hold = self.local.hold
+        owner = hold.owner() if self.degraded and hold is not None else None
+        if owner is None and self.on_redis_down == "local":
+            file_lock = self._file_lock()
+            owner = file_lock.holder() if away or not file_lock.is_beside() else None
+        if owner is None:
+            return None
+        held = HolderInfo([b"", -1, [], 0, 0])
+        held.owner = owner
+        held.held_for = None if owner.since is None else max(0.0, time.time() - owner.since)
+        return held
+
+
+def _failing(servers: tuple[Server, ...]) -> Breaker:
+    return next((s.breaker for s in servers if s.breaker.failing), servers[0].breaker)
+
+
+#: For each server and way of going on, the outage that was logged last, and when.
+_logged: dict[tuple[str, str], tuple[int, float]] = {}
+_log_mutex = free_after_fork(threading.Lock())
+
+
+def _is_news(breaker: Breaker, how: str) -> bool:
+    """Whether the log has not had this outage yet, or not for a while."""
+    with _log_mutex:
+        now = time.monotonic()
+        outage, at = _logged.get((breaker.server, how), (0, -math.inf))
+        if breaker.failing and outage == breaker.outage:
+            return False
+        if not breaker.failing and now - at < LOG_EVERY_SECONDS:
+            return False
+        _logged[breaker.server, how] = breaker.outage, now
+        return True
