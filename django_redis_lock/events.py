@@ -30,6 +30,7 @@ __all__ = [
     "Listener",
     "Lost",
     "RefreshFailed",
+    "Rejected",
     "Released",
     "ServerDown",
     "ServerUp",
@@ -88,12 +89,17 @@ class Acquired(NamedTuple):
     fence: int
 
 
+class Rejected(NamedTuple):
+    """A single attempt to acquire a lock found it taken."""
+
+    subject: Subject
+
+
 class TimedOut(NamedTuple):
-    """A lock was not to be had, after ``waited`` seconds; ``blocking``: it was waited for."""
+    """A caller waited ``waited`` seconds for a lock and did not get it."""
 
     subject: Subject
     waited: float
-    blocking: bool
 
 
 class Released(NamedTuple):
@@ -114,8 +120,8 @@ class Lost(NamedTuple):
 
 
 class Crashed(NamedTuple):
-    """The process of a lock's ``owner`` was gone when the lock's lifetime was over: it had died, or
-    was cut off. Told by the process that came upon it."""
+    """A lock's lifetime ended and its ``owner`` had not released it: its process had crashed or was
+    cut off from Redis. Emitted by the process that finds this out."""
 
     subject: Subject
     owner: Any

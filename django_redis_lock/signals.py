@@ -1,18 +1,17 @@
-"""Django signals: what happens to locks and computations, told to the project's receivers.
+"""Django signals for what happens to locks and computations.
 
-They are sent with ``send_robust`` (what a receiver raises is logged by Django and goes no further),
-and only if somebody receives them. Where receivers run:
+They are sent with ``send_robust``: Django logs what a receiver raises, and the lock is not
+affected. A signal without receivers costs nothing. Receivers run
 
-* in the thread that acquired, released or computed, and before the call returns;
-* for what happens in an event loop, in a task of its own, so that no receiver holds the loop up:
-  coroutine functions in the loop, others in Django's thread for synchronous code;
-* for ``lock_lost``, ``server_down`` and ``server_up``, which anybody may find out, in a background
-  thread, one after the other.
+* in the thread that acquired, released or computed, before the call returns;
+* for events in an event loop, in a separate task, so that no receiver blocks the loop: coroutine
+  functions in the loop, others in Django's thread for synchronous code;
+* for ``lock_lost``, ``server_down`` and ``server_up``, in a background thread, one after the other.
 
-Those of servers have the argument ``server`` (its address), and no sender. Each other has the
-arguments ``sender`` (the class of the cache backend, or ``Lock`` for a lock that was made without
-one), ``name``, ``group`` (under which it is counted), ``label`` and ``cache`` (the backend or
-None). Each has those that are said beside it.
+The signals of servers have the argument ``server`` (its address) and no sender. All others have the
+arguments ``sender`` (the class of the cache backend, or ``Lock`` for a lock made without one),
+``name``, ``group`` (under which it is counted), ``label`` and ``cache`` (the backend or None), and
+those listed with the signal.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ __all__ = [
     "lock_acquired",
     "lock_fell_back",
     "lock_lost",
+    "lock_rejected",
     "lock_released",
     "lock_timed_out",
     "server_down",
@@ -50,18 +50,20 @@ lock_acquired = Signal()
 lock_released = Signal()
 #: A lock ended before its holder released it. Also: fence, held (seconds), reason (str).
 lock_lost = Signal()
-#: A lock was not to be had. Also: waited (seconds), blocking (bool: False for one try).
+#: A single attempt (``blocking=False``) found the lock taken.
+lock_rejected = Signal()
+#: A caller waited for a lock and did not get it. Also: waited (seconds).
 lock_timed_out = Signal()
 #: A lock was taken without Redis (ON_REDIS_DOWN). Also: how ("local" or "run"), error.
 lock_fell_back = Signal()
 #: A value was computed. Also: seconds, values (how many, by ``get_or_set_many``), without_redis
 #: (bool: Redis was away).
 value_computed = Signal()
-#: A stale value could not be computed anew, and the old one is served on. Also: error.
+#: The refresh of a stale value failed; callers still get the old one. Also: error.
 value_refresh_failed = Signal()
-#: A Redis server does not answer this process, said once for each outage. Also: error.
+#: A Redis server does not answer this process; sent once for each outage. Also: error.
 server_down = Signal()
-#: It answers again. Also: seconds (of the outage), spared (calls that failed at once meanwhile),
+#: It answers again. Also: seconds (of the outage), spared (calls that failed at once during it),
 #: fallbacks (locks taken without it).
 server_up = Signal()
 
@@ -69,6 +71,7 @@ _SIGNALS: dict[type, Signal] = {
     events.Acquired: lock_acquired,
     events.Released: lock_released,
     events.Lost: lock_lost,
+    events.Rejected: lock_rejected,
     events.TimedOut: lock_timed_out,
     events.Computed: value_computed,
     events.RefreshFailed: value_refresh_failed,
@@ -76,10 +79,10 @@ _SIGNALS: dict[type, Signal] = {
     events.ServerDown: server_down,
     events.ServerUp: server_up,
 }
-#: Told when nobody is looking, or in the middle of something.
+#: Their receivers run in a background thread.
 _BEHIND = (lock_lost, server_down, server_up)
 
-#: How many lost locks may wait for their receivers.
+#: How many events may wait for their receivers.
 ROOM = 10_000
 _behind = Background(threads=1, room=ROOM)
 
@@ -101,11 +104,11 @@ def _send(event: Any) -> None:
             cache=subject.cache,
         )
     if signal is value_computed and news.pop("error") is not None:
-        return  # Its caller hears of that.
+        return  # Its caller gets the exception.
     if signal in _BEHIND:
         if not _behind.submit(lambda: signal.send_robust(**news), connections.close_all):
             of = event.server if subject is None else subject.group
-            logger.error("Too much is lost: no room to tell receivers of %s", of)
+            logger.error("Too many locks lost at once: receivers are not called for %s", of)
     elif asyncio._get_running_loop() is not None:
         in_background(signal.asend_robust(**news))
     else:

@@ -29,7 +29,7 @@ EVENTS = {
     "released": gettext_lazy("released"),
     "lost": gettext_lazy("lost"),
     "reset": gettext_lazy("released by force"),
-    "vanished": gettext_lazy("crashed, or cut off"),
+    "crashed": gettext_lazy("crashed, or cut off"),
 }
 
 

@@ -115,11 +115,12 @@ def behaviour_row(one: Summary) -> dict[str, Any]:
         "hold": _times(one.holds),
         "holds": _chart(one.holds, _("How long %(name)s was held") % {"name": name}),
         "timeouts": _number(one.timeouts),
-        "rejected": _number(one.refused),
+        "rejected": _number(one.rejected),
         "lost": _number(one.lost),
         "crashed": _number(one.crashed),
         "fallbacks": number_format(one.fallbacks) if one.fallbacks else "",
         "computed": _number(one.computed),
+        "without_redis": number_format(one.without_redis) if one.without_redis else "",
         "saved": _number(one.saved),
         "failed": _number(one.failed),
         "computing": _chart(

@@ -1,6 +1,6 @@
 """Spans and metrics for OpenTelemetry, by way of ``opentelemetry-api``.
 
-A span ``lock wait GROUP`` for each lock that was waited for, in vain or not, and a span
+A span ``lock wait GROUP`` for each wait for a lock, whether it got the lock or not, and a span
 ``compute GROUP`` around each computation of ``get_or_set``, so that what it does (queries,
 requests) appears below it. See ``docs/monitoring.md`` for the metrics.
 """
@@ -54,23 +54,32 @@ class OpenTelemetry:
         self._waits = histogram("wait", "How long acquisitions waited")
         self._holds = histogram("hold", "How long locks were held")
         self._computations = histogram("computation", "How long computations took")
-        self._missed = counter("missed", "Locks that were not acquired")
+        self._rejected = counter("rejected", "Single attempts that found the lock taken")
+        self._timeouts = counter("timeouts", "Waits that ended without the lock")
         self._lost = counter("lost", "Locks that ended before they were released")
+        self._crashed = counter(
+            "crashed", "Holders that crashed or were cut off, and never released"
+        )
         self._computed = counter("values_computed", "Values computed by get_or_set")
         self._without_redis = counter(
-            "values_computed_without_redis", "Values computed while Redis was away"
+            "values_computed_without_redis", "Values computed without Redis"
         )
-        self._saved = counter("computations_saved", "Computations spared to callers")
-        self._refreshes_failed = counter("refreshes_failed", "Stale values not computed anew")
-        self._outages = counter("outages", "Times a Redis server went away")
+        self._saved = counter(
+            "computations_saved",
+            "Computations saved: the caller got another's result, or the stale value",
+        )
+        self._refreshes_failed = counter("refreshes_failed", "Stale values whose refresh failed")
+        self._outages = counter("outages", "Times a Redis server stopped answering")
         self._fallbacks = counter("fallbacks", "Locks taken without Redis")
         #: The spans of computations under way. Their subjects live as long as they do.
         self._open: dict[int, tuple[Span, Any]] = {}
         self._does: dict[type, Any] = {
             events.Acquired: self._on_acquired,
+            events.Rejected: self._on_rejected,
             events.TimedOut: self._on_timed_out,
             events.Released: self._on_released,
             events.Lost: self._on_lost,
+            events.Crashed: self._on_crashed,
             events.Computing: self._on_computing,
             events.Computed: self._on_computed,
             events.Shared: self._on_shared,
@@ -91,10 +100,12 @@ class OpenTelemetry:
             said = {"lock.fence": event.fence, "lock.acquired": True}
             self._waited(event.subject, group, event.waited, said)
 
+    def _on_rejected(self, event: events.Rejected, group: str) -> None:
+        self._rejected.add(1, {"group": group})
+
     def _on_timed_out(self, event: events.TimedOut, group: str) -> None:
-        self._missed.add(1, {"group": group, "why": "timeout" if event.blocking else "busy"})
-        if event.blocking:
-            self._waited(event.subject, group, event.waited, {"lock.acquired": False})
+        self._timeouts.add(1, {"group": group})
+        self._waited(event.subject, group, event.waited, {"lock.acquired": False})
 
     def _waited(self, subject: Subject, group: str, waited: float, said: dict[str, Any]) -> None:
         ended = time.time_ns()
@@ -109,6 +120,9 @@ class OpenTelemetry:
     def _on_lost(self, event: events.Lost, group: str) -> None:
         self._holds.record(event.held, {"group": group, "lost": True})
         self._lost.add(1, {"group": group})
+
+    def _on_crashed(self, event: events.Crashed, group: str) -> None:
+        self._crashed.add(1, {"group": group})
 
     def _on_computing(self, event: events.Computing, group: str) -> None:
         attributes = _attributes("cache", event.subject)

@@ -32,33 +32,41 @@ class Prometheus:
         self.acquired = self._counter(
             "acquired", "Locks acquired, by whether they were waited for", *group, "contended"
         )
-        self.missed = self._counter(
-            "missed", "Locks not acquired: busy when asked once, or a wait timed out", *group, "why"
+        self.rejected = self._counter(
+            "rejected", "Single attempts that found the lock taken", *group
         )
+        self.timeouts = self._counter("timeouts", "Waits that ended without the lock", *group)
         self.lost = self._counter("lost", "Locks that ended before they were released", *group)
+        self.crashed = self._counter(
+            "crashed", "Holders that crashed or were cut off, and never released", *group
+        )
         self.waits = self._histogram("wait_seconds", "How long acquisitions waited")
         self.holds = self._histogram("hold_seconds", "How long locks were held")
         self.computed = self._counter("values_computed", "Values computed by get_or_set", *group)
         self.without_redis = self._counter(
-            "values_computed_without_redis", "Values computed while Redis was away", *group
+            "values_computed_without_redis", "Values computed without Redis", *group
         )
         self.failed = self._counter("computations_failed", "Computations that raised", *group)
         self.computations = self._histogram("computation_seconds", "How long computations took")
         self.saved = self._counter(
             "computations_saved",
-            "Computations spared to callers that got another's result, or the stale value",
+            "Computations saved: the caller got another's result, or the stale value",
             *group,
             "stale",
         )
         self.refreshes_failed = self._counter(
-            "refreshes_failed", "Stale values that could not be computed anew", *group
+            "refreshes_failed", "Stale values whose refresh failed", *group
         )
-        self.outages = self._counter("outages", "Times a Redis server went away", "server")
-        self.outage_seconds = self._counter("outage_seconds", "How long it was away", "server")
+        self.outages = self._counter("outages", "Times a Redis server stopped answering", "server")
+        self.outage_seconds = self._counter(
+            "outage_seconds", "How long it did not answer", "server"
+        )
         self.fallbacks = self._counter("fallbacks", "Locks taken without Redis", *group, "how")
         self._does: dict[type, Callable[[Any, str], None]] = {
             events.Acquired: self._acquired,
-            events.TimedOut: self._timed_out,
+            events.Rejected: lambda event, group: self.rejected.labels(group).inc(),
+            events.TimedOut: lambda event, group: self.timeouts.labels(group).inc(),
+            events.Crashed: lambda event, group: self.crashed.labels(group).inc(),
             events.Released: lambda event, group: self.holds.labels(group).observe(event.held),
             events.Lost: self._lost,
             events.Computed: self._computed,
@@ -90,9 +98,6 @@ class Prometheus:
     def _acquired(self, event: events.Acquired, group: str) -> None:
         self.acquired.labels(group, _truth(event.contended)).inc()
         self.waits.labels(group).observe(event.waited)
-
-    def _timed_out(self, event: events.TimedOut, group: str) -> None:
-        self.missed.labels(group, "timeout" if event.blocking else "busy").inc()
 
     def _lost(self, event: events.Lost, group: str) -> None:
         self.lost.labels(group).inc()

@@ -54,7 +54,7 @@ def release(
     by: str = "",
 ) -> Outcome:
     """End the lock at ``key`` if its holder is the one with the fingerprint ``owner_id``; the first
-    waiter has it at once. The holder is told with its next sign of life, at a third of the lock's
+    waiter has it at once. The holder is told with its next renewal, at a third of the lock's
     lifetime; until then two may believe to hold it.
 
     Args:

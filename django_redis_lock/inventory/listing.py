@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 #: The kinds of what is listed: locks, and computations of cache values.
-LOCK, FLIGHT = "lock", "flight"
+LOCK, FLIGHT = "lock", "computation"
 
 #: Entries of the index looked at, at most, and in one script: some two milliseconds.
 MOST_ENTRIES, PAGE = 10_000, 2_000

@@ -41,7 +41,7 @@ MOST = 10
 #: Milliseconds for which they are kept after the last of them.
 HOUR, DAY = 3_600_000, 86_400_000
 #: What is worth looking for on the next morning.
-NEWS = ("lost", "reset", "vanished")
+NEWS = ("lost", "reset", "crashed")
 #: Characters kept of each text in an event.
 LONGEST = 200
 
@@ -52,7 +52,7 @@ class Event:
 
     Attributes:
         at: Unix time in seconds, by the server's clock.
-        what: "released"; "lost", as its holder noticed; "reset", by force; "vanished", when the
+        what: "released"; "lost", as its holder noticed; "reset", by force; "crashed", when the
             lock ended and its holder said nothing, because it died or was cut off.
         id: the fingerprint of the holder's token.
         host, pid, thread, label: the holder; empty and 0 where it is not known.
@@ -109,12 +109,16 @@ class RecordEvent(Job):
 def note_vanished(
     server: Server, keys: LockKeys, found: Any, subject: events.Subject | None
 ) -> None:
-    """Have it noted that a holder has vanished, as a script has ``found``: when the lock's lifetime
+    """Have it noted that a holder has crashed, as a script has ``found``: when the lock's lifetime
     was over, and what the holder had said of itself. ``subject`` is the lock, for those who count
     crashed holders."""
     event = _vanished(found)
     if event is not None:
-        logger.warning("The lock %s was left behind by %s", printable(keys.lock), event.owner)
+        logger.warning(
+            "The lock %s was never released: its holder %s crashed or was cut off",
+            printable(keys.lock),
+            event.owner,
+        )
         at = round(event.at * 1e6)
         now = time.monotonic()
         keeper().add(
@@ -134,7 +138,7 @@ def _vanished(found: Any) -> Event | None:
     at = int(ended_us) / 1e6
     held = None if owner.since is None else max(0.0, at - owner.since)
     who = (owner.host, owner.pid, owner.thread, owner.label)
-    return Event(at, "vanished", owner.id, *who, held=held)
+    return Event(at, "crashed", owner.id, *who, held=held)
 
 
 def note_call(
@@ -165,8 +169,8 @@ def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
     left_behind = [] if found is None else [_vanished(found)]
     found_events = [e for e in (*left_behind, *map(_read, kept.splitlines())) if e is not None]
     # Who was only stopped or cut off, and came back, has noted more than who came upon its lock.
-    said = {event.id for event in found_events if event.what != "vanished"}
-    return tuple(e for e in found_events if e.what != "vanished" or e.id not in said)
+    said = {event.id for event in found_events if event.what != "crashed"}
+    return tuple(e for e in found_events if e.what != "crashed" or e.id not in said)
 
 
 def _read(kept: bytes) -> Event | None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from .. import events
-from ..events import Acquired, Lost, Released, Subject, TimedOut
+from ..events import Acquired, Lost, Rejected, Released, Subject, TimedOut
 from ..exceptions import LockError
 from ..notices import get_logger
 from ..protocol import Hold, LockKeys, printable
@@ -67,7 +67,7 @@ class LockEvents:
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("Did not get %s within %.3f s", self._printed, waited)
         if events.listeners:
-            events.emit(TimedOut(self.subject, waited, blocking))
+            events.emit(TimedOut(self.subject, waited) if blocking else Rejected(self.subject))
 
     def _tell_released(self, hold: Hold | None) -> None:
         if logger.isEnabledFor(logging.DEBUG):

@@ -20,7 +20,7 @@ __all__ = ["KINDS", "failures", "found", "lines", "list_locks", "verdict"]
 
 #: The terminal's upper left corner.
 HOME = "\x1b[H"
-KINDS = {"lock": (LOCK,), "value": (FLIGHT,), "all": (LOCK, FLIGHT)}
+KINDS = {"lock": (LOCK,), "computation": (FLIGHT,), "all": (LOCK, FLIGHT)}
 
 
 def list_locks(command: BaseCommand, options: dict[str, Any]) -> int:
@@ -63,12 +63,12 @@ def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
 
 
 def failures(result: HeldLocks) -> list[str]:
-    """What could not be asked, each reason once; and what is held on this host instead."""
+    """The caches that did not answer, each reason once; and the locks held on this host instead."""
     found: dict[str, list[str]] = {}
     for failure in result.failures:
         found.setdefault(failure.error, []).append(failure.alias)
     failed = [
-        f"The {'caches' if len(aliases) > 1 else 'cache'} {', '.join(aliases)} could not be asked: "
+        f"The {'caches' if len(aliases) > 1 else 'cache'} {', '.join(aliases)} did not answer: "
         f"{error}"
         for error, aliases in found.items()
     ]
@@ -139,18 +139,20 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
     if options["older_than"] is None:
         held += sum(cut.total - cut.shown for cut in result.cuts if cut.kind == LOCK)
     parts = []
-    if options["kind"] != "value":
+    if options["kind"] != "computation":
         parts.append(counted(held, "lock is held", "locks are held") if held else _none(options))
         if waiting:
             parts.append(counted(waiting, "process waits", "processes wait"))
     if options["kind"] != "lock":
-        flights = len(result.found) - len(locks)
-        parts.append(counted(flights, "value is being computed", "values are being computed"))
+        computations = len(result.found) - len(locks)
+        parts.append(
+            counted(computations, "computation is in progress", "computations are in progress")
+        )
     text = ", ".join(parts) + "."
-    if result.failures:  # Of the others nobody knows.
+    if result.failures:  # The others are unknown.
         text = f"In the caches that answered: {text[0].lower()}{text[1:]}"
     for cut in result.cuts:
-        what = "locks" if cut.kind == LOCK else "values"
+        what = "locks" if cut.kind == LOCK else "computations"
         text += f" Only {cut.shown} of {cut.total} {what} of the cache {cut.alias} are listed."
     return text
 

@@ -18,13 +18,16 @@ from .wording import as_json, clock_time, counted, duration, in_trouble, note, o
 
 __all__ = ["Found", "find", "show_lock"]
 
+#: How a lock ended, where the word of the record is not the one for people.
+EVENTS = {"reset": "released by force"}
+
 
 class Found(NamedTuple):
-    """A lock that was asked for by its name.
+    """A lock that was looked up by its name.
 
     Attributes:
         alias, key, kind: where it is.
-        holding: None if nobody holds it.
+        holding: None if the lock is free.
     """
 
     alias: str
@@ -35,12 +38,12 @@ class Found(NamedTuple):
 
 
 def find(options: dict[str, Any]) -> Found:
-    """The lock called ``options["name"]``, in the cache it is held in; held by nobody it is the one
+    """The lock called ``options["name"]``, in the cache in which it is held; if it is free, the one
     of that name in the first cache.
 
     Raises:
         CommandError: it is held in several caches, and nothing says which one is meant.
-        redis.exceptions.RedisError: a cache could not be asked, and no other has it.
+        redis.exceptions.RedisError: a cache did not answer, and no other has the lock.
     """
     name, using = options["name"], options["using"]
     kinds = KINDS[options["kind"]]
@@ -63,7 +66,7 @@ def find(options: dict[str, Any]) -> Found:
     if failure is not None:
         raise failure  # It may be held there.
     if not looked:
-        raise CommandError(f"no value {name} is being computed", returncode=USAGE)
+        raise CommandError(f"no computation of {name} is in progress", returncode=USAGE)
     return looked[0]
 
 
@@ -112,9 +115,9 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
     style = command.style
     out = [style.MIGRATE_HEADING(one_line(name))]
     for title, text in _facts(found):
-        out.append(f"  {title:<12}{text}")
+        out.append(f"  {title:<15}{text}")
     if found.holding is not None and in_trouble(found.holding.lock):
-        out.append(f"  {'':<12}{style.ERROR(_advice(found.holding))}")
+        out.append(f"  {'':<15}{style.ERROR(_advice(found.holding))}")
     if found.inspection.waiters:
         out += ["", style.MIGRATE_LABEL("Waiting, in this order")]
         for number, waiter in enumerate(found.inspection.waiters, 1):
@@ -122,12 +125,13 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
             out.append(f"  {number:>3}  {one_line(where)}, for {duration(waiter.waited)}")
     if found.inspection.events:
         out += ["", style.MIGRATE_LABEL("Last events")]
-        for event in found.inspection.events:
+        words = [EVENTS.get(event.what, event.what) for event in found.inspection.events]
+        width = max(map(len, words))
+        for event, what in zip(found.inspection.events, words, strict=True):
             who = f"{event.host}:{event.pid}" if event.host else f"? ({event.id})"
             label = f" ({event.label})" if event.label else ""
-            why = event.note or ("died or was cut off" if event.what == "vanished" else "")
-            why = f": {why}" if why else ""
-            said = one_line(f"{event.what:<9} {who}{label}{why}", limit=300)
+            why = f": {event.note}" if event.note else ""
+            said = one_line(f"{what:<{width}}  {who}{label}{why}", limit=300)
             out.append(f"  {clock_time(event.at)}  {said}")
     return out
 
@@ -136,11 +140,11 @@ def _facts(found: Found) -> list[tuple[str, str]]:
     place = f"{found.alias}, at the key {one_line(found.key.decode(errors='backslashreplace'))}"
     if found.holding is None:
         seen = found.inspection.events or found.inspection.waiters
-        state = "free" if seen else "free; no lock of this name has been seen: is it spelled right?"
+        state = "free" if seen else "free; no lock of this name has been seen: check the spelling"
         return [("state", state), ("cache", place)]
     lock, owner = found.holding.lock, found.holding.lock.owner
     if lock.resting:
-        facts = [("state", "held by nobody, and taken until its min_hold is over")]
+        facts = [("state", "released, and taken until its min_hold has passed")]
     else:
         facts = [("state", "being computed" if lock.kind != LOCK else "held")]
         who = f"{owner.host}, process {owner.pid}, thread {owner.thread}"
@@ -151,9 +155,9 @@ def _facts(found: Found) -> list[tuple[str, str]]:
         facts.append(("since", f"{clock_time(owner.since)}, {duration(lock.held_for)} ago"))
     facts.append(("time left", _time_left(found.holding)))
     if lock.seen is not None:
-        facts.append(("last seen", f"{duration(lock.seen)} ago"))
+        facts.append(("heartbeat", f"{duration(lock.seen)} ago"))
     if lock.fence is not None:
-        facts.append(("fence", str(lock.fence)))
+        facts.append(("fencing token", str(lock.fence)))
     return [*facts, ("cache", place)]
 
 
@@ -166,15 +170,15 @@ def _time_left(holding: HeldLock) -> str:
         text += f" of {duration(lock.lifetime)}"
     if lock.renews is not None:
         times = f", {counted(lock.renewals, 'time', 'times')} so far" if lock.renewals else ""
-        text += f", renewed while it is held{times}" if lock.renews else ", not renewed"
+        text += f", renewed while its holder lives{times}" if lock.renews else ", not renewed"
     return text
 
 
 def _advice(holding: HeldLock) -> str:
     lock = holding.lock
     if lock.silent:
-        return f"Its holder is stopped, cut off or dead: {note(lock)}."
-    return "It ends only when it is released; if its holder is gone: manage.py locks release."
+        return f"Its process has crashed, is stopped or is cut off from Redis: {note(lock)}."
+    return "It ends only when it is released. If its process has crashed: manage.py locks release."
 
 
 def _document(name: str, found: Found) -> dict[str, Any]:

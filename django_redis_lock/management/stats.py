@@ -21,19 +21,22 @@ from .wording import one_line
 
 __all__ = ["show_figures"]
 
-STOOD_IN = Column("NO REDIS", right=True)
+WITHOUT_REDIS = Column("NO REDIS", right=True)
+CRASHED = Column("CRASHED", right=True)
 OVER_TIME = Column("OVER TIME")
 LOCKS = (
     Column("LOCKS", shrinks=True),
     *(Column(title, right=True) for title in ("ACQUIRED", "WAITED", "AVG", "P95")),
-    *(Column(title, right=True) for title in ("HOLD", "REFUSED", "TIMEOUT", "LOST")),
-    STOOD_IN,
+    *(Column(title, right=True) for title in ("HOLD", "REJECTED", "TIMEOUT", "LOST")),
+    CRASHED,
+    WITHOUT_REDIS,
     OVER_TIME,
 )
-VALUES = (
-    Column("VALUES", shrinks=True),
+COMPUTATIONS = (
+    Column("COMPUTATIONS", shrinks=True),
     *(Column(title, right=True) for title in ("COMPUTED", "AVG", "P95")),
     *(Column(title, right=True) for title in ("SAVED", "STALE", "FAILED")),
+    WITHOUT_REDIS,
 )
 #: From few to many.
 BARS = "▁▂▃▄▅▆▇█"
@@ -54,7 +57,7 @@ def show_figures(command: BaseCommand, options: dict[str, Any]) -> int:
             for line in _lines(command, figures, period):
                 command.stdout.write(line)
         for alias, error in failures.items():
-            command.stderr.write(f"The cache {alias} could not be asked: {error}")
+            command.stderr.write(f"The cache {alias} did not answer: {error}")
     return UNAVAILABLE if failures else 0
 
 
@@ -77,23 +80,29 @@ def _read(using: str | None, period: str) -> tuple[dict[str, list[Summary]], dic
 
 def _lines(command: BaseCommand, figures: Sequence[Summary], period: str) -> list[str]:
     style, width = command.style, width_of(command.stdout)
-    locks = [s for s in figures if s.attempts or s.lost or s.fallbacks]
-    values = [s for s in figures if s.computations.count or s.saved]
+    locks = [s for s in figures if s.attempts or s.lost or s.crashed or s.fallbacks]
+    computed = [s for s in figures if s.computations.count or s.saved]
     out = []
     if locks:
         rows = [_lock_row(s) for s in locks]
-        colours = [style.ERROR if s.lost or s.fallbacks else str for s in locks]
+        bad = [s.lost or s.crashed or s.fallbacks for s in locks]
+        colours = [style.ERROR if some else str for some in bad]
         columns: Sequence[Column] = LOCKS
+        if not any(s.crashed for s in locks):
+            columns, rows = _without(CRASHED, columns, rows)
         if not any(s.fallbacks for s in locks):
-            columns, rows = _without(STOOD_IN, columns, rows)
+            columns, rows = _without(WITHOUT_REDIS, columns, rows)
         if width is not None and width < 100:  # The figures are worth more than their curve.
             columns, rows = _without(OVER_TIME, columns, rows)
         out += table(columns, rows, width, head=style.MIGRATE_HEADING, styles=colours)
-    if values:
-        rows = [_value_row(s) for s in values]
-        colours = [style.WARNING if s.failed else str for s in values]
+    if computed:
+        rows = [_computation_row(s) for s in computed]
+        colours = [style.WARNING if s.failed or s.without_redis else str for s in computed]
+        columns = COMPUTATIONS
+        if not any(s.without_redis for s in computed):
+            columns, rows = _without(WITHOUT_REDIS, columns, rows)
         out += [""] * bool(out)
-        out += table(VALUES, rows, width, head=style.MIGRATE_HEADING, styles=colours)
+        out += table(columns, rows, width, head=style.MIGRATE_HEADING, styles=colours)
     if not out:
         return [f"Nothing happened in the last {period}."]
     return [*out, "", f"In the last {period}, in all processes."]
@@ -108,7 +117,7 @@ def _without(
 
 
 def _lock_row(of: Summary) -> list[str]:
-    numbers = (of.refused, of.timeouts, of.lost, of.fallbacks)
+    numbers = (of.rejected, of.timeouts, of.lost, of.crashed, of.fallbacks)
     return [
         one_line(of.group or ""),
         str(of.acquisitions),
@@ -121,13 +130,14 @@ def _lock_row(of: Summary) -> list[str]:
     ]
 
 
-def _value_row(of: Summary) -> list[str]:
+def _computation_row(of: Summary) -> list[str]:
+    numbers = (of.saved, of.stale, of.failed + of.refreshes_failed, of.without_redis)
     return [
         one_line(of.group or ""),
         str(of.computed),
         _time(of.computations.average),
         _time(of.computations.p95),
-        *(str(number or "-") for number in (of.saved, of.stale, of.failed + of.refreshes_failed)),
+        *(str(number or "-") for number in numbers),
     ]
 
 

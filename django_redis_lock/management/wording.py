@@ -1,4 +1,4 @@
-"""How the command ``locks`` says things: durations, holders, and what is wrong with a lock."""
+"""How the command ``locks`` formats durations, holders, and what is wrong with a lock."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def duration(seconds: float | None) -> str:
 
 
 def clock_time(timestamp: float) -> str:
-    """In the time zone of who looks at it."""
+    """A Unix time in the local time zone."""
     local = datetime.fromtimestamp(timestamp, timezone.utc).astimezone()
     return local.strftime("%Y-%m-%d %H:%M:%S %z")
 
@@ -50,15 +50,15 @@ def counted(number: int, one: str, several: str) -> str:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """What others have named, on one line and without anything a terminal would obey."""
+    """A name given by others, on one line and without control characters."""
     return printable(text.encode(errors="surrogateescape"), limit=limit)
 
 
 def holder(lock: LockInfo, *, labelled: bool = True) -> str:
-    """Who holds it, in as few words as a table has room for; ``labelled``: and what for."""
+    """The holder as a table shows it; ``labelled``: with its label."""
     owner = lock.owner
     if lock.resting:
-        return "nobody: it rests"
+        return "released, min_hold not over"
     if not owner.host:
         return f"? ({owner.id})"
     label = f" ({owner.label})" if owner.label and labelled else ""
@@ -66,11 +66,11 @@ def holder(lock: LockInfo, *, labelled: bool = True) -> str:
 
 
 def note(lock: LockInfo) -> str:
-    """What is worth a second look."""
+    """What is unusual about a lock, in a few words."""
     if lock.broken:
         return f"cannot be read: {', '.join(lock.broken)}"
     if lock.silent:
-        return f"last seen {duration(lock.seen)} ago"
+        return f"silent for {duration(lock.seen)}"
     if math.isinf(lock.ttl):
         return "never expires"
     if lock.kind == FLIGHT:
@@ -79,7 +79,7 @@ def note(lock: LockInfo) -> str:
 
 
 def in_trouble(lock: LockInfo) -> bool:
-    """Whether somebody should look: its holder is silent, or its end will not come by itself."""
+    """Whether somebody should look: its holder is silent, or the lock never expires."""
     return bool(lock.silent) or math.isinf(lock.ttl)
 
 
@@ -106,7 +106,7 @@ def as_json(holding: HeldLock) -> dict[str, Any]:
         "lifetime": _finite(lock.lifetime),
         "renews": lock.renews,
         "renewals": lock.renewals,
-        "last_seen": lock.seen,
+        "last_heartbeat": lock.seen,
         "silent": lock.silent,
         "resting": lock.resting,
         "fence": lock.fence,

@@ -26,7 +26,7 @@ from .figures import (
     LOST,
     OTHER,
     REFRESH_FAILED,
-    REFUSED,
+    REJECTED,
     SHARED,
     STALE,
     TIMED_OUT,
@@ -179,7 +179,11 @@ def _acquired(figures: list[int], event: events.Acquired) -> None:
 
 
 def _timed_out(figures: list[int], event: events.TimedOut) -> None:
-    figures[TIMED_OUT if event.blocking else REFUSED] += 1
+    figures[TIMED_OUT] += 1
+
+
+def _rejected(figures: list[int], event: events.Rejected) -> None:
+    figures[REJECTED] += 1
 
 
 def _released(figures: list[int], event: events.Released) -> None:
@@ -222,6 +226,7 @@ _FREQUENT = frozenset({events.Acquired, events.Released})
 
 _COUNTS: dict[type, Callable[[list[int], Any], None]] = {
     events.Acquired: _acquired,
+    events.Rejected: _rejected,
     events.TimedOut: _timed_out,
     events.Released: _released,
     events.Lost: _lost,

@@ -22,15 +22,16 @@ BOUNDS = (
     *(0.01, 0.016, 0.025, 0.04, 0.063, 0.1, 0.16, 0.25, 0.4, 0.63, 1.0, 1.6, 2.5, 4.0, 6.3),
     *(10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0),
 )
-#: Those that exporters hand on: each is a series of its own for each group.
+#: Upper bounds of the exporters' histogram buckets. They are fewer, because each is a time series
+#: for each group, and round, because queries and alerts name them.
 EXPORTED_BOUNDS = (
-    *(0.0001, 0.00025, 0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5),
-    *(10.0, 30.0, 60.0, 300.0, 1800.0),
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
 )
 _CLASSES = len(BOUNDS) + 1
 
 # Where what stands in the list of one group's figures.
-CONTENDED, TIMED_OUT, REFUSED, LOST, COMPUTED, FAILED, SHARED, STALE, REFRESH_FAILED = range(9)
+CONTENDED, TIMED_OUT, REJECTED, LOST, COMPUTED, FAILED, SHARED, STALE, REFRESH_FAILED = range(9)
 # A distribution is the sum in microseconds, the largest in microseconds, then the classes.
 WAITS, HOLDS, COMPUTING = (9 + n * (2 + _CLASSES) for n in range(3))
 FALLBACKS = 9 + 3 * (2 + _CLASSES)
@@ -149,10 +150,10 @@ class Summary:
         period: "hour" or "day": the last 60 to 65 minutes, or 24 to 25 hours.
         contended: acquisitions of a lock that was not free at once.
         timeouts: waits that ended without the lock.
-        refused: tries that found the lock taken and did not want to wait.
+        rejected: single attempts (``blocking=False``) that found the lock taken.
         lost: locks that ended before their holders released them, and these noticed it.
-        crashed: holders that were gone when their lock's lifetime was over: their process had
-            died, or was cut off.
+        crashed: holders that never released their lock: their process crashed, or was cut off
+            from Redis until the lock's lifetime had ended.
         fallbacks: locks taken without Redis while it was away (ON_REDIS_DOWN); no acquisitions.
         waits: how long the acquisitions waited.
         holds: how long locks were held.
@@ -170,7 +171,7 @@ class Summary:
     period: str
     contended: int
     timeouts: int
-    refused: int
+    rejected: int
     lost: int
     crashed: int
     fallbacks: int
@@ -197,7 +198,7 @@ class Summary:
             period=period,
             contended=total[CONTENDED],
             timeouts=total[TIMED_OUT],
-            refused=total[REFUSED],
+            rejected=total[REJECTED],
             lost=total[LOST],
             crashed=total[CRASHED],
             fallbacks=total[FALLBACKS],
@@ -220,7 +221,7 @@ class Summary:
     @property
     def attempts(self) -> int:
         """How often a lock was asked for."""
-        return self.acquisitions + self.timeouts + self.refused
+        return self.acquisitions + self.timeouts + self.rejected
 
     @property
     def success_rate(self) -> float | None:

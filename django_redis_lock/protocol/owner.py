@@ -138,7 +138,7 @@ class Owner:
         named = f"{named} ({self.label})" if self.label else named
         if self.seen is None or self.seen <= SILENT_AFTER:
             return named
-        return f"{named}, last seen {self.seen:.0f} s ago"
+        return f"{named}, no heartbeat for {self.seen:.0f} s"
 
 
 class HolderInfo:

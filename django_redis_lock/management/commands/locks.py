@@ -1,4 +1,4 @@
-"""``manage.py locks``: which locks are held, by whom, and how Redis serves them."""
+"""``manage.py locks``: shows and releases held locks, and checks the Redis behind them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ ACTIONS: dict[str, Callable[[BaseCommand, dict[str, Any]], int]] = {
 #: What each does, for its help.
 ABOUT = {
     "list": "Shows which locks are held.",
-    "show": "Shows one lock, who waits for it and what happened to it last.",
-    "release": "Ends a lock that another holds, after asking.",
-    "reset": "Ends all locks whose names match a pattern.",
+    "show": "Shows one lock, who waits for it and its last events.",
+    "release": "Releases a lock by force, after asking.",
+    "reset": "Releases all locks whose names match a pattern by force.",
     "stats": "Shows how locks and computations behaved.",
-    "doctor": "Says whether Redis serves locks well.",
+    "doctor": "Checks whether Redis is set up as locks need it.",
 }
 #: What needs a NAME (or a PATTERN); the others take none.
 NAMED = ("show", "release", "reset")
@@ -61,7 +61,7 @@ TAKEN_BY = {
 
 class Command(BaseCommand):
     help = "Shows which locks are held and who waits for them, and releases them."
-    # It is for looking at what is wrong, so it must work when something is.
+    # It must work when the settings are wrong.
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -74,19 +74,19 @@ class Command(BaseCommand):
             choices=ACTIONS,
             default="list",
             metavar="ACTION",
-            help="list (the default): what is held; show: one lock, who waits for it and what "
-            "happened to it last; release: end one that another holds, after asking; reset: end "
-            "all that match; stats: how locks behaved; doctor: does Redis serve them well?",
+            help="list (the default): the held locks; show: one lock, who waits for it and its "
+            "last events; release: release a lock by force, after asking; reset: release all "
+            "that match; stats: how locks behaved; doctor: is Redis set up as locks need it?",
         )
         parser.add_argument(
             "name",
             nargs="?",
             metavar="NAME",
-            help="the lock's name, as in cache.lock(NAME), or its whole key; of reset a pattern: "
+            help="the lock's name, as in cache.lock(NAME), or its whole key; for reset a pattern: "
             "'report-*'",
         )
         add = parser.add_argument
-        add("--using", metavar="ALIAS", help="only this cache; default: all that can lock")
+        add("--using", metavar="ALIAS", help="only this cache; default: all that support locks")
         add("--json", action="store_true", help="for programs (list, show, stats, doctor)")
         add(
             "--exit-code",
@@ -100,7 +100,7 @@ class Command(BaseCommand):
             type=seconds,
             const=2.0,
             metavar="S",
-            help="again every S seconds, until Ctrl-C; default: 2 (list)",
+            help="repeat every S seconds, until Ctrl-C; default: 2 (list)",
         )
         add("--search", default="", metavar="TEXT", help="only names with this in them (list)")
         add(
@@ -109,12 +109,12 @@ class Command(BaseCommand):
             metavar="S",
             help="only locks held for more than so many seconds (list, reset)",
         )
-        add("--limit", type=count, default=500, metavar="N", help="list so many; default: 500")
+        add("--limit", type=count, default=500, metavar="N", help="list at most N; default: 500")
         add(
             "--kind",
             choices=KINDS,
             default="lock",
-            help="locks, values that get_or_set computes, or both; default: lock",
+            help="locks, computations of get_or_set, or both; default: lock",
         )
         add("--period", choices=PERIODS, default="hour", help="the last hour or day (stats)")
         add("--yes", action="store_true", help="do it without asking (release, reset)")
@@ -146,7 +146,9 @@ class Command(BaseCommand):
             if options["using"] is not None:
                 lock_cache(options["using"])
             elif action != "doctor" and not any(lock_caches()):
-                raise ImproperlyConfigured(f"none of the CACHES can lock: give one the {BACKEND=}")
+                raise ImproperlyConfigured(
+                    f"none of the CACHES supports locks: set {BACKEND=} for one of them"
+                )
             with outages_not_logged():
                 code = ACTIONS[action](self, options)
             self.stdout.flush()
@@ -157,9 +159,7 @@ class Command(BaseCommand):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = CLOSED
         except (RedisError, OSError) as error:
-            raise CommandError(
-                f"Redis could not be asked: {error}", returncode=UNAVAILABLE
-            ) from error
+            raise CommandError(f"Redis did not answer: {error}", returncode=UNAVAILABLE) from error
         if code:
             self._exit(code)
 

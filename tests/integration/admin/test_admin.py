@@ -199,7 +199,7 @@ def test_it_says_when_it_shows_a_part(
         ({"status": "expiring"}, []),
         ({"age": "60"}, ["import"]),
         ({"kind": "lock"}, ["import", "nightly-report"]),
-        ({"kind": "flight"}, []),
+        ({"kind": "computation"}, []),
         ({"using": "default"}, ["import", "nightly-report"]),
         (
             {"using": "no such cache", "kind": "odd", "o": "odd", "p": "x"},
@@ -219,7 +219,7 @@ def test_search_and_filters(
     client.zadd(keys.waiters, {"a waiter": (int(client.time()[0]) + 60) * 1000})
     response = admin_client.get(PAGE, query)
     # Whatever is left of them, the line on top says what there is.
-    if query.get("kind") != "flight":
+    if query.get("kind") != "computation":
         assert "2 held · 1 silent · 1 waiting · oldest 1 min" in text_of(response)
     assert sorted(row["name"].split()[0] for row in rows_of(response)) == found
     if not found:
@@ -271,7 +271,7 @@ def test_a_running_computation_is_listed(admin_client: Client) -> None:
     leader = threading.Thread(target=work)
     leader.start()
     until(lambda: rows_of(admin_client.get(PAGE)))
-    (row,) = rows_of(admin_client.get(PAGE, {"kind": "flight"}))
+    (row,) = rows_of(admin_client.get(PAGE, {"kind": "computation"}))
     assert row["name"] == "report computation"
     assert rows_of(admin_client.get(PAGE, {"kind": "lock"})) == []
     done.set()

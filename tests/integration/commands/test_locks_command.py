@@ -90,7 +90,7 @@ def without_times(text: str) -> str:
 def test_nothing_is_held(run: Run) -> None:
     assert run() == (0, "No lock is held.\n", "")
     assert run("list", "--exit-code") == (0, "No lock is held.\n", "")
-    assert run("--kind", "all")[1] == "No lock is held, 0 values are being computed.\n"
+    assert run("--kind", "all")[1] == "No lock is held, 0 computations are in progress.\n"
 
 
 def test_the_list(run: Run, client: redis.Redis) -> None:
@@ -150,7 +150,7 @@ def test_two_caches_on_one_database_are_one_place(
     with held(client, "nightly"):
         (listed,) = json.loads(run("--json")[1])["locks"]
         assert listed["cache"] == json.loads(run("show", "nightly", "--json")[1])["cache"]
-        assert f"cache       {listed['cache']}, at the key" in run("show", "nightly")[1]
+        assert f"cache          {listed['cache']}, at the key" in run("show", "nightly")[1]
 
 
 def test_one_failure_of_several_caches_is_said_once(run: Run, settings: Any) -> None:
@@ -159,7 +159,7 @@ def test_one_failure_of_several_caches_is_said_once(run: Run, settings: Any) -> 
     code, out, err = run()
     assert (code, out) == (69, "")
     assert len(err.splitlines()) == 1
-    assert err.startswith("The caches default, other could not be asked: ")
+    assert err.startswith("The caches default, other did not answer: ")
 
 
 @pytest.mark.parametrize("action", ["doctor", "list", "show"])
@@ -203,12 +203,12 @@ def test_values_that_are_being_computed(run: Run, client: redis.Redis) -> None:
     thread = threading.Thread(target=cache.get_or_set, args=("slow", slow, 60))
     thread.start()
     assert compute.wait(PATIENCE)
-    until(lambda: "slow" in run("--kind", "value")[1])
+    until(lambda: "slow" in run("--kind", "computation")[1])
     assert "computation" in run("--kind", "all")[1]
-    assert "being computed" in run("show", "slow", "--kind", "value")[1]
+    assert "being computed" in run("show", "slow", "--kind", "computation")[1]
     done.set()
     thread.join(PATIENCE)
-    assert run("show", "slow", "--kind", "value")[0] == 2
+    assert run("show", "slow", "--kind", "computation")[0] == 2
 
 
 def test_a_cache_that_cannot_be_asked(run: Run, client: redis.Redis, settings: Any) -> None:
@@ -218,12 +218,12 @@ def test_a_cache_that_cannot_be_asked(run: Run, client: redis.Redis, settings: A
         code, out, err = run()
         assert "nightly" in out
         assert code == 69
-        assert "The cache away could not be asked: " in err
+        assert "The cache away did not answer: " in err
         found = json.loads(run("--json")[1])
         assert (found["failures"][0]["alias"], found["local"]) == ("away", [])
     code, _, err = run("show", "x", "--using", "away")
     assert code == 69
-    assert "Redis could not be asked: " in err
+    assert "Redis did not answer: " in err
     assert "Traceback" not in err
 
 
@@ -240,7 +240,7 @@ def test_of_a_cache_that_is_away_nobody_says_that_it_is_empty(
     for words in ([], ["reset", "*"], ["reset", "*", "--yes"]):
         code, out, err = run(*words)
         assert (code, out) == (69, "")
-        assert "The cache default could not be asked: " in err
+        assert "The cache default did not answer: " in err
     # It is said once: while somebody watches, a log would be written across the table.
     assert "django_redis_lock.admin" not in {record.name for record in caplog.records}
 
@@ -254,7 +254,7 @@ def test_a_cache_that_is_away_does_not_hide_what_another_has(
         assert run("show", "nightly", "--exit-code")[0] == 1
     code, _, err = run("show", "nightly", "--exit-code")
     assert code == 69  # Nobody knows whether it is held.
-    assert "Redis could not be asked" in err
+    assert "Redis did not answer" in err
 
 
 def test_a_project_whose_caches_cannot_lock(run: Run, settings: Any) -> None:
@@ -262,7 +262,7 @@ def test_a_project_whose_caches_cannot_lock(run: Run, settings: Any) -> None:
     for words in ([], ["show", "x"], ["reset", "*"], ["stats"]):
         code, out, err = run(*words)
         assert (code, out) == (2, "")
-        assert "none of the CACHES can lock" in err
+        assert "none of the CACHES supports locks" in err
     code, out, _ = run("doctor")
     assert code == 3
     assert "W003: None of the CACHES can lock." in out
@@ -292,7 +292,7 @@ def test_on_a_narrow_terminal_where_goes_before_what_for(
         call_command("locks", stdout=screen, no_color=True)
     text = screen.getvalue()
     assert "worker-1.example:4711 " in text
-    assert re.search(r"last seen 3m \d+s ago$", text, re.MULTILINE)
+    assert re.search(r"silent for 3m \d+s$", text, re.MULTILINE)
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
@@ -307,12 +307,12 @@ def test_one_lock(run: Run, client: redis.Redis) -> None:
         expected = (
             rf"nightly\n  state +held\n  by +{hostname()}, process {os.getpid()}, thread MainThread"
             r"\n  for +report\n  since +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}, \ds ago"
-            r"\n  time left +\d+s of 30s, renewed while it is held.*"
-            rf"\n  last seen +\ds ago\n  fence +{nightly.fence}"
+            r"\n  time left +\d+s of 30s, renewed while its holder lives.*"
+            rf"\n  heartbeat +\ds ago\n  fencing token +{nightly.fence}"
             r"\n  cache +default, at the key :1:lock:nightly"
             r"\n\nWaiting, in this order"
             rf"\n    1  {hostname()}, process {os.getpid()}, thread next, for \ds"
-            rf"\n\nLast events\n  .* lost      \? \(x\): it expired\n"
+            rf"\n\nLast events\n  .* lost  \? \(x\): it expired\n"
         )
         assert re.fullmatch(expected, out), out
         document = json.loads(run("show", "--json", "nightly")[1])
@@ -322,13 +322,13 @@ def test_one_lock(run: Run, client: redis.Redis) -> None:
         assert [event["what"] for event in document["events"]] == ["lost"]
 
 
-def test_whose_lock_was_left_behind(run: Run, client: redis.Redis) -> None:
+def test_which_holder_crashed(run: Run, client: redis.Redis) -> None:
     key = caches["default"].lock("nightly").keys.lock
-    execute.run(client, note_call(key, "vanished", Owner("x", "web-1", 7, label="Nightly")))
+    execute.run(client, note_call(key, "crashed", Owner("x", "web-1", 7, label="Nightly")))
     code, out, _ = run("show", "nightly")
     assert code == 0
-    assert "  state       free\n" in out
-    assert out.endswith("vanished  web-1:7 (Nightly): died or was cut off\n")
+    assert "  state          free\n" in out
+    assert out.endswith("crashed  web-1:7 (Nightly)\n")
 
 
 def test_a_free_lock(run: Run) -> None:
@@ -454,16 +454,27 @@ def test_figures(run: Run, client: redis.Redis) -> None:
     assert locks[0].split()[:5] == ["LOCKS", "ACQUIRED", "WAITED", "AVG", "P95"]
     assert locks[1].split()[:3] == ["invoice-*", "2", "-"]
     assert locks[1].split()[6:] == ["2", "-", "-", "█"]
-    assert values[0].split()[:2] == ["VALUES", "COMPUTED"]
+    assert values[0].split()[:2] == ["COMPUTATIONS", "COMPUTED"]
     assert values[1].split()[:2] == ["report-*", "1"]
     assert out.endswith("\nIn the last hour, in all processes.\n")
     document = json.loads(run("stats", "--json", "--period", "day")[1])
     assert document["period"] == "day"
     figures = {summary["group"]: summary for summary in document["caches"]["default"]}
     assert figures["invoice-*"]["acquisitions"] == 2
-    assert figures["invoice-*"]["refused"] == 2
+    assert figures["invoice-*"]["rejected"] == 2
     assert figures["report-*"]["computed"] == 1
     assert figures["report-*"]["computations"]["count"] == 1
+
+
+def test_figures_of_crashes_and_of_computations_without_redis(run: Run) -> None:
+    events.emit(events.Crashed(cache.lock("export").subject, None))
+    events.emit(events.Computed(cache.lock("report").subject, 0.1, None, 3, True))
+    metrics.flush()
+    locks, values = (part.splitlines() for part in run("stats")[1].split("\n\n")[:2])
+    assert locks[0].endswith("LOST  CRASHED  OVER TIME")
+    assert locks[1].split()[-1] == "1"
+    assert values[0].endswith("FAILED  NO REDIS")
+    assert values[1].split()[-1] == "3"
 
 
 def test_figures_of_locks_that_were_taken_without_redis(run: Run) -> None:
@@ -484,7 +495,7 @@ def test_figures_of_a_cache_that_cannot_be_asked(run: Run, settings: Any) -> Non
     settings.CACHES = {**settings.CACHES, "away": away}
     code, out, err = run("stats")
     assert (code, out) == (69, "Nothing happened in the last hour.\n")
-    assert "The cache away could not be asked" in err
+    assert "The cache away did not answer" in err
     assert set(json.loads(run("stats", "--json")[1])["failures"]) == {"away"}
 
 

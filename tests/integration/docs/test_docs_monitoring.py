@@ -18,6 +18,7 @@ import django_redis_lock
 from django_redis_lock import events, metrics, signals
 from django_redis_lock.conf import Conf
 from django_redis_lock.exporters import opentelemetry, prometheus
+from django_redis_lock.metrics import EXPORTED_BOUNDS
 from tests.integration.metrics.test_exporters import Exported, live_a_little
 from tests.processes import until
 
@@ -107,11 +108,16 @@ def test_all_metrics_for_prometheus_are_there_with_their_labels() -> None:
     assert shown == real
 
 
+def test_the_buckets_of_the_histograms_are_there() -> None:
+    [shown] = re.findall(r"end at\n\n```\n(.*?)```", section("Prometheus"), re.DOTALL)
+    assert tuple(map(float, shown.split())) == EXPORTED_BOUNDS
+
+
 def test_the_queries_ask_for_what_there_is() -> None:
     shown = {quoted(row[0])[0] for row in rows(section("Prometheus"))}
     queries = re.findall(r"```(?:promql|yaml)\n(.*?)```", TEXT, re.DOTALL)
     asked = {name for query in queries for name in re.findall(r"django_redis_lock_\w+", query)}
-    assert len(asked) == 3
+    assert len(asked) == 4
     assert {name.removesuffix("_bucket") for name in asked} <= shown
 
 

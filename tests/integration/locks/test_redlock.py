@@ -90,7 +90,7 @@ class TestRedlock(LockContract):
             until(lambda: all(inspect(client, b"left").events for client in clients))
         for client in clients:
             (event,) = inspect(client, b"left").events
-            assert (event.what, event.label) == ("vanished", "nightly")
+            assert (event.what, event.label) == ("crashed", "nightly")
 
 
 class InTasks(OnFive):

@@ -70,8 +70,8 @@ def test_a_lock(cache: RedisCache, told: Told) -> None:
     with lock:
         fence = lock.fence
         assert not cache.lock("invoice-17").acquire(blocking=False)
-    assert told.names == ["lock_acquired", "lock_timed_out", "lock_released"]
-    (_, acquired), (_, timed_out), (_, released) = told
+    assert told.names == ["lock_acquired", "lock_rejected", "lock_released"]
+    (_, acquired), (_, rejected), (_, released) = told
     waited, held = acquired.pop("waited"), released.pop("held")
     assert 0 <= waited < PATIENCE
     assert 0 < held < PATIENCE
@@ -79,9 +79,15 @@ def test_a_lock(cache: RedisCache, told: Told) -> None:
     mine = {**common, "group": "invoices", "label": "nightly"}
     assert acquired == {**mine, "fence": fence, "contended": False}
     assert released == {**mine, "fence": fence}
-    assert timed_out.pop("waited") >= 0
-    assert timed_out == {**common, "group": "invoice-*", "label": "", "blocking": False}
+    assert rejected == {**common, "group": "invoice-*", "label": ""}
     assert set(told.threads) == {threading.current_thread()}
+
+
+def test_a_wait_that_times_out(cache: RedisCache, told: Told) -> None:
+    with cache.lock("import"):
+        assert not cache.lock("import").acquire(blocking_timeout=0.03)
+    assert told.names == ["lock_acquired", "lock_timed_out", "lock_released"]
+    assert told[1][1]["waited"] >= 0.03
 
 
 def test_a_lock_without_a_cache(client: redis.Redis, told: Told) -> None:

@@ -28,7 +28,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from django_redis_lock import events, exporters
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import EXPORTERS
-from django_redis_lock.events import Computed, FellBack, ServerDown, ServerUp, Subject
+from django_redis_lock.events import Computed, Crashed, FellBack, ServerDown, ServerUp, Subject
 from django_redis_lock.exporters import labels, opentelemetry, prometheus
 from tests.integration.cache.test_get_or_set import (
     Asking,
@@ -79,6 +79,7 @@ def live_a_little(cache: RedisCache, client: redis.Redis) -> None:
     events.emit(ServerDown("redis:6379/0", OSError()))
     events.emit(ServerUp("redis:6379/0", 2.5, 7, 1))
     events.emit(FellBack(Subject("export", "export"), "local", OSError()))
+    events.emit(Crashed(Subject("nightly", "nightly"), None))
     events.emit(Computed(Subject("alone", "alone"), 0.1, None, 3, without_redis=True))
 
 
@@ -104,8 +105,9 @@ def test_prometheus_counts(
     invoices = {"group": "invoice-*"}
     assert value(registry, "acquired_total", **invoices, contended="false") == 1
     assert value(registry, "acquired_total", **invoices, contended="true") == 1
-    assert value(registry, "missed_total", **invoices, why="busy") == 1
-    assert value(registry, "missed_total", **invoices, why="timeout") == 1
+    assert value(registry, "rejected_total", **invoices) == 1
+    assert value(registry, "timeouts_total", **invoices) == 1
+    assert value(registry, "crashed_total", group="nightly") == 1
     assert value(registry, "wait_seconds_count", **invoices) == 2
     assert value(registry, "hold_seconds_count", **invoices) == 1
     assert value(registry, "wait_seconds_bucket", **invoices, le="1800.0") == 2
@@ -228,7 +230,9 @@ def test_opentelemetry_has_metrics(
     assert sorted(a["contended"] for a, count in waits if count == 1) == [False, True]
     assert ({"group": "lost"}, 1) in exported.points("lost")
     assert ({"group": "lost", "lost": True}, 1) in exported.points("hold")
-    assert sorted(a["why"] for a, _ in exported.points("missed")) == ["busy", "timeout"]
+    for name in ("rejected", "timeouts"):
+        assert exported.points(name) == [({"group": "invoice-*"}, 1)]
+    assert exported.points("crashed") == [({"group": "nightly"}, 1)]
     computed = [({"group": "report"}, 1), ({"group": "alone"}, 3)]
     assert exported.points("values_computed") == computed
     assert exported.points("values_computed_without_redis") == computed[1:]

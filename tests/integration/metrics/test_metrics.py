@@ -64,7 +64,7 @@ def test_a_lock(cache: RedisCache, period: str) -> None:
     with lock:
         assert not cache.lock("import").acquire(blocking_timeout=0.02)
     found = summary("import", period)
-    assert (found.acquisitions, found.refused, found.timeouts, found.lost) == (4, 3, 1, 0)
+    assert (found.acquisitions, found.rejected, found.timeouts, found.lost) == (4, 3, 1, 0)
     assert (found.attempts, found.success_rate, found.contended) == (8, 0.5, 0)
     assert found.holds.count == 4
     assert found.average_wait is not None
