@@ -197,7 +197,7 @@ def test_what_locked_runs(client: redis.Redis, work: Callable[[], None]) -> None
             current._entered.set(())  # As when the thread's context ends.
         until(lambda: not client.exists(key))
 
-    each_point(attempt, begin="sections.enter", modules=("django_redis_lock.decorat",))
+    each_point(attempt, begin="section.enter", modules=("django_redis_lock.decorators",))
 
 
 def prepare(client: redis.Redis) -> None:
@@ -390,7 +390,7 @@ def test_a_wait_that_ends(client: redis.Redis, freed: bool) -> None:
         expect_free(client, points)
 
     free = (lambda: client.delete(NAME)) if freed else None
-    each_point(attempt, begin="pop.__init__", function="waiting._last_try", meanwhile=free)
+    each_point(attempt, begin="pop.__init__", function="threads._last_try", meanwhile=free)
 
 
 def test_a_thread_behind_another(client: redis.Redis) -> None:
@@ -416,7 +416,7 @@ def test_a_thread_behind_another(client: redis.Redis) -> None:
         assert second.result()
         expect_free(client, points)
 
-    each_point(attempt, begin="line.join")
+    each_point(attempt, begin="queue.join")
 
 
 @pytest.mark.parametrize("terms", [{}, {"stale": 60, "background": True}], ids=["miss", "stale"])

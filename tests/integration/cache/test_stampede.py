@@ -286,7 +286,7 @@ def test_who_will_not_wait_longer_computes_and_its_value_is_kept(
 
 def test_redis_dies_under_followers_and_all_get_a_value(own_server: RedisServer) -> None:
     with (
-        processes(ask, own_server.url, 1, {"IGNORE_EXCEPTIONS": True}, count=3) as crew,
+        processes(ask, own_server.url, 1, count=3) as crew,
         own_server.client() as client,
     ):
         crew.go()
@@ -305,7 +305,7 @@ def test_redis_dies_under_followers_and_all_get_a_value(own_server: RedisServer)
 
 def test_redis_dies_under_followers_and_the_error_shows(own_server: RedisServer) -> None:
     with (
-        processes(ask, own_server.url, 2, count=3) as crew,
+        processes(ask, own_server.url, 2, {"LOCK_VALUES_ON_REDIS_DOWN": "raise"}, count=3) as crew,
         own_server.client() as client,
     ):
         crew.go()
