@@ -143,6 +143,7 @@ class Points:
             self.at_the_end = event == "call" and frame.f_code.co_name == "__exit__"
             sys.setprofile(None)
             sys.settrace(None)
+            self._blocks.clear()  # What their frames refer to must go with them.
             raise Interrupt
 
     @contextmanager
