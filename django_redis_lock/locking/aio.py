@@ -92,11 +92,8 @@ class AsyncLock(BaseLock):
         question = (self.keys, granted.token, self.replicas, patience)
         self._judge(await aconfirm(self.redis, *question))
 
-    def _keep(self, granted: Acquisition) -> Hold:
-        hold = super()._keep(granted)
-        if self.on_lost is not None:
-            hold.on_lost = _in_loop(asyncio.get_running_loop(), self.on_lost)
-        return hold
+    def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
+        return _in_loop(asyncio.get_running_loop(), on_lost)
 
     @for_the_caller
     async def release(self) -> None:
@@ -133,6 +130,11 @@ class AsyncLock(BaseLock):
 
     async def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
         call = self._extend(verb, seconds, replace)
+        hold: Hold | None = self.local.hold
+        if hold is not None and hold.settle is not None:
+            # The change must not overtake TAKE_GRANT, which has a connection of its own.
+            await hold.pending.settled()
+            hold.confirm()
         at = time.monotonic()
         self._extended((await self._run(call)).value, verb, seconds, replace, at)
         return True

@@ -204,6 +204,10 @@ class BaseLock(LockRenewal, LockEvents):
                 self._shown,
             )
 
+    def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
+        """``on_lost`` as the keeper's thread may call it: it starts the user's code elsewhere."""
+        raise NotImplementedError
+
     def _won(self, granted: Acquisition) -> Hold:
         """Note an acquisition in this thread's state."""
         hold = self._hold_class(
@@ -217,13 +221,14 @@ class BaseLock(LockRenewal, LockEvents):
             renew=self.renew,
             max_hold=self.max_hold,
             label=self.label,
-            on_lost=self.on_lost,
+            on_lost=None if self.on_lost is None else self._for_keeper(self.on_lost),
             subject=self.subject if events.listeners else None,
             warns_at=granted.began + self.warns_after,
             now=self._now,
         )
-        if granted.settle is not None:
-            hold.settle_with(granted.settle)
+        if granted.pending is not None:
+            hold.pending = granted.pending
+            hold.settle_with(granted.pending.settle)
         self.local.hold, self.local.token = hold, granted.token
         return hold
 
@@ -267,6 +272,8 @@ class BaseLock(LockRenewal, LockEvents):
             raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
         hold: Hold | None = self.local.hold
         if hold is not None:
+            if replace:
+                hold.settle = None  # Also if it was lost: the full lifetime is not wanted any more.
             until = at + seconds if replace else max(hold.deadline, at) + seconds
             self._prolonged(hold, until, at)
 

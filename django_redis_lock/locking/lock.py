@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from redis.exceptions import RedisError
 
@@ -115,11 +116,8 @@ class Lock(BaseLock):
         question = (self.keys, granted.token, self.replicas, patience)
         self._judge(confirm(self.redis, *question))
 
-    def _keep(self, granted: Acquisition) -> Hold:
-        hold = super()._keep(granted)
-        if self.on_lost is not None:
-            hold.on_lost = in_a_thread(self.on_lost)
-        return hold
+    def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
+        return in_a_thread(on_lost)
 
     def release(self) -> None:
         """Give the lock up; the first waiter has it at once.
@@ -165,6 +163,10 @@ class Lock(BaseLock):
 
     def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
         call = self._extend(verb, seconds, replace)
+        hold: Hold | None = self.local.hold
+        if hold is not None:
+            # The change must not overtake TAKE_GRANT, which has a connection of its own.
+            hold.confirm(wait=True)
         at = time.monotonic()
         self._extended(self._run(call).value, verb, seconds, replace, at)
         return True

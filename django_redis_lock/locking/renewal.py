@@ -81,9 +81,7 @@ class Renewal(Job):
         if hold.ended:
             self.stop()
             return None
-        settle = hold.settle
-        if settle is not None:
-            settle(False)
+        hold.confirm()
         if now >= hold.deadline - (self._margin if self._renewing(now) else 0.0):
             self._lose(
                 "Redis confirmed no renewal in time"

@@ -16,8 +16,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..events import Subject
 from ..forks import after_fork
@@ -97,6 +96,17 @@ class Clock(NamedTuple):
         return (self.server_us - server_us) / 1e6 + time.monotonic() - self.at
 
 
+class PendingLifetime(Protocol):
+    """The answer to TAKE_GRANT, for which nobody has waited."""
+
+    def settle(self, wait: bool) -> float | None:
+        """The confirmed deadline; None if there is no answer, ``-inf`` if the grant was over.
+
+        Args:
+            wait: whether to wait for the answer, where that needs no event loop.
+        """
+
+
 class Acquisition(NamedTuple):
     """The lock, with what is known of its end.
 
@@ -104,9 +114,7 @@ class Acquisition(NamedTuple):
         began: monotonic time from which it counts as held.
         deadline: monotonic time until which it is certain to be held.
         attempt: the request's.
-        settle: for a grant whose full lifetime is not confirmed yet: asks for that answer. Takes
-            whether to wait for it; returns the confirmed deadline, None if there is no answer, or
-            ``-inf`` if the grant was over.
+        pending: for a grant whose full lifetime is not confirmed yet: the answer to come.
         contended: whether it was waited for.
     """
 
@@ -115,7 +123,7 @@ class Acquisition(NamedTuple):
     began: float
     deadline: float
     attempt: bytes = b""
-    settle: Callable[[bool], float | None] | None = None
+    pending: PendingLifetime | None = None
     contended: bool = False
 
 

@@ -59,6 +59,7 @@ class Hold:
         "lifetime",
         "now",
         "on_lost",
+        "pending",
         "pid",
         "renews_until",
         "settle",
@@ -108,6 +109,8 @@ class Hold:
         self._mutex = threading.Lock()
         #: Asks for an answer that may already have come; set for a lock got by a grant.
         self.settle: Callable[[bool], None] | None = None
+        #: That answer.
+        self.pending: Any = None
 
     def owner(self) -> Owner:
         """Who holds the lock, as it is written beside it."""
@@ -133,9 +136,7 @@ class Hold:
             return self._lost
         if self.now() < self.deadline:
             return False
-        settle = self.settle
-        if settle is not None:
-            settle(False)
+        self.confirm()
         # Meanwhile the keeper may have found out, too.
         return self._lost if self.ended else self.now() >= self.deadline
 
@@ -163,7 +164,7 @@ class Hold:
                 self.deadline, self._heard_at = deadline, self.now()
 
     def settle_with(self, ask: Callable[[bool], float | None]) -> None:
-        """The full lifetime is not confirmed yet; ``ask`` knows (``Acquisition.settle``)."""
+        """The full lifetime is not confirmed yet; ``ask`` knows (``PendingLifetime.settle``)."""
 
         def settle(wait: bool) -> None:
             until = ask(wait)
@@ -176,6 +177,12 @@ class Hold:
                 self.held_until(until, self.began)
 
         self.settle = settle
+
+    def confirm(self, wait: bool = False) -> None:
+        """Take note of the answer about the full lifetime, if there is one to come."""
+        settle = self.settle
+        if settle is not None:
+            settle(wait)
 
     def end(self) -> None:
         """The holder has given it up."""

@@ -5,18 +5,22 @@ Grants live for a minute where one that went to a dead process would otherwise n
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import time
 import traceback
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import pytest
 import redis
+import redis.asyncio
 
-from django_redis_lock import Lock, LockLost
+from django_redis_lock import AsyncLock, Lock, LockLost
 from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.locking.waiting.thread_line import PendingReply
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
@@ -304,14 +308,7 @@ def fork(link: Link, url: str, case: str) -> dict[str, Any]:
         token = lock.local.token
         pid = os.fork()
         if pid == 0:
-            status = 1
-            try:
-                in_the_child(lock, client, case)
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
+            in_a_child(lambda: in_the_child(lock, client, case))
         _, status = os.waitpid(pid, 0)
         held = client.get(NAME) == token and lock.owned()
         lasts = time.monotonic() + 1.5
@@ -348,3 +345,73 @@ def in_the_child(lock: Lock, client: redis.Redis, case: str) -> None:
         assert not lock.acquire(blocking=False)
         assert not lock.acquire(blocking_timeout=0.3)
         assert not Lock(client, NAME, timeout=5).acquire(blocking_timeout=0.3)
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+def test_a_child_leaves_an_unread_answer_to_its_parent(
+    client: redis.Redis, redis_server: RedisServer, tasks: bool
+) -> None:
+    """That to TAKE_GRANT, for which a waiter that gets a lock does not wait."""
+    holder = Lock(client, NAME, timeout=30)
+    holder.acquire()
+    with processes(fork_with_an_answer_to_come, redis_server.url, tasks) as (parent,):
+        parent.go()
+        until(lambda: client.exists(f"{{{NAME}}}:waiters"))
+        holder.release()
+        assert parent.result() == {"child": 0, "answer": "the parent's"}
+    assert not client.exists(NAME)
+
+
+def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool) -> dict[str, Any]:
+    own = {"timeout": 60, "grant_timeout": 1.2, "thread_local": False}
+    if tasks:
+        return asyncio.run(fork_in_a_task(url, own))
+    lock = Lock(redis.Redis.from_url(url), NAME, **own)
+    has_come = PendingReply._has_come
+    PendingReply._has_come = lambda self: False  # The parent's keeper does not read it either.
+    lock.acquire()
+    pid = os.fork()
+    if pid == 0:
+        PendingReply._has_come = has_come
+        in_a_child(lambda: use_a_parents_grant(lock, lambda act: act()))
+    _, status = os.waitpid(pid, 0)
+    lock.extend(60)
+    answer = lock.local.hold.pending.settle(True)
+    lock.release()
+    return {"child": status, "answer": "the parent's" if answer else answer}
+
+
+async def fork_in_a_task(url: str, own: dict[str, Any]) -> dict[str, Any]:
+    lock = AsyncLock(redis.asyncio.Redis.from_url(url), NAME, **own)
+    await lock.acquire()
+    pid = os.fork()
+    if pid == 0:
+        in_a_child(lambda: use_a_parents_grant(lock, lambda act: asyncio.run(act())))
+    _, status = os.waitpid(pid, 0)
+    await lock.extend(60)
+    answer = await lock.local.hold.pending.settled()
+    await lock.release()
+    return {"child": status, "answer": "the parent's" if answer else answer}
+
+
+def use_a_parents_grant(lock: Any, run: Callable[[Any], Any]) -> None:
+    hold = lock.local.hold
+    assert hold.settle is not None
+    until(lambda: hold.now() > hold.deadline)
+    assert lock.lost, "it is no more than the grant, as far as a child can know"
+    hold.confirm(wait=True)
+    for act in (lock.release, lambda: lock.extend(60)):
+        with pytest.raises(redis.exceptions.LockNotOwnedError):
+            run(act)
+    assert hold.settle is not None
+
+
+def in_a_child(work: Callable[[], None]) -> NoReturn:
+    status = 1
+    try:
+        work()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)

@@ -149,7 +149,7 @@ class TaskWaiter(Waiter[TaskQueue]):
             extension = TaskExtension(connection, came.call, self._request.until(sent_at))
             self.line.extension = extension
             if came.believed is not None:
-                return came.believed._replace(settle=extension.settle)
+                return came.believed._replace(pending=extension)
             until = await extension.settled()
             if until is None:
                 raise RedisTimeoutError("the connection broke while a grant was taken")

@@ -32,7 +32,7 @@ class PendingReply:
         server.knows_grants = True
 
     def settle(self, wait: bool) -> float | None:
-        """See ``Acquisition.settle``."""
+        """See ``PendingLifetime``."""
         if self._pid != os.getpid():
             return None  # The answer is the parent's; to read it would leave the parent without.
         if not wait and self._mutex.locked():
@@ -46,6 +46,9 @@ class PendingReply:
                     self._server.knows_grants = False  # The keeper's renewal will make up for it.
                 except (RedisError, OSError):
                     self._connection.disconnect()  # Unknown; the keeper's renewal will tell.
+                except BaseException:  # A signal handler's: half of the answer may be left there.
+                    self._connection.disconnect()
+                    raise
                 else:
                     self._server.answered()
                     self._answer = self._until if taken else -math.inf

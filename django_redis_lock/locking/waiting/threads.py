@@ -185,7 +185,7 @@ class ThreadWaiter(Waiter[ThreadQueue]):
             node = self.line.node or self.line.server
             extension = PendingReply(connection, came.call, node, until)
             self.line.extension = extension
-            return came.believed._replace(settle=extension.settle)
+            return came.believed._replace(pending=extension)
         send(connection, came.call)
         taken = receive(connection, came.call)
         return self.line.confirmed(self._request, came, until if taken else -math.inf)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 
 from django_redis_lock import Lock
+from django_redis_lock.locking import renewal
 from django_redis_lock.locking.waiting import queue
 from django_redis_lock.protocol.lock_scripts import RELEASE, Call
 from tests.lock_contract import Backend, Background, LockContract
@@ -128,3 +130,21 @@ class TestSharedHandle:
         lock.ensure_held()
         assert lock.owned()
         lock.release()
+
+
+def test_on_lost_never_runs_in_the_keepers_thread(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor if the lock is lost as soon as the keeper knows of it."""
+    called: list[int] = []
+    over = threading.Event()
+
+    def on_lost() -> None:
+        called.append(threading.get_ident())
+        over.set()
+
+    losing = SimpleNamespace(add=lambda job: job.hold.lose("it was lost at once"))
+    monkeypatch.setattr(renewal, "keeper", lambda: losing)
+    assert Lock(client, "lost", timeout=30, on_lost=on_lost).acquire()
+    assert over.wait(PATIENCE)
+    assert called != [threading.get_ident()], "it stands for the keeper's here"
