@@ -1,14 +1,21 @@
-"""A blocking pop that Redis does not know of, on a connection that nobody has closed."""
+"""A blocking pop that ends without an answer, or that Redis does not know of."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
+import time
 
 import pytest
 import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
+from django_redis_lock.locking.waiting import queue
+from django_redis_lock.locking.waiting.pop import Pop
+from django_redis_lock.transport import cut
+from tests.processes import until
 from tests.redis_server import RedisServer
 
 from .proxy import Proxy
@@ -54,3 +61,43 @@ def test_a_last_try_of_a_task_that_wins_is_enough(proxy: Proxy, client: redis.Re
     client.set("report", "of a holder that died", px=300)
     proxy.swallow(b"BLPOP", times=10)
     asyncio.run(main())
+
+
+def test_one_that_dies_just_at_the_deadline_is_no_error(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper ends a pop that Redis seems not to know, at any moment."""
+    answered, died = Pop.answered, threading.Event()
+
+    def dying(pop: Pop, patience: float) -> bool:
+        if not died.is_set():
+            time.sleep(patience)
+            pop._socket().shutdown(socket.SHUT_RDWR)
+            died.set()
+        return answered(pop, patience)
+
+    monkeypatch.setattr(Pop, "answered", dying)
+    with Lock(client, "report", timeout=30):
+        assert not Lock(client, "report").acquire(blocking_timeout=0.3)
+    assert died.is_set()
+    until(lambda: not client.exists("{report}:waiters"))
+
+
+def test_a_tasks_that_dies_just_at_the_deadline_is_no_error(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    async def wait() -> bool:
+        async with redis.asyncio.Redis.from_url(redis_server.url) as there:
+            waiting = asyncio.ensure_future(
+                AsyncLock(there, "report").acquire(blocking_timeout=0.5)
+            )
+            while not client.info("clients")["blocked_clients"]:
+                await asyncio.sleep(0.001)
+            (line,) = queue._lines.values()
+            cut(line.connection)
+            time.sleep(0.6)  # The loop hears of both together.
+            return await waiting
+
+    with Lock(client, "report", timeout=30):
+        assert asyncio.run(wait()) is False
+    until(lambda: not client.exists("{report}:waiters"))

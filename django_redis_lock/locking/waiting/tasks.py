@@ -95,7 +95,9 @@ class TaskWaiter(Waiter[TaskQueue]):
                 self._unheard = self._unheard or may_have_run(error)
                 away_since = min(away_since, time.monotonic())
                 waits_on = time.monotonic() < away_since + self._request.endures
-                if not is_outage(error) or self._request.left() <= 0 or not waits_on:
+                # At the deadline, one more question: the keeper may have ended the pop just then.
+                over = self._request.left() <= 0 and not line.registered
+                if not is_outage(error) or over or not waits_on:
                     note_sent(error, self._unheard)
                     raise
                 # The lock may be free by then, and the server may not know of us any more.
