@@ -7,11 +7,13 @@ Events of lock workloads, each with ``lock`` and ``fence``:
 
 Events of the cache workload, each with ``key``:
 
-``computed``  a computation ran from ``began`` until ``at``; ``id`` names it
+``computed``  a computation ran from ``began`` until ``at``, for a call that began at ``asked``;
+              ``id`` names it
+``alone``     the same, but the caller could not ask Redis who else computes
 ``written``   another value or a deletion was confirmed; sent at ``began``; ``id`` names the value
 ``read``      ``get_or_set``, called at ``began``, returned the value ``id``
 
-``fault``     something was done to a process or server between ``began`` and ``at``
+``frozen``    ``worker`` was stopped from ``began`` until ``at``
 """
 
 from __future__ import annotations
@@ -23,10 +25,6 @@ from collections.abc import Iterable, Iterator
 from .history import Event
 
 __all__ = ["check", "check_cache", "check_fences", "check_holders", "check_ledger"]
-
-#: Seconds after a fault during which computations may run beside each other: a frozen or cut off
-#: leader's flight has ended, and it does not know yet.
-AFTERMATH = 15.0
 
 
 def check(events: list[Event], *, exclusive: bool = True) -> list[str]:
@@ -85,38 +83,49 @@ def check_ledger(events: Iterable[Event]) -> Iterator[str]:
 
 def check_cache(events: list[Event]) -> Iterator[str]:
     """C1: one computation of a key at a time. C2: what was written is not overwritten by an older
-    computation."""
-    faults = [(e.values["began"], e.at + AFTERMATH) for e in events if e.kind == "fault"]
+    computation.
+
+    A computation without Redis is none of C1's: whatever happens to Redis, callers get their values
+    (C3). No fault of a server excuses any other, since flights outlast them; only a leader that was
+    stopped itself may find another one computing.
+    """
+    frozen = defaultdict(list)
     by_key: dict[str, list[Event]] = defaultdict(list)
     for event in events:
-        if event.kind in ("computed", "written", "read"):
+        if event.kind in ("computed", "alone", "written", "read"):
             by_key[event.values["key"]].append(event)
+        elif event.kind == "frozen":
+            frozen[event.values["worker"]].append((event.values["began"], event.at))
     for key, mine in by_key.items():
         written = sorted(
             (e.values["began"], e.at, e.values["id"]) for e in mine if e.kind == "written"
         )
-        computed = sorted(
-            (e.values["began"], e.at, e.values["id"]) for e in mine if e.kind == "computed"
-        )
-        yield from _computed_twice(key, computed, written, faults)
-        began = {value: start for start, _, value in (*computed, *written)}
+        computed = [e for e in mine if e.kind == "computed"]
+        yield from _computed_twice(key, computed, written, frozen)
+        began = {e.values["id"]: e.values["began"] for e in mine if e.kind != "read"}
         yield from _stale_reads(key, [e for e in mine if e.kind == "read"], began, written)
 
 
 def _computed_twice(
     key: str,
-    computed: list[tuple[float, float, str]],
+    computed: list[Event],
     written: list[tuple[float, float, str]],
-    faults: list[tuple[float, float]],
+    frozen: dict[str, list[tuple[float, float]]],
 ) -> Iterator[str]:
-    for one, other in itertools.pairwise(computed):
-        if other[0] >= one[1]:
-            continue
-        # A write ends a computation; it may have been carried out at any moment of its call.
-        ended = any(start < other[0] and end > one[0] for start, end, _ in written)
-        excused = any(start < other[0] and end > one[0] for start, end in faults)
-        if not ended and not excused:
-            yield f"C1: {key} was computed as {one[2]} and as {other[2]} at the same time"
+    def was_frozen(event: Event) -> bool:
+        spans = frozen.get(event.process, ())
+        return any(start < event.at and end > event.values["asked"] for start, end in spans)
+
+    computed = sorted(computed, key=lambda event: event.values["began"])
+    for number, one in enumerate(computed):
+        for other in itertools.islice(computed, number + 1, None):
+            if (began := other.values["began"]) >= one.at:
+                break
+            # A write ends a computation; it may have been carried out at any moment of its call.
+            ended = any(s < began and e > one.values["began"] for s, e, _ in written)
+            if not ended and not was_frozen(one) and not was_frozen(other):
+                names = f"{one.values['id']} and as {other.values['id']}"
+                yield f"C1: {key} was computed as {names} at the same time"
 
 
 def _stale_reads(

@@ -149,9 +149,8 @@ class Run:
         while (now := time.time()) < self._deadline - CALM:
             time.sleep(min(self._random.random() * 1.5, self._deadline - CALM - now))
             fault = self._random.choice(faults)
-            began = time.time()
             fault()
-            self._history.write("fault", began=began, what=fault.__name__)
+            self._history.write("fault", what=fault.__name__)
             if time.time() > shown + 10:
                 shown = time.time()
                 print(f"{self.workload}: {self._deadline - shown:.0f} s to go", flush=True)
@@ -163,10 +162,12 @@ class Run:
         self._start_worker()
 
     def _freeze(self) -> None:
-        worker = self._workers[self._random.choice(sorted(self._workers))]
-        worker.send_signal(signal.SIGSTOP)
+        name = self._random.choice(sorted(self._workers))
+        began = time.time()
+        self._workers[name].send_signal(signal.SIGSTOP)
         time.sleep(self._random.random() * 3)
-        worker.send_signal(signal.SIGCONT)
+        self._workers[name].send_signal(signal.SIGCONT)
+        self._history.write("frozen", began=began, worker=name)
 
     def _cut(self) -> None:
         self._random.choice(self._proxies).cut()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .checker import AFTERMATH, check
+from .checker import check
 from .history import Event, History, read_histories
 from .runner import Run
 
@@ -23,8 +23,12 @@ def wrote(fence: int, number: int, lock: str = "x") -> Event:
     return event("wrote", 0.0, lock=lock, fence=fence, number=number)
 
 
-def computed(value: str, began: float, until: float) -> Event:
-    return event("computed", until, key="k", began=began, id=value)
+def computed(value: str, began: float, until: float, kind: str = "computed") -> Event:
+    return event(kind, until, value, key="k", asked=began, began=began, id=value)
+
+
+def frozen(worker: str, began: float, until: float) -> Event:
+    return event("frozen", until, worker=worker, began=began)
 
 
 def written(value: str, began: float, until: float) -> Event:
@@ -54,9 +58,19 @@ def read(value: str, began: float) -> Event:
         pytest.param([wrote(1, 1), wrote(2, 1)], "went from 1 to 1", id="lost count"),
         pytest.param([computed("v", 0, 2), computed("w", 1, 3)], "C1: k", id="computed twice"),
         pytest.param(
-            [event("fault", 1, began=0), *(computed(v, 1 + AFTERMATH, 90) for v in "vw")],
+            [frozen("v", 0, 1), frozen("x", 1, 9), computed("v", 2, 9), computed("w", 3, 9)],
             "C1: k",
-            id="computed twice, long after a fault",
+            id="computed twice, and another was frozen, or at another time",
+        ),
+        pytest.param(
+            [frozen("v", 1, 8), computed("v", 0, 9), computed("w", 2, 4), computed("x", 3, 5)],
+            "C1: k was computed as w",
+            id="computed twice beside a frozen one",
+        ),
+        pytest.param(
+            [computed("v", 0, 3, "alone"), written("w", 1, 2), read("v", 4)],
+            "C2: k",
+            id="computed without Redis, and yet stored",
         ),
         pytest.param(
             [computed("v", 0, 3), written("w", 1, 2), read("v", 4)], "C2: k", id="write overwritten"
@@ -77,7 +91,8 @@ def test_a_wrong_history_is_found(history: list[Event], finding: str) -> None:
         [held(1, 0, 1), held(2, 1, 3, "b"), held(1, 0, 9, lock="y")],
         [wrote(1, 1), wrote(2, 2), wrote(1, 1, lock="y")],
         [computed("v", 0, 2), written("", 1, 1.5), computed("w", 1.6, 3), read("w", 4)],
-        [event("fault", 1, began=0.5), computed("v", 0, 9), computed("w", 8, 9)],
+        [frozen("v", 1, 8), computed("v", 0, 9), computed("w", 8, 9)],
+        [computed("v", 0, 9), computed("w", 8, 9, "alone")],
         # The read had begun before the write was confirmed.
         [computed("v", 0, 3), written("w", 1, 4), read("v", 3.5)],
     ],

@@ -26,18 +26,20 @@ from typing import Any, NamedTuple
 
 import django
 import redis
+from django.conf import settings
 from django.core.cache import cache
 from redis.exceptions import RedisError
 
-from django_redis_lock import Lock, LockError, Redlock
+from django_redis_lock import Lock, LockError, Redlock, events
 
 from .history import History
 
 NAMES = 3
 #: The file with the Unix time at which all end. It appears when all are ready to begin.
 DEADLINE = "deadline"
-#: Seconds. Short, so that locks of those who were killed are free again within the run.
-TIMEOUT = 2.0
+#: Seconds. Short, so that locks of those who were killed are free again within the run, and that a
+#: frozen leader's flight is taken over.
+TIMEOUT = FLIGHT_TIMEOUT = 2.0
 #: Takes the next number if nobody with a greater fence has been here. KEYS: the greatest fence, the
 #: number. ARGV: fence, the number that was read ('' to read it).
 LEDGER = """
@@ -163,6 +165,7 @@ class Work:
 
     def cache(self) -> None:
         """Read through ``get_or_set``, and write and delete what others compute."""
+        events.listen(self._on_event)
         while self.goes_on():
             self.attempt(self._write if self.random.random() < 0.1 else self._read)
             time.sleep(0.002)
@@ -184,12 +187,17 @@ class Work:
             began = time.time()
             value = f"{self.order.name} {began:.6f} {self.random.random()}"
             time.sleep(0.02)
-            self.history.write("computed", key=key, began=began, id=value)
+            self._computed = {"key": key, "asked": asked, "began": began, "id": value}
             return value
 
-        began = time.time()
+        asked = time.time()
         value = cache.get_or_set(key, compute, 1)
-        self.history.write("read", key=key, began=began, id=value)
+        self.history.write("read", key=key, began=asked, id=value)
+
+    def _on_event(self, event: object) -> None:
+        """Between a computation and the storing of its value."""
+        if isinstance(event, events.Computed):
+            self.history.write("alone" if event.without_redis else "computed", **self._computed)
 
     # -- its end -------------------------------------------------------------------------------
 
@@ -231,6 +239,7 @@ def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
     os.environ["REDIS_URL"] = order.servers[0]
     django.setup()
+    settings.CACHES["default"]["OPTIONS"]["FLIGHT_TIMEOUT"] = FLIGHT_TIMEOUT
     Work(order).run()
 
 
