@@ -117,17 +117,12 @@ class Computing(Reading):
                     return value
             except ConnectionInterrupted as error:
                 alone = self._go_on_alone(error.__cause__ or error)
-        try:
-            terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **given)
-            producer = self._producer(key, default, timeout, terms, group)
-            crew = self._thread_crew()
-            nkey = self._encoded_key(key, version)
-            steps = self._value(
-                crew, key, nkey, producer, terms, default, alone, read=bool(terms.stale)
-            )
-            return crew.do(steps)
-        finally:
-            self._looks.forget((self.key_prefix, key, version))
+        terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **given)
+        producer = self._producer(key, default, timeout, terms, group)
+        crew = self._thread_crew()
+        nkey = self._encoded_key(key, version)
+        read = bool(terms.stale)
+        return crew.do(self._value(crew, key, nkey, producer, terms, default, alone, read))
 
     async def aget_or_set(
         self,
@@ -193,8 +188,6 @@ class Computing(Reading):
         except CoordinationError as error:
             alone = self._go_on_alone(error.__cause__ or error)
             found = yield from flights.get_or_compute(nkey, producer, deadline, alone)
-        finally:
-            self._looks.forget(nkey)
         if found is not TOO_LATE:
             return found
         if terms.on_wait_timeout == "raise":

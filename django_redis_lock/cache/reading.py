@@ -1,11 +1,19 @@
-"""How ``get_or_set`` reads, so that an outage is not waited for by everybody: django-redis's own
-commands know nothing of the circuit breaker."""
+"""How ``get_or_set`` reads a value: few connections under a stampede, no waiting in an outage.
+
+A *cold* read is one that has to open a connection first. When many threads ask at once for values,
+each would open one; so at most ``COLD_READS`` threads per server do so at a time, and the next ones
+find a connection that is free by then. django-redis's own commands know nothing of the circuit
+breaker; the reads here ask it.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from django.utils.functional import cached_property
 from django_redis.client import DefaultClient, ShardClient
@@ -13,17 +21,55 @@ from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..forks import after_fork
 from ..protocol import Call
 from ..singleflight import READ, FlightKey, InProcessFlight, Run, Steps, boarded
-from ..transport import Breaker, CircuitOpen, Topology, is_busy, is_pool_exhausted, server_of
-from .looks import PendingReads, looks_at
+from ..transport import (
+    Breaker,
+    CircuitOpen,
+    Server,
+    Topology,
+    is_busy,
+    is_pool_exhausted,
+    server_of,
+)
 
 __all__ = ["MISSING", "Reading"]
 
 #: What is found where there is no value.
 MISSING = object()
 
+#: How many threads of this process open a connection to one server at a time in order to read.
+COLD_READS = 2
+#: Seconds to wait for one of them; then a thread reads without waiting any longer.
+COLD_READ_PATIENCE_SECONDS = 0.25
+
 T = TypeVar("T")
+
+_cold_reads: WeakKeyDictionary[Server, threading.BoundedSemaphore] = WeakKeyDictionary()
+after_fork(_cold_reads.clear)
+
+
+@contextmanager
+def cold_read(server: Server) -> Iterator[bool]:
+    """Wait until few enough threads open a connection to ``server``; gives whether it had to wait.
+
+    A thread that waited too long goes ahead, and the next ones wait for it no more: the threads
+    before it hang, or a signal handler's exception kept one from giving its place back.
+    """
+    room = _cold_reads.get(server)
+    if room is None:
+        room = _cold_reads.setdefault(server, threading.BoundedSemaphore(COLD_READS))
+    waited = not room.acquire(blocking=False)
+    if waited and not room.acquire(timeout=COLD_READ_PATIENCE_SECONDS):
+        if _cold_reads.get(server) is room:
+            _cold_reads.pop(server, None)
+        yield True
+        return
+    try:
+        yield waited
+    finally:
+        room.release()
 
 
 class Reading:
@@ -35,69 +81,66 @@ class Reading:
     _lock_client: Any
 
     def _look(self, key: str, version: int | None) -> Any:
-        """The value, or MISSING. Many callers at once would take a connection each; so while this
-        process is after the value, one at a time looks, and the others may as well wait for it.
+        """The value, or MISSING.
 
         Raises:
             ConnectionInterrupted: Redis could not be asked.
         """
-        crowded = self._pool is not None and _must_connect(self._pool)
-        if crowded and self._looks.wait_for((self.key_prefix, key, version)):
+        if self._pool is None or not _must_connect(self._pool):
+            return self._get(key, version, self._in_flight(key, version))
+        with cold_read(server_of(self._lock_client())) as waited:
+            flight = self._in_flight(key, version)
+            return MISSING if waited and flight else self._get(key, version, flight)
+
+    def _get(self, key: str, version: int | None, flight: InProcessFlight | None) -> Any:
+        """As ``_look``. While this process computes the value, in ``flight``, one thread at a time
+        reads it; the others wait for the flight."""
+        if flight and not flight.looking.acquire(blocking=False):
             return MISSING
-        aboard = self._aboard(key, version) if boarded else None
-        if aboard and not aboard.looking.acquire(blocking=False):
-            return MISSING
-        look = self._looks.begin((self.key_prefix, key, version)) if crowded else None
         try:
-            value = self._heeded(self.client.get, key, default=MISSING, version=version)
-            if look:
-                look.missing = value is MISSING
-            return value
+            return self._heeded(self.client.get, key, default=MISSING, version=version)
         except ConnectionInterrupted as error:
-            # So many look already that one of them will find it missing, if it is. A server that is
-            # busy with a script is asked again by those who ask who computes the value.
+            # With all connections of the pool in use, the caller asks who computes the value, on a
+            # connection of our own. So it does while the server is busy with a script: that
+            # question is repeated until the server answers.
             cause = error.__cause__
             if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
                 return MISSING
             raise
         finally:
-            if look:
-                self._looks.end((self.key_prefix, key, version), look)
-            if aboard:
-                aboard.looking.release()
+            if flight:
+                flight.looking.release()
 
     def _read(self, place: FlightKey, stale: bool) -> Steps:
-        """What Redis keeps, with its remaining lifetime; None also where there is no need to look:
-        who asks next for what may not be stale reads it while asking who computes it."""
-        server, nkey, loop = place
-        crowded = loop is None and server.must_connect()
-        if crowded and self._looks.wait_for(nkey):
+        """The stored value with its remaining lifetime; None if there is none, or if it need not be
+        read: a caller that accepts no stale value gets it with the answer to who computes it."""
+        server, _, loop = place
+        if not stale and place not in boarded:
             return None
-        aboard = boarded.get(place)
-        if aboard is None and not stale:
-            return None
-        if aboard is not None and not aboard.looking.acquire(blocking=False):
-            return None
-        look = self._looks.begin(nkey) if crowded else None
-        try:
-            [kept] = yield Run((Call(READ, (nkey,), ()),))
-            if look:
-                look.missing = kept is None
-            return kept
-        finally:
-            if look:
-                self._looks.end(nkey, look)
-            if aboard is not None:
-                aboard.looking.release()
+        if loop is not None or not server.must_connect():
+            return (yield from self._get_with_lifetime(place))
+        with cold_read(server) as waited:
+            if waited and place in boarded:
+                return None
+            return (yield from self._get_with_lifetime(place))
 
-    def _aboard(self, key: str, version: int | None) -> InProcessFlight | None:
-        """Those threads of this process that are after the value of ``key``."""
+    def _get_with_lifetime(self, place: FlightKey) -> Steps:
+        flight = boarded.get(place)
+        if flight is not None and not flight.looking.acquire(blocking=False):
+            return None
+        try:
+            [stored] = yield Run((Call(READ, (place[1],), ()),))
+            return stored
+        finally:
+            if flight is not None:
+                flight.looking.release()
+
+    def _in_flight(self, key: str, version: int | None) -> InProcessFlight | None:
+        """The flight of this process's threads for the value of ``key``."""
+        if not boarded:
+            return None
         place = (server_of(self._lock_client()), self._encoded_key(key, version), None)
         return boarded.get(place)
-
-    @cached_property
-    def _looks(self) -> PendingReads:
-        return looks_at(server_of(self._lock_client()))
 
     @cached_property
     def _breaker(self) -> Breaker | None:

@@ -26,7 +26,7 @@ OF_THE_PARENT = {
     "notices.py": 2,
     "keeper/thread_pool.py": 2,
     "singleflight/in_process.py": 2,
-    "cache/looks.py": 1,
+    "cache/reading.py": 1,
     "metrics/collecting.py": 1,
     "decorators/on_lost.py": 2,
     "management/commands/run_locked.py": 1,
