@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -69,8 +68,7 @@ def _askers(url: str) -> dict[str, Callable[[str], Callable[[], Any]]]:
     askers = {name: of(name) for name in CACHES}
     plain, ours = open_cache("django-redis", url).backend, open_cache(OURS, url).backend
     askers[PLAIN] = lambda key: lambda: plain.get(key)
-    if "stale" in inspect.signature(ours.get_or_set).parameters:
-        askers[STALE] = lambda key: lambda: ours.get_or_set(key, "value", 60, stale=60)
+    askers[STALE] = lambda key: lambda: ours.get_or_set(key, "value", 60, stale=60)
     return askers
 
 

@@ -6,36 +6,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, default_key_func
-from django.core.exceptions import ImproperlyConfigured
-from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
-from django_redis.client import DefaultClient, ShardClient
+from django_redis.client import ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 from redis.exceptions import ResponseError
 
-from ..inventory import STEP, Inventory, delete_matching, empty, list_held
-from ..locking import AsyncLock, Lock
-from ..protocol import RESERVED, check_name_in_cache, longest_hold, refuse_reserved
+from ..inventory import STEP, delete_matching, empty
+from ..protocol import RESERVED, refuse_reserved
 from ..transport import OUTAGE
-from .expiring import Expiring
+from .get_or_set_many import GetOrSetMany
 from .invalidation import flight_ending
-from .lock_factory import for_tasks, for_threads
-from .python_redis_lock import PythonRedisLock
+from .python_redis_lock import reset_all
 
 __all__ = ["RedisCache"]
 
 _MISSING = object()
-#: For an argument left out where None means something.
-_SETTING: Any = object()
-
 #: A command that was not carried out, by an outage or by Redis's refusal.
 _FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
-_Handle = TypeVar("_Handle", Lock, AsyncLock)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -56,7 +49,7 @@ def _allowed(key_func: Callable[..., Any]) -> Callable[..., Any]:
     return make_key
 
 
-class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
+class RedisCache(GetOrSetMany):
     """django-redis's cache; what differs is documented at each method."""
 
     key_func: Any
@@ -66,96 +59,6 @@ class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[m
         # Django's own keys begin with the prefix: only with others need each be looked at.
         if self.key_func is not default_key_func or str(self.key_prefix).startswith(RESERVED):
             self.key_func = _allowed(self.key_func)
-
-    # -- locks -------------------------------------------------------------------------------
-
-    def lock(
-        self,
-        key: str,
-        version: int | None = None,
-        timeout: float | None = _SETTING,
-        sleep: float = 0.1,
-        blocking: bool = True,
-        blocking_timeout: float | None = None,
-        client: Any = None,
-        thread_local: bool = True,
-        **options: Any,
-    ) -> Lock:
-        """A lock named ``key``, in a key space of its own: no cache key can touch it.
-
-        Args:
-            timeout: seconds; left out, the setting TIMEOUT, and renewed until it is released;
-                None: never expires, which a crash makes for ever.
-            using: three or more cache aliases: a ``Redlock`` over their servers.
-            on_redis_down: ``"raise"``, ``"local"`` or ``"run"`` (``docs/choosing_guarantees.md``);
-                left out, the setting.
-            critical: never do without Redis, whatever the setting says.
-            replicas: how many replicas must have confirmed it before the lock counts; left out,
-                the setting.
-            options: see ``django_redis_lock.Lock``.
-        """
-        options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
-        options.update(thread_local=thread_local, **self._lifetime(timeout, options))
-        make = for_threads(self, client, options)
-        name = check_name_in_cache(key)
-        return self._own(make(self._lock_name(name, version), **options), name)
-
-    def alock(
-        self,
-        key: str,
-        version: int | None = None,
-        timeout: float | None = _SETTING,
-        *,
-        client: Any = None,
-        **options: Any,
-    ) -> AsyncLock:
-        """As ``lock``, for asyncio: ``async with cache.alock("import"):``.
-
-        Args:
-            client: a redis.asyncio client; left out, one of the running event loop's own, to the
-                server of this cache.
-
-        Raises:
-            RuntimeError: no event loop is running.
-        """
-        options.update(self._lifetime(timeout, options))
-        make = for_tasks(self, client, options)
-        name = check_name_in_cache(key)
-        return self._own(make(self._lock_name(name, version), **options), name)
-
-    def _own(self, lock: _Handle, key: str) -> _Handle:
-        lock.cache, lock.called = self, key
-        if lock.warn_after is None:
-            longest = longest_hold(lock.renew, lock.timeout, lock.max_hold)
-            lock.warns_after = self.conf.warn_after(longest)
-        return lock
-
-    def _lifetime(self, timeout: float | None, options: dict[str, Any]) -> dict[str, Any]:
-        """What the settings say of a lock's lifetime where the caller does not."""
-        grant_timeout = options.get("grant_timeout", self.conf.GRANT_TIMEOUT)
-        if timeout is not _SETTING:
-            return {"timeout": timeout, "grant_timeout": grant_timeout}
-        renew = options.get("renew", True)
-        return {"timeout": self.conf.TIMEOUT, "renew": renew, "grant_timeout": grant_timeout}
-
-    def _lock_name(self, key: str, version: int | None) -> str:
-        name: str = self.client.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version)
-        return name
-
-    def held_locks(self, limit: int = 500) -> Inventory:
-        """The locks taken by ``lock()`` and ``locked()`` in this cache and its default version that
-        are held now, for the admin and for monitoring; at most ``limit`` of them."""
-        return list_held(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None), limit)
-
-    def _lock_client(self) -> Any:
-        """The redis-py client of the primary: whatever decides must be asked there."""
-        client = self.client
-        if isinstance(client, ShardClient) or not isinstance(client, DefaultClient):
-            raise ImproperlyConfigured(
-                f"{type(client).__name__} cannot lock: it has no single primary server. "
-                "Use django-redis's DefaultClient or SentinelClient, or our ClusterClient"
-            )
-        return client.get_client(write=True)
 
     # -- writes end flights ------------------------------------------------------------------
 
@@ -297,6 +200,34 @@ class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[m
     ) -> Any:
         return self.client.touch(key, timeout, version, **self._by(client))
 
+    def expire(
+        self,
+        key: str,
+        timeout: float | timedelta,
+        version: int | None = None,
+        client: Any = None,
+    ) -> Any:
+        return bool(self.client.expire(key, timeout, version, **self._by(client)))
+
+    def pexpire(
+        self,
+        key: str,
+        timeout: float | timedelta,
+        version: int | None = None,
+        client: Any = None,
+    ) -> Any:
+        return self.client.pexpire(key, timeout, version, **self._by(client))
+
+    def expire_at(
+        self, key: str, when: int | datetime, version: int | None = None, client: Any = None
+    ) -> Any:
+        return bool(self.client.expire_at(key, when, version, **self._by(client)))
+
+    def pexpire_at(
+        self, key: str, when: int | datetime, version: int | None = None, client: Any = None
+    ) -> Any:
+        return self.client.pexpire_at(key, when, version, **self._by(client))
+
     @_guarded
     def clear(self) -> Any:
         """Empty the database, as django-redis does, but for the locks that are held in it and
@@ -315,6 +246,40 @@ class RedisCache(PythonRedisLock, Expiring, DjangoRedisCache):  # type: ignore[m
             return {} if client is None else {"client": client}
         return {"client": flight_ending(client or self.client.get_client(write=True))}
 
-    def _encoded_key(self, key: str, version: int | None) -> bytes:
-        nkey = self.client.make_key(key, version=version)
-        return bytes(self._lock_client().get_encoder().encode(nkey))
+    # -- the names of python-redis-lock ----------------------------------------------------------
+
+    def locked_get_or_set(
+        self,
+        key: str,
+        value_creator: Callable[[], Any],
+        version: int | None = None,
+        expire: float | None = None,
+        id: str | bytes | None = None,
+        lock_key: str | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> Any:
+        """``get_or_set`` by python-redis-lock's name. None is a value here, and kept.
+
+        Args:
+            lock_key: a lock to hold while ``value_creator`` runs, so that values with the same
+                ``lock_key`` are computed one after another. Left out, no lock is needed: a value
+                is computed once in any case.
+            expire: seconds that lock lives; left out, the setting TIMEOUT, renewed meanwhile.
+                Without ``lock_key`` it means nothing: FLIGHT_TIMEOUT and its renewal do.
+            id: the token of that lock.
+        """
+
+        def create() -> Any:
+            if lock_key is None:
+                return value_creator()
+            lifetime: dict[str, Any] = {} if expire is None else {"timeout": expire}
+            with self.lock(lock_key, id=id, **lifetime):
+                return value_creator()
+
+        return self.get_or_set(key, create, timeout, version)
+
+    def reset_all(self) -> int:
+        """Release the locks of this cache and its default version, whoever holds them; the number
+        of those released. Their holders are told that they are lost. Values are not touched, nor
+        are locks with another key prefix."""
+        return reset_all(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None))

@@ -1,43 +1,43 @@
-"""``get_or_set`` as the cache backend has it: Django's arguments in front, the rule of flights
-behind."""
+"""``get_or_set`` and ``compute``: Django's arguments on one side, ``singleflight`` on the other."""
 
 from __future__ import annotations
 
+import inspect
 import time
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from django.utils.functional import cached_property
 from django_redis.client import HerdClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
-from ..conf import Conf
-from ..events import check_group
 from ..exceptions import LockNotAcquired
-from ..singleflight import TOO_LATE, AsyncRunner, CoordinationError, Producer, Steps, ThreadRunner
+from ..singleflight import (
+    TOO_LATE,
+    AsyncRunner,
+    CoordinationError,
+    DeferredCall,
+    Producer,
+    Steps,
+    ThreadRunner,
+)
 from ..transport import asyncio_client
-from .awaitables import awaitable
-from .options import SETTING, GetOrSetOptions
+from .options import GetOrSetOptions
 from .reading import MISSING, Reading
 
-__all__ = ["Computing", "OnWaitTimeout"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-OnWaitTimeout = Literal["compute", "raise", "default"]
+    from .options import GetOrSetArguments
+
+__all__ = ["GetOrSet", "awaitable"]
 
 
-class Computing(Reading):
+class GetOrSet(Reading):
     """The part of ``RedisCache`` that computes missing values."""
-
-    default_timeout: float | None
-    get_many: Any
-    _params: dict[str, Any]
-
-    @cached_property
-    def conf(self) -> Conf:
-        return Conf(self._params.get("OPTIONS"))
 
     def get_or_set(
         self,
@@ -45,14 +45,7 @@ class Computing(Reading):
         default: Any,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        *,
-        stale: float = SETTING,
-        wait: float = SETTING,
-        on_wait_timeout: OnWaitTimeout = SETTING,
-        jitter: float = SETTING,
-        background: bool = SETTING,
-        error_ttl: float = SETTING,
-        group: str | None = None,
+        **options: Unpack[GetOrSetArguments],
     ) -> Any:
         """The value of ``key``; if there is none, ``default`` is called for it, once.
 
@@ -86,43 +79,26 @@ class Computing(Reading):
             redis.exceptions.RedisError: Redis is away, and VALUES_ON_REDIS_DOWN is ``"raise"``;
                 otherwise the value is computed, and not stored.
         """
-        # A hit is to cost what a plain GET costs, so the settings have to wait.
-        given: dict[str, Any] = {}
-        if (
-            stale is not SETTING
-            or wait is not SETTING
-            or on_wait_timeout is not SETTING
-            or jitter is not SETTING
-            or background is not SETTING
-            or error_ttl is not SETTING
-            or group is not None
-        ):
-            check_group(group)
-            given = GetOrSetOptions.given(
-                stale=stale,
-                wait=wait,
-                on_wait_timeout=on_wait_timeout,
-                jitter=jitter,
-                background=background,
-                error_ttl=error_ttl,
-            )
-        may_be_stale = self.conf.STALE if stale is SETTING else stale
-        if may_be_stale and stale is SETTING:
+        # A hit must cost what a plain GET costs, so the settings are read after it.
+        if options:
+            GetOrSetOptions.check(**options)
+        may_be_stale = options.get("stale", self.conf.STALE)
+        if may_be_stale and "stale" not in options:
             may_be_stale = self._timeout(timeout) is not None
-        alone: BaseException | None = None
+        outage: BaseException | None = None
         if not may_be_stale:
             try:
                 value = self._look(key, version)
                 if value is not MISSING:
                     return value
             except ConnectionInterrupted as error:
-                alone = self._go_on_alone(error.__cause__ or error)
-        terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **given)
-        producer = self._producer(key, default, timeout, terms, group)
-        crew = self._thread_crew()
+                outage = self._without_redis(error.__cause__ or error)
+        terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
+        producer = self._producer(key, default, timeout, terms)
+        runner = self._thread_runner()
         nkey = self._encoded_key(key, version)
         read = bool(terms.stale)
-        return crew.do(self._value(crew, key, nkey, producer, terms, default, alone, read))
+        return runner.do(self._value(runner, key, nkey, producer, terms, default, outage, read))
 
     async def aget_or_set(
         self,
@@ -130,73 +106,88 @@ class Computing(Reading):
         default: Any,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        *,
-        stale: float = SETTING,
-        wait: float = SETTING,
-        on_wait_timeout: OnWaitTimeout = SETTING,
-        jitter: float = SETTING,
-        background: bool = SETTING,
-        error_ttl: float = SETTING,
-        group: str | None = None,
+        **options: Unpack[GetOrSetArguments],
     ) -> Any:
         """As ``get_or_set``, for asyncio. ``default`` may be a coroutine function, which is
         awaited; any other callable runs in Django's thread for synchronous code."""
-        terms = GetOrSetOptions.of(
-            self.conf,
-            self._timeout(timeout),
-            stale=stale,
-            wait=wait,
-            on_wait_timeout=on_wait_timeout,
-            jitter=jitter,
-            background=background,
-            error_ttl=error_ttl,
-        )
-        producer = self._producer(key, awaitable(default), timeout, terms, group)
-        crew = self._task_crew()
+        terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
+        producer = self._producer(key, awaitable(default), timeout, terms)
+        runner = self._async_runner()
         nkey = self._encoded_key(key, version)
-        steps = self._value(crew, key, nkey, producer, terms, default, alone=None, read=True)
-        return await crew.do(steps)
+        steps = self._value(runner, key, nkey, producer, terms, default, outage=None, read=True)
+        return await runner.do(steps)
+
+    def compute(
+        self,
+        key: str,
+        default: Any,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        **options: Unpack[GetOrSetArguments],
+    ) -> Any:
+        """Compute and store the value of ``key`` even if there is one, and return it. Callers that
+        find none while it is computed wait for this one; a write in that time wins. Arguments as
+        for ``get_or_set``."""
+        terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
+        producer = self._producer(key, default, timeout, terms)
+        runner = self._thread_runner()
+        return runner.do(runner.flights.compute_anyway(self._encoded_key(key, version), producer))
+
+    async def acompute(
+        self,
+        key: str,
+        default: Any,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        **options: Unpack[GetOrSetArguments],
+    ) -> Any:
+        """As ``compute``, for asyncio."""
+        terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
+        producer = self._producer(key, awaitable(default), timeout, terms)
+        runner = self._async_runner()
+        nkey = self._encoded_key(key, version)
+        return await runner.do(runner.flights.compute_anyway(nkey, producer))
 
     # -- the same for threads and tasks --------------------------------------------------------
 
     def _value(
         self,
-        crew: ThreadRunner | AsyncRunner,
+        runner: ThreadRunner | AsyncRunner,
         key: str,
         nkey: bytes,
         producer: Producer,
         terms: GetOrSetOptions,
         default: Any,
-        alone: BaseException | None,
+        outage: BaseException | None,
         read: bool,
     ) -> Steps:
         deadline = time.monotonic() + terms.wait
-        flights = crew.flights
+        flights = runner.flights
         if read:
             kept = None
             try:
                 kept = yield from self._read(flights.place(nkey), bool(producer.stale))
             except (RedisError, OSError) as error:
-                alone = self._go_on_alone(error)
+                outage = self._without_redis(error)
             if kept is not None:
                 value, left = kept
                 if 0 <= int(left) <= producer.stale:
                     return (yield from flights.refresh(nkey, value, producer, terms.background))
                 return producer.decode(value)
         try:
-            found = yield from flights.get_or_compute(nkey, producer, deadline, alone)
+            found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
         except CoordinationError as error:
-            alone = self._go_on_alone(error.__cause__ or error)
-            found = yield from flights.get_or_compute(nkey, producer, deadline, alone)
+            outage = self._without_redis(error.__cause__ or error)
+            found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
         if found is not TOO_LATE:
             return found
         if terms.on_wait_timeout == "raise":
             raise LockNotAcquired("The value is still being computed elsewhere", key)
         if terms.on_wait_timeout == "default":
             return None if callable(default) else default
-        return (yield from flights.compute_anyway(nkey, producer, alone))
+        return (yield from flights.compute_anyway(nkey, producer, outage))
 
-    def _go_on_alone(self, error: BaseException) -> BaseException:
+    def _without_redis(self, error: BaseException) -> BaseException:
         """Redis is away, or refuses to answer: ``error``. Whatever goes wrong with it, the caller
         gets its value (invariant C3), unless the setting says that errors are to show."""
         if self.conf.VALUES_ON_REDIS_DOWN == "raise":
@@ -209,7 +200,6 @@ class Computing(Reading):
         default: Any,
         timeout: float | None,
         terms: GetOrSetOptions,
-        group: str | None,
     ) -> Producer:
         if isinstance(self.client, HerdClient):
             raise ImproperlyConfigured(
@@ -224,7 +214,7 @@ class Computing(Reading):
             int(terms.stale * 1000),
             int(terms.error_ttl * 1000),
             str(key),
-            check_group(group),
+            terms.group or "",
             self,
         )
 
@@ -236,8 +226,19 @@ class Computing(Reading):
     def _timeout(self, timeout: float | None) -> float | None:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
 
-    def _thread_crew(self) -> ThreadRunner:
+    def _thread_runner(self) -> ThreadRunner:
         return ThreadRunner(self._lock_client(), self.conf.FLIGHT_TIMEOUT, connections.close_all)
 
-    def _task_crew(self) -> AsyncRunner:
+    def _async_runner(self) -> AsyncRunner:
         return AsyncRunner(asyncio_client(self._lock_client()), self.conf.FLIGHT_TIMEOUT)
+
+
+def awaitable(function: Any) -> Any:
+    """``function`` so that calling it does not block the event loop."""
+    if not callable(function) or any(
+        is_coroutine(code)
+        for is_coroutine in (inspect.iscoroutinefunction, iscoroutinefunction)
+        for code in (function, type(function).__call__)
+    ):
+        return function
+    return DeferredCall(function, sync_to_async)

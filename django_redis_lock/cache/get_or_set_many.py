@@ -1,11 +1,11 @@
-"""``get_or_set_many``: as ``single``, for several keys at once."""
+"""``get_or_set_many``: as ``get_or_set``, for several keys at once."""
 
 from __future__ import annotations
 
 import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django_redis.exceptions import ConnectionInterrupted
@@ -13,14 +13,18 @@ from django_redis.exceptions import ConnectionInterrupted
 from ..exceptions import LockNotAcquired
 from ..singleflight import AsyncRunner, CoordinationError, MultiFlight, Steps, ThreadRunner
 from ..transport import is_pool_exhausted
-from .awaitables import awaitable
-from .get_or_set import Computing, OnWaitTimeout
-from .options import SETTING, GetOrSetOptions
+from .get_or_set import GetOrSet, awaitable
+from .options import GetOrSetOptions
 
-__all__ = ["ComputingMany"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import GetOrSetManyArguments
+
+__all__ = ["GetOrSetMany"]
 
 
-class ComputingMany(Computing):
+class GetOrSetMany(GetOrSet):
     """The part of ``RedisCache`` that computes several missing values at once."""
 
     def get_or_set_many(
@@ -29,12 +33,7 @@ class ComputingMany(Computing):
         default_many: Callable[[list[str]], Mapping[str, Any]],
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        *,
-        wait: float = SETTING,
-        on_wait_timeout: OnWaitTimeout = SETTING,
-        jitter: float = SETTING,
-        error_ttl: float = SETTING,
-        group: str | None = None,
+        **options: Unpack[GetOrSetManyArguments],
     ) -> dict[str, Any]:
         """The values of ``keys``; ``default_many`` is called once for the missing ones.
 
@@ -46,21 +45,13 @@ class ComputingMany(Computing):
         Args and Raises: as for ``get_or_set``; ``stale`` and ``background`` do not apply. All are
         counted in one group: where none is given, that of the first key.
         """
-        terms = GetOrSetOptions.of(
-            self.conf,
-            self._timeout(timeout),
-            stale=0.0,
-            wait=wait,
-            on_wait_timeout=on_wait_timeout,
-            jitter=jitter,
-            error_ttl=error_ttl,
-        )
+        terms = self._many_options(timeout, options)
         names = list(dict.fromkeys(keys))
-        found, alone = self._look_for(names, version)
-        crew = self._thread_crew()
+        found, outage = self._look_for(names, version)
+        runner = self._thread_runner()
         produce = default_many
-        steps = self._values(crew, names, found, produce, timeout, version, terms, group, alone)
-        return _in_order(names, crew.do(steps))
+        steps = self._values(runner, names, found, produce, timeout, version, terms, outage)
+        return _in_order(names, runner.do(steps))
 
     async def aget_or_set_many(
         self,
@@ -68,28 +59,24 @@ class ComputingMany(Computing):
         default_many: Callable[[list[str]], Any],
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        *,
-        wait: float = SETTING,
-        on_wait_timeout: OnWaitTimeout = SETTING,
-        jitter: float = SETTING,
-        error_ttl: float = SETTING,
-        group: str | None = None,
+        **options: Unpack[GetOrSetManyArguments],
     ) -> dict[str, Any]:
         """As ``get_or_set_many``, for asyncio."""
-        terms = GetOrSetOptions.of(
-            self.conf,
-            self._timeout(timeout),
-            stale=0.0,
-            wait=wait,
-            on_wait_timeout=on_wait_timeout,
-            jitter=jitter,
-            error_ttl=error_ttl,
-        )
+        terms = self._many_options(timeout, options)
         names = list(dict.fromkeys(keys))
-        crew = self._task_crew()
+        runner = self._async_runner()
         produce = awaitable(default_many)
-        steps = self._values(crew, names, {}, produce, timeout, version, terms, group)
-        return _in_order(names, await crew.do(steps))
+        steps = self._values(runner, names, {}, produce, timeout, version, terms)
+        return _in_order(names, await runner.do(steps))
+
+    def _many_options(
+        self, timeout: float | None, options: GetOrSetManyArguments
+    ) -> GetOrSetOptions:
+        given: dict[str, Any] = {**options}
+        for name in ("stale", "background"):
+            if name in given:
+                raise TypeError(f"get_or_set_many has no option {name!r}")
+        return GetOrSetOptions.of(self.conf, self._timeout(timeout), **given, stale=0.0)
 
     def _look_for(
         self, names: list[str], version: int | None
@@ -100,24 +87,23 @@ class ComputingMany(Computing):
             return self._heeded(self.client.get_many, names, version=version), None
         except ConnectionInterrupted as error:
             cause = error.__cause__ or error
-            return {}, None if is_pool_exhausted(cause) else self._go_on_alone(cause)
+            return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
 
     def _values(
         self,
-        crew: ThreadRunner | AsyncRunner,
+        runner: ThreadRunner | AsyncRunner,
         names: list[str],
         found: dict[str, Any],
         default_many: Callable[[list[str]], Any],
         timeout: float | None,
         version: int | None,
         terms: GetOrSetOptions,
-        group: str | None,
-        alone: BaseException | None = None,
+        outage: BaseException | None = None,
     ) -> Steps:
         deadline = time.monotonic() + terms.wait
         missing = {self._encoded_key(name, version): name for name in names if name not in found}
         first = names[0] if names else ""
-        producer = self._producer(first, default_many, timeout, terms, group)
+        producer = self._producer(first, default_many, timeout, terms)
 
         def by_key(values: Any, nkeys: list[bytes]) -> dict[bytes, Any]:
             if not isinstance(values, Mapping):
@@ -135,16 +121,16 @@ class ComputingMany(Computing):
 
         if not missing:
             return found
-        in_thread = isinstance(crew, ThreadRunner)
-        several = MultiFlight(crew.server, self.conf.FLIGHT_TIMEOUT, producer, produce, in_thread)
+        in_thread = isinstance(runner, ThreadRunner)
+        several = MultiFlight(runner.server, self.conf.FLIGHT_TIMEOUT, producer, produce, in_thread)
         got, late = {}, list(missing)
-        if alone is None:
+        if outage is None:
             try:
                 got, late = yield from several.get_or_compute(late, deadline)
             except CoordinationError as error:
-                alone = self._go_on_alone(error.__cause__ or error)
-        if alone is not None:
-            got, late = (yield from several.compute_alone(late, alone)), []
+                outage = self._without_redis(error.__cause__ or error)
+        if outage is not None:
+            got, late = (yield from several.compute_alone(late, outage)), []
         if late and terms.on_wait_timeout == "raise":
             raise LockNotAcquired("A value is still being computed elsewhere", missing[late[0]])
         if late and terms.on_wait_timeout == "compute":

@@ -1,16 +1,20 @@
-"""Which kind of lock a call of ``cache.lock()`` asks for: on one server or several, and what it
-does when Redis is down."""
+"""The locks of a cache: which kind ``cache.lock()`` makes, and which caches can lock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from django.core.cache import caches
+from django.conf import settings
+from django.core.cache import InvalidCacheBackendError, caches
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.functional import cached_property
+from django.utils.module_loading import import_string
+from django_redis.cache import RedisCache as DjangoRedisCache
+from django_redis.client import DefaultClient, ShardClient
 
-from ..conf import Conf
+from ..conf import Conf, given
 from ..fallback import (
     AsyncFallbackLock,
     AsyncFallbackRedlock,
@@ -18,29 +22,139 @@ from ..fallback import (
     FallbackRedlock,
     check_on_redis_down,
 )
+from ..inventory import Inventory, list_held
 from ..locking import AsyncLock, Lock
+from ..protocol import check_name_in_cache, longest_hold
 from ..redlock import AsyncRedlock, Redlock
 from ..transport import asyncio_client
 
-__all__ = ["check_policy", "check_using", "for_tasks", "for_threads"]
+__all__ = ["BACKEND", "LockCache", "check_policy", "check_using", "lock_cache", "lock_caches"]
+
+#: What a cache's BACKEND must be, or be derived from.
+BACKEND = "django_redis_lock.cache.RedisCache"
+
+#: For an argument left out where None means something.
+_SETTING: Any = object()
+
+AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
 
 
-def for_threads(cache: Any, client: Any, options: dict[str, Any]) -> Callable[..., Lock]:
+class LockCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
+    """The part of ``RedisCache`` that makes locks."""
+
+    @cached_property
+    def conf(self) -> Conf:
+        return Conf(self._params.get("OPTIONS"))
+
+    def lock(
+        self,
+        key: str,
+        version: int | None = None,
+        timeout: float | None = _SETTING,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        client: Any = None,
+        thread_local: bool = True,
+        **options: Any,
+    ) -> Lock:
+        """A lock named ``key``, in a key space of its own: no cache key can touch it.
+
+        Args:
+            timeout: seconds; left out, the setting TIMEOUT, and renewed until it is released;
+                None: never expires, which a crash makes for ever.
+            using: three or more cache aliases: a ``Redlock`` over their servers.
+            on_redis_down: ``"raise"``, ``"local"`` or ``"run"`` (``docs/choosing_guarantees.md``);
+                left out, the setting.
+            critical: never do without Redis, whatever the setting says.
+            replicas: how many replicas must have confirmed it before the lock counts; left out,
+                the setting.
+            options: see ``django_redis_lock.Lock``.
+        """
+        options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
+        options.update(thread_local=thread_local, **self._lifetime(timeout, options))
+        make = for_threads(self, client, options)
+        name = check_name_in_cache(key)
+        return self._own(make(self._lock_name(name, version), **options), name)
+
+    def alock(
+        self,
+        key: str,
+        version: int | None = None,
+        timeout: float | None = _SETTING,
+        *,
+        client: Any = None,
+        **options: Any,
+    ) -> AsyncLock:
+        """As ``lock``, for asyncio: ``async with cache.alock("import"):``.
+
+        Args:
+            client: a redis.asyncio client; left out, one of the running event loop's own, to the
+                server of this cache.
+
+        Raises:
+            RuntimeError: no event loop is running.
+        """
+        options.update(self._lifetime(timeout, options))
+        make = for_tasks(self, client, options)
+        name = check_name_in_cache(key)
+        return self._own(make(self._lock_name(name, version), **options), name)
+
+    def _own(self, lock: AnyLock, key: str) -> AnyLock:
+        lock.cache, lock.called = self, key
+        if lock.warn_after is None:
+            longest = longest_hold(lock.renew, lock.timeout, lock.max_hold)
+            lock.warns_after = self.conf.warn_after(longest)
+        return lock
+
+    def _lifetime(self, timeout: float | None, options: dict[str, Any]) -> dict[str, Any]:
+        """What the settings say of a lock's lifetime where the caller does not."""
+        grant_timeout = options.get("grant_timeout", self.conf.GRANT_TIMEOUT)
+        if timeout is not _SETTING:
+            return {"timeout": timeout, "grant_timeout": grant_timeout}
+        renew = options.get("renew", True)
+        return {"timeout": self.conf.TIMEOUT, "renew": renew, "grant_timeout": grant_timeout}
+
+    def _lock_name(self, key: str, version: int | None) -> str:
+        name: str = self.client.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version)
+        return name
+
+    def held_locks(self, limit: int = 500) -> Inventory:
+        """The locks taken by ``lock()`` and ``locked()`` in this cache and its default version that
+        are held now, for the admin and for monitoring; at most ``limit`` of them."""
+        return list_held(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None), limit)
+
+    def _lock_client(self) -> Any:
+        """The redis-py client of the primary: whatever decides must be asked there."""
+        client = self.client
+        if isinstance(client, ShardClient) or not isinstance(client, DefaultClient):
+            raise ImproperlyConfigured(
+                f"{type(client).__name__} cannot lock: it has no single primary server. "
+                "Use django-redis's DefaultClient or SentinelClient, or our ClusterClient"
+            )
+        return client.get_client(write=True)
+
+    def _encoded_key(self, key: str, version: int | None) -> bytes:
+        nkey = self.client.make_key(key, version=version)
+        return bytes(self._lock_client().get_encoder().encode(nkey))
+
+
+def for_threads(cache: LockCache, client: Any, options: dict[str, Any]) -> Callable[..., Lock]:
     """What makes the lock, given its name and those of ``options`` that are left."""
     several, policy = _chosen(cache.conf, client, options)
     if several:
-        clients = [_client(alias) for alias in several]
+        clients = [lock_cache(alias)._lock_client() for alias in several]
         kind: Any = partial(FallbackRedlock if policy else Redlock, clients)
     else:
         kind = partial(FallbackLock if policy else Lock, client or cache._lock_client())
     return cast(Callable[..., Lock], partial(kind, **policy))
 
 
-def for_tasks(cache: Any, client: Any, options: dict[str, Any]) -> Callable[..., AsyncLock]:
+def for_tasks(cache: LockCache, client: Any, options: dict[str, Any]) -> Callable[..., AsyncLock]:
     """As ``for_threads``, for asyncio."""
     several, policy = _chosen(cache.conf, client, options)
     if several:
-        clients = [asyncio_client(_client(alias)) for alias in several]
+        clients = [asyncio_client(lock_cache(alias)._lock_client()) for alias in several]
         kind: Any = partial(AsyncFallbackRedlock if policy else AsyncRedlock, clients)
     else:
         client = client or asyncio_client(cache._lock_client())
@@ -98,11 +212,39 @@ def check_policy(on_redis_down: Any, critical: Any) -> None:
         )
 
 
-def _client(alias: str) -> Any:
+def lock_caches() -> Iterator[str]:
+    """The aliases of the caches that can hold locks, that of the setting USING first; other
+    backends are not even connected."""
+    preferred = given().get("USING")
+    for alias in sorted(settings.CACHES, key=lambda alias: alias != preferred):
+        if can_lock(alias):
+            yield alias
+
+
+def can_lock(alias: str) -> bool:
+    """Whether the BACKEND of the cache ``alias`` is ours."""
     try:
-        return cast(Any, caches[alias])._lock_client()
-    except AttributeError:
+        backend = import_string(settings.CACHES[alias]["BACKEND"])
+    except (ImportError, KeyError):
+        return False  # Django reports it where that cache is used.
+    return isinstance(backend, type) and issubclass(backend, LockCache)
+
+
+def lock_cache(alias: str) -> LockCache:
+    """The cache ``alias``, for locks.
+
+    Raises:
+        ImproperlyConfigured: there is none of that name, or it cannot lock.
+    """
+    try:
+        cache = caches[alias]
+    except InvalidCacheBackendError:
+        cache = None
+    if isinstance(cache, LockCache):
+        return cache
+    if alias in settings.CACHES:
         raise ImproperlyConfigured(
-            f'the cache {alias!r} cannot lock: its BACKEND must be "django_redis_lock.cache.'
-            'RedisCache"'
-        ) from None
+            f"the cache {alias!r} cannot lock: its BACKEND must be {BACKEND!r}"
+        )
+    known = ", ".join(map(repr, lock_caches())) or "none"
+    raise ImproperlyConfigured(f"CACHES has no {alias!r}; caches that can lock: {known}")

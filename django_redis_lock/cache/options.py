@@ -1,21 +1,50 @@
-"""How one call of ``get_or_set`` wants it done; the settings where it does not say."""
+"""The options of one call of ``get_or_set``; the settings give what it leaves out."""
 
 from __future__ import annotations
 
 import random
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from ..conf import ON_WAIT_TIMEOUT, Conf
+from ..events import check_group
 from ..protocol import check_seconds, check_share
 
-__all__ = ["SETTING", "GetOrSetOptions"]
+__all__ = [
+    "SETTING",
+    "GetOrSetArguments",
+    "GetOrSetManyArguments",
+    "GetOrSetOptions",
+    "OnWaitTimeout",
+]
 
 #: For an argument left out: the setting of the same name holds.
 SETTING: Any = object()
 
+OnWaitTimeout = Literal["compute", "raise", "default"]
+
+
+class GetOrSetManyArguments(TypedDict, total=False):
+    """The options of ``RedisCache.get_or_set_many``, explained at ``get_or_set``."""
+
+    wait: float
+    on_wait_timeout: OnWaitTimeout
+    jitter: float
+    error_ttl: float
+    group: str | None
+
+
+class GetOrSetArguments(GetOrSetManyArguments, total=False):
+    """The options of ``RedisCache.get_or_set``, explained there."""
+
+    stale: float
+    background: bool
+
+
+_NAMES = frozenset(GetOrSetArguments.__annotations__)
+
 
 class GetOrSetOptions(NamedTuple):
-    """The options of ``RedisCache.get_or_set``, explained there: checked and complete."""
+    """As ``GetOrSetArguments``, checked and complete."""
 
     stale: float
     wait: float
@@ -23,34 +52,42 @@ class GetOrSetOptions(NamedTuple):
     jitter: float
     background: bool
     error_ttl: float
+    group: str | None
 
     @classmethod
-    def of(cls, conf: Conf, timeout: float | None, **given: Any) -> GetOrSetOptions:
-        """What a call has ``given``, and the settings for what is left out. A value without a
-        ``timeout`` is never stale, whatever the setting says.
+    def of(cls, conf: Conf, timeout: float | None, **arguments: Any) -> GetOrSetOptions:
+        """The ``arguments`` of a call, completed by the settings. A value without a ``timeout`` is
+        never stale, whatever the setting says.
 
         Raises:
-            TypeError, ValueError: something given makes no sense.
+            TypeError, ValueError: see ``check``.
         """
-        given = cls.given(**given)
+        given = cls.check(**arguments)
+        given.setdefault("group", None)
         if timeout is None:
             given.setdefault("stale", 0.0)
         values = (given[n] if n in given else getattr(conf, n.upper()) for n in cls._fields)
         return cls(*values)
 
     @classmethod
-    def given(cls, **options: Any) -> dict[str, Any]:
-        """Those of ``options`` that are not left out.
+    def check(cls, **arguments: Any) -> dict[str, Any]:
+        """Those of ``arguments`` that are not left out.
 
         Raises:
-            TypeError, ValueError: one makes no sense.
+            TypeError: there is no such option, or its value has the wrong type.
+            ValueError: a value makes no sense.
         """
-        given = {name: value for name, value in options.items() if value is not SETTING}
+        given = {name: value for name, value in arguments.items() if value is not SETTING}
         for name, value in given.items():
+            if name not in _NAMES:
+                known = ", ".join(sorted(_NAMES))
+                raise TypeError(f"get_or_set has no option {name!r}; it has {known}")
             if name in ("stale", "wait", "error_ttl"):
                 check_seconds(name, value, zero=True)
             elif name == "jitter":
                 check_share(name, value)
+            elif name == "group":
+                check_group(value)
             elif name == "on_wait_timeout" and value not in ON_WAIT_TIMEOUT:
                 allowed = '"compute", "raise" or "default"'
                 raise ValueError(f"on_wait_timeout must be {allowed}, not {value!r}")

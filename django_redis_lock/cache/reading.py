@@ -33,6 +33,7 @@ from ..transport import (
     is_pool_exhausted,
     server_of,
 )
+from .lock_factory import LockCache
 
 __all__ = ["MISSING", "Reading"]
 
@@ -72,13 +73,8 @@ def cold_read(server: Server) -> Iterator[bool]:
         room.release()
 
 
-class Reading:
-    """The part of ``RedisCache`` that asks django-redis."""
-
-    client: Any
-    key_prefix: str
-    _encoded_key: Any
-    _lock_client: Any
+class Reading(LockCache):
+    """The part of ``RedisCache`` that reads values for ``get_or_set``."""
 
     def _look(self, key: str, version: int | None) -> Any:
         """The value, or MISSING.
@@ -87,12 +83,12 @@ class Reading:
             ConnectionInterrupted: Redis could not be asked.
         """
         if self._pool is None or not _must_connect(self._pool):
-            return self._get(key, version, self._in_flight(key, version))
+            return self._read_value(key, version, self._in_flight(key, version))
         with cold_read(server_of(self._lock_client())) as waited:
             flight = self._in_flight(key, version)
-            return MISSING if waited and flight else self._get(key, version, flight)
+            return MISSING if waited and flight else self._read_value(key, version, flight)
 
-    def _get(self, key: str, version: int | None, flight: InProcessFlight | None) -> Any:
+    def _read_value(self, key: str, version: int | None, flight: InProcessFlight | None) -> Any:
         """As ``_look``. While this process computes the value, in ``flight``, one thread at a time
         reads it; the others wait for the flight."""
         if flight and not flight.looking.acquire(blocking=False):

@@ -1,6 +1,6 @@
 """``locked()`` and ``cached()``."""
 
-from .cached import CachedFunction, cached, computing_cache
+from .cached import CachedFunction, cached
 from .current import current_lock
 from .locked import Locked, LockedWithDefault, locked
 from .on_lost import interrupt_main_thread
@@ -14,7 +14,6 @@ __all__ = [
     "LockedWithDefault",
     "RetryUntil",
     "cached",
-    "computing_cache",
     "current_lock",
     "declarations",
     "interrupt_main_thread",

@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from asgiref.sync import iscoroutinefunction
-from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
-from django.core.exceptions import ImproperlyConfigured
 
-from ..cache import SETTING, OnWaitTimeout, RedisCache
-from ..events import as_group, check_group
+from ..cache import GetOrSetOptions, RedisCache, lock_cache
+from ..events import as_group
 from .key_template import namer
 
-__all__ = ["CachedFunction", "cached", "computing_cache"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..cache import GetOrSetArguments
+
+__all__ = ["CachedFunction", "cached"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,13 +51,7 @@ def cached(
     timeout: float | None = DEFAULT_TIMEOUT,
     version: int | None = None,
     using: str = "default",
-    stale: float = ...,
-    wait: float = ...,
-    on_wait_timeout: OnWaitTimeout = ...,
-    jitter: float = ...,
-    background: bool = ...,
-    error_ttl: float = ...,
-    group: str | None = None,
+    **options: Unpack[GetOrSetArguments],
 ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]: ...
 def cached(target: Any = None, /, **options: Any) -> Any:
     """Keep what a function returns; a missing result is computed once, by one caller for all.
@@ -98,30 +95,16 @@ class Cached:
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
         using: str = "default",
-        stale: float = SETTING,
-        wait: float = SETTING,
-        on_wait_timeout: OnWaitTimeout = SETTING,
-        jitter: float = SETTING,
-        background: bool = SETTING,
-        error_ttl: float = SETTING,
-        group: str | None = None,
+        **options: Unpack[GetOrSetArguments],
     ) -> None:
         if key is not None and not callable(key) and not isinstance(key, str):
             raise TypeError(f"key must be a str, a callable or None, not {key!r}")
         if isinstance(key, str) and not key.strip():
             raise ValueError("key must not be empty")
         self.key = key
-        self.group = check_group(group)
         self.using = using
-        self.place: dict[str, Any] = {"timeout": timeout, "version": version}
-        self.options: dict[str, Any] = {
-            "stale": stale,
-            "wait": wait,
-            "on_wait_timeout": on_wait_timeout,
-            "jitter": jitter,
-            "background": background,
-            "error_ttl": error_ttl,
-        }
+        self.version = version
+        self.options = {"timeout": timeout, "version": version, **GetOrSetOptions.check(**options)}
 
     def wrap(self, function: Callable[..., Any]) -> Any:
         if isinstance(function, type) or not hasattr(function, "__qualname__"):
@@ -133,23 +116,21 @@ class Cached:
             raise ValueError(f"{dotted} has arguments: give a key that names them, as in {{pk}}")
         name_of = namer(self.key, function, dotted)
         template = self.key if isinstance(self.key, str) else dotted
-        self.options["group"] = self.group or as_group(template)
+        self.options["group"] = self.options.get("group") or as_group(template)
         return (self._tasks if iscoroutinefunction(function) else self._threads)(function, name_of)
 
     def _threads(self, function: Callable[..., Any], name_of: Callable[..., str]) -> Any:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             compute = functools.partial(function, *args, **kwargs)
-            terms = {**self.place, **self.options}
-            return computing_cache(self.using).get_or_set(name_of(args, kwargs), compute, **terms)
+            return _cache(self.using).get_or_set(name_of(args, kwargs), compute, **self.options)
 
         def refresh(*args: Any, **kwargs: Any) -> Any:
             compute = functools.partial(function, *args, **kwargs)
-            terms = {**self.place, **self.options}
-            return computing_cache(self.using).compute(name_of(args, kwargs), compute, **terms)
+            return _cache(self.using).compute(name_of(args, kwargs), compute, **self.options)
 
         def invalidate(*args: Any, **kwargs: Any) -> bool:
-            return bool(computing_cache(self.using).delete(name_of(args, kwargs), self._version))
+            return bool(_cache(self.using).delete(name_of(args, kwargs), self.version))
 
         return _with(call, refresh=refresh, invalidate=invalidate)
 
@@ -157,26 +138,19 @@ class Cached:
         @functools.wraps(function)
         async def call(*args: Any, **kwargs: Any) -> Any:
             compute = functools.partial(function, *args, **kwargs)
-            terms = {**self.place, **self.options}
-            cache = computing_cache(self.using)
-            return await cache.aget_or_set(name_of(args, kwargs), compute, **terms)
+            cache = _cache(self.using)
+            return await cache.aget_or_set(name_of(args, kwargs), compute, **self.options)
 
         async def refresh(*args: Any, **kwargs: Any) -> Any:
             compute = functools.partial(function, *args, **kwargs)
-            terms = {**self.place, **self.options}
-            cache = computing_cache(self.using)
-            return await cache.acompute(name_of(args, kwargs), compute, **terms)
+            cache = _cache(self.using)
+            return await cache.acompute(name_of(args, kwargs), compute, **self.options)
 
         async def invalidate(*args: Any, **kwargs: Any) -> bool:
-            cache = computing_cache(self.using)
-            return bool(await cache.adelete(name_of(args, kwargs), self._version))
+            cache = _cache(self.using)
+            return bool(await cache.adelete(name_of(args, kwargs), self.version))
 
         return _with(call, refresh=refresh, invalidate=invalidate)
-
-    @property
-    def _version(self) -> int | None:
-        version: int | None = self.place["version"]
-        return version
 
 
 def _with(function: Any, **methods: Callable[..., Any]) -> Any:
@@ -185,16 +159,5 @@ def _with(function: Any, **methods: Callable[..., Any]) -> Any:
     return function
 
 
-def computing_cache(alias: str) -> RedisCache:
-    """The cache of that alias.
-
-    Raises:
-        ImproperlyConfigured: its backend is another.
-    """
-    cache = caches[alias]
-    if not isinstance(cache, RedisCache):
-        raise ImproperlyConfigured(
-            f"the cache {alias!r} cannot compute a value once: its BACKEND must be "
-            '"django_redis_lock.cache.RedisCache"'
-        )
-    return cache
+def _cache(alias: str) -> RedisCache:
+    return cast(RedisCache, lock_cache(alias))

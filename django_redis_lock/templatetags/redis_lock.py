@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from django import template
-from django.core.cache import InvalidCacheBackendError, caches
+from django.core.cache import caches
 from django.core.cache.utils import make_template_fragment_key
 from django.template.base import FilterExpression, Node, NodeList, Parser, Token
 from django.template.context import Context
 from django.template.exceptions import TemplateSyntaxError
 
-from ..decorators import computing_cache
+from ..cache import lock_cache
 
 __all__ = ["register"]
 
@@ -48,10 +48,9 @@ class CachedNode(Node):
             if name in options:
                 options[name] = _seconds(name, options[name])
         alias = options.pop("using", None) or _default_alias()
-        try:
-            cache = computing_cache(alias)
-        except InvalidCacheBackendError:
-            raise TemplateSyntaxError(f"cached: there is no cache {alias!r}") from None
+        if alias not in caches.settings:
+            raise TemplateSyntaxError(f"cached: there is no cache {alias!r}")
+        cache: Any = lock_cache(alias)
         key = make_template_fragment_key(self.name, [v.resolve(context) for v in self.vary_on])
         # Never in the background: a context belongs to its thread.
         fragment = cache.get_or_set(

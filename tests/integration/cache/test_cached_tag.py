@@ -129,7 +129,7 @@ def test_who_will_not_wait_shows_nothing_there(settings: Any, client: redis.Redi
 
 
 def test_another_backend_is_refused() -> None:
-    with pytest.raises(ImproperlyConfigured, match="'plain' cannot compute"):
+    with pytest.raises(ImproperlyConfigured, match="'plain' cannot lock"):
         render("{% cached 60 side using='plain' %}{% endcached %}")
 
 

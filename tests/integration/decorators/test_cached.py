@@ -260,7 +260,7 @@ def test_mistakes_show_at_decoration(decorate: Any, error: type[Exception], word
 def test_mistakes_that_show_at_the_call() -> None:
     with pytest.raises(ValueError, match="stale must be"):
         cached("a", stale=-1)(lambda: 5)()
-    with pytest.raises(ImproperlyConfigured, match="the cache 'plain' cannot compute"):
+    with pytest.raises(ImproperlyConfigured, match="the cache 'plain' cannot lock"):
         cached("a", using="plain")(lambda: 5)()
     with pytest.raises(ValueError, match="must give a non-empty str"):
         cached(key=lambda pk: "")(plain)(5)
