@@ -18,6 +18,7 @@ Events of the cache workload, each with ``key``:
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -102,8 +103,10 @@ def check_cache(events: list[Event]) -> Iterator[str]:
         )
         computed = [e for e in mine if e.kind == "computed"]
         yield from _computed_twice(key, computed, written, frozen)
-        began = {e.values["id"]: e.values["began"] for e in mine if e.kind != "read"}
-        yield from _stale_reads(key, [e for e in mine if e.kind == "read"], began, written)
+        # A write counts from its end: of two at the same time, either may be the later one.
+        origins = {e.values["id"]: e.values["began"] for e in mine if e.kind != "read"}
+        origins |= {value: end for _, end, value in written}
+        yield from _stale_reads(key, [e for e in mine if e.kind == "read"], origins, written)
 
 
 def _computed_twice(
@@ -131,15 +134,22 @@ def _computed_twice(
 def _stale_reads(
     key: str,
     reads: list[Event],
-    began: dict[str, float],
+    origins: dict[str, float],
     written: list[tuple[float, float, str]],
 ) -> Iterator[str]:
+    # Of the writes that began no earlier than each one, the one that was done first.
+    first_done = list(itertools.accumulate(reversed(written), lambda a, b: min(a, b, key=_done)))
+    first_done.reverse()
     for read in reads:
         value, asked = read.values["id"], read.values["began"]
-        origin = began.get(value)
+        origin = origins.get(value)
         if origin is None:
             continue  # Its process was killed before it could say when it began.
-        for start, end, by in written:
-            if origin < start and end < asked and by != value:
-                yield f"C2: {key} had the value {value} although {by} was written after it began"
-                break
+        later = bisect.bisect_right(written, origin, key=lambda write: write[0])
+        if later < len(written) and _done(first_done[later]) < asked:
+            by = first_done[later][2]
+            yield f"C2: {key} had the value {value} although {by} was written after it began"
+
+
+def _done(write: tuple[float, float, str]) -> float:
+    return write[1]

@@ -257,8 +257,8 @@ def main(argv: list[str]) -> int:
         found = run.violations()
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(run.summary.items()))
         print(f"{workload}: {len(found)} violations; {counts}")
-        for violation in found[:50]:
-            print(f"  {violation}")
+        for violation, number in Counter(found).most_common(50):
+            print(f"  {number} times: {violation}")
         failed = failed or bool(found)
     return int(failed)
 

@@ -93,6 +93,7 @@ def test_a_wrong_history_is_found(history: list[Event], finding: str) -> None:
         [computed("v", 0, 2), written("", 1, 1.5), computed("w", 1.6, 3), read("w", 4)],
         [frozen("v", 1, 8), computed("v", 0, 9), computed("w", 8, 9)],
         [computed("v", 0, 9), computed("w", 8, 9, "alone")],
+        [written("v", 0, 2), written("w", 1, 3), read("v", 4)],
         # The read had begun before the write was confirmed.
         [computed("v", 0, 3), written("w", 1, 4), read("v", 3.5)],
     ],

@@ -14,6 +14,7 @@ if '"workload": "gevent"' in sys.argv[-1]:
 
     monkey.patch_all()
 
+import encodings.idna  # noqa: F401, connecting needs it; an interrupted import would stay broken.
 import gc
 import os
 import random
