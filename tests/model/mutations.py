@@ -86,7 +86,7 @@ TESTS = {
         "test_inventory.py",
         "test_logging.py",
     ),
-    ("*_FIGURES",): ("test_figure_scripts.py", "test_figures.py", "test_metrics.py"),
+    ("*_FIGURES",): ("test_inventory_scripts.py", "test_figures.py", "test_metrics.py"),
 }
 #: For scripts that are in none of the above.
 OTHER_TESTS = ("test_lock_scripts.py", "test_cache.py", "test_get_or_set.py", "test_inventory.py")

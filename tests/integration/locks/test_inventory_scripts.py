@@ -1,0 +1,268 @@
+"""The scripts that look at locks for people, and those that keep figures: what each answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock.metrics.scripts import ADD_FIGURES, READ_FIGURES
+from django_redis_lock.protocol.inventory_scripts import (
+    DESCRIBE,
+    DESCRIBE_FLIGHTS,
+    HEARTBEAT,
+    HEARTBEATS,
+    LIST,
+    LIST_FLIGHTS,
+    NOTE,
+    WAITING,
+)
+from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.lock_scripts import CLOCK, Call, Script
+from django_redis_lock.transport import execute
+
+KEYS = lock_keys(b"name")
+OTHER = lock_keys(b"other")
+DAY = 86_400_000
+LONG, TOLERANCE = 3_000_000, 100_000
+
+
+class Scripts:
+    """Calls of the scripts on one server."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+
+    def run(self, script: Script, keys: tuple[Any, ...], *args: bytes | str | int) -> Any:
+        names = tuple(key if isinstance(key, bytes) else key.encode() for key in keys)
+        return execute.run(self.client, Call(script, names, args)).value
+
+    def now(self) -> int:
+        """Milliseconds."""
+        return self.run(CLOCK, ()) // 1000
+
+    def is_now(self, micros: int | bytes) -> bool:
+        return abs(int(micros) / 1000 - self.now()) < TOLERANCE
+
+    def hold(self, keys: Any, token: str = "token") -> None:
+        self.client.set(keys.lock, token, px=LONG)
+        self.client.set(keys.fence, "7 attempt")
+        self.client.hset(keys.owner, "host", "here")
+
+
+@pytest.fixture
+def scripts(client: redis.Redis) -> Scripts:
+    return Scripts(client)
+
+
+# -- LIST and LIST_FLIGHTS -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", [LIST, LIST_FLIGHTS])
+def test_list(scripts: Scripts, script: Script) -> None:
+    at = scripts.now()
+    ends = {"a:one": 1, "a:Two": 2, "b:two": 3, "a:three": 4, "xa:four": 5}
+    for key, place in ends.items():
+        scripts.client.set(key, "token")
+        scripts.client.zadd("index", {key: at + place * LONG})
+
+    def listed(prefix: str, wanted: str, start: int, count: int) -> Any:
+        return scripts.run(script, ("index",), prefix, wanted, start, count)
+
+    assert listed("a:", "", 0, 10) == [5, 0, [b"a:three", b"a:Two", b"a:one"]]
+    assert listed("", "two", 0, 10) == [5, 0, [b"b:two", b"a:Two"]]
+    assert listed("a:", "two", 0, 10) == [5, 0, [b"a:Two"]]
+    assert listed("", "t.o", 0, 10) == [5, 0, []]
+    assert listed("", "", 1, 2) == [3, 2, [b"a:three", b"b:two"]]
+
+
+def test_list_drops_what_is_gone(scripts: Scripts) -> None:
+    for place, key in enumerate(("a:gone", "a:there", "b:gone", "a:last")):
+        scripts.client.zadd("index", {key: place})
+    scripts.client.mset({"a:there": "", "a:last": ""})
+    assert scripts.run(LIST, ("index",), "a:", "", 0, 10) == [3, 0, [b"a:last", b"a:there"]]
+    assert scripts.client.zrange("index", 0, -1) == [b"a:there", b"b:gone", b"a:last"]
+
+
+def test_list_of_flights_passes_over_what_has_ended(scripts: Scripts) -> None:
+    scripts.client.zadd("index", {"a": scripts.now() - TOLERANCE, "b": scripts.now() + LONG})
+    assert scripts.run(LIST_FLIGHTS, ("index",), "", "", 0, 10) == [1, 0, [b"b"]]
+
+
+# -- DESCRIBE and DESCRIBE_FLIGHTS -----------------------------------------------------------------
+
+
+def test_describe(scripts: Scripts) -> None:
+    scripts.hold(OTHER)
+    scripts.client.zadd(OTHER.waiters, {"dead": scripts.now() - LONG, "w": scripts.now() + LONG})
+    at, lock = scripts.run(DESCRIBE, (*KEYS[:5], *OTHER[:5]))
+    assert scripts.is_now(at)
+    place, token, left, owner, broken, fence, waiters = lock
+    assert (place, token, owner, broken) == (2, b"token", [b"host", b"here"], [])
+    assert (fence, waiters) == (b"7 attempt", 1)
+    assert abs(left - LONG) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("grant", "owned"), [("token:1", False), ("token", True), ("tokens:1", True)]
+)
+def test_describe_passes_over_a_grant_on_its_way(scripts: Scripts, grant: str, owned: bool) -> None:
+    scripts.hold(KEYS)
+    scripts.client.rpush(KEYS.grants, grant)
+    assert (len(scripts.run(DESCRIBE, KEYS[:5])) == 2) == owned
+
+
+def test_describe_without_companions(scripts: Scripts) -> None:
+    scripts.client.set(KEYS.lock, "token")
+    [_, lock] = scripts.run(DESCRIBE, KEYS[:5])
+    assert lock == [1, b"token", -1, [], [], b"", 0]
+
+
+def test_describe_names_what_is_broken(scripts: Scripts) -> None:
+    scripts.hold(KEYS)
+    scripts.hold(OTHER)
+    for part in ("grants", "waiters", "fence", "owner"):
+        scripts.client.delete(getattr(KEYS, part))
+        scripts.client.pfadd(getattr(KEYS, part), "x")
+    scripts.client.delete(KEYS.fence)
+    scripts.client.rpush(KEYS.fence, "x")
+    [_, lock, other] = scripts.run(DESCRIBE, (*KEYS[:5], *OTHER[:5]))
+    assert lock[3:] == [[], lock[4], b"", 0]
+    assert sorted(lock[4]) == [b"fence", b"grants", b"owner", b"waiters"]
+    assert other[4] == []
+
+
+@pytest.mark.parametrize(("number", "readable"), [(64, True), (65, False)])
+def test_describe_reads_no_large_description(scripts: Scripts, number: int, readable: bool) -> None:
+    scripts.client.set(KEYS.lock, "token")
+    scripts.client.hset(KEYS.owner, mapping={f"field {n}": n for n in range(number)})
+    [_, lock] = scripts.run(DESCRIBE, KEYS[:5])
+    assert len(lock[3]) == (128 if readable else 0)
+    assert lock[4] == ([] if readable else [b"owner"])
+
+
+def test_describe_flights(scripts: Scripts) -> None:
+    scripts.client.set("flight", "token", px=LONG)
+    scripts.client.hset("leader", "host", "here")
+    scripts.client.set("failed", "!why")
+    scripts.client.rpush("list", "x")
+    scripts.client.set("broken", "other")
+    keys = ("none", "x", "failed", "x", "list", "x", "flight", "leader", "broken", "list")
+    at, flight, broken = scripts.run(DESCRIBE_FLIGHTS, keys)
+    assert scripts.is_now(at)
+    assert (flight[:2], flight[3:]) == ([4, b"token"], [[b"host", b"here"], []])
+    assert abs(flight[2] - LONG) < TOLERANCE
+    assert broken == [5, b"other", -1, [], [b"leader"]]
+
+
+# -- WAITING, NOTE, HEARTBEAT ----------------------------------------------------------------------
+
+
+def test_waiting(scripts: Scripts) -> None:
+    keys = (*KEYS[:5], b"events")
+    assert scripts.run(WAITING, keys, 5)[1:] == [[], b""]
+    scripts.hold(KEYS)
+    scripts.client.set("events", "lines")
+    at = scripts.now()
+    ends = {"dead": at - LONG, "one": at + LONG, "two": at + 2 * LONG, "three": at + 3 * LONG}
+    scripts.client.zadd(KEYS.waiters, ends)
+    said = scripts.run(WAITING, keys, 2)
+    assert scripts.is_now(said[0])
+    assert said[1:] == [[b"one", b"two"], b"lines"]
+    scripts.client.delete(KEYS.lock)
+    scripts.client.pexpire(KEYS.owner, DAY)
+    gone_at, owner = scripts.run(WAITING, keys, 2)[3]
+    assert scripts.is_now(gone_at)
+    assert owner == [b"host", b"here"]
+
+
+def test_waiting_reads_what_it_can(scripts: Scripts) -> None:
+    for key in (KEYS.waiters, KEYS.owner, b"events"):
+        scripts.client.rpush(key, "x")
+    assert scripts.run(WAITING, (*KEYS[:5], b"events"), 2)[1:] == [[], b""]
+
+
+def test_note(scripts: Scripts) -> None:
+    for number, when in enumerate(("", "5", "6", "7")):
+        assert scripts.run(NOTE, ("events",), f"line {number}", 3, LONG, when) == 1
+    lines = scripts.client.get("events").split(b"\n")  # type: ignore[union-attr]
+    assert lines == [b"7 line 3", b"6 line 2", b"5 line 1"]
+    assert abs(scripts.client.pttl("events") - LONG) < TOLERANCE
+    scripts.run(NOTE, ("events",), "brief", 3, 1000, "")
+    assert abs(scripts.client.pttl("events") - LONG) < TOLERANCE
+    [first, *_] = scripts.client.get("events").split(b" ")  # type: ignore[union-attr]
+    assert scripts.is_now(first)
+
+
+def test_note_replaces_a_key_of_another_kind(scripts: Scripts) -> None:
+    scripts.client.rpush("events", "x")
+    scripts.run(NOTE, ("events",), "line", 3, LONG, "5")
+    assert scripts.client.get("events") == b"5 line"
+
+
+def test_heartbeats(scripts: Scripts) -> None:
+    assert scripts.run(HEARTBEAT, ("beat",), LONG) == 1
+    assert abs(scripts.client.pttl("beat") - LONG) < TOLERANCE
+    scripts.client.rpush("list", "x")
+    at, none, broken, beat = scripts.run(HEARTBEATS, ("none", "list", "beat"))
+    assert (none, broken) == (b"", b"")
+    assert scripts.is_now(at)
+    assert scripts.is_now(beat)
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def add(scripts: Scripts, *named: str, keys: tuple[str, ...] = ("hour",), most: int = 2) -> None:
+    """Each hash has buckets of a day, and keeps three."""
+    periods = (DAY // 1000, 3) * len(keys)
+    assert scripts.run(ADD_FIGURES, keys, most, "rest", *periods, *named) == 1
+
+
+def figures(scripts: Scripts, key: str = "hour") -> dict[str, str]:
+    at, flat = scripts.run(READ_FIGURES, (key,))
+    assert abs(at - scripts.now() / 1000) < TOLERANCE / 1000
+    return {str(k, "utf8"): str(v, "utf8") for k, v in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def test_figures_are_added(scripts: Scripts) -> None:
+    add(scripts, "s\na", "1 0 m5 m5", keys=("hour", "week"))
+    add(scripts, "s\na", "2 3 m4 m6 9", "s\nb", "1", keys=("hour", "week"))
+    today = str(scripts.now() // DAY)
+    kept = {"now": today, today: "2", f"{today} s\na": "3 3 m5 m6 9", f"{today} s\nb": "1"}
+    for key in ("hour", "week"):
+        assert figures(scripts, key) == kept
+        assert abs(scripts.client.pttl(key) - 4 * DAY) < TOLERANCE
+
+
+def test_figures_of_nothing_change_nothing(scripts: Scripts) -> None:
+    add(scripts, "s\na", "1 m5 0 0")
+    add(scripts, "s\na", "0 0 m2 0")
+    today = str(scripts.now() // DAY)
+    assert figures(scripts)[f"{today} s\na"] == "1 m5 m2 0"
+
+
+def test_too_many_names_are_kept_together(scripts: Scripts) -> None:
+    add(scripts, "s\na", "1", "s\nb", "1", "s\nc", "2", "t\nd", "4", "s\ne", "8", "s\na", "16")
+    today = str(scripts.now() // DAY)
+    kept = {"now": today, today: "2", f"{today} s\na": "17", f"{today} s\nb": "1"}
+    assert figures(scripts) == kept | {f"{today} s\nrest": "10", f"{today} t\nrest": "4"}
+
+
+def test_old_buckets_are_dropped(scripts: Scripts) -> None:
+    today = scripts.now() // DAY
+    old = {f"{today - age}{name}": "1" for age in range(1, 5) for name in ("", " s\na")}
+    scripts.client.hset("hour", mapping={**old, "now": today - 1})
+    add(scripts, "s\na", "1")
+    assert {field.split(" ")[0] for field in figures(scripts)} == {
+        "now",
+        *(str(today - age) for age in range(3)),
+    }
+
+
+def test_old_buckets_are_looked_for_once(scripts: Scripts) -> None:
+    today = scripts.now() // DAY
+    scripts.client.hset("hour", mapping={"1 s\na": "1", "now": today})
+    add(scripts, "s\na", "1")
+    assert "1 s\na" in figures(scripts)

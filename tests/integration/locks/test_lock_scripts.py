@@ -1,0 +1,693 @@
+"""Each lock script against each of its promises, one at a time: what it answers, and every key it
+leaves behind. ``test_script_model`` drives them at random; these tests are quick, and name what is
+broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.lock_scripts import (
+    ACQUIRE,
+    CLOCK,
+    EXTEND,
+    HELD,
+    LEAVE,
+    RELEASE,
+    RENEW,
+    RESET,
+    TAKE_GRANT,
+    WATCH,
+    Call,
+    Script,
+)
+from django_redis_lock.redlock.scripts import VOTE
+from django_redis_lock.transport import execute
+from tests.redis_server import RedisServer
+
+KEYS = lock_keys(b"name")
+WAKE = b"wake"
+DAY = 86_400_000
+#: Milliseconds; so far apart that no delay of the machine can confuse them.
+LIFETIME, GRANT, ALIVE = 3_000_000, 1_000_000, 500_000
+TOLERANCE = 100_000
+
+
+class State(NamedTuple):
+    """What there is in Redis, with lifetimes in milliseconds (-1 none, -2 no such key)."""
+
+    lock: bytes | None
+    left: int
+    grants: list[bytes]
+    waiters: list[bytes]
+    fence: bytes | None
+    owner: dict[bytes, bytes]
+    index: list[bytes]
+
+
+class Scripts:
+    """Calls of the scripts on one server."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+
+    def run(self, script: Script, *args: bytes | str | int, keys: tuple[bytes, ...] = KEYS) -> Any:
+        return execute.run(self.client, Call(script, keys, args)).value
+
+    def acquire(
+        self, token: str, lifetime: int = LIFETIME, attempt: str = "", waiter: str = ""
+    ) -> Any:
+        return self.run(ACQUIRE, token, lifetime, attempt, waiter, ALIVE)
+
+    def release(self, token: str, rest: int = 0, fence: int = 0, attempt: str = "") -> int:
+        return self.run(RELEASE, token, "next", GRANT, rest, fence, attempt)
+
+    def grant(self) -> int:
+        """Make a grant that lies on the list: the token is ``next``. Returns its fence."""
+        self.acquire("holder")
+        self.acquire("waiting", waiter="w")
+        assert self.release("holder") == 1
+        return int(self.state().grants[0].split(b":")[1])
+
+    def now(self) -> int:
+        return self.run(CLOCK, keys=())
+
+    def lasts(self, key: bytes, milliseconds: int) -> bool:
+        return abs(self.client.pttl(key) - milliseconds) < TOLERANCE
+
+    def state(self) -> State:
+        client = self.client
+        return State(
+            client.get(KEYS.lock),
+            client.pttl(KEYS.lock),
+            client.lrange(KEYS.grants, 0, -1),
+            client.zrange(KEYS.waiters, 0, -1),
+            client.get(KEYS.fence),
+            client.hgetall(KEYS.owner),
+            client.zrange(KEYS.held_index, 0, -1),
+        )
+
+    def ends(self, name: bytes = b"name") -> float:
+        """Milliseconds from now to the end the index has for a lock."""
+        return float(self.client.zscore(KEYS.held_index, name)) - self.now() / 1000  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def scripts(client: redis.Redis) -> Scripts:
+    return Scripts(client)
+
+
+# -- ACQUIRE ---------------------------------------------------------------------------------------
+
+
+def test_acquire_free(scripts: Scripts) -> None:
+    before = scripts.now()
+    won, fence, at = scripts.acquire("a")
+    assert won == 1
+    assert before <= fence <= at <= scripts.now()
+    assert scripts.state()[:1] == (b"a",)
+    assert set(scripts.client.keys()) == {KEYS.lock, KEYS.fence, KEYS.held_index}
+    assert scripts.lasts(KEYS.lock, LIFETIME)
+    assert scripts.lasts(KEYS.fence, DAY)
+    assert scripts.state().fence == b"%d" % fence
+    assert abs(scripts.ends() - LIFETIME) < TOLERANCE
+
+
+def test_acquire_without_a_lifetime(scripts: Scripts) -> None:
+    assert scripts.acquire("a", 0)[0] == 1
+    assert scripts.state().left == -1
+    assert scripts.ends() == float("inf")
+
+
+def test_acquire_held(scripts: Scripts) -> None:
+    scripts.acquire("a")
+    before = scripts.state()
+    lost, left, at = scripts.acquire("b")
+    assert (lost, at // 10**9) == (0, scripts.now() // 10**9)
+    assert abs(left - LIFETIME) < TOLERANCE
+    after = scripts.state()
+    assert after._replace(left=before.left) == before
+
+
+@pytest.mark.parametrize(
+    ("attempt", "other", "mine"),
+    [("", "", True), ("first", "first", True), ("first", "second", False)],
+)
+def test_acquire_again(scripts: Scripts, attempt: str, other: str, mine: bool) -> None:
+    first = scripts.acquire("a", attempt=attempt)
+    scripts.client.rpush(KEYS.grants, "void")
+    again = scripts.acquire("a", attempt=other)
+    assert again[0] == mine
+    if mine:
+        assert again[1] > first[1]
+        assert len(again) == 3
+        assert scripts.state().grants == []
+
+
+def test_acquire_chosen_token_without_a_record(scripts: Scripts) -> None:
+    scripts.acquire("a", attempt="first")
+    scripts.client.delete(KEYS.fence)
+    assert scripts.acquire("a", attempt="first")[0] == 0
+
+
+def test_acquire_keeps_the_attempt(scripts: Scripts) -> None:
+    fence = scripts.acquire("a", attempt="first")[1]
+    assert scripts.state().fence == b"%d first" % fence
+
+
+@pytest.mark.parametrize("ahead", [2**52, 2**53 - 1])
+def test_fence_follows_the_last_one(scripts: Scripts, ahead: int) -> None:
+    scripts.client.set(KEYS.fence, f"{ahead} attempt")
+    assert scripts.acquire("a")[1] == ahead + 1
+    assert scripts.state().fence == b"%d" % (ahead + 1)
+
+
+@pytest.mark.parametrize("unusable", [str(2**53), "9" * 30, "x"])
+def test_fence_that_cannot_be_counted_on_from_is_replaced(scripts: Scripts, unusable: str) -> None:
+    scripts.client.set(KEYS.fence, unusable)
+    assert scripts.now() - 10**9 < scripts.acquire("a")[1] <= scripts.now()
+
+
+def test_acquire_takes_an_untaken_grant(scripts: Scripts) -> None:
+    granted = scripts.grant()
+    won = scripts.acquire("b")
+    assert won[0] == 1
+    assert won[1] > granted
+    assert len(won) == 3
+    assert (scripts.state().lock, scripts.state().grants) == (b"b", [])
+    assert scripts.lasts(KEYS.lock, LIFETIME)
+
+
+def test_acquire_leaves_a_grant_that_was_popped(scripts: Scripts) -> None:
+    scripts.grant()
+    scripts.client.lpop(KEYS.grants)
+    scripts.client.rpush(KEYS.grants, "nextother:1", "next:2")
+    assert scripts.acquire("b")[0] == 0
+
+
+@pytest.mark.parametrize("was", [-400_000, 3_000_000])
+def test_acquire_tells_of_a_holder_that_vanished(scripts: Scripts, was: int) -> None:
+    """``was``: when its lifetime would have been over, in milliseconds from now."""
+    scripts.client.hset(KEYS.owner, "host", "there")
+    scripts.client.pexpire(KEYS.owner, DAY + was)
+    won, _, at, (gone_at, owner) = scripts.acquire("a")
+    assert won == 1
+    assert abs((gone_at - at) / 1000 - min(was, 0)) < TOLERANCE
+    assert owner == [b"host", b"there"]
+    assert scripts.state().owner == {}
+
+
+def test_acquire_tells_of_nobody_without_a_description(scripts: Scripts) -> None:
+    scripts.client.rpush(KEYS.grants, "void")
+    assert len(scripts.acquire("a")) == 3
+
+
+def test_a_holder_without_end_vanished_just_now(scripts: Scripts) -> None:
+    scripts.client.hset(KEYS.owner, "host", "there")
+    _, _, at, (gone_at, _) = scripts.acquire("a")
+    assert abs(gone_at - at) < TOLERANCE * 1000
+
+
+@pytest.mark.parametrize("script", ["ACQUIRE", "WATCH"])
+def test_register(scripts: Scripts, script: str) -> None:
+    scripts.acquire("a")
+    at = scripts.now() // 1000
+    scripts.client.zadd(KEYS.waiters, {"dead": at - 1, "alive": at + TOLERANCE})
+    scripts.client.hset(KEYS.grants, "another", "type")
+    if script == "ACQUIRE":
+        scripts.acquire("b", waiter="w")
+    else:
+        scripts.run(WATCH, "w", ALIVE, "next", GRANT)
+    assert scripts.state().waiters == [b"alive", b"w"]
+    assert abs(scripts.client.zscore(KEYS.waiters, "w") - at - ALIVE) < TOLERANCE  # type: ignore[operator]
+    assert scripts.lasts(KEYS.waiters, ALIVE)
+    assert scripts.state().grants == []
+
+
+def test_index_loses_what_has_ended(scripts: Scripts) -> None:
+    """One use in sixteen looks through it."""
+    at = scripts.now() // 1000
+    dead = {f"dead {number}": at - 7_200_000 for number in range(100)}
+    scripts.client.zadd(KEYS.held_index, {**dead, "extended": at - 2, "endless": at - 1})
+    scripts.client.zadd(KEYS.held_index, {"current": at + LIFETIME})
+    scripts.client.set("extended", "token", px=LIFETIME)
+    scripts.client.set("endless", "token")
+    sizes = []
+    while scripts.client.zcard(KEYS.held_index) > 4:
+        scripts.acquire("a")
+        sizes.append(scripts.client.zcard(KEYS.held_index))
+        assert len(sizes) < 5000
+    assert len(set(sizes)) > 2, "64 of them at a time"
+    assert scripts.ends(b"endless") == float("inf")
+    for name in (b"extended", b"current", b"name"):
+        assert abs(scripts.ends(name) - LIFETIME) < TOLERANCE
+
+
+def test_index_of_another_type_is_replaced(scripts: Scripts) -> None:
+    scripts.client.set(KEYS.held_index, "text")
+    assert scripts.acquire("a")[0] == 1
+    assert scripts.state().index == [b"name"]
+
+
+def test_acquire_without_an_index(scripts: Scripts) -> None:
+    """In a cluster."""
+    assert scripts.run(ACQUIRE, "a", LIFETIME, "", "", ALIVE, keys=KEYS[:5])[0] == 1
+    assert scripts.run(RELEASE, "a", "next", GRANT, 0, 0, "", keys=KEYS[:5]) == 1
+    assert scripts.run(RESET, "next", GRANT, "a", 1, keys=KEYS[:5]) == 0
+    assert scripts.client.keys() == [KEYS.fence]
+
+
+# -- LEAVE -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("free", [True, False])
+@pytest.mark.parametrize("tries", [True, False])
+def test_leave(scripts: Scripts, free: bool, tries: bool, index: bool) -> None:
+    if not free:
+        scripts.acquire("a")
+    keys = (*(KEYS if index else KEYS[:5]), WAKE)
+    scripts.client.rpush(WAKE, "old")
+    scripts.client.zadd(KEYS.waiters, {"w": scripts.now() // 1000 + ALIVE})
+    token = "b" if tries else ""
+    reply = scripts.run(LEAVE, token, LIFETIME, "attempt", "w", keys=keys)
+    assert reply[0] == (free and tries)
+    assert reply[2 if free and tries else -1] // 10**9 == scripts.now() // 10**9
+    if free and tries:
+        assert scripts.state().lock == b"b"
+        assert scripts.state().fence == b"%d attempt" % reply[1]
+        assert scripts.lasts(KEYS.lock, LIFETIME)
+        assert scripts.state().index == [b"name"] * index
+    else:
+        assert reply[1] == -2 if free else abs(reply[1] - LIFETIME) < TOLERANCE
+        assert scripts.state().lock == (None if free else b"a")
+    assert scripts.state().waiters == []
+    assert scripts.client.lrange(WAKE, 0, -1) == [b"leave"]
+    assert 0 < scripts.client.pttl(WAKE) <= 2000
+
+
+def test_leave_registered(scripts: Scripts) -> None:
+    scripts.client.zadd(KEYS.waiters, {"w": 1, "": 1})
+    scripts.run(LEAVE, "", LIFETIME, "", "", keys=(*KEYS, WAKE))
+    assert sorted(scripts.state().waiters) == [b"", b"w"]
+
+
+# -- TAKE_GRANT ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lifetime", [LIFETIME, 0])
+@pytest.mark.parametrize("chosen", ["", "chosen"])
+@pytest.mark.parametrize("waiter", ["", "w"])
+def test_take_grant(scripts: Scripts, lifetime: int, chosen: str, waiter: str) -> None:
+    fence = scripts.grant()
+    scripts.client.lpop(KEYS.grants)
+    scripts.client.zadd(KEYS.waiters, {"": scripts.now() // 1000 + ALIVE})
+    assert scripts.run(TAKE_GRANT, "next", lifetime, waiter, chosen, "attempt", fence) == 1
+    state = scripts.state()
+    assert state.lock == (b"chosen" if chosen else b"next")
+    assert state.fence == (b"%d attempt" % fence if chosen else b"%d" % fence)
+    assert sorted(state.waiters) == ([b""] if waiter else [b"", b"w"])
+    assert scripts.lasts(KEYS.fence, DAY)
+    if lifetime:
+        assert scripts.lasts(KEYS.lock, lifetime)
+        assert abs(scripts.ends() - lifetime) < TOLERANCE
+    else:
+        assert state.left == -1
+        assert scripts.ends() == float("inf")
+
+
+def test_take_grant_never_lowers_the_fence(scripts: Scripts) -> None:
+    fence = scripts.grant()
+    for of_the_grant, expected in ((fence - 5, fence), (fence + 5, fence + 5)):
+        scripts.client.set(KEYS.lock, "next", px=GRANT)
+        scripts.run(TAKE_GRANT, "next", LIFETIME, "", "chosen", "x", of_the_grant)
+        assert scripts.state().fence == b"%d x" % expected
+
+
+def test_take_grant_that_is_over(scripts: Scripts) -> None:
+    scripts.acquire("a")
+    scripts.client.zadd(KEYS.waiters, {"w": scripts.now() // 1000 + ALIVE})
+    before = scripts.state()
+    assert scripts.run(TAKE_GRANT, "next", 0, "w", "chosen", "x", 1) == 0
+    assert scripts.state()._replace(left=before.left) == before._replace(waiters=[])
+    assert scripts.lasts(KEYS.lock, LIFETIME)
+
+
+# -- RELEASE and RESET -----------------------------------------------------------------------------
+
+
+def described(scripts: Scripts) -> None:
+    scripts.client.hset(KEYS.owner, "host", "here")
+    scripts.client.rpush(KEYS.grants, "void")
+
+
+@pytest.mark.parametrize("waiting", [None, -1, ALIVE])
+@pytest.mark.parametrize("how", ["RELEASE", "RESET"])
+def test_end_passes_the_lock_on(scripts: Scripts, how: str, waiting: int | None) -> None:
+    """``waiting``: milliseconds for which a waiter counts as alive; None: there is none."""
+    fence = scripts.acquire("a", attempt="x")[1]
+    described(scripts)
+    if waiting is not None:
+        scripts.client.zadd(KEYS.waiters, {"w": scripts.now() // 1000 + waiting})
+
+    def end() -> int:
+        if how == "RELEASE":
+            return scripts.release("a", attempt="x")
+        return scripts.run(RESET, "next", GRANT, "a", fence)
+
+    assert end() == 1
+    state = scripts.state()
+    if waiting == ALIVE:
+        assert state.lock == b"next"
+        assert scripts.lasts(KEYS.lock, GRANT)
+        assert scripts.lasts(KEYS.grants, GRANT)
+        assert abs(scripts.ends() - GRANT) < TOLERANCE
+        [(token, granted)] = [each.split(b":") for each in state.grants]
+        assert (token, int(granted)) == (b"next", int(state.fence or 0))
+        assert int(granted) > fence
+    else:
+        assert (state.lock, state.grants, state.index) == (None, [], [])
+    assert state.owner == {}
+    # The reply was lost, and it is sent again.
+    assert end() == (how == "RELEASE" and waiting == ALIVE)
+    assert scripts.state()._replace(left=0) == state._replace(left=0)
+
+
+@pytest.mark.parametrize(
+    ("token", "attempt", "known", "released"),
+    [
+        ("a", "", True, 1),
+        ("a", "x", True, 1),
+        ("a", "y", True, 0),
+        ("a", "y", False, 1),
+        ("b", "", True, 0),
+        ("next", "", True, 0),
+    ],
+)
+def test_release_asks_whose_it_is(
+    scripts: Scripts, token: str, attempt: str, known: bool, released: int
+) -> None:
+    scripts.acquire("a", attempt="x")
+    if not known:
+        scripts.client.delete(KEYS.fence)
+    before = scripts.state()
+    assert scripts.release(token, attempt=attempt) == released
+    assert (scripts.state().lock is None) == released
+    if not released:
+        assert scripts.state()._replace(left=before.left) == before
+
+
+def test_release_of_nothing(scripts: Scripts) -> None:
+    assert scripts.release("a") == 0
+
+
+@pytest.mark.parametrize(
+    ("held", "left"), [(400_000, 600_000), (-400_000, 1_000_000), (2_000_000, 0)]
+)
+def test_release_before_the_rest_is_over(scripts: Scripts, held: int, left: int) -> None:
+    """It stays taken, though never for more than ``rest``, however wrong the clock is."""
+    scripts.acquire("a")
+    described(scripts)
+    fence = scripts.now() - held * 1000
+    assert scripts.release("a", rest=1_000_000, fence=fence) == 1
+    state = scripts.state()
+    assert state.grants == []
+    if not left:
+        assert (state.lock, state.owner, state.index) == (None, {}, [])
+        return
+    assert (state.lock, state.owner) == (b"next", {b"rests": b"next"})
+    assert scripts.lasts(KEYS.lock, left)
+    assert scripts.lasts(KEYS.owner, left)
+    assert abs(scripts.ends() - left) < TOLERANCE
+    assert scripts.release("a", rest=1_000_000, fence=fence) == 1
+
+
+@pytest.mark.parametrize(("token", "fence"), [("a", -1), ("b", 0), ("b", 5)])
+def test_reset_ends_only_what_it_names(scripts: Scripts, token: str, fence: int) -> None:
+    """``fence``: beside the holder's."""
+    at = scripts.acquire("a")[1]
+    before = scripts.state()
+    assert scripts.run(RESET, "next", GRANT, token, at + fence) == 0
+    assert scripts.state()._replace(left=before.left) == before
+
+
+def test_reset_of_an_untaken_grant(scripts: Scripts) -> None:
+    fence = scripts.grant()
+    assert scripts.run(RESET, "other", GRANT, "next", fence) == 0
+    assert scripts.state().lock == b"next"
+
+
+def test_reset_of_nothing_clears_the_index(scripts: Scripts) -> None:
+    scripts.client.zadd(KEYS.held_index, {"name": 1, "other": 2})
+    assert scripts.run(RESET, "next", GRANT, "a", 2**53) == 0
+    assert scripts.state().index == [b"other"]
+
+
+# -- RENEW, EXTEND, WATCH, HELD --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("had", "wanted", "left"),
+    [
+        (GRANT, LIFETIME, LIFETIME),
+        (LIFETIME, GRANT, LIFETIME),
+        (LIFETIME, 0, LIFETIME),
+        (LIFETIME, -1, -1),
+        (0, LIFETIME, -1),
+        (0, -1, -1),
+    ],
+)
+def test_renew(scripts: Scripts, had: int, wanted: int, left: int) -> None:
+    scripts.acquire("a", had)
+    scripts.client.hset(KEYS.owner, "kept", "field")
+    scripts.client.pexpire(KEYS.owner, GRANT)
+    scripts.client.delete(KEYS.held_index)
+    renewed = scripts.run(RENEW, "a", wanted, "", "host", "here")
+    state = scripts.state()
+    owner = state.owner
+    assert abs(int(owner.pop(b"seen")) - scripts.now()) < TOLERANCE * 1000
+    assert owner == {b"kept": b"field", b"host": b"here"}
+    if left < 0:
+        assert (renewed, state.left, scripts.client.pttl(KEYS.owner)) == (-1, -1, -1)
+        assert scripts.ends() == float("inf")
+    else:
+        assert abs(renewed - left) < TOLERANCE
+        assert scripts.lasts(KEYS.lock, left)
+        assert scripts.lasts(KEYS.owner, left + DAY)
+        assert abs(scripts.ends() - left) < TOLERANCE
+
+
+def test_description_of_another_type_is_replaced(scripts: Scripts) -> None:
+    scripts.acquire("a")
+    scripts.client.set(KEYS.owner, "text")
+    scripts.run(RENEW, "a", 0, "", "host", "here")
+    assert scripts.state().owner[b"host"] == b"here"
+    assert scripts.lasts(KEYS.owner, LIFETIME + DAY)
+
+
+OTHERS = [
+    pytest.param("b", "", True, False, id="another token"),
+    pytest.param("a", "y", True, False, id="another attempt"),
+    pytest.param("a", "x", True, True, id="this attempt"),
+    pytest.param("a", "", True, True, id="any attempt"),
+    pytest.param("a", "y", False, True, id="attempt not on record"),
+]
+
+
+@pytest.mark.parametrize(("token", "attempt", "known", "mine"), OTHERS)
+def test_renew_and_extend_ask_whose_it_is(
+    scripts: Scripts, token: str, attempt: str, known: bool, mine: bool
+) -> None:
+    scripts.acquire("a", GRANT, attempt="x")
+    if not known:
+        scripts.client.delete(KEYS.fence)
+    before = scripts.state()
+    renewed = scripts.run(RENEW, token, LIFETIME, attempt)
+    assert (renewed > GRANT) == mine
+    assert (renewed == -2) != mine
+    if not mine:
+        assert scripts.state()._replace(left=before.left) == before
+        assert scripts.lasts(KEYS.lock, GRANT)
+    for replace in ("0", "1"):
+        assert scripts.run(EXTEND, token, LIFETIME, replace, attempt, "call") == mine
+        if not mine:
+            assert scripts.lasts(KEYS.lock, GRANT)
+
+
+def test_extend_adds_once(scripts: Scripts) -> None:
+    scripts.acquire("a", GRANT)
+    for call, left in (("1", 2 * GRANT), ("1", 2 * GRANT), ("2", 3 * GRANT)):
+        assert scripts.run(EXTEND, "a", GRANT, "0", "", call) == 1
+        assert scripts.lasts(KEYS.lock, left)
+        assert scripts.lasts(KEYS.owner, left + DAY)
+        assert scripts.state().owner == {b"extension": call.encode()}
+        assert abs(scripts.ends() - left) < TOLERANCE
+
+
+def test_extend_replaces(scripts: Scripts) -> None:
+    scripts.acquire("a", 0)
+    scripts.client.hset(KEYS.owner, "host", "here")
+    assert scripts.run(EXTEND, "a", GRANT, "1", "", "call") == 1
+    assert scripts.lasts(KEYS.lock, GRANT)
+    assert scripts.lasts(KEYS.owner, GRANT + DAY)
+    assert scripts.state().owner == {b"host": b"here"}
+    assert abs(scripts.ends() - GRANT) < TOLERANCE
+
+
+def test_extend_without_a_lifetime(scripts: Scripts) -> None:
+    scripts.acquire("a", 0)
+    assert scripts.run(EXTEND, "a", GRANT, "0", "", "call") == -1
+    assert scripts.state().left == -1
+    assert scripts.ends() == float("inf")
+
+
+def test_watch_held(scripts: Scripts) -> None:
+    scripts.acquire("a")
+    left, at, lying = scripts.run(WATCH, "w", ALIVE, "next", GRANT)
+    assert abs(left - LIFETIME) < TOLERANCE
+    assert abs(at - scripts.now()) < TOLERANCE * 1000
+    assert (lying, scripts.state().lock, scripts.state().grants) == (0, b"a", [])
+
+
+def test_watch_sees_a_grant_lying(scripts: Scripts) -> None:
+    scripts.grant()
+    before = scripts.state()
+    assert scripts.run(WATCH, "w", ALIVE, "later", GRANT)[2] == 1
+    assert scripts.state()._replace(left=before.left) == before
+    scripts.client.lpop(KEYS.grants)
+    assert scripts.run(WATCH, "w", ALIVE, "later", GRANT)[2] == 0
+
+
+def test_watch_grants_a_lock_that_is_free(scripts: Scripts) -> None:
+    scripts.client.hset(KEYS.owner, "host", "there")
+    scripts.client.rpush(KEYS.grants, "void")
+    left, at, lying, (gone_at, owner) = scripts.run(WATCH, "w", ALIVE, "next", GRANT)
+    assert abs(left - GRANT) < TOLERANCE
+    assert abs(gone_at - at) < TOLERANCE * 1000
+    assert (lying, owner) == (1, [b"host", b"there"])
+    state = scripts.state()
+    assert (state.lock, state.owner) == (b"next", {})
+    assert state.grants == [b"next:" + (state.fence or b"")]
+    assert scripts.lasts(KEYS.lock, GRANT)
+    assert scripts.lasts(KEYS.grants, GRANT)
+
+
+def test_held(scripts: Scripts) -> None:
+    assert scripts.run(HELD) is None
+    fence = scripts.acquire("a", attempt="x")[1]
+    for expected in (fence, 0):
+        token, left, owner, at, found = scripts.run(HELD)
+        assert (token, owner, found) == (b"a", [], expected)
+        assert abs(left - LIFETIME) < TOLERANCE
+        assert abs(at - scripts.now()) < TOLERANCE * 1000
+        scripts.client.delete(KEYS.fence)
+    scripts.client.hset(KEYS.owner, "host", "here")
+    assert scripts.run(HELD)[2] == [b"host", b"here"]
+    scripts.client.delete(KEYS.owner)
+    scripts.client.set(KEYS.owner, "text")
+    assert scripts.run(HELD)[2] == []
+
+
+def test_held_is_nobody_with_a_grant_on_its_way(scripts: Scripts) -> None:
+    scripts.grant()
+    assert scripts.run(HELD) is None
+    scripts.client.lpop(KEYS.grants)
+    assert scripts.run(HELD)[0] == b"next"
+
+
+def test_clock(scripts: Scripts) -> None:
+    seconds, micros = scripts.client.time()
+    assert 0 <= scripts.now() - (seconds * 1_000_000 + micros) < TOLERANCE * 1000
+
+
+# -- VOTE ------------------------------------------------------------------------------------------
+
+
+def test_vote(scripts: Scripts) -> None:
+    floor = 2**52
+    for _ in range(2):
+        won, fence, at = scripts.run(VOTE, "a", LIFETIME, "attempt", floor)
+        assert (won, fence) == (1, floor)
+        assert abs(at - scripts.now()) < TOLERANCE * 1000
+        assert scripts.state().fence == b"%d attempt" % floor
+        assert scripts.lasts(KEYS.lock, LIFETIME)
+        assert scripts.lasts(KEYS.fence, DAY)
+        scripts.client.pexpire(KEYS.lock, GRANT)
+        floor += 1
+    lost, left, at = scripts.run(VOTE, "a", LIFETIME, "another", floor)
+    assert lost == 0
+    assert abs(left - GRANT) < TOLERANCE
+    assert abs(at - scripts.now()) < TOLERANCE * 1000
+    assert scripts.lasts(KEYS.lock, GRANT)
+
+
+# -- Redis out of memory ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full(own_server: RedisServer) -> Iterator[Scripts]:
+    """``a`` holds the lock, ``w`` waits, the owner is described, and there is no room for more."""
+    with own_server.client() as client:
+        scripts = Scripts(client)
+        scripts.acquire("a", GRANT)
+        scripts.acquire("waiting", waiter="w")
+        client.hset(KEYS.owner, "kept", "field")
+        client.config_set("maxmemory", 1)
+        yield scripts
+
+
+def test_release_passes_on_out_of_memory(full: Scripts) -> None:
+    assert full.release("a") == 1
+    assert full.state().grants
+
+
+def test_reset_passes_on_out_of_memory(full: Scripts) -> None:
+    assert full.run(RESET, "next", GRANT, "a", 2**53) == 1
+    assert full.state().grants
+
+
+def test_watch_passes_on_out_of_memory(full: Scripts) -> None:
+    full.client.delete(KEYS.lock)
+    assert full.run(WATCH, "w", ALIVE, "next", GRANT)[2] == 1
+    assert full.state().grants
+
+
+@pytest.mark.parametrize("lifetime", [0, LIFETIME])
+def test_renew_keeps_the_description_out_of_memory(full: Scripts, lifetime: int) -> None:
+    assert full.run(RENEW, "a", lifetime, "", "host", "here") > 0
+    assert set(full.state().owner) == {b"kept", b"host", b"seen"}
+
+
+def test_take_grant_out_of_memory(full: Scripts) -> None:
+    full.release("a")
+    assert full.run(TAKE_GRANT, "next", LIFETIME, "w", "chosen", "x", 2**52) == 1
+    assert full.state().lock == b"chosen"
+
+
+def test_acquire_again_out_of_memory(full: Scripts) -> None:
+    assert full.acquire("a")[0] == 1
+
+
+@pytest.mark.parametrize("token", ["", "b"])
+def test_leave_wakes_out_of_memory(full: Scripts, token: str) -> None:
+    full.run(LEAVE, token, LIFETIME, "", "w", keys=(*KEYS, WAKE))
+    assert full.client.lrange(WAKE, 0, -1) == [b"leave"]
+
+
+def test_vote_out_of_memory(full: Scripts) -> None:
+    """The lock is passed on by one server only: the others must not refuse its next holder."""
+    full.client.delete(KEYS.lock)
+    assert full.run(VOTE, "b", LIFETIME, "attempt", 1)[0] == 1
+
+
+def test_acquire_is_refused_as_a_whole_out_of_memory(full: Scripts) -> None:
+    full.release("a")
+    full.client.delete(KEYS.lock, KEYS.grants)
+    before = full.state()
+    with pytest.raises(redis.exceptions.RedisError):
+        full.acquire("b")
+    assert full.state() == before
