@@ -52,6 +52,9 @@ MISTAKES = {
     "PROMPT FAULTS=1 NO_CLEANUP": "nobody releases what an unheard ACQUIRE got",
     "PROMPT FAULTS=1 SEE_NO_OWN_GRANT": "a keeper does not see its own grants lying about",
     "PROMPT FAULTS=1 AWAIT_SILENCE": "after a last try that won, a dead pop is waited for",
+    "PROMPT FAULTS=1 LOOK_LATE": "who waits relies on companion keys until the lifetime is over",
+    "PROMPT FAULTS=1 RELEASE_NEEDS_MEMORY": "RELEASE is refused when Redis is out of memory",
+    "PROMPT FAULTS=1 RESET_ANY": "RESET, sent again, ends the next holder's lock",
     "PROMPT FAULTS=1 TAKE_BOTH": "after a last try that won, a late grant is taken and dropped",
 }
 

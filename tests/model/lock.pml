@@ -19,7 +19,9 @@
  * PROMPT: how long anybody waits. Time passes only when nobody who is well has anything left to
  *     do. What goes wrong is counted: in a run at most FAULTS times, and each client acquires at
  *     most ROUNDS times. Here are the register, the keepers' timetables, freezing and thawing, the
- *     lock deleted by hand, and connections that died without a word on either side.
+ *     lock deleted by hand or reset, companion keys that vanish, and connections that died without
+ *     a word on either side. Redis out of memory refuses no script but ACQUIRE, and that as a
+ *     whole: to its caller, one more answer that is an error.
  *
  * Time is counted in ticks: each takes one off all that is left of lifetimes. With PROMPT a tick is
  * about a second, and what takes less (the second look of a keeper that has seen a grant lying
@@ -41,7 +43,7 @@
  *   leaving  nobody goes home with a grant that is still good (leave)
  *   and nobody is ever stuck: spin's invalid end states, where not even time may pass.
  *
- * Not in the model: threads and tasks behind each other in one process, min_hold, reset, extend,
+ * Not in the model: threads and tasks behind each other in one process, min_hold, extend,
  * lifetimes without end, the index and the owner's details, polling, clocks that jump, a server
  * that restarts. An ACQUIRE or LEAVE that arrives so late that not even its client's Abandoned
  * job reckons with it is there at any pace, but not with PROMPT: a lock that it gets is nobody's
@@ -54,8 +56,8 @@
  *   at any pace                            432,000 states     0.2 GB     10 s
  *   CHOSEN                                 456,000 states     0.2 GB     10 s
  *   PROMPT, 2 faults, 2 rounds           6,089,000 states     1.4 GB     60 s
- *   PROMPT, 3 faults, 1 round            1,134,000 states     0.4 GB     15 s
- *   PROMPT CHOSEN, 1 fault, 2 rounds       645,000 states     0.3 GB     10 s
+ *   PROMPT, 3 faults, 1 round            1,426,000 states     0.4 GB     15 s
+ *   PROMPT CHOSEN, 1 fault, 2 rounds       694,000 states     0.3 GB     10 s
  *
  * Each of the other macros is a mistake that somebody could make; checker.py says which, and sees
  * to it that each is found out.
@@ -66,6 +68,11 @@
 #define GRANT_TIMEOUT 2     /* of a grant */
 #define FRESH         1     /* a grant that is younger is believed without an answer */
 #define LOOK_EVERY    2     /* of a keeper whose client waits */
+#ifdef LOOK_LATE
+#define NEXT_LOOK     K_left
+#else
+#define NEXT_LOOK     (K_left < LOOK_EVERY -> K_left : LOOK_EVERY)
+#endif
 #define LINE          5     /* places in Redis's queue for the blocking pop */
 #ifndef FAULTS
 #define FAULTS        2
@@ -144,6 +151,7 @@ byte late;      /* the token of an ACQUIRE or LEAVE that will arrive when nobody
 byte job;       /* the token that an Abandoned job releases */
 #ifdef PROMPT
 byte job_of;    /* whose keeper has the job */
+byte doomed;    /* the token that an operator's reset has named, and is to end */
 byte faults = FAULTS;
 byte ownerless; /* ticks for which somebody well has waited and nobody has owned the lock */
 #endif
@@ -276,6 +284,9 @@ inline done() {
     if :: job != K && job != late -> job = 0 :: else fi;    /* That token will not come back. */
 #ifdef PROMPT
     if :: job == 0 -> job_of = 0 :: else fi;
+#ifndef RESET_ANY
+    if :: doomed != K -> doomed = 0 :: else fi;     /* What that holder held is over. */
+#endif
     forget_what_is_over(client[0]); forget_what_is_over(client[1]); forget_what_is_over(client[2]);
     if :: !UNSERVED -> ownerless = 0 :: else fi;
 #endif
@@ -287,6 +298,9 @@ inline done() {
 #endif
     n = 0; j = 0;
     rename(K); rename(grants); rename(late); rename(job);
+#ifdef PROMPT
+    rename(doomed);
+#endif
     do :: j < 3 -> rename(client[j].own); rename(client[j].grant); j++ :: else -> break od;
     i = 7;
     do
@@ -323,6 +337,9 @@ inline new_token() {
     :: n == 1 ->
         token++; n = 0; j = 0;
         unlike(K); unlike(grants); unlike(late); unlike(job);
+#ifdef PROMPT
+        unlike(doomed);
+#endif
         do :: j < 3 -> unlike(client[j].own); unlike(client[j].grant); j++ :: else -> break od
     :: else -> break
     od
@@ -450,7 +467,7 @@ inline wait() {
     put_on_register();
 #endif
 #ifdef PROMPT
-    my.look = (K_left < LOOK_EVERY -> K_left : LOOK_EVERY);
+    my.look = NEXT_LOOK;
 #endif
     my.at = WAITING
 }
@@ -487,7 +504,12 @@ inline die() {
     go_home();
     my.own = n; my.at = DEAD; my.frozen = false; my.round = ROUNDS
 }
-inline rob(c) { c.left = 0; c.registered = false; c.grant = 0; c.grant_left = 0; c.grant_fence = 0 }
+inline rob_of_grant(c) { c.grant = 0; c.grant_left = 0; c.grant_fence = 0 }
+inline rob(c) { c.left = 0; c.registered = false; rob_of_grant(c) }
+inline rob_if_its(c) {
+    if :: c.own == K -> c.left = 0 :: else fi;
+    if :: c.grant == K -> rob_of_grant(c) :: else fi
+}
 #endif
 
 #define LEAVING     (my.at == LEFT || my.at == WON || my.at == CANCELLED)
@@ -653,6 +675,9 @@ active [3] proctype clients() {
     :: d_step { my.at == RELEASING && HOLDS && WAITED_FOR -> give_to_next(my.own); done() }
     :: d_step { my.at == RELEASING && HOLDS && NOT_WAITED_FOR -> give_up(my.own); done() }
     :: d_step { my.at == RELEASING && RUNS && (K != my.own || AT_ANY_PACE) -> go_home(); done() }
+#ifdef RELEASE_NEEDS_MEMORY
+    :: d_step { my.at == RELEASING && HOLDS && WAITED_FOR && FAULT -> fault(); go_home(); done() }
+#endif
 
 #ifdef PROMPT
     /* Abandoned, by my keeper. */
@@ -677,7 +702,7 @@ active [3] proctype clients() {
                 :: K != 0 && K == grants -> token = 1
                 :: else
                 fi;
-                my.look = (K_left < LOOK_EVERY -> K_left : LOOK_EVERY);
+                my.look = NEXT_LOOK;
                 if
                 :: token == 0 -> my.lying = false
                 :: token == 1 && !my.lying -> my.lying = true; my.look = 0
@@ -766,6 +791,22 @@ active proctype world() {
     :: d_step { K != 0 && FAULT -> fault();
                 K = 0; K_left = 0; empty_list();
                 rob(client[0]); rob(client[1]); rob(client[2]); done() }
+    /* It is reset: HELD names the holder, RESET ends what that one holds, and may be sent again at
+     * any time. Here too the holder believes until it is told. */
+    :: d_step { K != 0 && K != grants && doomed == 0 && FAULT -> fault(); doomed = K; done() }
+    :: d_step { doomed != 0 && K == doomed && K != grants ->
+                rob_if_its(client[0]); rob_if_its(client[1]); rob_if_its(client[2]);
+                if :: WAITED_FOR -> pass_on() :: else -> give_up(doomed) fi;
+                done() }
+#ifdef RESET_ANY
+    :: d_step { doomed != 0 && K != doomed && K != 0 && K != grants -> pass_on(); done() }
+#endif
+    :: d_step { doomed != 0 -> doomed = 0; done() }
+    /* Companion keys vanish: the register, or the list of grants. */
+    :: d_step { WAITED_FOR && FAULT -> fault();
+                client[0].registered = false; client[1].registered = false;
+                client[2].registered = false; done() }
+    :: d_step { grants != 0 && FAULT -> fault(); empty_list(); done() }
     /* Redis notices that a connection is dead. */
     :: d_step { HAS_DEAD_CONNECTION -> leave_line(DEAD_CONNECTION); done() }
 #else
