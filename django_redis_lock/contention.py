@@ -1,4 +1,4 @@
-"""What to answer when a lock is taken.
+"""The answers of ``locked()`` when a lock is taken.
 
 ``locked(on_conflict=…)`` takes one of the ready-made answers at the end of this module, or any
 callable: it is given a ``Conflict`` and the arguments of the call, and returns what the decorated
@@ -49,11 +49,11 @@ LONGEST_GUESS, LONGEST_RETRY = 60.0, 3600.0
 
 @dataclass(frozen=True)
 class Conflict:
-    """A lock that could not be had, and why.
+    """A lock that could not be acquired, and why.
 
     Attributes:
         name: the lock's name, as ``locked()`` was given it.
-        holder: who holds it; None if nobody does any more.
+        holder: who holds it; None if it is free again.
         ttl: seconds its lifetime still lasts unless renewed; None if it is free again, ``inf`` if
             it never expires.
         held_for: seconds it has been held, if the holder has said so.
@@ -96,7 +96,9 @@ class Conflict:
 
     def _words(self) -> str:
         if self.holder is None:
-            return _("%(name)s is held by another, or was a moment ago") % {"name": self.name}
+            return _("%(name)s is held by another caller, or was a moment ago") % {
+                "name": self.name
+            }
         words = _("%(name)s is held by %(holder)s") % {"name": self.name, "holder": self.holder}
         if self.held_for is not None:
             words += " " + _("for %(duration)s") % {"duration": _seconds(self.held_for)}
@@ -118,7 +120,10 @@ class Conflict:
             request: Django's, or that of Django REST framework, which then chooses the format.
             json: for a client that accepts both.
         """
-        detail = {"detail": _("This is already being done."), "retry_after": self.retry_after}
+        detail = {
+            "detail": _("This operation is already in progress."),
+            "retry_after": self.retry_after,
+        }
         response: HttpResponse
         if not isinstance(request, HttpRequest):
             # Only such a request comes from there, so it is installed.
@@ -146,7 +151,7 @@ class Conflict:
         return wanted == "application/json" or (json and wanted is None)
 
     def line(self) -> str:
-        """For people at a terminal: who is in the way, and how to see more."""
+        """For a terminal: who holds the lock, and the command that shows more."""
         more = ["manage.py", "locks", "show", self.name]
         if self.using != Conf().USING:
             more += ["--using", self.using]
@@ -202,9 +207,9 @@ def _seconds(seconds: float) -> str:
 
 
 def unavailable(name: str, error: Exception, exit_code: int) -> CommandError:
-    """For a command whose lock could not be asked for, so that it has not run: one line."""
+    """One line for a command that did not run because its lock could not be requested."""
     answered = isinstance(error, TooFewReplicas)
-    why = str(error) if answered else f"the lock {name} could not be asked for: {error}"
+    why = str(error) if answered else f"the lock {name} could not be requested: {error}"
     return CommandError(" ".join(f"nothing was run: {why}".split()), returncode=exit_code)
 
 
@@ -226,8 +231,8 @@ OnConflict = Callable[..., Any]
 
 
 def skip(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
-    """Do nothing and say nothing: a function and a task return None, a command ends well, a view
-    answers 204."""
+    """Do nothing: a function and a task return None, a command exits with 0 and prints nothing, a
+    view answers 204."""
     if request_of(args, kwargs) is None:
         return None
     return HttpResponse(status=204, headers={"Cache-Control": "no-store"})
@@ -235,7 +240,7 @@ def skip(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
 
 def raise_error(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
     """Raise ``LockNotAcquired`` also from a view or a command, for a middleware or a caller that
-    knows what to do."""
+    handles it."""
     raise conflict.error()
 
 
@@ -275,16 +280,18 @@ def redirect_to(to: Any, *arguments: Any, message: str = "", **keywords: Any) ->
 
 
 def retry_task(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
-    """Let Celery run the task again when the lock may be free; for tasks with ``bind=True``, whose
-    ``max_retries`` counts."""
+    """Let Celery retry the task when the lock may be free; for tasks with ``bind=True``. Each retry
+    counts towards ``max_retries``."""
     task: Any = args[0] if args else None
     if not hasattr(task, "retry"):
-        raise TypeError("retry_task is for Celery tasks with bind=True: there is none to retry")
+        raise TypeError(
+            "retry_task works only for Celery tasks with bind=True: the call has no task to retry"
+        )
     raise task.retry(countdown=conflict.retry_after, exc=conflict.error())
 
 
 def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     request = request_of(args, kwargs)
     if request is None:
-        raise TypeError("this answer is for views: the call has no request among its arguments")
+        raise TypeError("this answer works only for views: the call has no request argument")
     return request

@@ -224,7 +224,9 @@ def _complain(listener: Listener, event: Any) -> None:
     now = time.monotonic()
     if now - _complained.get(listener, -PAUSE) >= PAUSE:
         _complained[listener] = now
-        logger.exception("%r failed with %s; nothing else did", listener, type(event).__name__)
+        logger.exception(
+            "Listener %r failed on %s; nothing else is affected", listener, type(event).__name__
+        )
 
 
 _VARYING = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}|[0-9a-f]{16,}|\d+")

@@ -277,7 +277,7 @@ class HeldLockAdmin(ModelAdmin):
         data["asked"] = True
         if holding is None:
             computing = ref.kind == FLIGHT
-            data["free"] = _("Nobody computes it.") if computing else _("Nobody holds it.")
+            data["free"] = _("It is not being computed.") if computing else _("This lock is free.")
         else:
             data.update(row(holding, self._url_of), held_now=True)
             data["group"] = holding.group

@@ -168,7 +168,7 @@ class Listing:
         if self.matching or self.held.failures:
             return ""
         if self.filtered:
-            return _("Nothing that is held now matches.")
+            return _("No held lock matches.")
         return _("No lock is held at the moment.")
 
     def behaviour(self) -> str:
@@ -301,8 +301,8 @@ def _known(outage: Outage) -> str:
     if outage.spared:
         texts.append(
             ngettext(
-                "Meanwhile %(number)d call failed at once.",
-                "Meanwhile %(number)d calls failed at once.",
+                "%(number)d call has failed at once since then.",
+                "%(number)d calls have failed at once since then.",
                 outage.spared,
             )
             % {"number": outage.spared}

@@ -43,9 +43,9 @@ def outlook(choice: Choice, url_of: UrlOf) -> dict[str, Any]:
     except UNAVAILABLE as error:
         return {**said, "unreleased": _away(error)}
     if holding is None:
-        return {**said, "unreleased": _("Nobody holds it any more.")}
+        return {**said, "unreleased": _("It is free already.")}
     if not _is_chosen(holding.lock, choice):
-        unreleased = _("It has passed to another holder meanwhile, who keeps it.")
+        unreleased = _("It has passed to another holder and is not released.")
         return {**said, "unreleased": unreleased}
     return {
         **said,
@@ -72,27 +72,31 @@ def _effects(lock: LockInfo) -> list[str]:
     """What will happen, in sentences."""
     if lock.kind == FLIGHT:
         return [
-            _("Whoever computes the value goes on, but what it computes is not stored."),
-            _("Those who wait for the value wait no longer: one of them computes it anew."),
+            _("The computation continues, but its result is not stored."),
+            _("Waiting callers stop waiting: one of them computes the value again."),
         ]
     if lock.resting:
-        return [_("Nobody is at work under it; the next may begin before its min_hold is over.")]
+        return [
+            _(
+                "No code runs under this lock; the next holder may start before its min_hold is over."
+            )
+        ]
     if lock.waiters:
         waiting = ngettext(
-            "The process that waits for it has it at once.",
-            "Of the %(number)d processes that wait for it, the first has it at once.",
+            "The waiting process gets it at once.",
+            "The first of %(number)d waiting processes gets it at once.",
             lock.waiters,
         )
         effects = [waiting % {"number": lock.waiters}]
     else:
-        effects = [_("Nobody waits for it, so it is free.")]
+        effects = [_("No process waits for it, so it will be free.")]
     effects.append(
-        _("The holder is not stopped: if it is still at work, two are at work at the same time.")
+        _("The holder is not stopped: if it still works, two processes work at the same time.")
     )
     if lock.look_every is None:
-        effects.append(_("The holder learns of it when it next asks for its lock."))
+        effects.append(_("The holder learns it at its next request for its lock."))
     else:
-        told = _("The holder, if it is alive, is told within %(seconds)s.")
+        told = _("The holder, if it is alive, learns it within %(seconds)s.")
         effects.append(told % {"seconds": duration(max(1.0, lock.look_every))})
     return effects
 
@@ -130,7 +134,7 @@ def release_chosen(
         messages.info(request, _("“%(name)s” was free already.") % {"name": name})
         return
     if outcome is Outcome.NOT_OWNER:
-        kept = _("“%(name)s” has passed to another holder meanwhile, who keeps it.")
+        kept = _("“%(name)s” has passed to another holder and was not released.")
         messages.warning(request, kept % {"name": name})
         return
     holder = _holder(holding, choice)

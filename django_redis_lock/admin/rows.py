@@ -97,19 +97,19 @@ def _verdict(lock: LockInfo) -> str:
         )
     if lock.silent is None:
         return _(
-            "Nothing is known of it: it has had the lock for less than half a second, "
+            "The holder is not known: it has held the lock for less than half a second, "
             "or took it with another program."
         )
     if not lock.silent:
-        return _("Its process is alive. Whether its work gets on cannot be seen from here.")
+        return _("Its process is alive. This does not show whether its work makes progress.")
     if math.isinf(lock.ttl):
         return _(
-            "Its process is stopped, cut off from Redis, or dead. The lock never expires, "
-            "so nobody gets it until it is released."
+            "Its process has crashed, is stopped, or is cut off from Redis. The lock never "
+            "expires, so it stays taken until it is released."
         )
     return _(
-        "Its process is stopped, cut off from Redis, or dead. Unless it comes back, "
-        "the lock ends by itself when no time is left."
+        "Its process has crashed, is stopped, or is cut off from Redis. Unless it comes back, "
+        "the lock expires when no time is left."
     )
 
 

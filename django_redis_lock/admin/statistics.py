@@ -68,7 +68,7 @@ def behaviour_section(
                 "periods": [behaviour_row(of[period]) for period in PERIODS],
             }
         )
-    nothing = _("Nothing was counted.")
+    nothing = _("No figures yet.")
     if failed:
         nothing = _("The figures cannot be read: Redis did not answer as it should.")
     context = {

@@ -1,4 +1,4 @@
-"""What can be seen to be wrong in the uses of ``locked()``."""
+"""Checks of the uses of ``locked()``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_caches() -> Iterator[CheckMessage]:
         try:
             lock_cache(lock.using)
         except ImproperlyConfigured as error:
-            hint = "Give that cache this BACKEND, or name another one: locked(using=...)."
+            hint = "Set the BACKEND of that cache to this one, or name another: locked(using=...)."
             yield found("E005", f"locked() of {lock.target}: {error}.", hint)
 
 
@@ -48,7 +48,7 @@ def check_answers() -> Iterator[CheckMessage]:
         if not _takes_an_argument(answer):
             yield found(
                 "E006",
-                f"locked() of {lock.target}: on_conflict takes no argument.",
+                f"locked() of {lock.target}: on_conflict takes no arguments.",
                 "It is called with the conflict, and with the arguments of the call: "
                 "def answer(conflict, *args, **kwargs).",
             )
@@ -56,8 +56,8 @@ def check_answers() -> Iterator[CheckMessage]:
         if unused:
             yield found(
                 "W011",
-                f"locked() of {lock.target}: beside on_conflict, {unused[0]} means nothing.",
-                "Leave it out, or let on_conflict return that answer.",
+                f"locked() of {lock.target}: {unused[0]} has no effect together with on_conflict.",
+                "Remove it, or let on_conflict return that answer.",
             )
 
 
@@ -81,8 +81,8 @@ def check_lifetimes() -> Iterator[CheckMessage]:
             yield found(
                 "W008",
                 f"locked() of {lock.target}: with timeout=None the lock never expires.",
-                "If the process is killed, nothing runs any more until somebody releases the lock "
-                "by hand. Leave timeout out: the lock is then renewed as long as the work takes.",
+                "If the process is killed, the code does not run again until somebody releases "
+                "the lock by force. Remove timeout: the lock is then renewed while the code runs.",
             )
         elif min_hold > timeout:
             yield found(
@@ -90,7 +90,7 @@ def check_lifetimes() -> Iterator[CheckMessage]:
                 f"locked() of {lock.target}: min_hold, {min_hold:g} seconds, is longer than "
                 f"timeout, {timeout:g} seconds.",
                 "If the process is killed, the lock ends with its timeout, before min_hold is "
-                "over. If the work must not begin again earlier even then, raise timeout.",
+                "over. If the code must not run again before that, increase timeout.",
             )
 
 
@@ -110,8 +110,8 @@ def check_names() -> Iterator[CheckMessage]:
                 "W010",
                 f"locked() of {other.target} and of {lock.target} both name the lock "
                 f"{lock.template!r}, with different settings: {difference}.",
-                "If they must not run at the same time, give both the same settings; if they may, "
-                "give them different names.",
+                "If they must exclude each other, give both the same settings; if not, give them "
+                "different names.",
             )
 
 

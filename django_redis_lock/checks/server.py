@@ -1,4 +1,4 @@
-"""What the running Redis says against the settings; only with ``--deploy``, as it must be asked."""
+"""Checks of the running Redis; only with ``--deploy``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def check_servers() -> Iterator[CheckMessage]:
         except ImproperlyConfigured:
             continue  # Another check says so.
         except (RedisError, OSError) as error:
-            # Where images are built there often is no Redis, so this must not fail.
-            hint = "Where it runs, manage.py locks doctor says more."
-            yield found("I101", f"{where}: Redis could not be asked: {error}", hint)
+            # Images are often built without a Redis, so this must not fail.
+            hint = "Run manage.py locks doctor where Redis can be reached."
+            yield found("I101", f"{where}: the request to Redis failed: {error}", hint)
             continue
         for finding in findings:
             if finding.number:

@@ -1,4 +1,4 @@
-"""What can be seen to be wrong in the settings alone."""
+"""Checks of the settings, without connecting to Redis."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def _wrong_values(
             continue
         if name == "TIMEOUT" and values[name] in (None, math.inf):
             hint = (
-                "A crash would leave such a lock taken for ever. Give the seconds a lock lives "
-                "between two renewals, such as 30; a lock that must never expire asks for it with "
-                "timeout=None."
+                "After a crash such a lock would stay taken forever. Set the lifetime of a lock "
+                "between two renewals in seconds, such as 30. For a single lock that must never "
+                "expire, pass timeout=None."
             )
             yield found("E003", f"{sentence}.", hint)
         else:
-            yield found("E002", f"{sentence}.", "Correct it, or leave it out for the default.")
+            yield found("E002", f"{sentence}.", "Correct it, or remove it to use the default.")
 
 
 @check()
@@ -61,35 +61,35 @@ def check_names() -> Iterator[CheckMessage]:
     for key in given():
         if key not in names:
             hint = _did_you_mean(key, names)
-            yield found("W001", f"DJANGO_REDIS_LOCK has {key!r}, which is no setting.", hint)
+            yield found("W001", f"DJANGO_REDIS_LOCK has the unknown key {key!r}.", hint)
     ours = [name for name in names if name not in FOR_THE_PROCESS]
     for alias, options in _lock_options():
         where = f"The OPTIONS of the cache {alias!r}"
         for key in options:
             if str(key).removeprefix("LOCK_") in FOR_THE_PROCESS:
-                hint = "It is for the whole process: set it in DJANGO_REDIS_LOCK."
-                yield found("W002", f"{where} have {key!r}, which is not read there.", hint)
+                hint = "It applies to the whole process: set it in DJANGO_REDIS_LOCK."
+                yield found("W002", f"{where} contain {key!r}, which has no effect there.", hint)
             elif key in names:
-                hint = f"Call it 'LOCK_{key}' there."
-                yield found("W002", f"{where} have {key!r}, which is not read.", hint)
+                hint = f"Use the name 'LOCK_{key}'."
+                yield found("W002", f"{where} contain {key!r}, which has no effect.", hint)
             elif str(key).startswith("LOCK_") and key.removeprefix("LOCK_") not in ours:
                 hint = _did_you_mean(key.removeprefix("LOCK_"), ours, "LOCK_")
-                yield found("W002", f"{where} have {key!r}, which is no setting.", hint)
+                yield found("W002", f"{where} contain the unknown key {key!r}.", hint)
 
 
 def _did_you_mean(key: Any, names: Sequence[str], prefix: str = "") -> str:
     close = difflib.get_close_matches(str(key).upper(), names, n=1)
     if close:
         return f"Did you mean {prefix + close[0]!r}?"
-    return f"There are: {', '.join(prefix + name for name in names)}."
+    return f"The known settings are: {', '.join(prefix + name for name in names)}."
 
 
 @check()
 def check_backends() -> Iterator[CheckMessage]:
     aliases = list(lock_caches())
     if not aliases:
-        hint = f"Give one of the CACHES the BACKEND {BACKEND!r}."
-        yield found("W003", "None of the CACHES can lock.", hint)
+        hint = f"Set the BACKEND of one of the CACHES to {BACKEND!r}."
+        yield found("W003", "None of the CACHES supports locks.", hint)
     for alias in aliases:
         given_class = _options(alias).get("CLIENT_CLASS")
         try:
@@ -101,17 +101,17 @@ def check_backends() -> Iterator[CheckMessage]:
         if issubclass(kind, ShardClient):
             yield found(
                 "E004",
-                f"The cache {alias!r} cannot lock: its CLIENT_CLASS, {kind.__name__}, has no "
-                "single primary server.",
-                "lock(), locked() and get_or_set() raise ImproperlyConfigured. Leave CLIENT_CLASS "
-                "out, use SentinelClient, or give this cache django-redis's own BACKEND.",
+                f"The cache {alias!r} does not support locks: its CLIENT_CLASS, {kind.__name__}, "
+                "has no single primary server.",
+                "lock(), locked() and get_or_set() raise ImproperlyConfigured. Remove "
+                "CLIENT_CLASS, use SentinelClient, or give this cache django-redis's own BACKEND.",
             )
         elif issubclass(kind, HerdClient):
             yield found(
                 "W004",
-                f"The cache {alias!r} uses {kind.__name__}, which keeps values in a form of its "
-                "own, so that get_or_set() raises ImproperlyConfigured.",
-                "Leave CLIENT_CLASS out: get_or_set(stale=...) does what HerdClient is for.",
+                f"The cache {alias!r} uses {kind.__name__}, which stores values in a special form, "
+                "so get_or_set() raises ImproperlyConfigured.",
+                "Remove CLIENT_CLASS: get_or_set(stale=...) does what HerdClient is for.",
             )
 
 
@@ -140,7 +140,7 @@ def check_exporters() -> Iterator[CheckMessage]:
         try:
             exporters.load(name)
         except ImproperlyConfigured as error:
-            yield found("E008", f"{error}.", "Install it, or leave the exporter out.")
+            yield found("E008", f"{error}.", "Install it, or remove the exporter from the setting.")
 
 
 @check()
@@ -153,8 +153,8 @@ def check_ignored_errors() -> Iterator[CheckMessage]:
             yield found(
                 "W005",
                 f"The cache {alias!r} ignores errors (IGNORE_EXCEPTIONS), but its locks do not: "
-                "without Redis lock() and locked() raise.",
-                "Say with ON_REDIS_DOWN what locks do then: 'raise', 'local' or 'run'. With "
+                "while Redis is down, lock() and locked() raise.",
+                "Set ON_REDIS_DOWN to what locks do then: 'raise', 'local' or 'run'. With "
                 "'raise', handle redis.exceptions.RedisError where locks are taken.",
             )
 
@@ -174,17 +174,17 @@ def check_lifetimes() -> Iterator[CheckMessage]:
             yield found(
                 "W006",
                 f"{where}TIMEOUT is {lifetime:g} seconds.",
-                "Locks are renewed while they are held, so this is not how long work may take. A "
-                "shorter one than 1 is lost when the process or the network hesitates; a longer "
-                "one than 3600 keeps a lock for hours after a crash. Most are well with 10 to 60.",
+                "Locks are renewed while they are held, so this does not limit the work. With "
+                "less than 1 a short pause of the process or the network loses the lock; with more "
+                "than 3600 it stays taken for hours after a crash. 10 to 60 suits most projects.",
             )
         if own & {"TIMEOUT", "GRANT_TIMEOUT"} and grant > lifetime:
             yield found(
                 "W007",
                 f"{where}GRANT_TIMEOUT, {grant:g} seconds, is longer than TIMEOUT, "
                 f"{lifetime:g} seconds.",
-                "A waiter that cannot take up a lock would cost the others more time than a "
-                "holder that died. Most are well with the default of 2.",
+                "A waiter that crashes as it gets the lock would keep others waiting longer than "
+                "a holder that crashes. The default of 2 suits most projects.",
             )
 
 

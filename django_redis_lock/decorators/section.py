@@ -254,6 +254,8 @@ def _release(lock: Lock, name: str) -> None:
 def _not_released(name: str, error: Exception) -> None:
     shown = printable(name.encode(errors="replace"))
     if isinstance(error, LockError):
-        logger.warning("The lock %s had ended before its work was done: %s", shown, error)
+        logger.warning("The lock %s ended before the locked code did: %s", shown, error)
     else:
-        logger.error("The work is done, its lock %s was not released: %s", shown, error)
+        logger.error(
+            "The locked code has ended, but its lock %s was not released: %s", shown, error
+        )

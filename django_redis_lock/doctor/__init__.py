@@ -1,4 +1,4 @@
-"""Is everything as locks need it? Each probe looks at one thing, and says how bad it is."""
+"""Checks whether Redis is set up as locks need it. Each probe examines one topic."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def examine(alias: str, probes: Probes = ALL) -> Iterator[Finding]:
         try:
             yield from look(patient)
         except (RedisError, OSError) as error:
-            yield Finding(look.__name__, Level.ERROR, f"it could not be looked at: {error}")
+            yield Finding(look.__name__, Level.ERROR, f"this could not be examined: {error}")
 
 
 def _everywhere(patient: Target, probe: NodeProbe) -> Iterator[Finding]:
@@ -50,7 +50,7 @@ def _everywhere(patient: Target, probe: NodeProbe) -> Iterator[Finding]:
         try:
             answers = list(probe(patient, node))
         except (RedisError, OSError) as error:
-            text = f"it could not be looked at: {error}"
+            text = f"this could not be examined: {error}"
             answers = [Finding(probe.__name__.replace("_", " "), Level.ERROR, text)]
         for finding in answers:
             found.setdefault(finding, []).append(node.address)

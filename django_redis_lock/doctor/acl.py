@@ -1,4 +1,4 @@
-"""What Redis's access rules must allow, and whether they do."""
+"""The rights that locks need in Redis, and whether the user has them."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ TRIED_IN_FIGURES = (
     ("HDEL", "@1", "trial"),
 )
 
-#: Try commands, and say which are refused.
+#: Try commands, and return those that are rejected.
 #:
 #: KEYS  whatever the commands name as @1, @2 …
 #: ARGV  a JSON list of commands
-#: returns names of commands and why each was refused, in turn
+#: returns name and error of each rejected command, in turn
 TRY = script("""
-local refused = {}
+local rejected = {}
 for _, command in ipairs(cjson.decode(ARGV[1])) do
   for place, word in ipairs(command) do
     local key = string.match(word, '^@(%d+)$')
@@ -87,11 +87,11 @@ for _, command in ipairs(cjson.decode(ARGV[1])) do
   end
   local answer = redis.pcall(unpack(command))
   if type(answer) == 'table' and answer.err then
-    refused[#refused + 1] = string.lower(command[1])
-    refused[#refused + 1] = answer.err
+    rejected[#rejected + 1] = string.lower(command[1])
+    rejected[#rejected + 1] = answer.err
   end
 end
-return refused
+return rejected
 """)
 
 
@@ -101,35 +101,35 @@ def access(patient: Target) -> Iterator[Finding]:
     try:
         answers = run(patient.client, Call(TRY, keys, (json.dumps(TRIED),))).value
     except NoPermissionError as error:
-        yield _refused(patient, f"no locks are possible: {error}")
+        yield _rejected(patient, f"locks are not possible: {error}")
         return
     except ResponseError as error:  # Scripts that a service forbids in a way of its own.
-        yield Finding("rights", Level.ERROR, f"scripts are refused: {error}", number="E104")
+        yield Finding("rights", Level.ERROR, f"scripts are rejected: {error}", number="E104")
         return
     missing = [_text(name) for name in answers[::2]]
     reason = _text(answers[1]) if missing else ""
     waits = [name for name in ("blpop", "xread") if not _may_wait(patient, name, key)]
     index, figures = _index_error(patient), _figures_error(patient)
     if missing:
-        yield _refused(patient, f"not allowed: {', '.join(missing)} ({reason})", missing)
+        yield _rejected(patient, f"not allowed: {', '.join(missing)} ({reason})", missing)
     elif index:
-        yield _refused(patient, f"the list of held locks cannot be kept: {index}")
+        yield _rejected(patient, f"the list of held locks cannot be written: {index}")
     elif waits:
         yield Finding(
             "rights",
             Level.WARNING,
-            f'the user "{patient.user}" may not run {" and ".join(waits)}: who waits has to poll',
+            f'the user "{patient.user}" may not run {" and ".join(waits)}, so waiters poll',
             f"ACL SETUSER {patient.user} {' '.join(f'+{name}' for name in waits)}",
             number="W103",
         )
     elif figures:
-        yield Finding("rights", Level.NOTE, f"the figures of locks cannot be kept: {figures}", HINT)
+        yield Finding("rights", Level.NOTE, f"the figures cannot be written: {figures}", HINT)
     else:
-        text = f'the user "{patient.user}" may do all that locks and get_or_set need'
+        text = f'the user "{patient.user}" has all rights that locks and get_or_set need'
         yield Finding("rights", Level.OK, text)
 
 
-def _refused(patient: Target, text: str, missing: Sequence[str] = ()) -> Finding:
+def _rejected(patient: Target, text: str, missing: Sequence[str] = ()) -> Finding:
     allowed = " ".join(f"+{name}" for name in missing)
     hint = f"ACL SETUSER {patient.user} {allowed}" if missing else HINT
     return Finding("rights", Level.ERROR, text, hint, number="E104")

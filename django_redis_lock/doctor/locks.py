@@ -1,4 +1,4 @@
-"""The locks themselves: a trial of one, and what is strange about those that are held."""
+"""Probes of the locks: a trial of one, and problems of those that are held."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def trial(patient: Target) -> Iterator[Finding]:
     finally:
         _forget(patient, first)
     if failures:
-        yield Finding("trial", Level.ERROR, f"a lock could not be had: {failures[0]}")
+        yield Finding("trial", Level.ERROR, f"a lock could not be acquired: {failures[0]}")
     elif not passed_at:
-        yield Finding("trial", Level.ERROR, "a lock that was released did not reach who waited")
+        yield Finding("trial", Level.ERROR, "a released lock did not reach the waiter")
     else:
         took = (passed_at[0] - released) * 1000
         text = f"a lock was taken, passed on in {took:.1f} ms and released"
@@ -125,19 +125,20 @@ def held(patient: Target) -> Iterator[Finding]:
         yield Finding(
             "held locks",
             Level.WARNING,
-            f"{_some(silent)}: the holder has not been heard of",
-            "It is stopped, cut off or dead. manage.py locks show NAME says who it is.",
+            f"{_some(silent)}: no heartbeat of the holder",
+            "Its process has crashed, is stopped or is cut off from Redis. manage.py locks show "
+            "NAME names it.",
         )
     if endless:
         yield Finding(
             "held locks",
             Level.WARNING,
-            f"{_some(endless)}: without an end; if its holder dies, it is held for ever",
-            "Take locks with a lifetime, which is renewed: leave timeout=None out.",
+            f"{_some(endless)}: never expires; if its holder crashes, it stays taken forever",
+            "Remove timeout=None: the lock then has a lifetime, and is renewed.",
         )
     if not silent and not endless:
         number = len(locks)
-        text = f"{number}, all well" if number else "none"
+        text = f"{number}, none is silent" if number else "none"
         yield Finding("held locks", Level.OK, text)
 
 
@@ -159,8 +160,8 @@ def stuck(patient: Target) -> Iterator[Finding]:
         yield Finding(
             "grants",
             Level.WARNING,
-            f"{_some(lying)}: passed on, and not taken for too long",
-            "GRANT_TIMEOUT must be the same on all hosts. manage.py locks reset ends such a lock.",
+            f"{_some(lying)}: passed to a waiter that has not taken it for too long",
+            "GRANT_TIMEOUT must be the same on all hosts. manage.py locks reset ends such locks.",
         )
     else:
         yield Finding("grants", Level.OK, "none is stuck")
@@ -173,22 +174,22 @@ def timeouts(patient: Target) -> Iterator[Finding]:
         yield Finding(
             "timeouts",
             Level.NOTE,
-            f"locks live {lifetime:g} s; cache calls wait without end for a Redis that does not "
-            "answer",
-            'Give the cache\'s OPTIONS a "SOCKET_TIMEOUT" of a few seconds. Waiting for a lock is '
-            "not cut short by it.",
+            f"lifetime of locks: {lifetime:g} s; cache calls wait forever for a Redis that "
+            "does not answer",
+            'Set "SOCKET_TIMEOUT" in the cache\'s OPTIONS to a few seconds. Waits for a lock are '
+            "not affected by it.",
         )
     elif given >= lifetime:
         yield Finding(
             "timeouts",
             Level.WARNING,
-            f"SOCKET_TIMEOUT, {given:g} s, is not shorter than locks live, {lifetime:g} s: when "
-            "Redis does not answer, a lock is lost before anybody knows",
-            "Make SOCKET_TIMEOUT a third of TIMEOUT at most.",
+            f"SOCKET_TIMEOUT, {given:g} s, is not shorter than the lifetime of locks, "
+            f"{lifetime:g} s: when Redis does not answer, a lock is lost before its holder knows",
+            "Set SOCKET_TIMEOUT to at most a third of TIMEOUT.",
             number="W104",
         )
     else:
-        text = f"locks live {lifetime:g} s, Redis is waited for {given:g} s"
+        text = f"lifetime of locks: {lifetime:g} s; socket timeout: {given:g} s"
         yield Finding("timeouts", Level.OK, text)
 
 

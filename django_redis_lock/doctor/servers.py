@@ -31,7 +31,7 @@ def server(patient: Target, node: Node) -> Iterator[Finding]:
             "server",
             Level.NOTE,
             f'unknown: the user "{patient.user}" may not run INFO',
-            "Allow +info to be told of versions, eviction, persistence and replication.",
+            "Allow +info to check version, eviction, persistence and replication.",
         )
         return
     name, version = _name_and_version(node)
@@ -47,15 +47,15 @@ def server(patient: Target, node: Node) -> Iterator[Finding]:
         yield Finding(
             "server",
             Level.ERROR,
-            f"{text}: it takes no locks",
-            "Let the first address of LOCATION be the primary's, or use SentinelClient.",
+            f"{text}: a replica cannot take locks",
+            "Put the address of the primary first in LOCATION, or use SentinelClient.",
             number="E102",
         )
     elif node.get("cluster_enabled") and not patient.is_cluster:
         yield Finding(
             "server",
             Level.ERROR,
-            f"{text}: a node of a cluster has only a part of the locks",
+            f"{text}: a single node of a cluster has only some of the locks",
             'Set CLIENT_CLASS to "django_redis_lock.clients.ClusterClient".',
             number="E103",
         )
@@ -81,19 +81,19 @@ def memory(patient: Target, node: Node) -> Iterator[Finding]:
         return
     limit, evicted = int(node.get("maxmemory", 0)), int(node.get("evicted_keys", 0))
     if policy == "noeviction":
-        yield Finding("eviction", Level.OK, "noeviction: locks stay until they end")
+        yield Finding("eviction", Level.OK, "noeviction: locks are never evicted")
     elif not limit:
         text = f"{policy}, but no maxmemory is set: nothing is evicted"
         yield Finding("eviction", Level.OK, text)
     else:
-        so_far = f"; {evicted} keys have been, so far" if evicted else ""
+        so_far = f"; {evicted} keys have been evicted so far" if evicted else ""
         yield Finding(
             "eviction",
             Level.WARNING,
-            f"{policy}: short of memory (maxmemory is {_bytes(limit)}), locks can be evicted like "
-            f"any other key{so_far}",
-            "Keep locks on a server with maxmemory-policy noeviction: another cache alias is "
-            'enough, named by the setting USING: DJANGO_REDIS_LOCK = {"USING": "locks"}.',
+            f"{policy}: when memory runs out (maxmemory is {_bytes(limit)}), locks can be evicted "
+            f"like any other key{so_far}",
+            "Keep locks on a server with maxmemory-policy noeviction: add a cache alias for it, "
+            'and name it in the setting USING: DJANGO_REDIS_LOCK = {"USING": "locks"}.',
             number="W101",
         )
 
@@ -102,16 +102,16 @@ def persistence(patient: Target, node: Node) -> Iterator[Finding]:
     if node.info is None:
         return
     if node.get("loading"):
-        text = "it is still loading its data, and answers nothing else"
-        yield Finding("persistence", Level.ERROR, text, "Wait, and ask again.")
+        text = "the server is still loading its data, and answers nothing else"
+        yield Finding("persistence", Level.ERROR, text, "Wait, and try again.")
         return
     if node.get("rdb_last_bgsave_status", "ok") != "ok":
         yield Finding(
             "persistence",
             Level.WARNING,
-            "the last snapshot could not be written; Redis may refuse all writes for that, and so "
-            "all locks",
-            "Look into Redis's log; most often the disk is full.",
+            "the last snapshot could not be written; Redis may reject all writes because of that, "
+            "also locks",
+            "Look into the log of Redis; often the disk is full.",
             number="W102",
         )
         return
@@ -126,8 +126,8 @@ def persistence(patient: Target, node: Node) -> Iterator[Finding]:
     yield Finding(
         "persistence",
         Level.NOTE,
-        f"a restart keeps {kept}: locks that are held then are free, and their holders are told at "
-        "their next renewal",
+        f"a restart keeps {kept}: held locks are then lost, and their holders learn it at their "
+        "next renewal",
         "If that must not happen, set appendonly yes.",
     )
 
@@ -141,7 +141,8 @@ def replication(patient: Target, node: Node) -> Iterator[Finding]:
         yield Finding(
             "replication",
             Level.ERROR,
-            f"it refuses writes: fewer than {wanted} replicas are well (min-replicas-to-write)",
+            f"the server rejects writes: fewer than {wanted} replicas are connected "
+            "(min-replicas-to-write)",
             "Bring the replicas back.",
             number="W102",
         )
@@ -150,13 +151,14 @@ def replication(patient: Target, node: Node) -> Iterator[Finding]:
     else:
         known = [node.get(f"slave{number}") for number in range(replicas)]
         lags = [int(one["lag"]) for one in known if isinstance(one, dict) and "lag" in one]
-        late = f", the last heard of {max(lags)} s ago" if lags else ""
+        late = f", replication lag {max(lags)} s" if lags else ""
         yield Finding(
             "replication",
             Level.NOTE,
             f"{replicas} {'replica' if replicas == 1 else 'replicas'}{late}: a failover can lose "
-            "the locks of the last moments",
-            "Where two holders at once would cost money, use the fence; see docs/how_it_works.md.",
+            "the newest locks",
+            "Where two holders at once would do damage, compare the fencing token; see "
+            "docs/choosing_guarantees.md.",
         )
 
 
@@ -165,7 +167,7 @@ def connections(patient: Target, node: Node) -> Iterator[Finding]:
     if used is None or not most:
         return
     level = Level.WARNING if int(used) > 0.8 * int(most) else Level.OK
-    hint = "Raise maxclients, or let fewer processes run." if level else ""
+    hint = "Increase maxclients, or run fewer processes." if level else ""
     yield Finding("connections", level, f"{used} of {most}", hint)
 
 
@@ -202,7 +204,7 @@ def round_trip(patient: Target, node: Node) -> Iterator[Finding]:
     middle, worst = statistics.median(trips), max(trips[1:])
     text = f"{_milliseconds(middle)}, at most {_milliseconds(worst)} of {ASKED - 1}"
     if middle > SLOW:
-        hint = "Every lock costs two round trips. Run Redis nearer to what uses it."
+        hint = "Every lock costs two round trips. Run Redis closer to its clients."
         yield Finding("round trip", Level.WARNING, text, hint)
     else:
         yield Finding("round trip", Level.OK, text)
@@ -214,7 +216,7 @@ def round_trip(patient: Target, node: Node) -> Iterator[Finding]:
             "clocks",
             Level.NOTE,
             text,
-            "Locks go by the server's clock alone; but let NTP set both, for the logs' sake.",
+            "Locks use the server's clock only; synchronise both with NTP, to compare logs.",
         )
     else:
         yield Finding("clocks", Level.OK, text)

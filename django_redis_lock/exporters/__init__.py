@@ -36,8 +36,8 @@ def start(names: Iterable[str]) -> None:
 
 
 def start_configured() -> None:
-    """Start those of the setting EXPORTERS. What is wrong with it is logged, and a system check
-    says so: a process that cannot count is no reason for a site that does not start."""
+    """Start those of the setting EXPORTERS. Mistakes in it are logged, and found by a system check,
+    but do not keep the site from starting."""
     try:
         names = Conf().EXPORTERS
     except ImproperlyConfigured as error:
@@ -47,7 +47,7 @@ def start_configured() -> None:
         try:
             start([name])
         except ImproperlyConfigured as error:
-            logger.error("An exporter is not started: %s", error)
+            logger.error("The exporter is not started: %s", error)
 
 
 def load(name: str) -> Any:

@@ -243,9 +243,10 @@ class Fallback(BaseLock):
         if events.listeners:
             events.emit(FellBack(self.subject, hold.how, error))
         if _is_news(breaker, hold.how):
-            how = "on this host only" if hold.how == "local" else "by nobody: it runs unlocked"
+            local = hold.how == "local"
+            how = "is held on this host only" if local else "is skipped, its code runs unlocked"
             name = printable(self.keys.lock)
-            logger.error("Redis is down, the lock %s is held %s (%s)", name, how, error)
+            logger.error("Redis is down; the lock %s %s (%s)", name, how, error)
 
     # -- releasing ---------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ LINGER = 1.0
 #: the shortest lifetime it keeps lies between: a hung server then never costs a lock of another
 #: server its renewal.
 PATIENCE, LEAST_PATIENCE = 1.0, 0.05
-UNEXPECTED = "The keeper met an unexpected error and goes on"
+UNEXPECTED = "Unexpected error in the keeper thread; it continues"
 
 
 class Job:
@@ -148,7 +148,9 @@ class Keeper:
             if not isinstance(error, RuntimeError):
                 raise
             # The interpreter is going down.
-            logger.warning("The keeper could not start, locks will not be renewed: %s", error)
+            logger.warning(
+                "The keeper thread could not start; locks will not be renewed: %s", error
+            )
 
     def _run(self) -> None:
         notices.enter_keeper()

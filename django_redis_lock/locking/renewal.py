@@ -94,7 +94,7 @@ class Renewal(Job):
         if self._renewing(now) and self.kept_by() is None:
             hold.renews_until = -math.inf
             name = printable(hold.keys.lock)
-            logger.warning("Nobody can release %s: its handle is gone. It is renewed no more", name)
+            logger.warning("Lock %s was garbage-collected without release(); renewal stopped", name)
         self._naming = True
         fields = () if self.named else (*hold.owner().fields(), *self._terms())
         wanted = self._wanted(now)
@@ -106,7 +106,9 @@ class Renewal(Job):
         hold = self.hold
         if not hold.ended:
             name = printable(hold.keys.lock)
-            logger.warning("Lock %s was garbage-collected inside its with block: released", name)
+            logger.warning(
+                "Lock %s was garbage-collected inside its with block, and is released", name
+            )
             hold.end()
         self.stop()
         how = (grant_timeout, min_hold, hold.fence, hold.attempt)

@@ -84,6 +84,8 @@ class LockEvents:
     def _hide_release_error(self, error: Exception, body_failed: bool) -> bool:
         """Whether leaving the block swallows ``error``; the body's own exception comes first."""
         if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
-            logger.warning("Leaving the block of %s: %s", printable(self.keys.lock), error)
+            logger.warning(
+                "Another error hides that releasing %s failed: %s", printable(self.keys.lock), error
+            )
             return True
         return False

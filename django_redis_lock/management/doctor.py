@@ -1,4 +1,4 @@
-"""``manage.py locks doctor``: is everything as locks need it?"""
+"""``manage.py locks doctor``: is Redis set up as locks need it?"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
         away = away or not answered
     settings = [_from_check(message) for message in run_checks(tags=[TAG])]
     if not aliases:
-        settings = settings or [Finding("settings", Level.ERROR, "no cache can lock")]
+        settings = settings or [Finding("settings", Level.ERROR, "no cache supports locks")]
     everything = itertools.chain(settings, *caches.values())
     worst = max((finding.level for finding in everything), default=Level.OK)
     if options["json"]:
@@ -55,8 +55,8 @@ def _examined(alias: str) -> tuple[list[Finding], bool]:
     except ImproperlyConfigured as error:
         found.append(Finding("settings", Level.ERROR, str(error)))
     except (RedisError, OSError) as error:
-        hint = "Look whether it runs, and whether address, user and password are right."
-        found.append(Finding("server", Level.ERROR, f"it cannot be asked: {error}", hint))
+        hint = "Check whether it runs, and whether address, user and password are right."
+        found.append(Finding("server", Level.ERROR, f"the request failed: {error}", hint))
         return found, False
     return found, True
 
@@ -82,8 +82,8 @@ def _print(
         write("")
     write(
         {
-            Level.OK: "All is well.",
-            Level.NOTE: "All is well; the notes say what one should know.",
+            Level.OK: "No problems found.",
+            Level.NOTE: "No problems found; see the notes.",
             Level.WARNING: style.WARNING("Locks work, but can be lost or late: see the warnings."),
             Level.ERROR: style.ERROR("Locks do not work as they should: see the errors."),
         }[worst]

@@ -70,8 +70,8 @@ class ManagementCommand:
         for option in ("--settings", "--pythonpath"):
             if any(arg.partition("=")[0] == option for arg in self._args):
                 raise CommandError(
-                    f"{option} comes too late for {name}, which runs in this process: give it "
-                    "before the --",
+                    f"{option} has no effect on {name}, which runs in this process: put it before "
+                    "the --",
                     returncode=USAGE,
                 )
         self.label = f"manage.py {name}"

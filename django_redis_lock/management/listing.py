@@ -68,7 +68,7 @@ def failures(result: HeldLocks) -> list[str]:
     for failure in result.failures:
         found.setdefault(failure.error, []).append(failure.alias)
     failed = [
-        f"The {'caches' if len(aliases) > 1 else 'cache'} {', '.join(aliases)} did not answer: "
+        f"The {'caches' if len(aliases) > 1 else 'cache'} {', '.join(aliases)} could not be read: "
         f"{error}"
         for error, aliases in found.items()
     ]

@@ -25,11 +25,11 @@ def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
     name = options["name"]
     held = find(options).holding
     if held is None:
-        command.stdout.write(f"{name} is held by nobody.")
+        command.stdout.write(f"{name} is free.")
         return 0
     command.stdout.write(f"{one_line(name)} is held by {_who(held)}.")
     if not options["yes"] and not _agreed(command):
-        command.stdout.write("It was left alone.")
+        command.stdout.write("Nothing was released.")
         return 1
     outcome = _release(held)
     command.stdout.write(_said(held, outcome))
@@ -39,18 +39,21 @@ def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
 def _said(held: HeldLock, outcome: Outcome) -> str:
     name = one_line(held.name)
     if outcome is Outcome.FREE:
-        return f"{name} had ended by itself."
+        return f"{name} was free already."
     if outcome is Outcome.NOT_OWNER:
-        return f"{name} has passed to another holder meanwhile, who keeps it."
-    waits = " The first to wait has it now." if held.lock.waiters else ""
+        return f"{name} has passed to another holder and was not released."
+    waits = " The first waiter has it now." if held.lock.waiters else ""
     return f"{name} is released.{waits}"
 
 
 def _agreed(command: BaseCommand) -> bool:
     if not sys.stdin.isatty():
-        raise CommandError("there is nobody to ask: add --yes to release it", returncode=USAGE)
+        raise CommandError(
+            "no terminal to ask for confirmation: add --yes to release it", returncode=USAGE
+        )
     command.stdout.write(
-        "Its work is not stopped: it goes on beside the next holder's until it notices.\n"
+        "The holder is not stopped: until it learns that its lock is lost, it works at the same\n"
+        "time as the next holder.\n"
         "Release it? [y/N] ",
         ending="",
     )

@@ -57,7 +57,7 @@ def show_figures(command: BaseCommand, options: dict[str, Any]) -> int:
             for line in _lines(command, figures, period):
                 command.stdout.write(line)
         for alias, error in failures.items():
-            command.stderr.write(f"The cache {alias} did not answer: {error}")
+            command.stderr.write(f"The cache {alias} could not be read: {error}")
     return UNAVAILABLE if failures else 0
 
 

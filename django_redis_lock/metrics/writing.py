@@ -66,7 +66,9 @@ class Writing(Job):
         refused = isinstance(error, ResponseError) and not passes
         self.due = now + (REFUSED if refused else AWAY)
         level = logging.WARNING if refused else logging.INFO
-        logger.log(level, "Could not write figures, they are kept: %s", error)
+        logger.log(
+            level, "Could not write the figures; they are kept for the next attempt: %s", error
+        )
 
 
 class Metrics:

@@ -77,7 +77,7 @@ class Completion(NamedTuple):
         try:
             yield from run_or_end(self.keys, self.token, *calls)
         except (RedisError, OSError) as error:
-            logger.warning("Could not end the flight of %s: %s", self, error)
+            logger.warning("Could not end the computation of %s: %s", self, error)
             if is_outage(error):
                 self._later(calls)
 

@@ -130,7 +130,7 @@ class Flights:
         try:
             replaced = yield from self._take_over(key, token)
         except (RedisError, OSError) as error:
-            logger.warning("Could not take over the flight of %s: %s", printable(key), error)
+            logger.warning("Could not take over the computation of %s: %s", printable(key), error)
         aboard = InProcessFlight(self._event())
         flight = self._flight(key, token, aboard, producer)
         try:
@@ -162,7 +162,9 @@ class Flights:
         if not background:
             return (yield from refreshing)
         if not (yield RunInBackground(refreshing, flight)):
-            logger.warning("No room to refresh %s in the background", printable(key))
+            logger.warning(
+                "Too many refreshes in the background: %s is not refreshed now", printable(key)
+            )
             yield from self._landing(key, token).fail()
         return producer.decode(old)
 
@@ -181,7 +183,11 @@ class Flights:
         except ProducerFailed as failed:
             if not isinstance(failed.error, Exception):
                 raise
-            logger.warning("Serving the old %s", printable(flight.key), exc_info=failed.error)
+            logger.warning(
+                "The refresh of %s failed; the stale value is served",
+                printable(flight.key),
+                exc_info=failed.error,
+            )
             tell_refresh_failed(self._server, producer, failed.error)
             return producer.decode(old)
 

@@ -45,7 +45,7 @@ def note_without_redis(server: Server, key: bytes, error: BaseException, values:
     if now - unlogged.logged_at >= LOG_PAUSE_SECONDS:
         unlogged.logged_at, number, unlogged.values = now, unlogged.values, 0
         logger.warning(
-            "Redis is not available, get_or_set computes without it: %s, and %d other values since "
+            "Redis does not answer, get_or_set computes without it: %s, and %d other values since "
             "the last such line (%s)",
             *(printable(key), number - 1, error),
         )

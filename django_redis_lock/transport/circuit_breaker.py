@@ -167,8 +167,8 @@ class Breaker:
             self.failing, self._open_until, self._costly = False, None, 0
             seconds, spared = self._now() - self._since, self._spared
         logger.warning(
-            "Redis at %s answers again after %.1f s; %d calls failed at once meanwhile, "
-            "%d locks were taken without it",
+            "Redis at %s answers again after %.1f s; during the outage %d calls failed at once, "
+            "and %d locks were taken without it",
             *(self.server, seconds, spared, self.fallbacks),
         )
         events.emit(ServerUp(self.server, seconds, spared, self.fallbacks))

@@ -93,7 +93,7 @@ class Topology(Server):
             try:
                 self._look(until)
             except (RedisError, OSError) as error:
-                logger.warning("Cannot learn where %s is: %s", self, error)
+                logger.warning("Could not read the address of %s: %s", self, error)
                 pause = min(LATER * 2**self._in_vain, LATEST)
                 self._in_vain += 1
             else:

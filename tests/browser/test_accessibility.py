@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import partial
 from pathlib import Path
@@ -13,14 +14,15 @@ from django.core.cache import caches
 
 from django_redis_lock import metrics
 from django_redis_lock.locking.history import note_call
-from django_redis_lock.protocol.owner import Owner
+from django_redis_lock.protocol.owner import Owner, hostname
 from django_redis_lock.transport.execute import run
-from tests.browser.conftest import Open
+from tests.browser.conftest import PAGE, Open
 from tests.browser.test_page import named, queued
 from tests.held import silence
 from tests.integration.admin.test_admin import hold
 
 axe_playwright = pytest.importorskip("axe_playwright_python", reason="it is not installed")
+expect = pytest.importorskip("playwright.sync_api", reason="it is not installed").expect
 
 SERIOUS = ("serious", "critical")
 
@@ -52,6 +54,39 @@ def test_something_serious_would_be_found(open_page: Open) -> None:
     page.evaluate("() => document.querySelector('label[for=filter-status]').remove()")
     with pytest.raises(AssertionError, match="select-name"):
         check(page)
+
+
+def test_nothing_serious_on_the_pages_of_processes_and_releases(
+    open_page: Open, client: redis.Redis
+) -> None:
+    lock = named(hold("nightly-report", timeout=60), client)
+    since, alive = float(client.time()[0]) - 12, (int(client.time()[0]) + 60) * 1000
+    client.zadd(lock.keys.waiters, {f"1 {since} {os.getpid()} {hostname()} MainThread": alive})
+    page = open_page(f"{PAGE}processes/")
+    page.get_by_text("Deadlock", exact=True).wait_for()
+    check(page)
+    page.goto(f"{PAGE}history/")
+    page.get_by_text("No lock has been released by force.").wait_for()
+    check(page)
+    page.goto(PAGE)
+    page.get_by_role("link", name="nightly-report").click()
+    page.get_by_role("button", name="Release").click()
+    page.get_by_role("button", name="Release 1 lock").click()
+    page.goto(f"{PAGE}history/")
+    page.get_by_role("link", name="nightly-report").wait_for()
+    check(page)
+
+
+def test_a_lock_that_cannot_be_read(open_page: Open, client: redis.Redis) -> None:
+    lock = named(hold("nightly-report", timeout=60), client)
+    client.set(lock.keys.waiters, "not a sorted set")
+    page = open_page()
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="nightly-report"))
+    expect(row.get_by_role("cell", name="cannot be read: waiters")).to_be_visible()
+    check(page)
+    page.get_by_role("link", name="nightly-report").click()
+    expect(page.get_by_text("Delete those keys to repair it.")).to_be_visible()
+    check(page)
 
 
 def test_nothing_serious(open_page: Open, client: redis.Redis) -> None:

@@ -88,7 +88,7 @@ def test_a_lifetime_without_end(settings: Any, value: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {"TIMEOUT": value}
     message = only()
     assert message.id == "django_redis_lock.E003"
-    assert "for ever" in message.hint
+    assert "forever" in message.hint
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_lifetime_without_end(settings: Any, value: Any) -> None:
         ("TIMOUT", "Did you mean 'TIMEOUT'?"),
         ("timeout", "Did you mean 'TIMEOUT'?"),
         ("LOCK_TIMEOUT", "Did you mean 'TIMEOUT'?"),
-        ("COLOUR", "There are: BACKGROUND, "),
-        (5, "There are: BACKGROUND, "),
+        ("COLOUR", "The known settings are: BACKGROUND, "),
+        (5, "The known settings are: BACKGROUND, "),
     ],
 )
 def test_a_key_that_is_no_setting(settings: Any, key: Any, hint: str) -> None:
@@ -113,10 +113,10 @@ def test_a_key_that_is_no_setting(settings: Any, key: Any, hint: str) -> None:
     ("key", "hint"),
     [
         ("LOCK_TIMEOUTS", "Did you mean 'LOCK_TIMEOUT'?"),
-        ("LOCK_FOO", "There are: LOCK_BACKGROUND, LOCK_ERROR_TTL, "),
-        ("STALE", "Call it 'LOCK_STALE' there."),
-        ("BREAKER_PAUSE", "It is for the whole process: set it in DJANGO_REDIS_LOCK."),
-        ("LOCK_BREAKER_PAUSE", "It is for the whole process: set it in DJANGO_REDIS_LOCK."),
+        ("LOCK_FOO", "The known settings are: LOCK_BACKGROUND, LOCK_ERROR_TTL, "),
+        ("STALE", "Use the name 'LOCK_STALE'."),
+        ("BREAKER_PAUSE", "It applies to the whole process: set it in DJANGO_REDIS_LOCK."),
+        ("LOCK_BREAKER_PAUSE", "It applies to the whole process: set it in DJANGO_REDIS_LOCK."),
     ],
 )
 def test_an_option_that_is_no_setting(cache: Any, key: str, hint: str) -> None:
@@ -210,7 +210,7 @@ def work() -> None: ...
         (
             {"on_conflict": redirect_to("x"), "status_code": 423},
             "W011",
-            "status_code means nothing",
+            "status_code has no effect",
         ),
     ],
 )

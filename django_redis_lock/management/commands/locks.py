@@ -159,7 +159,9 @@ class Command(BaseCommand):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = CLOSED
         except (RedisError, OSError) as error:
-            raise CommandError(f"Redis did not answer: {error}", returncode=UNAVAILABLE) from error
+            raise CommandError(
+                f"the request to Redis failed: {error}", returncode=UNAVAILABLE
+            ) from error
         if code:
             self._exit(code)
 

@@ -35,8 +35,8 @@ ENDINGS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(sig
 
 class Command(BaseCommand):
     help = (
-        "Runs a management command, or with --shell any program, while holding a lock: one at a "
-        "time, across all machines. Behind -- comes what to run: "
+        "Runs a management command, or with --shell any program, while holding a lock, so that it "
+        "runs once at a time across all hosts. The command comes after --: "
         "run_locked migrate --wait 300 -- migrate --noinput"
     )
     # The command that is run looks for itself.
@@ -50,27 +50,27 @@ class Command(BaseCommand):
             type=seconds_or_forever,
             default=0.0,
             metavar="S",
-            help='wait so many seconds for the lock, or "forever"; default: not at all',
+            help='seconds to wait for the lock, or "forever"; default: 0',
         )
         add(
             "--timeout",
             type=seconds,
             metavar="S",
-            help="seconds the lock lives between two renewals, which is how long others wait after "
-            "a crash; default: the setting TIMEOUT. It does not limit the command",
+            help="lifetime of the lock between two renewals, which is how long others wait after a "
+            "crash; default: the setting TIMEOUT. It does not limit the command",
         )
         add(
             "--min-hold",
             type=seconds_or_none,
             default=0.0,
             metavar="S",
-            help="keep the lock taken so many seconds even if the command ends before",
+            help="keep the lock taken for at least S seconds, even if the command ends earlier",
         )
         add(
             "--replicas",
             type=count_or_none,
             metavar="N",
-            help="replicas that must have confirmed the lock; default: the setting REPLICAS",
+            help="replicas that must confirm the lock; default: the setting REPLICAS",
         )
         add(
             "--skip-exit-code",
@@ -91,10 +91,14 @@ class Command(BaseCommand):
             type=seconds,
             default=10.0,
             metavar="S",
-            help="seconds the command has to end when it must, before it is killed; default: 10",
+            help="seconds from the loss of the lock until the command is killed; default: 10",
         )
         add("--using", metavar="ALIAS", help="cache alias; default: the setting USING")
-        add("--shell", action="store_true", help="run a program; one argument: a line for /bin/sh")
+        add(
+            "--shell",
+            action="store_true",
+            help="run a program; a single argument is a line for /bin/sh",
+        )
         parser.set_defaults(command=[])
         parser.usage = "%(prog)s NAME [options] -- COMMAND [ARGS ...]"
 
@@ -108,7 +112,7 @@ class Command(BaseCommand):
             at = words.index("--") if "--" in words else len(words)
             parsed: Namespace = namespace or Namespace()
             if rest := parse(words[:at], parsed)[1]:
-                parser.error(f"unknown: {' '.join(rest)}. What to run comes behind --")
+                parser.error(f"unknown: {' '.join(rest)}. The command to run comes after --")
             parsed.command = words[at + 1 :]
             return parsed
 
@@ -119,7 +123,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if not options["command"]:
             raise CommandError(
-                "name what to run behind --: run_locked NAME -- COMMAND", returncode=USAGE
+                "the command to run is missing: run_locked NAME -- COMMAND", returncode=USAGE
             )
         grace = options["grace"]
         work: Work = (
@@ -195,7 +199,7 @@ class Command(BaseCommand):
         began, left = time.monotonic(), retry.left()
         if lock.acquire(blocking=True, blocking_timeout=None if left == math.inf else left):
             waited = time.monotonic() - began
-            self._say(f"{options['name']} is ours after {waited:.1f} s.", options)
+            self._say(f"{options['name']} was acquired after {waited:.1f} s.", options)
             return None
         return Conflict.of(options["name"], lock.held(), options["using"])
 
@@ -223,10 +227,12 @@ class Command(BaseCommand):
             lock.__exit__(None, None, None)
         except (RedisError, OSError) as error:
             # What was done is done; its exit code must not change.
-            self.stderr.write(f"The lock {name} was not released, and will expire: {error}")
+            self.stderr.write(f"The lock {name} could not be released, and will expire: {error}")
 
     def _lost(self, name: str) -> CommandError:
-        text = f"the lock {name} was lost while this ran, and another may have run beside it"
+        text = (
+            f"the lock {name} was lost while the command ran: another may have run at the same time"
+        )
         return CommandError(text, returncode=LOST)
 
     def _say(self, text: str, options: dict[str, Any]) -> None:
@@ -263,7 +269,9 @@ class Loss:
         if self._over.is_set():
             return
         self.ends_it = self._terminates
-        doing = f"ending {self._work.label}" if self._terminates else "going on without it"
+        doing = (
+            f"ending {self._work.label}" if self._terminates else "the command continues without it"
+        )
         self._command.stderr.write(f"The lock {self._name} is lost; {doing}.")
         self._command.stderr.flush()
         if self._terminates:
@@ -293,4 +301,4 @@ def _show_lines_at_once() -> None:
 
 
 def _for(wait: float) -> str:
-    return "without end" if wait == math.inf else f"up to {wait:g} s"
+    return "forever" if wait == math.inf else f"up to {wait:g} s"

@@ -103,7 +103,7 @@ def test_it_says_at_once_what_will_not_be_released(admin_client: Client) -> None
     response = admin_client.post(RELEASE, {"selected": chosen})
     text = text_of(response)
     assert "Nobody holds it any more." in text
-    assert "It has passed to another holder meanwhile, who keeps it." in text
+    assert "It has passed to another holder and is not released." in text
     assert response.content.decode().count('name="selected"') == 1
 
 

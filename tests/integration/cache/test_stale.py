@@ -402,7 +402,7 @@ def test_a_failed_refresh_serves_the_old_value_and_says_so(
     assert told[0]["error"] is error
     assert told[0]["cache"] is stale
     assert told[0]["sender"] is RedisCache
-    until(lambda: "Serving the old :1:report" in caplog.text)
+    until(lambda: "The refresh of :1:report failed" in caplog.text)
     assert "no data" in caplog.text
     until(lambda: not client.exists(flight_key(KEY)))
     assert stale.get_or_set("report", lambda: "new", **TERMS) == "new"

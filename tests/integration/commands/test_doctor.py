@@ -193,8 +193,8 @@ def test_locks_that_are_not_well(doctor: Doctor, client: redis.Redis) -> None:
     client.zadd(keys.held_index, {keys.lock: "inf"})
     code, found = doctor()
     assert code == 1
-    assert "endless: without an end" in found["held locks"]["text"]
-    assert found["grants"]["text"].startswith(":1:lock:passed-on: passed on, and not taken")
+    assert "endless: never expires" in found["held locks"]["text"]
+    assert found["grants"]["text"].startswith(":1:lock:passed-on: passed to a waiter")
     endless.release()
 
 
@@ -409,4 +409,4 @@ def test_rights_that_are_missing(
 def test_a_bare_lock_is_of_no_cache(client: redis.Redis, doctor: Doctor) -> None:
     with Lock(client, "bare", timeout=None):
         _, found = doctor()
-    assert "bare: without an end" in found["held locks"]["text"]
+    assert "bare: never expires" in found["held locks"]["text"]

@@ -159,7 +159,7 @@ def test_one_failure_of_several_caches_is_said_once(run: Run, settings: Any) -> 
     code, out, err = run()
     assert (code, out) == (69, "")
     assert len(err.splitlines()) == 1
-    assert err.startswith("The caches default, other did not answer: ")
+    assert err.startswith("The caches default, other could not be read: ")
 
 
 @pytest.mark.parametrize("action", ["doctor", "list", "show"])
@@ -218,12 +218,12 @@ def test_a_cache_that_cannot_be_asked(run: Run, client: redis.Redis, settings: A
         code, out, err = run()
         assert "nightly" in out
         assert code == 69
-        assert "The cache away did not answer: " in err
+        assert "The cache away could not be read: " in err
         found = json.loads(run("--json")[1])
         assert (found["failures"][0]["alias"], found["local"]) == ("away", [])
     code, _, err = run("show", "x", "--using", "away")
     assert code == 69
-    assert "Redis did not answer: " in err
+    assert "the request to Redis failed: " in err
     assert "Traceback" not in err
 
 
@@ -240,7 +240,7 @@ def test_of_a_cache_that_is_away_nobody_says_that_it_is_empty(
     for words in ([], ["reset", "*"], ["reset", "*", "--yes"]):
         code, out, err = run(*words)
         assert (code, out) == (69, "")
-        assert "The cache default did not answer: " in err
+        assert "The cache default could not be read: " in err
     # It is said once: while somebody watches, a log would be written across the table.
     assert "django_redis_lock.admin" not in {record.name for record in caplog.records}
 
@@ -254,7 +254,7 @@ def test_a_cache_that_is_away_does_not_hide_what_another_has(
         assert run("show", "nightly", "--exit-code")[0] == 1
     code, _, err = run("show", "nightly", "--exit-code")
     assert code == 69  # Nobody knows whether it is held.
-    assert "Redis did not answer" in err
+    assert "the request to Redis failed" in err
 
 
 def test_a_project_whose_caches_cannot_lock(run: Run, settings: Any) -> None:
@@ -366,7 +366,7 @@ def test_a_release_says_who_held_it(run: Run, client: redis.Redis) -> None:
         assert not lock.locked()
     _, out, _ = run("show", "nightly")
     assert "(manage.py locks)" in out
-    assert run("release", "nightly", "--yes") == (0, "nightly is held by nobody.\n", "")
+    assert run("release", "nightly", "--yes") == (0, "nightly is free.\n", "")
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])
@@ -495,7 +495,7 @@ def test_figures_of_a_cache_that_cannot_be_asked(run: Run, settings: Any) -> Non
     settings.CACHES = {**settings.CACHES, "away": away}
     code, out, err = run("stats")
     assert (code, out) == (69, "Nothing happened in the last hour.\n")
-    assert "The cache away did not answer" in err
+    assert "The cache away could not be read" in err
     assert set(json.loads(run("stats", "--json")[1])["failures"]) == {"away"}
 
 

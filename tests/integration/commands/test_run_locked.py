@@ -133,11 +133,11 @@ def test_one_argument_alone_is_a_line_for_the_shell(capfd: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["job"], 2, "name what to run behind --"),
-        (["job", "migrate", "--noinput"], 2, "What to run comes behind --"),
+        (["job"], 2, "the command to run is missing"),
+        (["job", "migrate", "--noinput"], 2, "The command to run comes after --"),
         (["job", "--", "migrat"], 127, "did you mean migrate?"),
         (["job", "--shell", "--", "/no/such", "program"], 127, "no program '/no/such'"),
-        (["job", "--", "check", "--settings=x"], 2, "--settings comes too late"),
+        (["job", "--", "check", "--settings=x"], 2, "--settings has no effect"),
         (["job", "--using", "nope", "--", "check"], 2, "CACHES has no 'nope'"),
         (["job", "--using", "plain", "--", "check"], 2, "the cache 'plain' cannot lock"),
         (["", "--", "check"], 2, "name must not be empty"),
@@ -183,7 +183,7 @@ def test_a_wait_says_what_it_waits_for(capfd: Any) -> None:
     first, last = err.splitlines()[:2]
     assert first.startswith("job is held by ")
     assert first.endswith("Waiting up to 30 s …")
-    assert last.startswith("job is ours after ")
+    assert last.startswith("job was acquired after ")
 
 
 def test_a_wait_ends(capfd: Any) -> None:
@@ -198,7 +198,7 @@ def test_without_redis_nothing_runs(capfd: Any, settings: Any) -> None:
     settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:1/0"}}
     code, out, err = here(capfd, ["job", "--", "check"])
     assert (code, out) == (69, "")
-    assert err.startswith("CommandError: nothing was run: the lock job could not be asked for")
+    assert err.startswith("CommandError: nothing was run: the lock job could not be requested")
 
 
 def test_it_waits_for_a_redis_that_is_not_up_yet(
@@ -312,7 +312,7 @@ def test_a_command_may_go_on_without_its_lock() -> None:
         assert running.line().startswith("running")
         assert lock().reset()
         assert running.process.stderr is not None
-        while "going on without it" not in running.process.stderr.readline():
+        while "continues without it" not in running.process.stderr.readline():
             pass
         running.emit("end")
         assert running.end()[0] == 0

@@ -596,7 +596,7 @@ def test_a_command_says_in_one_line_that_redis_is_away(
     assert (ended.value.code, command.runs) == (code, 0)
     said = capfd.readouterr().err
     assert len(said.splitlines()) == 1
-    assert said.startswith("CommandError: nothing was run: the lock nightly could not be asked")
+    assert said.startswith("CommandError: nothing was run: the lock nightly could not be requested")
 
 
 @pytest.mark.usefixtures("away")

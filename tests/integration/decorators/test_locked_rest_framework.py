@@ -122,7 +122,7 @@ def test_the_user_that_the_framework_has_found(kind: Any) -> None:
     with hold("basket-ann-usual"):
         answer = call(view, token="ann")
         assert (answer.status_code, answer["Cache-Control"]) == (409, "no-store")
-        assert answer.data["detail"] == "This is already being done."
+        assert answer.data["detail"] == "This operation is already in progress."
         assert call(view, token="bob").status_code == 200
         assert call(view, method="options", token="ann").status_code == 200
         assert call(view, method="delete", token="ann").status_code == 405

@@ -318,7 +318,7 @@ def test_a_lock_that_is_lost_in_the_transaction(
         client.delete(KEY)
         assert caches["default"].lock("account").acquire(blocking=False)
     assert held()  # By the other.
-    assert "The lock account had ended before its work was done" in caplog.text
+    assert "The lock account ended before the locked code did" in caplog.text
 
 
 def test_redis_is_asked_in_vain_after_the_commit(

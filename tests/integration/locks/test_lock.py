@@ -83,7 +83,7 @@ def test_what_nobody_can_release_ends_by_itself(
     else:
         assert Background(lock.acquire).result()
     until(lambda: not client.exists("forgotten"))
-    assert "Nobody can release forgotten: its handle is gone" in caplog.text
+    assert "Lock forgotten was garbage-collected without release()" in caplog.text
 
 
 class TestSharedHandle:
