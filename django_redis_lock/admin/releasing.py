@@ -78,7 +78,8 @@ def _effects(lock: LockInfo) -> list[str]:
     if lock.resting:
         return [
             _(
-                "No code runs under this lock; the next holder may start before its min_hold is over."
+                "No code runs under this lock; "
+                "the next holder may start before its min_hold is over."
             )
         ]
     if lock.waiters:

@@ -375,7 +375,7 @@ def test_the_documented_rules_are_enough_for_everything_else(
         (["-xadd", "-hset"], "error", "E104", "not allowed: hset, xadd"),
         (["-hincrby"], "note", None, "figures of locks cannot be kept: hincrby is not allowed"),
         (["-evalsha", "-eval"], None, None, ""),
-        (["-blpop"], "warning", "W103", "may not run blpop: who waits has to poll"),
+        (["-blpop"], "warning", "W103", "may not run blpop, so waiters poll"),
         (
             ["resetkeys", "~:1:*", "~{:1:*", "~{dj*"],
             "error",
