@@ -93,7 +93,7 @@ class LockNotAcquired(LockError):
         self.held_for = held_for
 
     @classmethod
-    def over(cls, lock_name: str | bytes, held: HolderInfo | None) -> Self:
+    def from_held(cls, lock_name: str | bytes, held: HolderInfo | None) -> Self:
         """For who wanted a lock that is held like this; None: by whom is not known."""
         text = "Unable to acquire lock within the time specified"
         if held is None:

@@ -24,7 +24,7 @@ from .fallback import held_locally
 from .inventory import (
     FLIGHT,
     LOCK,
-    MOST_DESCRIBED,
+    MAX_DESCRIBED,
     Inspection,
     Inventory,
     LockInfo,
@@ -122,7 +122,7 @@ def held_locks(
     *,
     kinds: Sequence[str] = (LOCK, FLIGHT),
     search: str = "",
-    limit: int = MOST_DESCRIBED,
+    limit: int = MAX_DESCRIBED,
 ) -> HeldLocks:
     """The held locks and running computations of the caches ``aliases``, or of all of them.
 

@@ -16,7 +16,7 @@ from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 from redis.exceptions import ResponseError
 
-from ..inventory import STEP, delete_matching, empty
+from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
 from ..protocol import RESERVED, refuse_reserved
 from ..transport import OUTAGE
 from .get_or_set_many import GetOrSetMany
@@ -151,7 +151,7 @@ class RedisCache(GetOrSetMany):
         redis = client or self.client.get_client(write=True)
         keys = redis.get_encoder().encode(self.client.make_pattern(pattern, version, prefix))
         try:
-            return delete_matching(redis, keys, itersize or STEP)
+            return delete_matching(redis, keys, itersize or KEYS_PER_SCRIPT)
         except _FAILED as error:
             raise ConnectionInterrupted(connection=redis) from error
 

@@ -1,8 +1,8 @@
-"""A lock for the threads and processes of one host, while Redis is away: a file, locked by the
+"""A lock for the threads and processes of one host, while Redis is down: a file, locked by the
 kernel (``flock``). It ends with its process, however that ends.
 
-Files are removed by who releases them, while still locked; so who has locked one looks whether it
-is still the file of that name.
+A release removes the file while it is still locked. So a caller that has locked a file checks that
+it is still the file at that path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ except ImportError:  # pragma: no cover  # only on Windows
 
 __all__ = ["LocalLock", "held_locally", "local_folder"]
 
-#: Seconds between two looks at a file that is locked.
+#: Seconds between two attempts to lock a file: at first, and at most.
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
 SUFFIX = ".lock"
 
@@ -78,26 +78,26 @@ class LocalLock:
         self.name = name
         digest = hashlib.sha256(where).hexdigest()[:40]
         self.path = local_folder(folder) / f"{digest}{SUFFIX}"
-        #: An object and no number: whatever an interrupt makes us lose, Python closes.
+        #: An object and no number, so that Python closes it if an interrupt loses it.
         self._file: FileIO | None = None
 
     def try_acquire(self, owner: Owner, beside: bool = False) -> bool:
-        """Take it if nobody has it.
+        """Take it if it is free.
 
         Args:
-            owner: what others are told.
-            beside: it is taken beside the same lock in Redis, and does not stand in for it.
+            owner: what other callers are shown.
+            beside: the caller holds the lock in Redis as well; this one does not replace it.
         """
         for attempt in range(3):
             if attempt:
-                time.sleep(FIRST_PAUSE)  # Somebody may just have been looking who has it.
+                time.sleep(FIRST_PAUSE)  # Another process may have read the holder just then.
             if self._take():
                 self._describe(owner, beside)
                 return True
         return False
 
     def is_beside(self) -> bool:
-        """Whether it is held by somebody who held the lock in Redis, too."""
+        """Whether its holder took it in addition to the lock in Redis."""
         found = _said(self.path)
         return found is not None and bool(found.get("beside"))
 
@@ -113,7 +113,7 @@ class LocalLock:
         return False
 
     def _is_current(self, file: FileIO) -> bool:
-        """Whether ``file`` is still at its path, and not removed by who had it before."""
+        """Whether ``file`` is still at its path, and not removed by its former holder."""
         try:
             return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
         except FileNotFoundError:
@@ -128,12 +128,12 @@ class LocalLock:
             os.pwrite(self._file.fileno(), text.encode(), 0)
 
     def holder(self) -> Owner | None:
-        """Who has it; None if nobody has."""
+        """The holder; None if it is free."""
         found = _holder(self.path)
         return None if found is None else found[1]
 
     def release(self) -> None:
-        """Give it up. May be called twice: that completes what an interrupt has cut short."""
+        """Release it. A second call completes a release that was interrupted."""
         file = self._file
         if file is not None and not file.closed:
             if self._is_current(file):  # Or an interrupted release has removed it already.
@@ -143,7 +143,7 @@ class LocalLock:
         _held.discard(self)
 
     def __del__(self) -> None:
-        # A handle that was dropped without a word; in Redis its lock would end by itself.
+        # A handle that was dropped without release(); in Redis its lock would expire.
         if getattr(self, "_file", None) is not None:
             with suppress(Exception):  # The interpreter may be going down.
                 self.release()
@@ -185,7 +185,7 @@ def _holder(path: Path) -> tuple[str, Owner] | None:
 
 
 def _said(path: Path) -> dict[str, Any] | None:
-    """What who has the lock at ``path`` says of himself; None if nobody has it."""
+    """What the holder of the lock at ``path`` has written; None if it is free."""
     try:
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError:

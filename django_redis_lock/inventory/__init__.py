@@ -1,12 +1,12 @@
 """Which locks are held in a database, and ending them by force."""
 
-from .database import STEP, delete_matching, empty, indexed_locks
+from .database import KEYS_PER_SCRIPT, delete_matching, empty, indexed_locks
 from .forced_release import Outcome, release
 from .listing import (
     FLIGHT,
     LOCK,
-    MOST_DESCRIBED,
-    MOST_ENTRIES,
+    MAX_DESCRIBED,
+    MAX_ENTRIES,
     Inspection,
     Inventory,
     LockInfo,
@@ -18,10 +18,10 @@ from .listing import (
 
 __all__ = [
     "FLIGHT",
+    "KEYS_PER_SCRIPT",
     "LOCK",
-    "MOST_DESCRIBED",
-    "MOST_ENTRIES",
-    "STEP",
+    "MAX_DESCRIBED",
+    "MAX_ENTRIES",
     "Inspection",
     "Inventory",
     "LockInfo",

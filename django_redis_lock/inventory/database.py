@@ -1,4 +1,4 @@
-"""What concerns all keys and not those of one lock: on a cluster, all its primaries."""
+"""Operations on all keys of a database: on a cluster, of all its primaries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..protocol import (
 from ..singleflight import LET_GO
 from ..transport import Cluster, run, run_all, run_at, server_of
 
-__all__ = ["STEP", "delete_matching", "empty", "indexed_locks", "indexes"]
+__all__ = ["KEYS_PER_SCRIPT", "delete_matching", "empty", "indexed_locks", "indexes"]
 
 #: Which of the indexes of its slots a cluster's node has.
 #:
@@ -113,10 +113,10 @@ return 1
 """)
 
 #: Keys looked at in one step, and deleted in one script: about a millisecond.
-STEP = 500
+KEYS_PER_SCRIPT = 500
 #: Up to so many locks, and bytes of them and their companions, are kept aside while the database is
 #: emptied in one script: some three milliseconds. With more, its keys are deleted step by step.
-MOST_LOCKS, MOST_BYTES = 25, 50_000
+MAX_KEPT_LOCKS, MAX_KEPT_BYTES = 25, 50_000
 
 
 def indexes(client: Any, index: bytes) -> list[bytes]:
@@ -148,14 +148,14 @@ def indexed_locks(client: Any, most: int) -> list[bytes]:
     return [key for key in found if not is_reserved(key)]
 
 
-def delete_matching(client: Any, pattern: bytes, step: int = STEP) -> int:
+def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) -> int:
     """Delete the keys that match, but no locks that are held, nor anything of theirs; and end the
-    computations of keys that match. What is set meanwhile may stay.
+    computations of keys that match. Keys that are set during the call may stay.
 
     Args:
         client: a redis-py client.
         pattern: as for Redis's SCAN.
-        step: how many keys to look at in one script; at most STEP.
+        step: how many keys to look at in one script; at most KEYS_PER_SCRIPT.
 
     Returns:
         the number of keys deleted.
@@ -163,7 +163,7 @@ def delete_matching(client: Any, pattern: bytes, step: int = STEP) -> int:
     Raises:
         redis.exceptions.RedisError: Redis could not be asked. A part may be deleted.
     """
-    step = min(step, STEP)
+    step = min(step, KEYS_PER_SCRIPT)
     # A key that is just being computed is not there to be found, so its flight is ended, and before
     # anything is deleted: what was computed from older data is then either there to be deleted, or
     # will not be stored (invariant C2).
@@ -219,11 +219,11 @@ def empty(client: Any) -> None:
 
 
 def _emptied_at_once(client: Any) -> bool:
-    locks = indexed_locks(client, MOST_LOCKS + 1)
-    if len(locks) > MOST_LOCKS:
+    locks = indexed_locks(client, MAX_KEPT_LOCKS + 1)
+    if len(locks) > MAX_KEPT_LOCKS:
         return False
     kept = [*(part for key in locks for part in lock_keys(key)[1:5]), *FIGURES.values()]
-    bounds = (MOST_LOCKS, MOST_BYTES)
+    bounds = (MAX_KEPT_LOCKS, MAX_KEPT_BYTES)
     server = server_of(client)
     if not isinstance(server, Cluster):
         return bool(run(client, Call(CLEAR, (INDEX,), (*bounds, 0, *kept))).value)

@@ -1,4 +1,4 @@
-"""Ending a lock that somebody else holds, if it is still the one that was looked at."""
+"""Ending another caller's lock, if it is still the acquisition that was shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..protocol import (
 )
 from ..singleflight import END_FLIGHT
 from ..transport import is_cluster, run
-from .listing import FLIGHT, LOCK, PATIENCE
+from .listing import FLIGHT, LOCK, REPLY_TIMEOUT_SECONDS
 
 __all__ = ["Outcome", "release"]
 
@@ -37,7 +37,7 @@ class Outcome(Enum):
 
     #: It was held as it was shown, and is not any more; the first waiter has it.
     RELEASED = "released"
-    #: Nobody held it any more.
+    #: It was free.
     FREE = "free"
     #: It had passed to another holder, who keeps it.
     NOT_OWNER = "changed hands"
@@ -75,7 +75,7 @@ def release(
     if kind == FLIGHT:
         return _end_flight(client, key, owner_id)
     keys = lock_keys(key, is_cluster(client))
-    reply = run(client, Call(HELD, keys, ()), patience=PATIENCE).value
+    reply = run(client, Call(HELD, keys, ()), patience=REPLY_TIMEOUT_SECONDS).value
     if reply is None:
         return Outcome.FREE
     held = HolderInfo(reply)
@@ -83,12 +83,16 @@ def release(
         return Outcome.NOT_OWNER
     seen = held.fence if fence is None else fence
     wanted = (new_token(), milliseconds(grant_timeout), held.token, seen)
-    answer = run(client, Call(RESET, keys, wanted), patience=PATIENCE)
+    answer = run(client, Call(RESET, keys, wanted), patience=REPLY_TIMEOUT_SECONDS)
     if not answer.value and not answer.sent_twice:
-        free = run(client, Call(HELD, keys, ()), patience=PATIENCE).value is None
+        free = run(client, Call(HELD, keys, ()), patience=REPLY_TIMEOUT_SECONDS).value is None
         return Outcome.FREE if free else Outcome.NOT_OWNER
     try:
-        run(client, note_call(key, "reset", held.owner, by, held.held_for), patience=PATIENCE)
+        run(
+            client,
+            note_call(key, "reset", held.owner, by, held.held_for),
+            patience=REPLY_TIMEOUT_SECONDS,
+        )
     except (RedisError, OSError):
         pass  # It is released all the same.
     return Outcome.RELEASED

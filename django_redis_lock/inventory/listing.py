@@ -1,7 +1,7 @@
-"""The locks that are held and the computations under way, for people who want to see them.
+"""Lists of the locks that are held and of the computations that run, and a closer look at one.
 
-The lists come from an index, so they cost as much as there are locks held, however many keys the
-database has. They are bounded all the same, and say when they show only a part.
+The lists come from an index, so their cost depends on the number of held locks, not on the number
+of keys in the database. They are bounded, and say when they are incomplete.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ __all__ = [
 #: The kinds of what is listed: locks, and computations of cache values.
 LOCK, FLIGHT = "lock", "computation"
 
-#: Entries of the index looked at, at most, and in one script: some two milliseconds.
-MOST_ENTRIES, PAGE = 10_000, 2_000
-#: Locks described, at most, to find the longest held among them, and in one script: some two
-#: milliseconds.
-MOST_DESCRIBED, GROUP = 2_000, 100
-#: Seconds to wait for each of the two answers.
-PATIENCE = 5.0
-#: A keeper looks at its lock at each third of the lifetime, or so many seconds where there is none.
-LOOKS_A_LIFETIME, LOOK = 3, 10.0
-#: Seconds by which it may be late before the holder counts as silent, if it sends no heartbeats.
-GRACE = 2.0
-#: Waiters named, at most. Each is a process, so there are seldom as many.
-MOST_WAITERS = 200
+#: Entries of the index that are read, at most, and in one script (about two milliseconds).
+MAX_ENTRIES, ENTRIES_PER_SCRIPT = 10_000, 2_000
+#: Locks described, at most, to find the longest held among them, and in one script (about two
+#: milliseconds).
+MAX_DESCRIBED, DESCRIBED_PER_SCRIPT = 2_000, 100
+#: Seconds to wait for each of the two replies.
+REPLY_TIMEOUT_SECONDS = 5.0
+#: A keeper checks its lock at each third of the lifetime; without one, every so many seconds.
+RENEWALS_PER_LIFETIME, CHECK_EVERY_SECONDS = 3, 10.0
+#: Seconds that a check may be late before a holder without heartbeats counts as silent.
+MAX_DELAY_SECONDS = 2.0
+#: Waiters listed, at most. Each is a process, so there are seldom as many.
+MAX_WAITERS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class LockInfo:
-    """A lock that somebody holds. It does not know the token, so it cannot give it away.
+    """A lock that is held. It does not contain the token, so it cannot disclose it.
 
     Attributes:
         key: the lock's key in Redis, or the cache key of what is computed.
@@ -95,7 +95,7 @@ class LockInfo:
         heartbeats: whether that process sends heartbeats, as far as it is known.
         broken: parts of it that cannot be read, because something else is at their keys:
             "owner", "waiters", "fence", "grants" or "leader".
-        resting: nobody holds it any more; it stays taken until its ``min_hold`` is over.
+        resting: it was released, and stays taken until its ``min_hold`` is over.
         group: under which it is counted in metrics.
     """
 
@@ -122,7 +122,8 @@ class LockInfo:
         known."""
         if self.lifetime is None:
             return None
-        return LOOK if math.isinf(self.lifetime) else self.lifetime / LOOKS_A_LIFETIME
+        endless = math.isinf(self.lifetime)
+        return CHECK_EVERY_SECONDS if endless else self.lifetime / RENEWALS_PER_LIFETIME
 
     @property
     def sign_every(self) -> float | None:
@@ -137,7 +138,7 @@ class LockInfo:
         every = self.look_every
         if self.seen is None or every is None:
             return None
-        return self.seen > (SILENT_AFTER if self.heartbeats else every + GRACE)
+        return self.seen > (SILENT_AFTER if self.heartbeats else every + MAX_DELAY_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +175,12 @@ class WaiterInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What there is to know of a lock.
+    """All that is known of one lock.
 
     Attributes:
-        lock: as in the list; None if nobody holds it.
-        waiters: in the order in which they came, by their own clocks; no more than MOST_WAITERS.
-        events: what has happened last, the latest first (``chronicle``).
+        lock: as in the list; None if it is free.
+        waiters: in the order of arrival, by their own clocks; no more than MAX_WAITERS.
+        events: the last events, the latest first (``locking.history``).
     """
 
     lock: LockInfo | None
@@ -195,7 +196,7 @@ def list_held(client: Any, prefix: bytes, limit: int = 500, search: str = "") ->
         prefix: what one site's lock keys begin with; empty for every lock in the database, with
             its whole key as its name.
         limit: how many to list, at most: the longest held. Where there are more than
-            MOST_DESCRIBED, those that would end first by themselves are left out unseen.
+            MAX_DESCRIBED, those that would end first by themselves are left out unseen.
         search: only those in whose keys this is found; upper and lower case are the same.
 
     Raises:
@@ -221,8 +222,8 @@ def look_at(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> L
 
 
 def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> Inspection:
-    """Look closely at the lock at ``key``, or at the computation of the cache key ``key``. Of a
-    computation neither waiters nor events are known.
+    """All that is known of the lock at ``key``, or of the computation of the cache key ``key``. The
+    waiters and events of a computation are not known.
 
     Raises:
         redis.exceptions.RedisError: Redis could not be asked.
@@ -230,8 +231,8 @@ def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> I
     held = look_at(client, key, kind, prefix)
     if kind != LOCK or is_reserved(key):
         return Inspection(held, (), ())
-    asking = Call(WAITING, (*lock_keys(key)[:5], events_key(key)), (MOST_WAITERS,))
-    now_us, ids, kept, *vanished = run(client, asking, patience=PATIENCE).value
+    asking = Call(WAITING, (*lock_keys(key)[:5], events_key(key)), (MAX_WAITERS,))
+    now_us, ids, kept, *vanished = run(client, asking, patience=REPLY_TIMEOUT_SECONDS).value
     waiters = [_waiter(as_bytes(id), int(now_us) / 1e6) for id in ids]
     return Inspection(
         held,
@@ -243,7 +244,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> I
 def _list(client: Any, kind: str, prefix: bytes, limit: int, search: str) -> Inventory:
     script, index = (LIST, INDEX) if kind == LOCK else (LIST_FLIGHTS, FLIGHTS)
     keys, whole = _listed(client, script, indexes(client, index), (prefix, _lower(search)))
-    described = keys[: max(limit, MOST_DESCRIBED)]
+    described = keys[: max(limit, MAX_DESCRIBED)]
     held = _describe(client, kind, described, prefix)
     locks = held[:limit]
     total = len(keys) - len(described) + len(held)
@@ -257,9 +258,9 @@ def _listed(
     end."""
     keys: dict[bytes, None] = {}  # While the index is read, an entry can move to the next page.
     starts = dict.fromkeys(places, 0)
-    while starts and max(starts.values()) < MOST_ENTRIES:
+    while starts and max(starts.values()) < MAX_ENTRIES:
         asking = [
-            Call(script, (place,), (*wanted, start, min(PAGE, MOST_ENTRIES - start)))
+            Call(script, (place,), (*wanted, start, min(ENTRIES_PER_SCRIPT, MAX_ENTRIES - start)))
             for place, start in starts.items()
         ]
         for (passed, left, found), place in zip(
@@ -275,13 +276,13 @@ def _listed(
 def _answers(client: Any, calls: Sequence[Call]) -> list[Any]:
     if is_cluster(client) and calls:
         return run_all(client, calls)
-    return [run(client, call, patience=PATIENCE).value for call in calls]
+    return [run(client, call, patience=REPLY_TIMEOUT_SECONDS).value for call in calls]
 
 
 def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> tuple[LockInfo, ...]:
     """Those at ``keys`` that are held still, the longest held first."""
     keys = [key for key in keys if not is_reserved(key)]
-    size = 1 if is_cluster(client) else GROUP  # On a cluster each is elsewhere.
+    size = 1 if is_cluster(client) else DESCRIBED_PER_SCRIPT  # On a cluster each is elsewhere.
     groups = [keys[start : start + size] for start in range(0, len(keys), size)]
     asking = [Call(*_named(kind, group), ()) for group in groups]
     locks = [
@@ -289,10 +290,10 @@ def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> t
         for group, (now_us, *described) in zip(groups, _answers(client, asking), strict=True)
         for reply in described
     ]
-    return tuple(sorted(_heard_of(client, locks), key=_longest_first))
+    return tuple(sorted(_with_heartbeats(client, locks), key=_longest_first))
 
 
-def _heard_of(client: Any, locks: Sequence[LockInfo]) -> list[LockInfo]:
+def _with_heartbeats(client: Any, locks: Sequence[LockInfo]) -> list[LockInfo]:
     """``locks`` with what was last heard of their holders' processes: all locks of one process are
     judged by the latest."""
     beats = last_heartbeats(client, (lock.owner.process for lock in locks))
@@ -365,7 +366,7 @@ def _lower(search: str) -> bytes:
 
 
 def _waiter(id: bytes, now: float) -> WaiterInfo:
-    """The waiter whose name ``grants.waiter_id`` has made."""
+    """The waiter with an id of ``protocol.waiter_id``."""
     parts = id.decode(errors="replace").split(" ", 4)
     if len(parts) < 5:
         return WaiterInfo()

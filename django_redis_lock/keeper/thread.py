@@ -1,11 +1,11 @@
-"""The keeper: the one background thread of a process that renews what the process holds and
-watches what it waits for.
+"""The keeper: the one background thread of a process. It renews the locks that the process holds,
+and watches those that it waits for.
 
-It starts with the first job and ends a second after the last. It talks to each server over one
-connection of its own, so neither a used-up pool nor a slow command of the application delays a
-renewal. All that is due for a server goes out in one batch.
+It starts with the first job and ends a second after the last. It has one connection to each server,
+so neither an exhausted pool nor a slow command of the application delays a renewal. All calls that
+are due for a server are sent in one batch.
 
-After a fork the child starts with an empty keeper: what its parent holds is the parent's to renew.
+After a fork the child starts with an empty keeper: the parent renews its own locks.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ __all__ = ["Job", "Keeper", "keeper"]
 logger = get_logger("django_redis_lock.keeper")
 
 #: Seconds without a job after which the thread ends.
-LINGER = 1.0
-#: The longest and shortest time, in seconds, the keeper waits for a server's answer. A sixth of
-#: the shortest lifetime it keeps lies between: a hung server then never costs a lock of another
-#: server its renewal.
-PATIENCE, LEAST_PATIENCE = 1.0, 0.05
+IDLE_SECONDS = 1.0
+#: The longest and shortest time, in seconds, that the keeper waits for a server's reply. In between
+#: it waits a sixth of the shortest lifetime that it renews, so that a server that hangs never costs
+#: a lock on another server its renewal.
+REPLY_TIMEOUT_SECONDS, MIN_REPLY_TIMEOUT_SECONDS = 1.0, 0.05
 UNEXPECTED = "Unexpected error in the keeper thread; it continues"
 
 
 class Job:
     """Something to do at ``due`` (monotonic seconds) with one script on one server."""
 
-    #: The time scale, in seconds, on which this job must be done.
-    urgency = math.inf
-    #: Whether somebody is kept waiting if the process ends before this is done.
-    owed = False
+    #: The time scale, in seconds, on which this job must be done: the lifetime of what it renews.
+    deadline_scale = math.inf
+    #: Whether the process waits for this job before it ends, because others depend on it.
+    flush_at_exit = False
 
     def __init__(self, server: Server, due: float) -> None:
         self.server = server
@@ -70,16 +70,16 @@ class Job:
 
 @contextmanager
 def _alone(job: Job) -> Iterator[None]:
-    """What goes wrong with ``job`` in an unforeseen way costs no other job its turn."""
+    """Keep an unexpected error of ``job`` from the other jobs; ``job`` is tried again."""
     try:
         yield
     except BaseException:
         logger.exception(UNEXPECTED)
-        job.due = time.monotonic() + PATIENCE
+        job.due = time.monotonic() + REPLY_TIMEOUT_SECONDS
 
 
 class Keeper:
-    """See the module's words. All methods may be called from any thread and signal handler."""
+    """The thread and its jobs. All methods may be called from any thread and signal handler."""
 
     def __init__(self) -> None:
         # Entered itself and not by way of the condition, whose own entering is no single step: an
@@ -94,7 +94,7 @@ class Keeper:
         self._links: dict[Server, RawConnection] = {}
 
     def add(self, job: Job) -> None:
-        """Do ``job`` from now on."""
+        """Carry out ``job`` from now on."""
         with self._mutex:
             self._jobs.add(job)
             self._enqueue(job)
@@ -104,9 +104,9 @@ class Keeper:
                 self._condition.notify()
 
     def discard(self, job: Job) -> None:
-        """Stop doing ``job``; nothing happens if it is not being done."""
+        """Drop ``job``; no effect if the keeper does not have it."""
         self._jobs.discard(job)
-        if not self._jobs and self._wakes_at > time.monotonic() + LINGER:
+        if not self._jobs and self._wakes_at > time.monotonic() + IDLE_SECONDS:
             with self._mutex:
                 self._condition.notify()  # Let it see that it need not wait for that any more.
 
@@ -114,7 +114,7 @@ class Keeper:
         return job in self._jobs
 
     def reschedule(self, job: Job, due: float) -> None:
-        """Do ``job`` at ``due`` and not when it was planned."""
+        """Carry out ``job`` at ``due`` (monotonic seconds) and not when it was planned."""
         with self._mutex:
             if job in self._jobs:
                 job.due = due
@@ -123,10 +123,11 @@ class Keeper:
                     self._condition.notify()
 
     def finish(self) -> None:
-        """The process ends, and this thread with it: wait for what is owed to others, a second at
-        most. So Ctrl-C in a command that waits for a lock leaves no trace of it."""
-        deadline = time.monotonic() + PATIENCE
-        while any(job.owed for job in tuple(self._jobs)) and time.monotonic() < deadline:
+        """The process ends, and this thread with it: wait for the jobs that others depend on, a
+        second at most. So a command that is interrupted while it waits for a lock leaves the queue.
+        """
+        deadline = time.monotonic() + REPLY_TIMEOUT_SECONDS
+        while any(job.flush_at_exit for job in tuple(self._jobs)) and time.monotonic() < deadline:
             time.sleep(0.002)
 
     def _enqueue(self, job: Job) -> None:
@@ -174,17 +175,17 @@ class Keeper:
     def _next_batch(self) -> list[Job]:
         """The jobs that are due, as soon as there are any; none when it is time to end."""
         with self._mutex:
-            idle_until = time.monotonic() + LINGER
+            idle_until = time.monotonic() + IDLE_SECONDS
             while self._thread is threading.current_thread():
                 now = time.monotonic()
                 batch = self._pop_due(now)
                 if batch:
                     self._wakes_at = -math.inf
                     return batch
-                # Said before the jobs are counted: whoever discards the last one looks at it then.
+                # Set before the jobs are counted: ``discard`` of the last job reads it.
                 self._wakes_at = self._due[0][0] if self._due else idle_until
                 if self._jobs:
-                    idle_until = now + LINGER
+                    idle_until = now + IDLE_SECONDS
                 elif now >= idle_until:
                     self._thread = None
                     self._close_links()
@@ -203,8 +204,8 @@ class Keeper:
     def _serve(self, batch: list[Job]) -> None:
         by_server: defaultdict[Server, list[tuple[Job, bytes]]] = defaultdict(list)
         now = time.monotonic()
-        patience = min(PATIENCE, min((job.urgency for job in tuple(self._jobs)), default=1.0) / 6)
-        patience = max(patience, LEAST_PATIENCE)
+        shortest = min((job.deadline_scale for job in tuple(self._jobs)), default=1.0)
+        patience = max(min(REPLY_TIMEOUT_SECONDS, shortest / 6), MIN_REPLY_TIMEOUT_SECONDS)
         for job in batch:
             with _alone(job):
                 call = job.call(now)
@@ -245,7 +246,7 @@ class Keeper:
                 except ResponseError as error:
                     job = unanswered.popleft()
                     with _alone(job):
-                        job.server.heard(error)
+                        job.server.on_error(error)
                         job.failed(error, time.monotonic())
                 else:
                     job = unanswered.popleft()
@@ -259,7 +260,7 @@ class Keeper:
             now = time.monotonic()
             for job in unanswered:
                 with _alone(job):
-                    job.server.heard(error)
+                    job.server.on_error(error)
                     job.failed(error, now)
 
     def _link(self, server: Server, patience: float) -> RawConnection:
@@ -295,7 +296,7 @@ def _begin_anew() -> None:
 
 def _finish() -> None:
     _keeper.finish()  # Not that of a parent process.
-    notices.finish(PATIENCE)
+    notices.finish(REPLY_TIMEOUT_SECONDS)
 
 
 atexit.register(_finish)

@@ -1,7 +1,8 @@
-"""A few daemon threads that refresh stale values behind their callers' backs.
+"""A few daemon threads that refresh stale values in the background.
 
-Bounded in threads and in what waits for them, started when needed, gone when idle. What is under
-way when the process ends is abandoned: its flight runs out, and the stale value is still there.
+The number of threads and the length of the queue are bounded; threads start on demand and end when
+idle. Work that runs when the process ends is abandoned: its flight expires, and the stale value is
+still there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Work = Callable[[], object]
 
 
 class Background:
-    """Runs work in the background, with the context variables of who asked for it.
+    """Runs work in the background, with the context variables of the caller.
 
     Args:
         threads: how many run at once.

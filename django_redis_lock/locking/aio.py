@@ -184,7 +184,7 @@ class AsyncLock(BaseLock):
         if await self.acquire():
             self._entered()
             return self
-        raise LockNotAcquired.over(self._shown, await self._in_the_way())
+        raise LockNotAcquired.from_held(self._shown, await self._in_the_way())
 
     async def _in_the_way(self) -> HolderInfo | None:
         try:

@@ -78,7 +78,7 @@ class Event:
 class RecordEvent(Job):
     """Writes an event down, once: it is not worth a second try."""
 
-    owed = True  # Many a command releases its lock as the last thing it does.
+    flush_at_exit = True  # Many a command releases its lock as the last thing it does.
 
     def __init__(
         self,

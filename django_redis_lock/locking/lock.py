@@ -236,7 +236,7 @@ class Lock(BaseLock):
             if self._state() != before:
                 self._leave_to_keeper()  # Interrupted between two lines, and it will not be left.
             raise
-        raise LockNotAcquired.over(self._shown, self._in_the_way())
+        raise LockNotAcquired.from_held(self._shown, self._in_the_way())
 
     def _in_the_way(self) -> HolderInfo | None:
         try:

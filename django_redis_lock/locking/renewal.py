@@ -45,7 +45,7 @@ class Renewal(Job):
         self._renewals = 0
         lifetime = hold.lifetime
         self._third = LOOK if lifetime is None else lifetime / 3
-        self.urgency = math.inf if lifetime is None else lifetime
+        self.deadline_scale = math.inf if lifetime is None else lifetime
         self._full = math.inf if lifetime is None else hold.began + lifetime
         # "Shortly before": enough for the body to hear of it while the lock still counts.
         self._margin = 0.0 if lifetime is None else min(lifetime / 20, 0.25)
@@ -242,7 +242,7 @@ class DeferredRelease(Job):
         self._answers = 0
 
     @property
-    def owed(self) -> bool:  # type: ignore[override]  # of other jobs: a plain value
+    def flush_at_exit(self) -> bool:  # type: ignore[override]  # of other jobs: a plain value
         return self._answers == 0
 
     def call(self, now: float) -> Call | None:

@@ -66,7 +66,7 @@ def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: 
         redis.exceptions.RedisError: Redis could not be asked.
     """
     server = server_of(client).at(keys)
-    connection = server.borrow()
+    connection = server.checkout()
     try:
         connection.send_packed_command([_question(keys, token, replicas, patience)])
         replies = []
@@ -78,7 +78,7 @@ def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: 
         connection.disconnect()
         raise
     server.answered()
-    server.rest(connection)
+    server.checkin(connection)
     return Confirmed(bool(replies[0]), int(replies[1]))
 
 

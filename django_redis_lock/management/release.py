@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from ..held_locks import HeldLock, release
-from ..inventory import MOST_ENTRIES, Outcome
+from ..inventory import MAX_ENTRIES, Outcome
 from .exit_codes import NOT_OWNER, UNAVAILABLE, USAGE
 from .listing import failures, found, lines
 from .show import find
@@ -68,7 +68,7 @@ def _agreed(command: BaseCommand) -> bool:
 def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
     """End all locks whose names match a pattern, or only say which; returns the exit code."""
     pattern = options["name"]
-    options = {**options, "limit": MOST_ENTRIES}
+    options = {**options, "limit": MAX_ENTRIES}
     result = found(options)
     result.found = [
         h

@@ -44,12 +44,12 @@ from .votes import Ballot, QuorumAcquisition, QuorumHold, drift, majority, merge
 __all__ = ["Ask", "Pause", "Queue", "Quorum", "Step"]
 
 #: The shortest lifetime, in seconds, of which something is left when clocks have run apart.
-SHORTEST = 0.01
+MIN_TIMEOUT_SECONDS = 0.01
 #: Seconds to wait for one server, at most, if the caller does not say.
-PATIENCE = 0.25
+SERVER_TIMEOUT_SECONDS = 0.25
 #: Microseconds by which a round's fences lie ahead of the fastest clock among the servers, so that
 #: all of them store the same number.
-AHEAD = 10_000
+FENCE_LEAD_MICROSECONDS = 10_000
 
 
 class Ask(NamedTuple):
@@ -109,8 +109,8 @@ class Election:
         self._servers = servers
         self._places = places
         self._limit = limit
-        self._leave = leave
-        self._unheard: set[int] = set()
+        self._release_later = leave
+        self._unanswered: set[int] = set()
         self.request = request
         request.may_hold.clear()
         if not self._chosen:
@@ -121,7 +121,7 @@ class Election:
         attempt = secrets.token_hex(8).encode()
         self.request = self.request._replace(token=token, attempt=attempt)
 
-    def _note(self) -> None:
+    def _record_token(self) -> None:
         """Note the token before it is sent; see ``AcquireRequest.may_hold``."""
         mine, noted = (self.request.token, self.request.attempt), self.request.may_hold
         if mine not in noted:
@@ -129,7 +129,7 @@ class Election:
 
     def vote(self, floor: int = 0) -> Steps:
         """One round of asking all, with a fence of at least ``floor``."""
-        self._note()
+        self._record_token()
         request, limit = self.request, self._limit
         if request.deadline is not None:
             limit = min(limit, request.left() + LAST_TRY)
@@ -143,7 +143,7 @@ class Election:
                 if len(answer) > 3:
                     note_vanished(self._servers[place], request.keys, answer[3], request.subject)
             elif may_have_run(answer):
-                self._unheard.add(place)
+                self._unanswered.add(place)
         ballot = Ballot(len(self._places), self._places, answers, sent_at, request.lifetime)
         for place, fence in ballot.fences.items():
             _fences[self._servers[place]] = fence
@@ -152,32 +152,35 @@ class Election:
     def _floor(self) -> int:
         now = time.monotonic()
         clocks = [clock for s in self._servers if (clock := _clocks.get(s)) is not None]
-        ahead = max((int(c.server_us + (now - c.at) * 1e6) + AHEAD for c in clocks), default=0)
-        # Our reckoning of the clocks is not that exact, and they may all have lost what they store.
+        ahead = max(
+            (int(c.server_us + (now - c.at) * 1e6) + FENCE_LEAD_MICROSECONDS for c in clocks),
+            default=0,
+        )
+        # This estimate of the clocks is not that exact, and the servers may have lost their data.
         last = max((_fences.get(s, 0) for s in self._servers), default=0)
-        return last + 1 if ahead <= last < ahead + AHEAD else ahead
+        return last + 1 if ahead <= last < ahead + FENCE_LEAD_MICROSECONDS else ahead
 
     def queue(self, gate: int) -> Steps:
         """Wait at ``gate``; False at the deadline."""
-        self._note()
+        self._record_token()
         try:
             return (yield Queue(gate, self.request)) is not None
         except (RedisError, OSError) as error:
             if not is_outage(error):
                 raise
-            self._unheard.add(gate)
+            self._unanswered.add(gate)
             return True  # Perhaps the others are enough.
 
     def give_back(self, ballot: Ballot, gate: int | None = None) -> Steps:
         """Give back what was got: all of it, or only from ``gate`` on."""
         begin = 0 if gate is None else self._places.index(gate)
         yield from self._release(p for p in self._places[begin:] if p in ballot.fences)
-        if self._unheard:
-            # Under another name from now on, so that what comes late does no harm: neither what
-            # was asked, nor the release that the keeper repeats until it is answered.
+        if self._unanswered:
+            # Go on with a new token, so that late effects do no harm: neither those of the calls
+            # without a reply, nor the release that the keeper repeats until it is answered.
             yield from self._release(p for p in self._places[:begin] if p in ballot.fences)
-            self._leave(self._unheard, self._back)
-            self._unheard = set()
+            self._release_later(self._unanswered, self._back)
+            self._unanswered = set()
             self.request.may_hold.clear()
             self._rename()
         elif gate is None:
@@ -187,7 +190,7 @@ class Election:
         calls = dict.fromkeys(places, self._back)
         if calls:
             answers = yield Ask(calls, self._limit)
-            self._unheard.update(p for p, a in answers.items() if isinstance(a, Exception))
+            self._unanswered.update(p for p, a in answers.items() if isinstance(a, Exception))
 
     @property
     def _back(self) -> Call:
@@ -195,11 +198,11 @@ class Election:
 
 
 class Quorum(BaseLock):
-    """Everything about a lock on several servers that does no input or output.
+    """The part of a lock on several servers that does no input or output.
 
     Args:
         redis: the redis-py clients, one for each server; at least three.
-        server_timeout: seconds to wait for one server; those that answer later count as away.
+        server_timeout: seconds to wait for one server; those that answer later count as down.
             Left out: a quarter of a second, and no more than a quarter of ``timeout``.
 
     The others are those of ``BaseLock``.
@@ -219,16 +222,16 @@ class Quorum(BaseLock):
     ) -> None:
         clients = _checked(redis)
         super().__init__(clients, name, timeout, *args, **options)
-        if self.timeout is not None and self.timeout < SHORTEST:
+        if self.timeout is not None and self.timeout < MIN_TIMEOUT_SECONDS:
             raise ValueError(
-                f"timeout must be at least {SHORTEST} seconds for a lock on several servers: "
-                f"their clocks may run apart by as much, not {timeout!r}"
+                f"timeout must be at least {MIN_TIMEOUT_SECONDS} seconds for a lock on several "
+                f"servers: their clocks may run apart by as much, not {timeout!r}"
             )
         if self.replicas:
             raise ValueError("replicas are for a lock on one server; this one has several")
         usual = "a quarter of a second"
         limit = check_seconds("server_timeout", server_timeout, none=usual)
-        self.server_timeout = limit or min(PATIENCE, (self.timeout or math.inf) / 4)
+        self.server_timeout = limit or min(SERVER_TIMEOUT_SECONDS, (self.timeout or math.inf) / 4)
 
     @property
     def servers(self) -> tuple[Server, ...]:
@@ -252,7 +255,7 @@ class Quorum(BaseLock):
         """
         deadline = None if not wait else time.monotonic() + wait
         request = request._replace(deadline=deadline, endures=0.0)
-        how = (self.servers, self._order(), self.server_timeout, self._leave)
+        how = (self.servers, self._order(), self.server_timeout, self._release_later)
         campaign = Election(request, *how)
         pause, contended = FIRST_PAUSE, False
         while True:
@@ -270,7 +273,7 @@ class Quorum(BaseLock):
                     raise too_few(ballot.errors, len(self.redis), self._shown)
                 if not left:
                     return None
-                # Others try again as well, and should not do so together.
+                # A random pause, so that competing callers do not retry at the same moment.
                 yield Pause(min(pause * (1 + secrets.randbelow(100) / 100), left))
                 pause, contended = min(pause * 2, LONGEST_PAUSE), True
                 continue
@@ -294,7 +297,7 @@ class Quorum(BaseLock):
     # -- everything else -----------------------------------------------------------------------
 
     def _reset(self) -> Steps:
-        """End the lock on each server, whoever holds it there, as ``Lock.reset`` does on one.
+        """End the lock on each server, whichever caller holds it, as ``Lock.reset`` does on one.
 
         Raises:
             TooFewServers: less than a majority has answered.
@@ -311,13 +314,13 @@ class Quorum(BaseLock):
         return found is not None
 
     def _calls(self, call: Call) -> dict[int, Call]:
-        """The first in order is asked last: who waits there is to find the others released."""
+        """The first in order is asked last: a waiter there then finds the others released."""
         return dict.fromkeys(reversed(self._order()), call)
 
     def _merge(self, call: Call, answers: Mapping[int, Any], sent_at: float) -> Any:
         """What the servers returned, as one would."""
         if call.script is RELEASE:
-            self._leave((p for p, a in answers.items() if isinstance(a, Exception)), call)
+            self._release_later((p for p, a in answers.items() if isinstance(a, Exception)), call)
         hold: QuorumHold | None = self.local.hold
         if call.script is EXTEND and hold is not None:
             _, amount, replace, *_ = call.args
@@ -329,8 +332,8 @@ class Quorum(BaseLock):
                 hold.vote(place, until if int(answer) > 0 else -math.inf, sent_at)
         return merged(call, answers, len(self.redis), self._shown)
 
-    def _leave(self, places: Iterable[int], release: Call) -> None:
-        """Have ``release`` done by the keeper where it was not answered."""
+    def _release_later(self, places: Iterable[int], release: Call) -> None:
+        """Have the keeper send ``release`` to the servers at these places."""
         servers = self.servers
         for place in places:
             keeper().add(DeferredRelease(servers[place], release, self.timeout))
@@ -350,7 +353,7 @@ class Quorum(BaseLock):
         self.local.renewal.reschedule(asked_at)
 
     def _hand_over(self, release: Call) -> None:
-        self._leave(range(len(self.redis)), release)
+        self._release_later(range(len(self.redis)), release)
 
 
 def _elected(

@@ -81,7 +81,7 @@ class _FanOut:
             except RedisError as error:
                 self.answers[place] = error
                 return
-        while (connection := server.rested()) is not None:
+        while (connection := server.checkout_idle()) is not None:
             try:
                 send(connection, call)
             except (RedisError, OSError):
@@ -125,7 +125,7 @@ class _FanOut:
             self.answers[place] = error
             self._connections.pop(place).disconnect()
             return
-        self._servers[place].rest(self._connections.pop(place))
+        self._servers[place].checkin(self._connections.pop(place))
 
     def _wait_for_threads(self, seconds: float) -> None:
         wait(self._replies.values(), seconds)
@@ -152,7 +152,7 @@ def _ask(server: Server, call: Call, reply: Future[Any]) -> None:
             reply.set_exception(error)
         return
     if not reply.set_running_or_notify_cancel():
-        server.rest(connection)  # For the next call.
+        server.checkin(connection)  # For the next call.
         return
     try:
         send(connection, call)
@@ -161,5 +161,5 @@ def _ask(server: Server, call: Call, reply: Future[Any]) -> None:
         connection.disconnect()
         reply.set_exception(error)
         return
-    server.rest(connection)
+    server.checkin(connection)
     reply.set_result(answer)

@@ -19,29 +19,29 @@ logger = get_logger("django_redis_lock.keeper")
 
 
 class VotedRenewal(Renewal):
-    """Keeps one hold alive on the server at ``place``. Where that does not hold the lock for us, it
-    was away when we took it, or it has lost its data: it is asked for its vote again, so that one
-    server after the other may restart under a lock."""
+    """Keeps one hold alive on the server at ``place``. A server that does not hold the lock for us
+    was down when we took it, or has lost its data: it is asked for its vote again, so that the
+    servers may be restarted one after the other while a lock is held."""
 
     hold: QuorumHold
 
     def __init__(self, server: Server, hold: QuorumHold, place: int) -> None:
         self._place = place
-        self._canvassing = False
+        self._requesting_vote = False
         super().__init__(server, hold)
 
     def call(self, now: float) -> Call | None:
         renewal, hold = super().call(now), self.hold
-        self._canvassing = False
+        self._requesting_vote = False
         wanted = self._wanted(now)
         if renewal is None or not wanted or hold.votes[self._place] > -math.inf:
             return renewal
-        self._canvassing = True
+        self._requesting_vote = True
         return Call(VOTE, hold.keys, (hold.token, max(wanted, 0), hold.attempt, hold.fence))
 
     def answered(self, value: Any, sent_at: float) -> None:
         hold = self.hold
-        if self._canvassing:
+        if self._requesting_vote:
             left = (hold.lifetime or math.inf) * 1000 if int(value[0]) else -2.0
         else:
             left = math.inf if int(value) == -1 else float(value)
@@ -54,20 +54,20 @@ class VotedRenewal(Renewal):
                 return
         else:
             hold.vote(self._place, sent_at + left / 1000 - drift(left / 1000), sent_at)
-            if hold.ended and self._canvassing:
+            if hold.ended and self._requesting_vote:
                 self._give_back()
-            elif not self._canvassing:
+            elif not self._requesting_vote:
                 self._described()
         self._schedule(sent_at)
 
     def _give_back(self) -> None:
-        """The vote has come after the lock was released."""
+        """The vote came after the lock was released."""
         hold = self.hold
         call = release_call(hold.keys, hold.token, new_token(), 2.0, attempt=hold.attempt)
         keeper().add(DeferredRelease(self.server, call, hold.lifetime))
 
     def failed(self, error: Exception, now: float) -> None:
-        # No reason to worry while the others answer.
+        # No warning: the lock is held while most of the others answer.
         logger.info("Could not renew the lock %s: %s", printable(self.hold.keys.lock), error)
         self._try_again(now)
 

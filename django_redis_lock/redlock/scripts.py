@@ -1,4 +1,4 @@
-"""The Lua script of a lock on several servers, in the manner of ``scripts``."""
+"""The Lua script of a lock on several servers; see ``protocol.lock_scripts`` for the others."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from ..protocol import _BY_ATTEMPT, _FENCE, _NOW, _SET_LOCK, _TRY, _UNTAKEN, _VA
 
 __all__ = ["VOTE"]
 
-#: Take one server's part of the lock, as ACQUIRE does, with a fence of at least ``floor``. Said
-#: again by who has it already, it gives its whole lifetime anew. Redis out of memory does not
-#: refuse it: the lock is passed on by one server only, and its next holder takes the others so.
+#: Take one server's part of the lock, as ACQUIRE does, with a fence of at least ``floor``. For the
+#: present holder it restores the whole lifetime. Redis out of memory does not refuse it: only one
+#: server hands the lock over, and the next holder takes the other servers with this script.
 #:
 #: KEYS  lock keys
 #: ARGV  token, lifetime, attempt, floor

@@ -1,9 +1,9 @@
 """What the answers of several servers mean together. Decisions only: no input or output here.
 
-A lock on several servers is held by who holds it on more than half of them, and for as long as it
-does: until the deadline that more than half of them have confirmed. Each server's clock may run
-faster than ours, so a little is taken off each lifetime (Salvatore Sanfilippo, "Distributed Locks
-with Redis": a hundredth, and two milliseconds).
+The holder of a lock on several servers is the caller that holds it on more than half of them, until
+the deadline that more than half of them have confirmed. A server's clock may run faster than ours,
+so a little is taken off each lifetime (Salvatore Sanfilippo, "Distributed Locks with Redis": a
+hundredth, and two milliseconds).
 """
 
 from __future__ import annotations
@@ -77,14 +77,15 @@ class Ballot:
 
     @property
     def won(self) -> bool:
-        """Whether the lock is ours: in time, on a majority, and on the first in order that can be
-        reached. The latter keeps who comes just then from overtaking those who wait there."""
+        """Whether the lock is ours: in time, on a majority, and on the first server in order that
+        can be reached. The last condition keeps a new caller from overtaking those that wait there.
+        """
         in_time = time.monotonic() < self.deadline
         return in_time and len(self.fences) >= self._needed and self._first in self.fences
 
     @property
     def fence(self) -> int:
-        """Greater than each before: a majority stores the last one, and two majorities meet."""
+        """Greater than all before: a majority stores the last one, and two majorities overlap."""
         return max(self.fences.values())
 
     @property
@@ -96,21 +97,21 @@ class Ballot:
 class QuorumHold(Hold):
     """One acquisition of a lock on several servers."""
 
-    __slots__ = ("_heard", "votes")
+    __slots__ = ("_answered_at", "votes")
 
     def elected(self, votes: Sequence[float]) -> None:
         """Until when each server holds the lock for us, to begin with."""
         self.votes = list(votes)
-        self._heard = [-math.inf] * len(self.votes)
+        self._answered_at = [-math.inf] * len(self.votes)
 
     def vote(self, place: int, deadline: float, asked_at: float) -> None:
         """The server at ``place`` has confirmed, to what was sent at ``asked_at``, that it holds
         the lock for us until ``deadline`` (both monotonic; -inf: it does not). Of two commands
         that were under way together the shorter lifetime counts, as in ``held_until``."""
         with self._mutex:
-            if asked_at < self._heard[place]:
+            if asked_at < self._answered_at[place]:
                 deadline = min(deadline, self.votes[place])
-            self.votes[place], self._heard[place] = deadline, self.now()
+            self.votes[place], self._answered_at[place] = deadline, self.now()
             if not self.ended:
                 self.deadline = sorted(self.votes)[-majority(len(self.votes))]
 
@@ -152,13 +153,13 @@ def _held(replies: Sequence[Any], needed: int) -> Any:
     for token, of_it in by_token.items():
         if len(of_it) >= needed:
             lives = sorted(math.inf if int(r[1]) < 0 else int(r[1]) for r in of_it)[-needed]
-            told = next((r for r in of_it if _tells(r[2], token)), of_it[0])
+            described = next((r for r in of_it if _describes(r[2], token)), of_it[0])
             fence = max(int(r[4]) for r in of_it)
-            return [token, -1 if math.isinf(lives) else lives, told[2], told[3], fence]
+            return [token, -1 if math.isinf(lives) else lives, described[2], described[3], fence]
     return None
 
 
-def _tells(fields: Sequence[Any], token: bytes) -> bool:
+def _describes(fields: Sequence[Any], token: bytes) -> bool:
     """Whether ``fields`` say who the holder with ``token`` is."""
     return fingerprint(token).encode() in [as_bytes(field) for field in fields]
 

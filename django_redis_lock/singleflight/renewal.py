@@ -45,7 +45,7 @@ class FlightRenewal(Job):
     ) -> None:
         self._leader_of_it = weakref.ref(leader)
         self._group = group
-        self._lifetime = self.urgency = lifetime
+        self._lifetime = self.deadline_scale = lifetime
         self._began = time.monotonic()
         self._keys = (flight_key(key), flight_leader(key), server.index_of(FLIGHTS, key))
         self.key, self.token = key, token

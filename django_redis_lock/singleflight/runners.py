@@ -107,16 +107,16 @@ class ThreadRunner:
         server, connection = self.server, None
         try:
             server = self.server.at(streams)
-            connection = server.borrow()
+            connection = server.checkout()
             connection.send_packed_command([_reading(streams, step.until)])
             # Redis looks at the time-outs of blocked clients ten times a second only.
             if connection.can_read(max(0.0, step.until - time.monotonic())):
                 connection.read_response()
                 server.answered()
-                server.rest(connection)
+                server.checkin(connection)
                 connection = None
         except (RedisError, OSError) as error:
-            self.server.heard(error)
+            self.server.on_error(error)
             if not is_outage(error):
                 raise
             time.sleep(_pause(step))
@@ -191,7 +191,7 @@ class AsyncRunner:
             finally:
                 await connection.disconnect(nowait=True)
         except (RedisError, OSError) as error:
-            self.server.heard(error)
+            self.server.on_error(error)
             if not is_outage(error):
                 raise
             await asyncio.sleep(_pause(step))

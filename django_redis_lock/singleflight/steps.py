@@ -137,7 +137,7 @@ LEAD, FOUND = object(), object()
 def outlasting(server: Server, asking: Callable[[], Steps]) -> Steps:
     """What ``asking`` returns. Where another server takes the place of one that has failed, it is
     asked again until that has happened: who follows a computation wants its value, not an error."""
-    until = time.monotonic() + server.HEALS
+    until = time.monotonic() + server.FAILOVER_SECONDS
     while True:
         try:
             return (yield from asking())

@@ -1,7 +1,7 @@
 """Connections of our own, outside a client's pool.
 
 A waiter blocks on its connection, the keeper must never wait for one, and a holder must be able to
-release when the application has used its pool up: so none of them shares it.
+release when the application's pool is exhausted. So none of them uses the pool.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Address(NamedTuple):
-    """Where connections lead, in the words of redis-py's pools."""
+    """Where connections lead, with the arguments of redis-py's pools."""
 
     connection_class: Any
     connection_kwargs: dict[str, Any]
@@ -85,8 +85,8 @@ def _encode(encoding: str | None, word: Any) -> bytes:
 
 
 def timeout_of(settings: Mapping[str, Any]) -> float:
-    """Seconds to wait for an answer where nobody says otherwise: five, as redis-py does since its
-    version 8. Before, it would wait for a frozen server without end."""
+    """Seconds to wait for a reply if the settings do not say: five, the default of redis-py 8.
+    Earlier versions wait for a frozen server without end."""
     return settings.get("socket_timeout") or 5.0
 
 

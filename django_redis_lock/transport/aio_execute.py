@@ -1,4 +1,4 @@
-"""One Redis server as an event loop talks to it about locks: ``server`` with ``await``."""
+"""How a script is run by an event loop: ``execute`` with ``await``."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: How many times it is looked at whether answers came, before it is too late for them.
-LOOKS = 10
+#: Into how many parts the time to wait is divided. A standstill of the loop counts as one part.
+WAIT_PARTS = 10
 
 
 class AsyncRawConnection(Protocol):
@@ -79,13 +79,13 @@ async def taken_from(pool: Any) -> Any:
 
 
 def is_used_up(pool: Any) -> bool:
-    """Whether ``pool`` would have us wait until somebody gives a connection back."""
+    """Whether ``pool`` would wait until a connection is released."""
     return isinstance(pool, BlockingConnectionPool) and not pool.can_get_connection()
 
 
 def cut(connection: AsyncRawConnection) -> None:
-    """End ``connection``, whose loop cannot do that any more. Python would close it when it
-    collects the loop's remains, but a grant made meanwhile would go to it."""
+    """Close ``connection``, whose loop no longer runs. Python would close it when it collects the
+    loop, but until then a grant could be sent to it."""
     writer: Any = getattr(connection, "_writer", None)
     try:
         with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as ours:
@@ -122,12 +122,12 @@ async def _in_a_task(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def wait_awake(tasks: Collection[asyncio.Task[Any]], seconds: float) -> None:
-    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While it stood still
-    answers may have come, and servers must not be taken to be away for that."""
+    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While the loop stands
+    still, replies may come; the servers must not be taken to be down because of that."""
     pending = set(tasks)
-    for _ in range(LOOKS):
+    for _ in range(WAIT_PARTS):
         if pending:
-            _, pending = await asyncio.wait(pending, timeout=seconds / LOOKS)
+            _, pending = await asyncio.wait(pending, timeout=seconds / WAIT_PARTS)
 
 
 async def asend(connection: AsyncRawConnection, call: Call) -> None:
@@ -136,7 +136,7 @@ async def asend(connection: AsyncRawConnection, call: Call) -> None:
 
 
 async def areceive(connection: AsyncRawConnection, call: Call) -> Any:
-    """The reply to ``call``; a server that does not know the script yet is taught it."""
+    """The reply to ``call``; the script is sent to a server that does not know it."""
     try:
         return await connection.read_response()
     except NoScriptError:
@@ -145,7 +145,7 @@ async def areceive(connection: AsyncRawConnection, call: Call) -> Any:
 
 
 async def arun(client: Any, call: Call, *, patience: float | None = None) -> Answer:
-    """As ``server.run``."""
+    """As ``execute.run``."""
     server = server_of(client)
     node = None
     try:
@@ -179,7 +179,7 @@ async def _run_again(
 
 async def located(server: Server, keys: Sequence[bytes]) -> Server:
     """``server.at(keys)``, which may have to ask other servers, without blocking the loop."""
-    if not server.must_look():
+    if not server.must_discover():
         return server.at(keys)
     return await asyncio.to_thread(server.at, keys)
 
@@ -211,7 +211,7 @@ async def _heeding(
     patience: float | None,
     calls: Sequence[Call],
 ) -> T:
-    """Ask and tell the breaker of ``node``."""
+    """Ask the breaker of ``node``, and report the outcome to it."""
     breaker = node.breaker
     if breaker.failing:
         patience = admitted(breaker, patience, *calls)
@@ -240,7 +240,7 @@ async def _run_all_at(server: Topology, client: Any, calls: Sequence[Call]) -> l
         try:
             found = await _run_all(node, pool_of(client, server, node), some)
         except REPORTED as error:
-            server.heard(error)
+            server.on_error(error)
             found = [(await arun(client, call)).value for call in some]
         for place, answer in zip(places, found, strict=True):
             answers[place] = answer
@@ -305,7 +305,7 @@ async def _run_pooled(pool: Any, call: Call, asking: bool) -> Any:
 
 
 async def _run_apart(pool: Any, call: Call, asking: bool) -> Any:
-    """On a connection beside the pool: all of its own are in use."""
+    """On a connection outside the pool: all connections of the pool are in use."""
     connection = await connect_to(pool, timeout=5.0)
     try:
         return await _exchange(connection, call, asking)
@@ -322,11 +322,11 @@ async def _exchange(connection: AsyncRawConnection, call: Call, asking: bool) ->
             await asend(connection, call)
         return await areceive(connection, call)
     except ResponseError:
-        if asking:  # The refused may have been the announcement, and the call's answer is to come.
+        if asking:  # ASKING may have been refused, and the reply to the call is still to come.
             await connection.disconnect(nowait=True)
         raise
     except BaseException:
-        # Also for cancellation: a connection with a reply still to come is of no use.
+        # Also for cancellation: a connection with an unread reply cannot be used again.
         await connection.disconnect(nowait=True)
         raise
 

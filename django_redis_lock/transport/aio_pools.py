@@ -83,7 +83,7 @@ def _client_of(server: Server, address: Any) -> Any:
 
 
 async def _meet_primary(connection: Any) -> None:
-    """What is done on a new connection to what has to be a primary."""
+    """Check on a new connection that its server is a primary."""
     await connection.on_connect()
     try:
         await connection.send_command("ROLE")
@@ -110,8 +110,8 @@ def _pool_like(pool: Any) -> ConnectionPool:
 
 
 def _close_with_the_loop(clients: dict[Server, Any]) -> AsyncGenerator[None, None]:
-    """Have ``clients`` closed when the running loop ends: whoever ends a loop in order (asyncio's
-    and asgiref's runners) closes the asynchronous generators that have begun in it."""
+    """Have ``clients`` closed when the running loop ends: the runners of asyncio and asgiref close
+    the asynchronous generators that were started in their loop."""
 
     async def closing() -> AsyncGenerator[None, None]:
         try:
@@ -131,7 +131,7 @@ def _close_with_the_loop(clients: dict[Server, Any]) -> AsyncGenerator[None, Non
 
 
 def _forget_closed_loops() -> None:
-    """Of loops that were not ended in order nothing is kept either, nor their connections."""
+    """Forget the clients and connections of loops that were closed without a runner."""
     for loop in list(_clients):  # One step, whatever other threads do.
         if loop.is_closed():
             _clients.pop(loop, None)

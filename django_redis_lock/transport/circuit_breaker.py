@@ -1,15 +1,15 @@
-"""The circuit breaker: while a server does not answer, only one caller at a time finds that out.
+"""The circuit breaker: while a server does not answer, only one caller at a time waits for it.
 
 A call to a frozen or unreachable server costs its whole socket timeout. After a few such calls in
-a row the others fail at once, with ``CircuitOpen``; every so often one is let through, with little
-patience. Any answer ends the outage, whoever asked. A refused connection costs nothing, so it never
-holds anybody back, and a server that is back is used at once.
+a row the others fail at once, with ``CircuitOpen``; from time to time one is let through, with a
+short timeout. Any reply ends the outage. A refused connection costs no time, so it never opens the
+circuit, and a server that is back is used at once.
 
-What keeps or ends a lock that is held (a release, an extension, a renewal) is never held back:
-whoever waits for that lock would pay for it.
+Calls that keep or end a lock that is held (release, extension, renewal) are never refused, because
+the waiters for that lock depend on them.
 
-One breaker for each server and process. The decisions are here, without input or output; ``calls``
-asks and tells it.
+There is one breaker for each server and process. It decides, without input or output; ``execute``
+asks it and reports to it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = ["Breaker", "CircuitOpen", "Outage", "set_limits"]
 
 logger = get_logger("django_redis_lock.outage")
 
-#: Seconds lost to a failed call from which on it counts, or the whole socket timeout if that is
-#: shorter. Who is less patient learns nothing about the server.
-COUNTS = 1.0
-#: Seconds for which the one caller that is let through waits for an answer.
-PROBE = 1.0
+#: A failed call counts as costly if it took so many seconds, or the whole socket timeout if that is
+#: shorter. A caller with a shorter timeout learns nothing about the server.
+COSTLY_SECONDS = 1.0
+#: Seconds that the one call that is let through waits for its reply.
+PROBE_TIMEOUT_SECONDS = 1.0
 
 
 class CircuitOpen(RedisConnectionError):
-    """The server was not asked: it has not answered for a while, and somebody else is to try."""
+    """The server was not asked: it has not answered for a while, and another caller is trying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Breaker:
                     f"it is asked again in {self._open_until - now:.1f} s ({self._error})"
                 )
             # The probe. Should it end without a word, another follows.
-            self._open_until = now + PROBE + _limits()[1]
+            self._open_until = now + PROBE_TIMEOUT_SECONDS + _limits()[1]
             return self._briefly(patience)
 
     def insist(self, patience: float | None) -> float | None:
@@ -125,13 +125,13 @@ class Breaker:
         return patience if self._open_until is None else self._briefly(patience)
 
     def _briefly(self, patience: float | None) -> float:
-        return min(PROBE, self._timeout, math.inf if patience is None else patience)
+        return min(PROBE_TIMEOUT_SECONDS, self._timeout, math.inf if patience is None else patience)
 
     def failed(self, error: BaseException, cost: float, timeout: float | None = None) -> None:
         """A call, or an attempt to connect, has failed.
 
         Args:
-            cost: seconds that were waited in vain.
+            cost: seconds that the caller waited.
             timeout: seconds after which this caller gives up otherwise, if not the usual.
         """
         with self._mutex:
@@ -150,7 +150,7 @@ class Breaker:
 
     def _counted(self, cost: float, timeout: float) -> bool:
         """Whether this failure is the one after which calls are held back."""
-        if cost < 0.9 * min(COUNTS, timeout):
+        if cost < 0.9 * min(COSTLY_SECONDS, timeout):
             return False
         self._costly += 1
         most, pause = _limits()

@@ -1,6 +1,6 @@
 """A Redis Cluster: each key is on the primary that has its slot, and slots move.
 
-The map of slots is our own, and not the client's: threads and tasks share it, and it is looked up
+The map of slots is our own and not the client's: threads and tasks share it, and it is discovered
 within a bounded time.
 """
 
@@ -25,7 +25,7 @@ from .server import Server
 
 __all__ = ["ASYNC_PARSER", "Cluster", "Node"]
 
-#: How a server says that it is not the one to ask, or not yet. ClusterDownError is MASTERDOWN too.
+#: A server's refusals: it does not have the slot, or not yet. ClusterDownError is MASTERDOWN too.
 REFUSALS = (MovedError, AskError, TryAgainError, ClusterDownError)
 
 
@@ -40,7 +40,7 @@ class Node(Server):
 
 
 class Slots(NamedTuple):
-    """Who has which slots: of each range its first and last slot, and its primary."""
+    """Which primary has which slots: the first and last slot of each range, and its primary."""
 
     first: list[int]
     last: list[int]
@@ -66,7 +66,7 @@ class Cluster(Topology):
         self._first = [(node.host, int(node.port)) for node in manager.startup_nodes.values()]
         self._known: list[Server] = []
         self._slots = Slots([], [], [])
-        #: Slots that have moved since the last look.
+        #: Slots that have moved since the last discovery.
         self._moved: dict[int, Server] = {}
 
     def __str__(self) -> str:
@@ -93,10 +93,10 @@ class Cluster(Topology):
         return index_key(index, slot_of(key))
 
     def primaries(self) -> dict[Server, list[int]]:
-        """All servers that have slots, and which.
+        """All servers that have slots, with their slots.
 
         Raises:
-            redis.exceptions.ConnectionError: nobody says.
+            redis.exceptions.ConnectionError: it is not known.
         """
         self.at(())
         found: dict[Server, list[int]] = {}
@@ -113,10 +113,10 @@ class Cluster(Topology):
     def refuses(self, error: BaseException) -> bool:
         return isinstance(error, REFUSALS)
 
-    def heard(self, error: BaseException) -> None:
+    def on_error(self, error: BaseException) -> None:
         if isinstance(error, MovedError):
             self._moved[error.slot_id] = self.sent_to(error)
-        super().heard(error)
+        super().on_error(error)
 
     def sent_to(self, error: Any) -> Server:
         """The server a MOVED or an ASK names."""
@@ -134,13 +134,13 @@ class Cluster(Topology):
                 ranges = ask(node, until, "CLUSTER", "SLOTS")
             except (RedisError, OSError) as error:
                 errors.append(str(error))
-                # The next time the others come first.
+                # Ask the others first the next time.
                 self._known = [*(known for known in self._known if known is not node), node]
                 continue
             if ranges:
                 self._take_in(node, ranges)
                 return
-        # In the end all may have other addresses than we know.
+        # All nodes may have new addresses: begin again with those of the settings.
         self._known = []
         raise RedisConnectionError("; ".join(errors) or "no node has any slots")
 
@@ -154,13 +154,13 @@ class Cluster(Topology):
             slots.owner.append(servers[0])
             known.update(dict.fromkeys(servers))
         self._slots, self._moved = slots, {}
-        # Replicas too: when a primary has failed, they know as much as any.
+        # Replicas too: they can say which primary replaced one that failed.
         self._known = list(known)
         self._keep_only(known)
 
     def _named(self, asked: Server, node: Any) -> Server:
         host = node[0].decode() if isinstance(node[0], bytes) else node[0]
-        if not host:  # The one that was asked does not know its own address.
+        if not host:  # The node that was asked does not know its own address.
             host = asked.address.connection_kwargs["host"]
         return self._node(*self._mapped(host, int(node[1])))
 

@@ -22,50 +22,50 @@ __all__ = ["Topology"]
 
 logger = get_logger("django_redis_lock.topology")
 
-#: Seconds one look may take in all.
-LOOK = 2.0
-#: Seconds one server may take to answer it.
-PATIENCE = 1.0
-#: Seconds between two looks when something is wrong with the servers.
-SOON = 0.1
-#: Seconds to the next look after one that nobody answered: at first, and at most.
-LATER, LATEST = 1.0, 16.0
+#: Seconds that one discovery may take.
+DISCOVERY_TIMEOUT_SECONDS = 2.0
+#: Seconds to wait for the reply of one server.
+REPLY_TIMEOUT_SECONDS = 1.0
+#: Seconds between two discoveries while there are errors.
+MIN_DISCOVERY_INTERVAL_SECONDS = 0.1
+#: Seconds to the next discovery after one that failed: at first, and at most.
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 16.0
 
 
 class Topology(Server):
     """What a cluster and a service of sentinels have in common.
 
-    Where the keys are is looked up at first and when something went wrong. One thread looks at a
-    time, and the others wait for it.
+    The primaries are discovered at first and after errors. One thread does it at a time, and the
+    others wait for it.
     """
 
-    #: Seconds after which to look again although nothing went wrong.
+    #: Seconds after which the primaries are discovered again without an error.
     STALE = math.inf
-    HEALS = 10.0
+    FAILOVER_SECONDS = 10.0
 
     def __init__(self, common: Address) -> None:
         super().__init__(common)
         self._common = common
         self._nodes: dict[tuple[str, int], Server] = {}
-        self._looking = free_after_fork(threading.Lock())
-        self._looked_at = self._look_at = -math.inf
-        self._in_vain = 0  # Looks that nobody answered, in a row.
-        self._trouble = True  # Since the last look something has gone wrong.
+        self._discovering = free_after_fork(threading.Lock())
+        self._discovered_at = self._discover_at = -math.inf
+        self._in_vain = 0  # Discoveries that failed in a row.
+        self._trouble = True  # There was an error since the last discovery.
 
     @abstractmethod
     def _look(self, until: float) -> None:
-        """Find out where the keys are, until this monotonic time.
+        """Discover the primaries, until this monotonic time.
 
         Raises:
-            redis.exceptions.RedisError, OSError: nobody says.
+            redis.exceptions.RedisError, OSError: no server says.
         """
 
     def must_connect(self) -> bool:
         return False  # Its connections are its nodes'.
 
     def at(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
-        if self.must_look():
-            self._look_or_wait(LOOK if patience is None else patience)
+        if self.must_discover():
+            self._discover_or_wait(DISCOVERY_TIMEOUT_SECONDS if patience is None else patience)
         found = self.seen_at(keys)
         if found is None:
             error = RedisConnectionError(f"Nobody says where to find keys of {self}")
@@ -73,35 +73,37 @@ class Topology(Server):
             raise error
         return found
 
-    def must_look(self) -> bool:
-        return time.monotonic() >= self._look_at
+    def must_discover(self) -> bool:
+        return time.monotonic() >= self._discover_at
 
-    def heard(self, error: BaseException) -> None:
+    def on_error(self, error: BaseException) -> None:
         if isinstance(error, (RedisConnectionError, RedisTimeoutError)) or self.refuses(error):
             self._trouble = True
             if not self._in_vain:
-                self._look_at = min(self._look_at, self._looked_at + SOON)
+                self._discover_at = min(
+                    self._discover_at, self._discovered_at + MIN_DISCOVERY_INTERVAL_SECONDS
+                )
 
-    def _look_or_wait(self, patience: float) -> None:
+    def _discover_or_wait(self, patience: float) -> None:
         until = time.monotonic() + patience
-        # Where nothing is wrong, the others go on meanwhile.
-        if not self._looking.acquire(timeout=patience if self._trouble else 0):
+        # Without errors the other threads go on with what is known.
+        if not self._discovering.acquire(timeout=patience if self._trouble else 0):
             return
         try:
-            if not self.must_look():
-                return  # Another has just done it.
+            if not self.must_discover():
+                return  # Another thread has just done it.
             try:
                 self._look(until)
             except (RedisError, OSError) as error:
                 logger.warning("Could not read the address of %s: %s", self, error)
-                pause = min(LATER * 2**self._in_vain, LATEST)
+                pause = min(FIRST_RETRY_SECONDS * 2**self._in_vain, LAST_RETRY_SECONDS)
                 self._in_vain += 1
             else:
                 self._trouble, self._in_vain, pause = False, 0, self.STALE
-            self._looked_at = time.monotonic()
-            self._look_at = self._looked_at + pause
+            self._discovered_at = time.monotonic()
+            self._discover_at = self._discovered_at + pause
         finally:
-            self._looking.release()
+            self._discovering.release()
 
     def nodes(self) -> Sequence[Server]:
         return [self, *self._nodes.values()]
@@ -123,7 +125,7 @@ class Topology(Server):
         return Server(address)
 
     def _keep_only(self, kept: Iterable[Server]) -> None:
-        """Forget the servers that have gone."""
+        """Forget the servers that are no longer part of it."""
         gone = set(self._nodes.values()).difference(kept)
         self._nodes = {where: node for where, node in self._nodes.items() if node not in gone}
         for node in gone:
@@ -137,8 +139,8 @@ def ask(server: Server, until: float, *command: Any) -> Any:
         redis.exceptions.RedisError, OSError: there is none until then (monotonic seconds), or
             within a second.
     """
-    patience = min(PATIENCE, max(0.05, until - time.monotonic()))
-    connection = server.borrow(patience)
+    patience = min(REPLY_TIMEOUT_SECONDS, max(0.05, until - time.monotonic()))
+    connection = server.checkout(patience)
     try:
         connection.send_command(*command)
         if not connection.can_read(patience):
@@ -148,5 +150,5 @@ def ask(server: Server, until: float, *command: Any) -> Any:
         connection.disconnect()
         raise
     server.answered()
-    server.rest(connection)
+    server.checkin(connection)
     return answer

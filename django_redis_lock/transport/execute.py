@@ -1,7 +1,7 @@
 """How a script is run: in one round trip, without redis-py's retries.
 
-A retry hidden in the client would make an acquire meet its own key, and a release find its own
-work done, without anybody knowing (redis-py's ``Redis`` retries ten times by default,
+With a retry hidden in the client, an acquire would find its own key taken, and a release its own
+work done, without the caller's knowledge (redis-py's ``Redis`` retries ten times by default,
 django-redis's pools never). Here a call whose reply was lost is sent once more, and the answer
 says so.
 """
@@ -55,7 +55,7 @@ OUTAGE: tuple[type[Exception], ...] = (
     RedisTimeoutError,
     BusyLoadingError,
     ReadOnlyError,
-    AskError,  # Slots that have moved, are on their way, or have nobody just now.
+    AskError,  # Slots that have moved, are being moved, or have no owner at this moment.
     TryAgainError,
     ClusterError,
     OSError,
@@ -66,10 +66,10 @@ _OUTAGE_REPLIES = (
     "BUSY ",  # Not BUSYKEY and the like.
 )
 
-#: What keeps or ends a lock that is held, or leaves a wait: no circuit breaker refuses it.
+#: Calls that keep or end a lock that is held, or leave a queue: no circuit breaker refuses them.
 NEVER_HELD_BACK = (RELEASE, EXTEND, RENEW, LEAVE)
 
-#: How a call can end that is then looked into.
+#: The errors of a call after which ``RetryPolicy`` decides.
 REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
 
 #: redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
@@ -79,14 +79,14 @@ FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) 
 def is_outage(error: BaseException) -> bool:
     """Whether ``error`` may pass by itself, so that a waiter should try again."""
     if isinstance(error, ResponseError):
-        # Redis 6 puts what happened in a script behind "Error running script", with a hyphen.
+        # Redis 6 reports an error in a script after "Error running script", with a hyphen.
         said = f"-{error}"
         return any(f"-{reply}" in said for reply in _OUTAGE_REPLIES) or isinstance(error, OUTAGE)
     return isinstance(error, OUTAGE)
 
 
 def is_pool_exhausted(error: BaseException) -> bool:
-    """Whether ``error`` speaks of the pool and not of the server."""
+    """Whether ``error`` is about the pool and not about the server."""
     return str(error).startswith(("Too many connections", "No connection available"))
 
 
@@ -103,7 +103,7 @@ def send(connection: RawConnection, call: Call) -> None:
 
 
 def receive(connection: RawConnection, call: Call) -> Any:
-    """The reply to ``call``; a server that does not know the script yet is taught it."""
+    """The reply to ``call``; the script is sent to a server that does not know it."""
     try:
         return connection.read_response()
     except NoScriptError:
@@ -120,7 +120,7 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
             leaves the wait to the pool's socket timeout.
 
     Raises:
-        redis.exceptions.RedisError: as redis-py's; nothing is known of the outcome then.
+        redis.exceptions.RedisError: as redis-py's; the outcome is then unknown.
     """
     server = server_of(client)
     node = None
@@ -150,10 +150,10 @@ def _run_again(
 def _run(server: Server, call: Call, patience: float | None, asking: bool = False) -> Any:
     if server.breaker.failing:
         patience = admitted(server.breaker, patience, call)
-    connection, unread = _borrowed(server, patience)
+    connection, unread = _checked_out(server, patience)
     try:
         if asking:
-            # By its source: what is sent again would have to be announced again.
+            # By its source: NOSCRIPT would need a second ASKING.
             connection.send_packed_command([ASKING, pack(call, known=False)])
         else:
             send(connection, call)
@@ -162,25 +162,25 @@ def _run(server: Server, call: Call, patience: float | None, asking: bool = Fals
             connection.read_response()
         answer = receive(connection, call)
     except ResponseError:
-        if asking:  # The refused may have been the announcement, and the call's answer is to come.
+        if asking:  # ASKING may have been refused, and the reply to the call is still to come.
             connection.disconnect()
         else:
-            server.rest(connection)
+            server.checkin(connection)
         server.breaker.answered()
         raise
     except BaseException as error:
-        # Also for KeyboardInterrupt: a connection with a reply still to come is of no use.
+        # Also for KeyboardInterrupt: a connection with an unread reply cannot be used again.
         connection.disconnect()
         if isinstance(error, RedisTimeoutError):
             server.breaker.failed(error, server.timeout if patience is None else patience)
         raise
-    server.rest(connection)
+    server.checkin(connection)
     server.answered()
     return answer
 
 
 def _await_answer(connection: RawConnection, unread: Unread | None, patience: float | None) -> None:
-    """Until what was sent last is answered, at most ``patience`` seconds after ``unread`` is."""
+    """Wait for the reply to the last call, at most ``patience`` seconds after ``unread`` came."""
     if patience is not None and not connection.can_read(patience):
         raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
     if unread is not None:
@@ -193,7 +193,7 @@ def run_at(server: Server, node: Server, call: Call) -> Any:
     try:
         return _run(node, call, None)
     except REPORTED as error:
-        server.heard(error)
+        server.on_error(error)
         node.close()
         if not may_have_run(error) or isinstance(error, ResponseError):
             raise
@@ -229,7 +229,7 @@ def _run_all_at(server: Topology, client: Any, calls: Sequence[Call]) -> list[An
         try:
             found = _run_all(node, some)
         except REPORTED as error:
-            server.heard(error)
+            server.on_error(error)
             node.close()
             found = [run(client, call).value for call in some]
         for place, answer in zip(places, found, strict=True):
@@ -247,7 +247,7 @@ def by_node(server: Server, calls: Sequence[Call]) -> dict[Server, list[int]]:
 
 def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
     patience = admitted(server.breaker, None, *calls) if server.breaker.failing else None
-    connection, unread = _borrowed(server, patience)
+    connection, unread = _checked_out(server, patience)
     try:
         connection.send_packed_command([pack_all(calls)])
         _await_answer(connection, unread, patience)
@@ -257,14 +257,17 @@ def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
         if isinstance(error, RedisTimeoutError):
             server.breaker.failed(error, server.timeout if patience is None else patience)
         raise
-    server.rest(connection)
+    server.checkin(connection)
     server.answered()
     return answers
 
 
 def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | None:
-    """How patient ``calls`` may be that the breaker lets through; its error says nothing was
-    sent."""
+    """How many seconds ``calls`` may wait, if the breaker lets them through.
+
+    Raises:
+        CircuitOpen: it does not; nothing was sent.
+    """
     if any(call.script in NEVER_HELD_BACK for call in calls):
         return breaker.insist(patience)
     try:
@@ -274,10 +277,10 @@ def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | 
         raise
 
 
-def _borrowed(server: Server, patience: float | None) -> tuple[RawConnection, Unread | None]:
+def _checked_out(server: Server, patience: float | None) -> tuple[RawConnection, Unread | None]:
     """A connection to ``server``; an error says that nothing was sent."""
     try:
-        return server.borrow_unread(patience)
+        return server.checkout_unread(patience)
     except Exception as error:
         note_sent(error, False)
         raise

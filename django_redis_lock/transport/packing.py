@@ -34,7 +34,7 @@ def pack(call: Call, *, known: bool = True) -> bytes:
     for arg in call.args:
         if isinstance(arg, bytes):
             parts.append(b"$%d\r\n%b\r\n" % (len(arg), arg))
-        elif type(arg) is int or (isinstance(arg, str) and len(arg) <= LONGEST_CACHED):
+        elif type(arg) is int or (isinstance(arg, str) and len(arg) <= MAX_CACHED_CHARACTERS):
             parts.append(_short(arg))
         else:
             parts.append(_bulk(arg))
@@ -42,7 +42,7 @@ def pack(call: Call, *, known: bool = True) -> bytes:
 
 
 #: The longest text that is kept packed, in characters. Larger arguments would pile up in memory.
-LONGEST_CACHED = 64
+MAX_CACHED_CHARACTERS = 64
 
 
 def _bulk(arg: Any) -> bytes:

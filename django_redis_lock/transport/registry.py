@@ -41,7 +41,7 @@ def server_of(client: Any) -> Server:
             raise TypeError(
                 f"a lock needs a redis-py client (redis.Redis), not {type(client).__name__}"
             ) from None
-        pool = client  # It has a pool for each of its nodes, and is one of its kind itself.
+        pool = client  # It has a pool for each of its nodes.
     found = _by_pool.get(pool)
     if found is not None:
         return found
@@ -52,7 +52,7 @@ def server_of(client: Any) -> Server:
         elif hasattr(pool, "service_name"):
             kind = SentinelService
         database = (kind, *kind.identity(pool))
-        # Whoever has less patience must not decide for the others how long they wait.
+        # A client with a shorter timeout must not decide how long the others wait.
         settings = pool.nodes_manager if kind is Cluster else pool
         place = (*database, kind.patience(settings.connection_kwargs))
         server = _servers.get(place)
@@ -64,7 +64,7 @@ def server_of(client: Any) -> Server:
 
 
 def outages() -> list[Outage]:
-    """The servers that do not answer, as far as this process has noticed."""
+    """The servers that do not answer, as far as this process knows."""
     with _registry:
         servers = list(_servers.values())
     breakers = (node.breaker for server in servers for node in server.nodes())

@@ -13,34 +13,33 @@ from .server import Server
 
 __all__ = ["RetryPolicy", "ServerBusy", "is_busy"]
 
-#: Seconds for which a call is sent again that was refused because its keys are elsewhere: longer
-#: than a slot with few keys takes to move.
+#: Seconds for which a call is retried that was refused because its keys have moved: longer than the
+#: migration of a slot with few keys takes.
 REFUSED_FOR = 2.0
-#: The longest pause between two such sendings, in seconds.
+#: The longest pause between two of these retries, in seconds.
 LONGEST_PAUSE = 0.2
 
 
 class ServerBusy(RedisConnectionError):
-    """The server would not do anything while it ran somebody's long script, for as long as the
-    caller waited for an answer."""
+    """The server ran a long script for as long as the caller waited for its reply."""
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether ``error`` says that the server runs somebody's long script, and nothing else."""
+    """Whether ``error`` says that the server runs a long script and refuses all other calls."""
     return isinstance(error, ResponseError) and str(error).startswith("BUSY ")
 
 
 class RetryPolicy:
-    """Where one call goes, sending after sending.
+    """Where and when one call is sent again.
 
     A call whose connection broke is sent once more. On a cluster, and behind sentinels, a call
-    that was refused is sent on to where its keys are. One that met a server busy with a script is
-    sent again until that is over, for as long as its caller waits for an answer.
+    that was refused is sent to the server that has its keys. A call to a server that is busy with
+    a script is retried until the script ends, for as long as its caller waits for a reply.
 
     Attributes:
-        towards: the server to send it to, if that is known better than ``Server.at`` does.
-        sent_twice: whether it may have run twice.
-        asking: whether the server is to be told that it is asked for a slot still on its way.
+        towards: the server to send it to, if a refusal has named it.
+        sent_twice: whether the call may have run twice.
+        asking: whether ASKING is to be sent first, because the slot is being migrated.
     """
 
     def __init__(self, server: Server, patience: float | None) -> None:
@@ -54,12 +53,12 @@ class RetryPolicy:
         self.asking = False
 
     def after(self, error: Exception, node: Server | None) -> float:
-        """What ``node`` answered, or failed to: seconds to pause before the next sending.
+        """Seconds to pause before the call that ``node`` answered with ``error`` is sent again.
 
         Raises:
-            Exception: ``error``, if there is to be none.
+            Exception: ``error``, if it is not to be sent again.
         """
-        self._server.heard(error)
+        self._server.on_error(error)
         self.towards, self.asking = None, False
         if is_busy(error):
             return self._after_refusal(error, (node or self._server).timeout, ServerBusy)
@@ -68,7 +67,7 @@ class RetryPolicy:
         if not isinstance(error, (RedisConnectionError, RedisTimeoutError)):
             raise error
         if node is not None:
-            node.close()  # What ended one connection may have ended those at rest, unnoticed.
+            node.close()  # The idle connections may have broken for the same reason.
         if self._broke or not self._worth_a_second_try(error):
             note_sent(error, self.sent_twice or may_have_run(error))
             raise error
@@ -79,8 +78,8 @@ class RetryPolicy:
     def _worth_a_second_try(self, error: Exception) -> bool:
         if self._patience is not None and isinstance(error, RedisTimeoutError):
             return False
-        # Elsewhere the server may have been replaced, so that it does not even let us connect.
-        return may_have_run(error) or self._server.must_look()
+        # Behind sentinels and on a cluster the server may have been replaced by now.
+        return may_have_run(error) or self._server.must_discover()
 
     def _after_refusal(
         self, error: Exception, at_most: float, trouble: type[RedisConnectionError]
@@ -93,7 +92,7 @@ class RetryPolicy:
             raise refused from error
         if isinstance(error, AskError) and not isinstance(error, MovedError):
             self.towards, self.asking = self._server.sent_to(error), True
-        # The first time there is nothing to wait for if it says where to go.
+        # The first refusal that names a server is followed at once.
         known = isinstance(error, AskError) and not self._pause
         pause, self._pause = self._pause or 0.01, min(self._pause * 2 or 0.02, LONGEST_PAUSE)
         return 0.0 if known else min(pause, until - now)

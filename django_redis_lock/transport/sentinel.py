@@ -1,9 +1,9 @@
-"""A primary that sentinels watch: whichever server they say it is.
+"""The primary of a Sentinel service.
 
-The sentinels are asked at first, when something went wrong, and once a second while locks are in
-use: after a failover by hand (``SENTINEL FAILOVER``) the old primary goes on for some ten seconds,
-takes locks and forgets them. And who connects makes sure that what answers is a primary: a
-sentinel that has not heard yet sends him to the old one.
+The sentinels are asked at first, after errors, and once a second while locks are in use: after a
+manual failover (``SENTINEL FAILOVER``) the old primary goes on for about ten seconds, grants locks
+and then loses them. Each new connection also checks that its server is a primary, because a
+sentinel that does not know of the failover yet names the old one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Primary", "SentinelService", "expect_primary"]
 
 
 class SentinelService(Topology):
-    """One service of a group of sentinels, by the name they have for it.
+    """One service of a group of sentinels.
 
     Args:
         pool: redis-py's ``SentinelConnectionPool``, for threads or for asyncio.
@@ -60,8 +60,8 @@ class SentinelService(Topology):
         return Primary(address)
 
     def _look(self, until: float) -> None:
-        """Ask one sentinel if all is well; if not, or if it names another server than we know, all
-        of them: the latest to have heard of a failover is right."""
+        """Ask one sentinel. After errors, or if it names another server than the known primary, ask
+        all of them: the one with the latest configuration epoch is right."""
         found: list[tuple[int, str, int]] = []
         errors = []
         for sentinel in list(self._sentinels):
@@ -69,7 +69,7 @@ class SentinelService(Topology):
                 found.append(self._as_seen_by(sentinel, until))
             except (RedisError, OSError) as error:
                 errors.append(str(error))
-                # The next time the others come first.
+                # Ask the others first the next time.
                 self._sentinels.remove(sentinel)
                 self._sentinels.append(sentinel)
                 continue
@@ -82,7 +82,7 @@ class SentinelService(Topology):
         self._keep_only([self._primary])
 
     def _as_seen_by(self, sentinel: Server, until: float) -> tuple[int, str, int]:
-        """How new its knowledge is, and the primary's host and port."""
+        """The configuration epoch, and the primary's host and port."""
         said = ask(sentinel, until, "SENTINEL", "MASTER", self._name)
         if not isinstance(said, dict):
             said = dict(zip(said[::2], said[1::2], strict=True))
@@ -91,7 +91,7 @@ class SentinelService(Topology):
 
 
 class Primary(Server):
-    """A server that is of use only while it is a primary."""
+    """A server that is used only while it is a primary."""
 
     def connect(self, timeout: float | None = None) -> RawConnection:
         connection = super().connect(timeout)
@@ -99,7 +99,7 @@ class Primary(Server):
             connection.send_command("ROLE")
             expect_primary(connection.read_response())
         except NoPermissionError:
-            pass  # This user may not know. A replica will not let us write, at least.
+            pass  # This user may not call ROLE. A replica refuses writes, at least.
         except BaseException:
             connection.disconnect()
             raise

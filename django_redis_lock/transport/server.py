@@ -15,7 +15,7 @@ __all__ = ["Server", "Unread"]
 
 
 class Unread(Protocol):
-    """An answer still to be read on a connection, for which nobody has waited."""
+    """A reply that is still to be read from a connection; its caller did not wait for it."""
 
     def settle(self, wait: bool) -> Any: ...
 
@@ -23,19 +23,19 @@ class Unread(Protocol):
 class Server:
     """One address, and the connections of our own that lead there.
 
-    They serve one call or one wait at a time; between two they rest here, the last used on top.
-    Taking one costs a fraction of what redis-py's pools do.
+    A connection serves one call or one wait at a time. Idle connections are kept here, the last
+    used on top. A checkout costs a fraction of one from redis-py's pools.
     """
 
-    #: How many connections may rest here: as many as were busy at once, within reason.
-    ROOM = 16
-    #: Seconds at rest after which a connection is looked at before it is used. One that the server
-    #: has closed meanwhile must not be mistaken for one that broke with a call under way; looking
-    #: costs a system call, which is too much between two calls in a row.
-    FRESH = 1.0
+    #: How many idle connections are kept.
+    MAX_IDLE_CONNECTIONS = 16
+    #: Seconds after which an idle connection is checked before it is used: one that the server has
+    #: closed must not be mistaken for one that broke during a call. The check is a system call,
+    #: which would cost too much between two calls in a row.
+    CHECK_AFTER_IDLE_SECONDS = 1.0
 
-    #: Seconds within which another server takes the place of one that has failed.
-    HEALS = 0.0
+    #: Seconds within which a failover replaces a server that has failed.
+    FAILOVER_SECONDS = 0.0
 
     def __init__(self, pool: Any) -> None:
         # The pool itself is not kept: it must be able to go away before its server does.
@@ -45,8 +45,8 @@ class Server:
         #: Equal for servers that lead to one database, whatever their time-outs are.
         self.database: tuple[Any, ...] = (self,)
         self.breaker = Breaker(_shown(settings), shortest)
-        self._resting: list[tuple[RawConnection, Unread | None, float]] = []
-        #: What tells it that this process is alive; see ``heartbeat``.
+        self._idle: list[tuple[RawConnection, Unread | None, float]] = []
+        #: The job that records there that this process is alive; see ``locking.heartbeat``.
         self.heartbeat: Any = None
         #: Whether the server knows TAKE_GRANT; see ``PendingReply``.
         self.knows_grants = False
@@ -69,21 +69,21 @@ class Server:
         timeout = timeout_of(settings)
         return timeout, min(settings.get("socket_connect_timeout") or timeout, timeout)
 
-    # -- where a key is, for those whose keys are not all at one address ------------------------
+    # -- where a key is; a cluster and Sentinel have more than one address ----------------------
 
     def at(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
-        """The server that has ``keys``, which are all in one place; it may have to be looked for.
+        """The server that has ``keys``, which are all in one place; finding it may take time.
 
         Args:
-            patience: seconds that may take.
+            patience: seconds that finding it may take.
 
         Raises:
-            redis.exceptions.ConnectionError: nobody knows where they are.
+            redis.exceptions.ConnectionError: it is not known where they are.
         """
         return self
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
-        """As ``at``, as far as it is known without looking."""
+        """As ``at``, without asking any server; None if it is not known."""
         return self
 
     def in_one_call(self, keys: Sequence[bytes]) -> Sequence[bytes]:
@@ -96,19 +96,19 @@ class Server:
         return index
 
     def nodes(self) -> Sequence[Server]:
-        """All servers there are here, as far as it is known."""
+        """All servers that are known here."""
         return (self,)
 
-    def must_look(self) -> bool:
-        """Whether ``at`` would look, and so take time."""
+    def must_discover(self) -> bool:
+        """Whether ``at`` would ask other servers, which takes time."""
         return False
 
-    def heard(self, error: BaseException) -> None:
-        """A call to one of these servers ended with ``error``: its keys may be elsewhere now."""
+    def on_error(self, error: BaseException) -> None:
+        """A call to one of these servers ended with ``error``: its keys may have moved."""
 
     def refuses(self, error: BaseException) -> bool:
-        """Whether ``error`` says that the call was not carried out because the keys are elsewhere,
-        or on their way."""
+        """Whether ``error`` says that the call was not carried out because the keys have moved, or
+        are being moved."""
         return False
 
     def sent_to(self, error: Any) -> Server:
@@ -142,48 +142,48 @@ class Server:
             raise
         return connection
 
-    def borrow(self, patience: float | None = None) -> RawConnection:
-        """A connection with nothing to be read on it: one at rest, or a new one.
+    def checkout(self, patience: float | None = None) -> RawConnection:
+        """A connection with no reply to be read: an idle one, or a new one.
 
         Args:
             patience: seconds that connecting may take, if that is less than usual.
         """
-        rested = self.rested()
-        if rested is not None:
-            return rested
+        idle = self.checkout_idle()
+        if idle is not None:
+            return idle
         return self.connect(None if patience is None else min(patience, self.timeout))
 
-    def borrow_unread(self, patience: float | None = None) -> tuple[RawConnection, Unread | None]:
-        """As ``borrow``, but an answer may still be on its way: settle it after the next sending,
-        before the next reading, and nobody has to wait for it."""
-        rested = self._rested_unread()
-        if rested is not None:
-            return rested
+    def checkout_unread(self, patience: float | None = None) -> tuple[RawConnection, Unread | None]:
+        """As ``checkout``, but a reply may still be on its way. Read it after the next call is sent
+        and before that call's reply is read, so that no call waits for it."""
+        idle = self._checkout_idle_unread()
+        if idle is not None:
+            return idle
         return self.connect(None if patience is None else min(patience, self.timeout)), None
 
     def must_connect(self) -> bool:
-        """Whether ``borrow`` would make a connection."""
-        return not self._resting
+        """Whether ``checkout`` would make a connection."""
+        return not self._idle
 
-    def rested(self) -> RawConnection | None:
-        """A connection with nothing to be read on it that is at rest here, if there is one."""
-        rested = self._rested_unread()
-        if rested is None:
+    def checkout_idle(self) -> RawConnection | None:
+        """An idle connection with no reply to be read, if there is one."""
+        idle = self._checkout_idle_unread()
+        if idle is None:
             return None
-        connection, unread = rested
+        connection, unread = idle
         if unread is not None:
             unread.settle(True)
         return connection
 
-    def _rested_unread(self) -> tuple[RawConnection, Unread | None] | None:
+    def _checkout_idle_unread(self) -> tuple[RawConnection, Unread | None] | None:
         while (last := self._last()) is not None:
             connection, unread, since = last
-            if time.monotonic() - since < self.FRESH:
+            if time.monotonic() - since < self.CHECK_AFTER_IDLE_SECONDS:
                 return connection, unread
             try:
                 if unread is not None:
                     unread.settle(True)
-                # What can be read then is the end of a connection that the server has closed.
+                # Only the end of a connection that the server has closed can be read now.
                 if not connection.can_read(0):
                     return connection, None
             except (RedisError, OSError):
@@ -193,24 +193,27 @@ class Server:
 
     def _last(self) -> tuple[RawConnection, Unread | None, float] | None:
         try:
-            return self._resting.pop()
+            return self._idle.pop()
         except IndexError:
             return None
 
-    def rest(self, connection: RawConnection, unread: Unread | None = None) -> None:
-        """Keep ``connection`` for the next caller, unless enough are kept, or it was made for one
-        that had less patience."""
-        if len(self._resting) < self.ROOM and connection.socket_timeout == self.timeout:
-            self._resting.append((connection, unread, time.monotonic()))
+    def checkin(self, connection: RawConnection, unread: Unread | None = None) -> None:
+        """Keep ``connection`` for the next caller, unless enough are kept, or it was made with a
+        shorter timeout."""
+        if (
+            len(self._idle) < self.MAX_IDLE_CONNECTIONS
+            and connection.socket_timeout == self.timeout
+        ):
+            self._idle.append((connection, unread, time.monotonic()))
         else:
             connection.disconnect()
 
     def close(self, but: int = 0) -> None:
-        """Close the connections at rest, ``but`` for the last used so many."""
-        resting, self._resting = self._resting, []
-        kept = len(resting) - but
-        self._resting += resting[kept:]
-        for connection, _, _ in resting[:kept]:
+        """Close the idle connections except the ``but`` last used."""
+        idle, self._idle = self._idle, []
+        kept = len(idle) - but
+        self._idle += idle[kept:]
+        for connection, _, _ in idle[:kept]:
             connection.disconnect()
 
 

@@ -204,8 +204,8 @@ def test_what_locked_runs(client: redis.Redis, work: Callable[[], None]) -> None
 def prepare(client: redis.Redis) -> None:
     """Have connections at rest: making one is no matter of locks."""
     server = server_of(client)
-    for connection in [server.borrow() for _ in range(3)]:
-        server.rest(connection)
+    for connection in [server.checkout() for _ in range(3)]:
+        server.checkin(connection)
 
 
 def until_nobody_leaves() -> None:
@@ -354,16 +354,16 @@ def test_a_grant_that_comes_before_the_pop_is_known_to_be_sent(
             holder.release()
             raise Interrupt
 
-    def borrow(server: Any, *args: Any) -> Any:
+    def checkout(server: Any, *args: Any) -> Any:
         connection = borrowed(server, *args)
         connection._sock = Socket(connection._sock)
         return connection
 
     prepare(client)
     holder.acquire()
-    borrowed = Server.borrow
+    borrowed = Server.checkout
     with monkeypatch.context() as patch:
-        patch.setattr(Server, "borrow", borrow)
+        patch.setattr(Server, "checkout", checkout)
         with pytest.raises(Interrupt):
             lock.acquire()
     assert lock.local.token is None

@@ -362,7 +362,7 @@ def test_connections_are_used_again(five: Five) -> None:
         with lock:
             pass
     for client in five.clients:
-        assert len(server_of(client)._resting) == 1
+        assert len(server_of(client)._idle) == 1
 
 
 def test_threads_at_once(five: Five) -> None:

@@ -10,7 +10,7 @@ import redis
 
 from django_redis_lock import events
 from django_redis_lock.events import ServerDown, ServerUp
-from django_redis_lock.transport.circuit_breaker import PROBE, Breaker, CircuitOpen
+from django_redis_lock.transport.circuit_breaker import PROBE_TIMEOUT_SECONDS, Breaker, CircuitOpen
 
 ERROR = redis.TimeoutError("no answer")
 PAUSE = 2.0
@@ -86,7 +86,7 @@ def test_a_short_timeout_counts_when_it_is_over(clock: Clock) -> None:
 def test_after_the_pause_one_call_is_let_through(breaker: Breaker, clock: Clock) -> None:
     trip(breaker)
     clock.time += PAUSE
-    assert breaker.admit(None) == PROBE
+    assert breaker.admit(None) == PROBE_TIMEOUT_SECONDS
     for _ in range(98):
         with pytest.raises(CircuitOpen):
             breaker.admit(None)
@@ -100,8 +100,8 @@ def test_its_failure_begins_another_pause(breaker: Breaker, clock: Clock) -> Non
     for _ in range(3):
         clock.time += PAUSE
         breaker.admit(None)
-        clock.time += PROBE
-        breaker.failed(ERROR, PROBE)
+        clock.time += PROBE_TIMEOUT_SECONDS
+        breaker.failed(ERROR, PROBE_TIMEOUT_SECONDS)
         with pytest.raises(CircuitOpen):
             breaker.admit(None)
 
@@ -120,8 +120,8 @@ def test_another_follows_one_that_ended_without_a_word(breaker: Breaker, clock: 
     trip(breaker)
     clock.time += PAUSE
     breaker.admit(None)
-    clock.time += PROBE + PAUSE
-    assert breaker.admit(None) == PROBE
+    clock.time += PROBE_TIMEOUT_SECONDS + PAUSE
+    assert breaker.admit(None) == PROBE_TIMEOUT_SECONDS
 
 
 def test_who_is_less_patient_stays_so(breaker: Breaker, clock: Clock) -> None:

@@ -40,7 +40,7 @@ class FakeServer:
     def at(self, keys: Any, patience: float) -> FakeServer:
         return self
 
-    def heard(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         pass
 
     def answered(self) -> None:
@@ -103,7 +103,7 @@ class Counting(Job):
 
 @pytest.fixture
 def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
-    monkeypatch.setattr(keeper_module, "LINGER", 0.1)
+    monkeypatch.setattr(keeper_module, "IDLE_SECONDS", 0.1)
     keeper = Keeper()
     yield keeper
     for job in tuple(keeper._jobs):
@@ -219,7 +219,7 @@ class TestTrouble:
     def test_a_silent_server_delays_no_other_for_long(self, keeper: Keeper) -> None:
         silent, fine = FakeServer(None), FakeServer()
         quick = Counting(fine, keeper)
-        quick.urgency = 0.6
+        quick.deadline_scale = 0.6
         keeper.add(Counting(silent, keeper))
         keeper.add(quick)
         began = time.monotonic()

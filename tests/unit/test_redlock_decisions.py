@@ -123,7 +123,7 @@ class Contender:
         self.world, self.times, self.asked = world, times, 0
         clients = [redis.Redis(port=7000 + n) for n in range(SERVERS)]
         self.lock = Redlock(clients, "simulated", timeout=LIFETIME, server_timeout=0.1)
-        self.lock._leave = self.leave  # type: ignore[method-assign]
+        self.lock._release_later = self.leave  # type: ignore[method-assign]
         world.after(world.random.random() * 0.01, self.begin)
 
     def begin(self) -> None:

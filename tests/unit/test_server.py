@@ -36,10 +36,10 @@ def fake_server() -> Server:
 
 def test_a_connection_is_used_again() -> None:
     server = fake_server()
-    first = server.borrow()
-    server.rest(first)
-    assert server.borrow() is first
-    assert server.borrow() is not first
+    first = server.checkout()
+    server.checkin(first)
+    assert server.checkout() is first
+    assert server.checkout() is not first
 
 
 @pytest.fixture
@@ -57,11 +57,11 @@ def test_threads_may_borrow_and_close_at_once() -> None:
 
     def work() -> None:
         for turn in range(1000):
-            connection = server.borrow()
+            connection = server.checkout()
             assert id(connection) not in borrowed
             borrowed.add(id(connection))
             borrowed.remove(id(connection))
-            server.rest(connection)
+            server.checkin(connection)
             if turn % 3 == 0:
                 server.close(but=turn % 2)
 

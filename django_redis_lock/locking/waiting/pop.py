@@ -118,7 +118,7 @@ class CancelWait(Job):
     """Ends a pop nobody waits for any more, whose wait was interrupted, and passes on what it
     brought. It alone uses the pop's connection now."""
 
-    owed = True
+    flush_at_exit = True
 
     def __init__(self, server: Server, pop: Pop, request: AcquireRequest) -> None:
         super().__init__(server, time.monotonic())

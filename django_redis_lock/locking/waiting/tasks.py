@@ -91,7 +91,7 @@ class TaskWaiter(Waiter[TaskQueue]):
                 return await self._poll()
             except Exception as error:
                 await line.disconnect()
-                line.server.heard(error)
+                line.server.on_error(error)
                 self._unheard = self._unheard or may_have_run(error)
                 away_since = min(away_since, time.monotonic())
                 waits_on = time.monotonic() < away_since + self._request.endures

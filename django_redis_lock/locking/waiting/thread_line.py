@@ -70,13 +70,13 @@ class ThreadQueue(WaitQueue):
     def end(self) -> None:
         connection, self.connection = self.connection, None
         if connection is not None and self.node is not None:
-            self.node.rest(connection, self.extension)
+            self.node.checkin(connection, self.extension)
 
     def connected(self) -> RawConnection:
         """The connection for blocking pops, with nothing left to read on it."""
         if self.connection is None:
             self.node = self.server.at(self.request.keys)
-            self.connection = self.node.borrow()
+            self.connection = self.node.checkout()
         if self.extension is not None:
             self.extension.settle(True)
             self.extension = None

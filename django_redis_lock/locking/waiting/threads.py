@@ -129,7 +129,7 @@ class ThreadWaiter(Waiter[ThreadQueue]):
                 return self._poll()
             except Exception as error:
                 line.disconnect()
-                line.server.heard(error)
+                line.server.on_error(error)
                 self._unheard = self._unheard or may_have_run(error)
                 away_since = min(away_since, time.monotonic())
                 waits_on = time.monotonic() < away_since + self._request.endures

@@ -57,7 +57,7 @@ class Unregister(Job):
     """Takes a line off the register that ended without doing so: its last member was interrupted,
     or had the lock otherwise than by a grant."""
 
-    owed = True
+    flush_at_exit = True
 
     def __init__(self, line: WaitQueue) -> None:
         super().__init__(line.server, time.monotonic())

@@ -180,7 +180,7 @@ def test_pages(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_says_when_it_shows_a_part(
     admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inventory, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(inventory, "MAX_ENTRIES", 3)
     for number in range(4):
         hold(f"{number}")
     response = admin_client.get(PAGE)
@@ -595,7 +595,7 @@ def test_redis_comes_back(admin_client: Client, own_server: RedisServer, setting
 def test_redis_does_not_answer(
     admin_client: Client, own_server: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inventory, "PATIENCE", 0.2)
+    monkeypatch.setattr(inventory, "REPLY_TIMEOUT_SECONDS", 0.2)
     settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
     assert not box(admin_client.get(PAGE))
     own_server.pause()

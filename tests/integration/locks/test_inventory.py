@@ -559,9 +559,9 @@ def test_who_died_is_to_be_seen_before_anybody_has_the_lock_again(
 
 
 def test_who_is_released_or_comes_back_has_not_vanished(client: redis.Redis) -> None:
-    rested = hold(client, "a", 30, min_hold=0.7)
+    checkout_idle = hold(client, "a", 30, min_hold=0.7)
     described(client, "a")
-    rested.release()
+    checkout_idle.release()
     until(lambda: not client.exists("a"))
     assert "vanished" not in [event.what for event in inspect(client, b"a").events]
     lock = hold(client, "b", 30)
@@ -691,8 +691,8 @@ def test_what_cannot_be_a_lock_is_passed_over(client: redis.Redis) -> None:
 def test_a_long_index_is_read_in_pages(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "PAGE", 3)
-    monkeypatch.setattr(listing, "GROUP", 2)
+    monkeypatch.setattr(listing, "ENTRIES_PER_SCRIPT", 3)
+    monkeypatch.setattr(listing, "DESCRIBED_PER_SCRIPT", 2)
     for number in range(10):
         hold(client, f"lock {number}")
     for number in range(0, 10, 3):
@@ -788,7 +788,7 @@ def test_the_longest_held_is_not_cut_off(client: redis.Redis) -> None:
 def test_of_too_many_those_that_end_first_are_left_out(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "MOST_DESCRIBED", 3)
+    monkeypatch.setattr(listing, "MAX_DESCRIBED", 3)
     for number in range(4):
         hold(client, f"{number}", 30 + number)
     found = list_held(client, b"", limit=2)
@@ -799,7 +799,7 @@ def test_of_too_many_those_that_end_first_are_left_out(
 def test_other_prefixes_do_not_use_the_limit_up(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "MOST_DESCRIBED", 3)
+    monkeypatch.setattr(listing, "MAX_DESCRIBED", 3)
     for number in range(3):
         hold(client, f"other:{number}", 60)
         hold(client, f"site:{number}", 30)
@@ -812,10 +812,10 @@ def test_it_looks_at_a_part_of_a_huge_index_only(
 ) -> None:
     for number in range(4):
         hold(client, f"{number}")
-    monkeypatch.setattr(listing, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(listing, "MAX_ENTRIES", 3)
     found = list_held(client, b"")
     assert (len(found.locks), found.total, found.complete) == (3, 3, False)
-    monkeypatch.setattr(listing, "MOST_ENTRIES", 4)
+    monkeypatch.setattr(listing, "MAX_ENTRIES", 4)
     assert list_held(client, b"").complete
 
 
@@ -830,7 +830,7 @@ def test_redis_is_away(own_server: RedisServer) -> None:
 
 
 def test_redis_does_not_answer(own_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "PATIENCE", 0.2)
+    monkeypatch.setattr(listing, "REPLY_TIMEOUT_SECONDS", 0.2)
     with own_server.client() as client:
         client.ping()
         own_server.pause()
