@@ -101,7 +101,7 @@ class _FanOut:
             # One server after the other, so that one that hangs does not keep us from the rest.
             for place, connection in tuple(self._connections.items()):
                 self._read(place, connection, min(left, part) / len(self._connections))
-            if not self._connections:
+            if self._replies and not self._connections:
                 self._wait_for_threads(min(left, part))
             if not left:
                 break
