@@ -11,6 +11,7 @@ Events of the cache workload, each with ``key``:
               ``id`` names it
 ``alone``     the same, but the caller could not ask Redis who else computes
 ``written``   another value or a deletion was confirmed; sent at ``began``; ``id`` names the value
+``writing``   such a write is about to be sent; ``id`` names the value
 ``read``      ``get_or_set``, called at ``began``, returned the value ``id``
 
 ``frozen``    ``worker`` was stopped from ``began`` until ``at``
@@ -26,6 +27,11 @@ from collections.abc import Iterable, Iterator
 from .history import Event
 
 __all__ = ["check", "check_cache", "check_fences", "check_holders", "check_ledger"]
+
+
+#: Seconds in which a write that was never confirmed may be carried out: its connection was cut, or
+#: its process was killed.
+UNCONFIRMED = 10.0
 
 
 def check(events: list[Event], *, exclusive: bool = True) -> list[str]:
@@ -93,7 +99,7 @@ def check_cache(events: list[Event]) -> Iterator[str]:
     frozen = defaultdict(list)
     by_key: dict[str, list[Event]] = defaultdict(list)
     for event in events:
-        if event.kind in ("computed", "alone", "written", "read"):
+        if event.kind in ("computed", "alone", "writing", "written", "read"):
             by_key[event.values["key"]].append(event)
         elif event.kind == "frozen":
             frozen[event.values["worker"]].append((event.values["began"], event.at))
@@ -102,9 +108,17 @@ def check_cache(events: list[Event]) -> Iterator[str]:
             (e.values["began"], e.at, e.values["id"]) for e in mine if e.kind == "written"
         )
         computed = [e for e in mine if e.kind == "computed"]
-        yield from _computed_twice(key, computed, written, frozen)
+        confirmed = {value for _, _, value in written}
+        ending = written + [
+            (e.at, e.at + UNCONFIRMED, e.values["id"])
+            for e in mine
+            if e.kind == "writing" and e.values["id"] not in confirmed
+        ]
+        yield from _computed_twice(key, computed, ending, frozen)
         # A write counts from its end: of two at the same time, either may be the later one.
-        origins = {e.values["id"]: e.values["began"] for e in mine if e.kind != "read"}
+        origins = {
+            e.values["id"]: e.values["began"] for e in mine if e.kind in ("computed", "alone")
+        }
         origins |= {value: end for _, end, value in written}
         yield from _stale_reads(key, [e for e in mine if e.kind == "read"], origins, written)
 

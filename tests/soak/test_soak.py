@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .checker import check
+from .checker import UNCONFIRMED, check
 from .history import Event, History, read_histories
 from .runner import Run
 
@@ -73,6 +73,14 @@ def read(value: str, began: float) -> Event:
             id="computed without Redis, and yet stored",
         ),
         pytest.param(
+            [
+                event("writing", 1, key="k", id="x"),
+                *(computed(v, 1 + UNCONFIRMED, 90) for v in "vw"),
+            ],
+            "C1: k",
+            id="computed twice, long after a write that was never confirmed",
+        ),
+        pytest.param(
             [computed("v", 0, 3), written("w", 1, 2), read("v", 4)], "C2: k", id="write overwritten"
         ),
         pytest.param(
@@ -93,6 +101,8 @@ def test_a_wrong_history_is_found(history: list[Event], finding: str) -> None:
         [computed("v", 0, 2), written("", 1, 1.5), computed("w", 1.6, 3), read("w", 4)],
         [frozen("v", 1, 8), computed("v", 0, 9), computed("w", 8, 9)],
         [computed("v", 0, 9), computed("w", 8, 9, "alone")],
+        # A write that was never confirmed has ended the first computation.
+        [event("writing", 1, key="k", id="x"), computed("v", 0, 9), computed("w", 8, 9)],
         [written("v", 0, 2), written("w", 1, 3), read("v", 4)],
         # The read had begun before the write was confirmed.
         [computed("v", 0, 3), written("w", 1, 4), read("v", 3.5)],

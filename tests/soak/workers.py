@@ -120,7 +120,10 @@ class Work:
         return since
 
     def _ledger(self, name: str, fence: int, number: int | str) -> int:
-        return int(self.ledger.eval(LEDGER, 2, f"{name}-fence", f"{name}-number", fence, number))
+        # Bytes: a signal while hiredis packs a whole number may end the process (hiredis 3.5).
+        keys = f"{name}-fence".encode(), f"{name}-number".encode()
+        numbers = b"%d" % fence, str(number).encode()
+        return int(self.ledger.execute_command("EVAL", LEDGER.encode(), b"2", *keys, *numbers))
 
     # -- the workloads -------------------------------------------------------------------------
 
@@ -175,6 +178,7 @@ class Work:
         key = f"key-{self.random.randrange(NAMES)}"
         value = f"{self.order.name} {time.time():.6f}"
         began = time.time()
+        self.history.write("writing", key=key, id=value)
         if self.random.random() < 0.5:
             cache.set(key, value, 5)
         else:
