@@ -104,6 +104,17 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "_REGISTER",
         "local dropped = redis.pcall('ZREMRANGEBYSCORE', KEYS[3], '-inf', at)",
     ): "a waiter is dead a millisecond earlier",
+    ("RELEASE", "redis.call('DEL', KEYS[5])"): "set_lock deletes both; this is to write first",
+    ("RENEW", "if left > 0 and wanted > left then"): "a lock with 0 ms left is gone",
+    ("_SEEN", "if left == -2 then return '', '1' end"): "without a digest nobody looks at it",
+    (
+        "RENEW_FLIGHT",
+        "redis.pcall('ZREMRANGEBYSCORE', KEYS[3], '-inf', at)",
+    ): "a flight is over a millisecond earlier",
+    (
+        "EXPIRE_AT",
+        "if ARGV[2] * unit < now() then let_go(KEYS[2]) end",
+    ): "the time has passed a microsecond later",
     (
         "LEAVE",
         "if ARGV[4] ~= 'x' then redis.pcall('ZREM', KEYS[3], ARGV[4]) end",

@@ -623,6 +623,7 @@ def test_vote(scripts: Scripts) -> None:
     assert abs(left - GRANT) < TOLERANCE
     assert abs(at - scripts.now()) < TOLERANCE * 1000
     assert scripts.lasts(KEYS.lock, GRANT)
+    assert scripts.lasts(KEYS.fence, DAY)
 
 
 # -- Redis out of memory ---------------------------------------------------------------------------
