@@ -51,8 +51,12 @@ class TaskQueue(WaitQueue):
     def end(self) -> None:
         connection, self.connection = self.connection, None
         extension, self.extension = self.extension, None
-        if connection is not None:
+        if connection is None:
+            return
+        if asyncio._get_running_loop() is self.loop:
             in_background(self._close(connection, extension))
+        else:  # A coroutine of this loop was closed, and nothing runs in the loop.
+            cut(connection)
 
     @staticmethod
     async def _close(connection: AsyncRawConnection, extension: TaskExtension | None) -> None:
@@ -93,7 +97,7 @@ class TaskWakeEvent:
         self._came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def set(self) -> None:
-        if not self._came.done():
+        if not self._came.done() and not self._came.get_loop().is_closed():
             self._came.set_result(None)
 
     async def wait(self, seconds: float) -> bool:

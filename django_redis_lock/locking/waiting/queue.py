@@ -82,6 +82,8 @@ class WaitQueue(ABC):
         self.places: deque[Waiter[Any]] = deque()
         self._watch: WaiterHeartbeat | None = None
 
+    connection: Any = None
+
     @abstractmethod
     def end(self) -> None:
         """The line is empty: let its connection go."""
@@ -257,7 +259,16 @@ class Waiter(Generic[AnyQueue]):
 
 _lines: dict[tuple[Server, bytes, Any], WaitQueue] = {}
 _mutex = free_after_fork(threading.RLock())
-after_fork(_lines.clear)
+
+
+@after_fork
+def _forget_lines() -> None:
+    """Its parent waits in them; a child that drops the frames of its parent leaves none of them."""
+    for line in _lines.values():
+        line.places.clear()
+        line.registered = line._listed = line._asking = False
+        line.connection = None
+    _lines.clear()
 
 
 def join(place: Waiter[AnyQueue], line: AnyQueue) -> None:

@@ -112,7 +112,9 @@ class TaskWaiter(Waiter[TaskQueue]):
         while True:
             pop = pack_words(b"BLPOP", request.keys.grants, wake, b"0")
             await connection.send_packed_command([pop])
-            reading = asyncio.ensure_future(connection.read_response())
+            # Whatever fails, the line's connection is closed here; a reader that is collected with
+            # its loop could not do it.
+            reading = asyncio.ensure_future(connection.read_response(disconnect_on_error=False))
             try:
                 while not (await asyncio.wait({reading}, timeout=(left := request.left())))[0]:
                     if left <= 0:
@@ -122,6 +124,11 @@ class TaskWaiter(Waiter[TaskQueue]):
                 leaving = self._give_up(connection, reading, wake)
                 self.line.connection = None
                 await asyncio.shield(in_background(leaving))
+                raise
+            except GeneratorExit:  # Nothing runs in this loop any more, perhaps it is closed.
+                if reading.done() and not reading.cancelled() and not reading.exception():
+                    if (grant := self.line.grant_in(reading.result())) is not None:
+                        self._abandon(grant[0])
                 raise
             except BaseException:
                 reading.cancel()  # Its connection is about to be closed.

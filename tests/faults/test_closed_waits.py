@@ -1,0 +1,57 @@
+"""A wait whose coroutine is closed, or whose event loop is gone, leaves no trace all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from django_redis_lock import AsyncLock, Lock
+from tests.integration.locks.test_lock import places
+from tests.integration.locks.test_lock_waiting import blocked
+from tests.processes import until
+
+NAME = "closed"
+
+
+@pytest.mark.parametrize("waiters", [1, 2])
+@pytest.mark.parametrize("loop_first", [False, True])
+def test_a_wait_that_nobody_resumes(
+    client: redis.Redis, redis_server: Any, loop_first: bool, waiters: int
+) -> None:
+    holder = Lock(client, NAME, timeout=60, grant_timeout=60)
+    holder.acquire()
+    loop = asyncio.new_event_loop()
+    through = redis.asyncio.Redis.from_url(redis_server.url)
+    locks = [AsyncLock(through, NAME, grant_timeout=60) for _ in range(waiters)]
+
+    async def wait() -> list[asyncio.Task[bool]]:
+        tasks = []
+        for lock in locks:
+            tasks.append(asyncio.ensure_future(lock.acquire()))
+            while places(NAME) < len(tasks):
+                await asyncio.sleep(0.001)
+        while not await asyncio.to_thread(blocked, client):
+            await asyncio.sleep(0.001)
+        return tasks
+
+    tasks = loop.run_until_complete(wait())
+    if loop_first:
+        loop.close()
+    for task in tasks:
+        task.get_coro().close()
+    assert places(NAME) == 0
+    until(lambda: not client.exists(f"{{{NAME}}}:waiters"))
+    until(lambda: not blocked(client))
+    holder.release()
+    assert not client.exists(NAME)
+    if not loop_first:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+    gc.collect()  # What it complains about, pytest makes an error of.
