@@ -49,7 +49,6 @@ TRIED = (
     ("LLEN", "@2"),
     ("ZADD", "@3", "1", "trial"),
     ("ZCOUNT", "@3", "-inf", "+inf"),
-    ("ZREMRANGEBYSCORE", "@3", "-inf", "(1"),
     ("ZREM", "@3", "trial"),
     ("HSET", "@5", "trial", "1"),
     ("HGET", "@5", "trial"),

@@ -160,6 +160,11 @@ class AsyncLock(BaseLock):
             return held.owner
         return with_answer(held.owner, (await self._run(question)).value)
 
+    async def get_owner_id(self) -> str | None:
+        """As ``Lock.get_owner_id``."""
+        held = await self.held()
+        return None if held is None else held.token.decode(errors="replace")
+
     async def ttl(self) -> float | None:
         """As ``Lock.ttl``."""
         held = await self.held()

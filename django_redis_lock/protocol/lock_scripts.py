@@ -169,7 +169,6 @@ local function prune()
   end
 end
 local function note(lifetime)
-  if not KEYS[6] then return end
   local expiry = '+inf'
   if lifetime ~= '0' then expiry = string.format('%.0f', now() / 1000 + lifetime) end
   put('ZADD', KEYS[6], expiry, KEYS[1])
@@ -225,17 +224,21 @@ local function pass_on(successor, lifetime)
     end
   end
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
-  if KEYS[6] then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
+  redis.pcall('ZREM', KEYS[6], KEYS[1])
 end
 """
 
-# register(waiter, alive): count this waiter as alive for `alive` ms more; drop the dead. Its
-# blocking pop must find a list, or nothing.
+# register(waiter, alive): count this waiter as alive for `alive` ms more; drop some of the dead,
+# more than one use can add. Its blocking pop must find a list, or nothing.
 _REGISTER = """
 local function register(waiter, alive)
   local at = math.floor(now() / 1000)
-  local dropped = redis.pcall('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. at)
-  if type(dropped) == 'table' then redis.call('DEL', KEYS[3]) end
+  local dead = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', '(' .. at, 'LIMIT', 0, 64)
+  if dead.err then
+    redis.call('DEL', KEYS[3])
+  else  -- Never refused, so the rest is not either.
+    redis.call('ZREM', KEYS[3], waiter, unpack(dead))
+  end
   if type(redis.pcall('LLEN', KEYS[2])) == 'table' then redis.call('DEL', KEYS[2]) end
   redis.call('ZADD', KEYS[3], at + alive, waiter)
   redis.call('PEXPIRE', KEYS[3], alive)
@@ -288,15 +291,14 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 #: Stop waiting: one last try, then wake the blocking pop so that its connection is free again.
 #: A grant that the pop got before this ran is answered by the pop, not here.
 #:
-#: KEYS  lock keys (index included or left out), then the waiter's wake list as the last one
+#: KEYS  lock keys, then the waiter's wake list
 #: ARGV  token ('' not to try again), lifetime, attempt, waiter ('' to leave it registered)
 #: returns {1, fence, server time in microseconds, vanished()}
 #:         or {0, PTTL, server time in microseconds}
 #: atomic because a grant made between the last try and the farewell would go to nobody.
 LEAVE = script(
     """
-local wake = KEYS[#KEYS]
-if #KEYS < 7 then KEYS[6] = nil end
+local wake = KEYS[7]
 redis.call('DEL', wake)
 if ARGV[4] ~= '' then redis.pcall('ZREM', KEYS[3], ARGV[4]) end
 local fence, gone
@@ -396,7 +398,7 @@ return 1
 RESET = script(
     """
 local holder = redis.call('GET', KEYS[1])
-if not holder and KEYS[6] then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
+if not holder then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
 if holder ~= ARGV[3] or last_fence() > tonumber(ARGV[4]) or untaken(holder) then return 0 end
 pass_on(ARGV[1], ARGV[2])
 return 1

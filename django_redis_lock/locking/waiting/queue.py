@@ -245,9 +245,13 @@ class Waiter(Generic[AnyQueue]):
 
     def _keep_one(self, won: Acquisition, reply: Any) -> Acquisition:
         """The last try has won; a grant that the pop brought as well is not needed."""
+        self._abandon_in(reply)
+        return won
+
+    def _abandon_in(self, reply: Any) -> None:
+        """The grant that the pop brought, if it did, is nobody's."""
         if (grant := self.line.grant_in(reply)) is not None:
             self._abandon(grant[0])
-        return won
 
     def _abandon(self, token: bytes) -> None:
         """Whatever Redis may yet carry out for ``token`` is nobody's."""

@@ -127,8 +127,7 @@ class TaskWaiter(Waiter[TaskQueue]):
                 raise
             except GeneratorExit:  # Nothing runs in this loop any more, perhaps it is closed.
                 if reading.done() and not reading.cancelled() and not reading.exception():
-                    if (grant := self.line.grant_in(reading.result())) is not None:
-                        self._abandon(grant[0])
+                    self._abandon_in(reading.result())
                 raise
             except BaseException:
                 reading.cancel()  # Its connection is about to be closed.

@@ -216,6 +216,15 @@ def test_renewing(server: Redis) -> None:
     assert abs(ends - before - SHORT / 1000) < 60
 
 
+def test_renewing_takes_few_that_are_over_off_the_index_at_once(server: Redis) -> None:
+    server.take()
+    server.client.zadd(FLIGHTS, {f"over {number}": 1 for number in range(100)})
+    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), "mine", SHORT, KEY, 1) == 1
+    assert 1 < server.client.zcard(FLIGHTS) < 100
+    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), "mine", SHORT, KEY, 2) == 1
+    assert server.client.zrange(FLIGHTS, 0, -1) == [KEY]
+
+
 def test_reading(server: Redis) -> None:
     assert server.run(READ, (KEY,)) is None
     server.client.set(KEY, "old", px=SHORT)

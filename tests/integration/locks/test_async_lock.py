@@ -431,3 +431,15 @@ def test_nothing_is_kept_of_loops_that_come_and_go(client: redis.Redis, run: Any
     gc.collect()
     # Of loops that were only closed it is noticed when the next comes.
     assert len(loops) == (run is not_ended)
+
+
+def test_the_owners_id_is_what_releases_the_lock(redis_server: RedisServer) -> None:
+    async def main() -> None:
+        async with redis.asyncio.Redis.from_url(redis_server.url) as client:
+            lock = AsyncLock(client, "owned", timeout=30)
+            assert await lock.get_owner_id() is None
+            await lock.acquire()
+            await AsyncLock(client, "owned", id=await lock.get_owner_id()).release()
+            assert not await lock.locked()
+
+    asyncio.run(main())

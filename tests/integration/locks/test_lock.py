@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import Lock
+from django_redis_lock import Lock, LockNotOwnedError
 from django_redis_lock.locking import renewal
 from django_redis_lock.locking.waiting import queue
 from django_redis_lock.protocol.lock_scripts import RELEASE, Call
@@ -148,3 +148,13 @@ def test_on_lost_never_runs_in_the_keepers_thread(
     assert Lock(client, "lost", timeout=30, on_lost=on_lost).acquire()
     assert over.wait(PATIENCE)
     assert called != [threading.get_ident()], "it stands for the keeper's here"
+
+
+def test_a_release_does_not_end_a_later_lock_of_the_same_token(client: redis.Redis) -> None:
+    first, second = (Lock(client, "shared", timeout=30) for _ in range(2))
+    assert first.acquire(token="chosen")
+    client.delete("shared")
+    assert second.acquire(token="chosen")
+    with pytest.raises(LockNotOwnedError):
+        first.release()
+    assert second.owned()

@@ -340,7 +340,7 @@ RIGHTS = (
     *("eval", "evalsha", "blpop", "time"),
     *("get", "set", "del", "exists", "pttl", "pexpire", "persist"),
     *("hset", "hget", "hgetall", "rpush", "lindex", "llen"),
-    *("zadd", "zrem", "zcount", "zrangebyscore", "zremrangebyscore"),
+    *("zadd", "zrem", "zcount", "zrangebyscore"),
 )
 
 
