@@ -34,6 +34,8 @@ __all__ = ["PATIENCE", "Crew", "Link", "Worker", "in_threads", "processes", "unt
 
 #: Seconds after which what has not happened will not happen any more.
 PATIENCE = 30.0
+#: The same for a process that has to be started: on a busy machine nine of them import for long.
+STARTING = 120.0
 
 _spawn = multiprocessing.get_context("spawn")
 
@@ -59,10 +61,10 @@ class Link:
         """Whether there is something to hear."""
         return self._connection.poll()
 
-    def hear_anything(self) -> tuple[str, Any]:
+    def hear_anything(self, patience: float = PATIENCE) -> tuple[str, Any]:
         """What comes next, after ``"said"``, ``"returned"`` or ``"raised"``."""
-        if not self._connection.poll(PATIENCE):
-            raise AssertionError(f"nothing was said for {PATIENCE:.0f} s")
+        if not self._connection.poll(patience):
+            raise AssertionError(f"nothing was said for {patience:.0f} s")
         message: tuple[str, Any] = self._connection.recv()
         return message
 
@@ -140,7 +142,7 @@ def processes(function: Callable[..., Any], *args: Any, count: int = 1) -> Itera
         for _ in range(count):
             crew.append(Worker(function, args))
         for worker in crew:
-            assert worker.hear() == "ready"
+            assert worker.hear_anything(STARTING) == ("said", "ready")
         yield crew
     finally:
         for worker in crew:

@@ -234,11 +234,8 @@ _REGISTER = """
 local function register(waiter, alive)
   local at = math.floor(now() / 1000)
   local dead = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', '(' .. at, 'LIMIT', 0, 64)
-  if dead.err then
-    redis.call('DEL', KEYS[3])
-  else  -- Never refused, so the rest is not either.
-    redis.call('ZREM', KEYS[3], waiter, unpack(dead))
-  end
+  if dead.err then redis.call('DEL', KEYS[3]) end
+  redis.call('ZREM', KEYS[3], waiter, unpack(dead))  -- Never refused, so the rest is not either.
   if type(redis.pcall('LLEN', KEYS[2])) == 'table' then redis.call('DEL', KEYS[2]) end
   redis.call('ZADD', KEYS[3], at + alive, waiter)
   redis.call('PEXPIRE', KEYS[3], alive)
