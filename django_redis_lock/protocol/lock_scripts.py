@@ -169,6 +169,7 @@ local function prune()
   end
 end
 local function note(lifetime)
+  if not KEYS[6] then return end
   local expiry = '+inf'
   if lifetime ~= '0' then expiry = string.format('%.0f', now() / 1000 + lifetime) end
   put('ZADD', KEYS[6], expiry, KEYS[1])
@@ -224,12 +225,11 @@ local function pass_on(successor, lifetime)
     end
   end
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
-  redis.pcall('ZREM', KEYS[6], KEYS[1])
+  if KEYS[6] then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
 end
 """
 
-# register(waiter, alive): count this waiter as alive for `alive` ms more; drop some of the dead,
-# more than one use can add. Its blocking pop must find a list, or nothing.
+# register(waiter, alive): it lives `alive` ms more; drop some of the dead, and a broken list.
 _REGISTER = """
 local function register(waiter, alive)
   local at = math.floor(now() / 1000)
@@ -288,14 +288,15 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 #: Stop waiting: one last try, then wake the blocking pop so that its connection is free again.
 #: A grant that the pop got before this ran is answered by the pop, not here.
 #:
-#: KEYS  lock keys, then the waiter's wake list
+#: KEYS  lock keys (index included or left out), then the waiter's wake list as the last one
 #: ARGV  token ('' not to try again), lifetime, attempt, waiter ('' to leave it registered)
 #: returns {1, fence, server time in microseconds, vanished()}
 #:         or {0, PTTL, server time in microseconds}
 #: atomic because a grant made between the last try and the farewell would go to nobody.
 LEAVE = script(
     """
-local wake = KEYS[7]
+local wake = KEYS[#KEYS]
+if #KEYS < 7 then KEYS[6] = nil end
 redis.call('DEL', wake)
 if ARGV[4] ~= '' then redis.pcall('ZREM', KEYS[3], ARGV[4]) end
 local fence, gone
@@ -395,7 +396,7 @@ return 1
 RESET = script(
     """
 local holder = redis.call('GET', KEYS[1])
-if not holder then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
+if not holder and KEYS[6] then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
 if holder ~= ARGV[3] or last_fence() > tonumber(ARGV[4]) or untaken(holder) then return 0 end
 pass_on(ARGV[1], ARGV[2])
 return 1
