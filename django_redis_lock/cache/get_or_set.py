@@ -88,7 +88,7 @@ class GetOrSet(Reading):
         outage: BaseException | None = None
         if not may_be_stale:
             try:
-                value = self._look(key, version)
+                value = self._read_or_join(key, version)
                 if value is not MISSING:
                     return value
             except ConnectionInterrupted as error:
@@ -166,7 +166,7 @@ class GetOrSet(Reading):
         if read:
             kept = None
             try:
-                kept = yield from self._read(flights.place(nkey), bool(producer.stale))
+                kept = yield from self._read(flights.flight_id(nkey), bool(producer.stale))
             except (RedisError, OSError) as error:
                 outage = self._without_redis(error)
             if kept is not None:

@@ -23,7 +23,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..forks import after_fork
 from ..protocol import Call
-from ..singleflight import READ, FlightKey, InProcessFlight, Run, Steps, boarded
+from ..singleflight import READ, FlightKey, InProcessFlight, Run, Steps, in_flight
 from ..transport import (
     Breaker,
     CircuitOpen,
@@ -76,7 +76,7 @@ def cold_read(server: Server) -> Iterator[bool]:
 class Reading(LockCache):
     """The part of ``RedisCache`` that reads values for ``get_or_set``."""
 
-    def _look(self, key: str, version: int | None) -> Any:
+    def _read_or_join(self, key: str, version: int | None) -> Any:
         """The value, or MISSING.
 
         Raises:
@@ -89,9 +89,9 @@ class Reading(LockCache):
             return MISSING if waited and flight else self._read_value(key, version, flight)
 
     def _read_value(self, key: str, version: int | None, flight: InProcessFlight | None) -> Any:
-        """As ``_look``. While this process computes the value, in ``flight``, one thread at a time
-        reads it; the others wait for the flight."""
-        if flight and not flight.looking.acquire(blocking=False):
+        """The value, or MISSING. While this process computes it, in ``flight``, one thread at a
+        time reads it; the others wait for the flight."""
+        if flight and not flight.read_lock.acquire(blocking=False):
             return MISSING
         try:
             return self._heeded(self.client.get, key, default=MISSING, version=version)
@@ -105,38 +105,38 @@ class Reading(LockCache):
             raise
         finally:
             if flight:
-                flight.looking.release()
+                flight.read_lock.release()
 
-    def _read(self, place: FlightKey, stale: bool) -> Steps:
+    def _read(self, flight_id: FlightKey, stale: bool) -> Steps:
         """The stored value with its remaining lifetime; None if there is none, or if it need not be
         read: a caller that accepts no stale value gets it with the answer to who computes it."""
-        server, _, loop = place
-        if not stale and place not in boarded:
+        server, _, loop = flight_id
+        if not stale and flight_id not in in_flight:
             return None
         if loop is not None or not server.must_connect():
-            return (yield from self._get_with_lifetime(place))
+            return (yield from self._get_with_lifetime(flight_id))
         with cold_read(server) as waited:
-            if waited and place in boarded:
+            if waited and flight_id in in_flight:
                 return None
-            return (yield from self._get_with_lifetime(place))
+            return (yield from self._get_with_lifetime(flight_id))
 
-    def _get_with_lifetime(self, place: FlightKey) -> Steps:
-        flight = boarded.get(place)
-        if flight is not None and not flight.looking.acquire(blocking=False):
+    def _get_with_lifetime(self, flight_id: FlightKey) -> Steps:
+        flight = in_flight.get(flight_id)
+        if flight is not None and not flight.read_lock.acquire(blocking=False):
             return None
         try:
-            [stored] = yield Run((Call(READ, (place[1],), ()),))
+            [stored] = yield Run((Call(READ, (flight_id[1],), ()),))
             return stored
         finally:
             if flight is not None:
-                flight.looking.release()
+                flight.read_lock.release()
 
     def _in_flight(self, key: str, version: int | None) -> InProcessFlight | None:
         """The flight of this process's threads for the value of ``key``."""
-        if not boarded:
+        if not in_flight:
             return None
-        place = (server_of(self._lock_client()), self._encoded_key(key, version), None)
-        return boarded.get(place)
+        flight_id = (server_of(self._lock_client()), self._encoded_key(key, version), None)
+        return in_flight.get(flight_id)
 
     @cached_property
     def _breaker(self) -> Breaker | None:

@@ -13,11 +13,12 @@ The algorithm is written once, as generators that yield a step (``Run``, ``Compu
 threads and for asyncio. Knows Redis, not Django.
 """
 
-from .in_process import DeferredCall, FlightKey, InProcessFlight, boarded
+from .in_process import DeferredCall, FlightKey, InProcessFlight, in_flight
 from .many import MultiFlight
+from .producer import Producer
 from .runners import AsyncRunner, ThreadRunner
 from .scripts import DELETE, END_FLIGHT, EXPIRE_AT, LET_GO, LETTING_GO, READ, WRITE
-from .steps import TOO_LATE, CoordinationError, Producer, Run, Steps
+from .steps import TOO_LATE, CoordinationError, Run, Steps
 
 __all__ = [
     "DELETE",
@@ -38,5 +39,5 @@ __all__ = [
     "Run",
     "Steps",
     "ThreadRunner",
-    "boarded",
+    "in_flight",
 ]

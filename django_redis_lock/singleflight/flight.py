@@ -16,37 +16,41 @@ from ..keeper import keeper
 from ..notices import get_logger
 from ..protocol import Call, flight_key, flight_stream, milliseconds, printable
 from ..transport import Server
-from .completion import NOTHING, Completion, Seen, run_or_end
 from .in_process import (
     FlightKey,
     InProcessFlight,
     LeaderRef,
-    Overtaken,
     being_computed,
-    board,
     computing,
-    land,
+    join,
+    leave,
     overtake,
     token_for,
 )
-from .notifications import note_without_redis, tell_refresh_failed, tell_shared, told
-from .renewal import FlightRenewal
+from .leader import NOTHING, Completion, FlightRenewal, Seen, run_or_abort
+from .producer import (
+    Overtaken,
+    Producer,
+    ProducerFailed,
+    computation_events,
+    emit_refresh_failed,
+    emit_shared,
+    log_without_redis,
+)
 from .scripts import READ, TAKE_FLIGHT, TAKE_OVER
 from .steps import (
+    FOLLOWER_CHECK_SECONDS,
     FOUND,
     LEAD,
-    LOOK_EVERY,
     TOO_LATE,
     Compute,
     CoordinationError,
-    Producer,
-    ProducerFailed,
     Run,
     RunInBackground,
     Steps,
     WaitForEvent,
     WaitForLeader,
-    outlasting,
+    retry_during_failover,
     text,
 )
 
@@ -73,12 +77,12 @@ class Flights:
         self._event = event
         self._loop = loop
 
-    def place(self, key: bytes) -> FlightKey:
+    def flight_id(self, key: bytes) -> FlightKey:
         """Where those of this process meet who are after the value at ``key``."""
         return self._server, key, self._loop
 
     def get_or_compute(
-        self, key: bytes, producer: Producer, deadline: float, alone: BaseException | None = None
+        self, key: bytes, producer: Producer, deadline: float, outage: BaseException | None = None
     ) -> Steps:
         """The value at ``key``, computed here or by whoever already does; or ``TOO_LATE``.
 
@@ -92,49 +96,49 @@ class Flights:
             CoordinationError: Redis could not be asked who computes.
             Exception: whatever the producer raises, to the caller that ran it.
         """
-        place = self.place(key)
-        if place[:2] in being_computed():
+        flight_id = self.flight_id(key)
+        if flight_id[:2] in being_computed():
             raise LockError("get_or_set needs the value it is just computing", key)
         asked: int | None = None
-        speaker = LeaderRef()
+        leader_ref = LeaderRef()
         while True:
-            aboard = mine = InProcessFlight(self._event(), speaker)
+            shared = mine = InProcessFlight(self._event(), leader_ref)
             try:
-                aboard = board(place, mine)
-                if aboard is mine:
-                    value = yield from self._speak(key, aboard, producer, deadline, alone)
+                shared = join(flight_id, mine)
+                if shared is mine:
+                    value = yield from self._ask_redis(key, shared, producer, deadline, outage)
             finally:
-                if aboard is mine:
-                    land(place, mine)
-            if aboard is mine:
-                return self._found(aboard, producer) if value is FOUND else value
+                if shared is mine:
+                    leave(flight_id, mine)
+            if shared is mine:
+                return self._found(shared, producer) if value is FOUND else value
             # An answer to what was asked before we came may be older than a write before we came.
             # Those who speak after the first that we have waited for ask later than that.
-            asked = aboard.asked if asked is None else 0
-            if not (yield WaitForEvent(aboard.landed, deadline)):
-                return TOO_LATE if alone else (yield from self._last_look(key, producer))
-            if aboard.found is not None and asked < aboard.asked:
-                return self._found(aboard, producer)
-            if aboard.outage is not None and not alone:
-                raise CoordinationError from aboard.outage
+            asked = shared.asked if asked is None else 0
+            if not (yield WaitForEvent(shared.ended, deadline)):
+                return TOO_LATE if outage else (yield from self._final_read(key, producer))
+            if shared.found is not None and asked < shared.asked:
+                return self._found(shared, producer)
+            if shared.outage is not None and not outage:
+                raise CoordinationError from shared.outage
 
     def compute_anyway(
-        self, key: bytes, producer: Producer, alone: BaseException | None = None
+        self, key: bytes, producer: Producer, outage: BaseException | None = None
     ) -> Steps:
         """The value, computed here although another computes it. This caller leads from now on:
         the result of who began last is kept, and a write meanwhile wins over both."""
-        if alone:
-            return (yield from self._compute(key, producer, alone))[0]
+        if outage:
+            return (yield from self._compute(key, producer, outage))[0]
         token = token_for(producer.compute)
         replaced = NOTHING
         try:
             replaced = yield from self._take_over(key, token)
         except (RedisError, OSError) as error:
             logger.warning("Could not take over the computation of %s: %s", printable(key), error)
-        aboard = InProcessFlight(self._event())
-        flight = self._flight(key, token, aboard, producer)
+        shared = InProcessFlight(self._event())
+        flight = self._flight(key, token, shared, producer)
         try:
-            return (yield from self._lead(flight, aboard, producer, replaced))
+            return (yield from self._lead(flight, shared, producer, replaced))
         except Overtaken:
             return (yield from self.get_or_compute(key, producer, math.inf))
 
@@ -154,30 +158,30 @@ class Flights:
         if status == 2:
             return producer.decode(news[0])
         if status != 1:
-            tell_shared(self._server, producer, stale=True)
+            emit_shared(self._server, producer, stale=True)
             return producer.decode(old)
-        aboard = InProcessFlight(self._event())
-        flight = self._flight(key, token, aboard, producer)
-        refreshing = self._lead_or_keep(flight, aboard, old, producer, news)
+        shared = InProcessFlight(self._event())
+        flight = self._flight(key, token, shared, producer)
+        refreshing = self._lead_or_keep(flight, shared, old, producer, news)
         if not background:
             return (yield from refreshing)
         if not (yield RunInBackground(refreshing, flight)):
             logger.warning(
                 "Too many refreshes in the background: %s is not refreshed now", printable(key)
             )
-            yield from self._landing(key, token).fail()
+            yield from self._completion(key, token).fail()
         return producer.decode(old)
 
     def _lead_or_keep(
         self,
         flight: FlightRenewal,
-        aboard: InProcessFlight,
+        shared: InProcessFlight,
         old: Any,
         producer: Producer,
         replaced: Seen,
     ) -> Steps:
         try:
-            return (yield from self._lead(flight, aboard, producer, replaced))
+            return (yield from self._lead(flight, shared, producer, replaced))
         except Overtaken:
             return producer.decode(old)
         except ProducerFailed as failed:
@@ -188,13 +192,13 @@ class Flights:
                 printable(flight.key),
                 exc_info=failed.error,
             )
-            tell_refresh_failed(self._server, producer, failed.error)
+            emit_refresh_failed(self._server, producer, failed.error)
             return producer.decode(old)
 
     def _lead(
-        self, flight: FlightRenewal, aboard: InProcessFlight, producer: Producer, replaced: Seen
+        self, flight: FlightRenewal, shared: InProcessFlight, producer: Producer, replaced: Seen
     ) -> Steps:
-        """The value, computed and stored; and for those aboard what they may have of it.
+        """The value, computed and stored; and for those shared what they may have of it.
 
         Args:
             replaced: what was at its key when the flight began.
@@ -208,29 +212,29 @@ class Flights:
             value, kept = yield from self._compute(key, producer)
         except ProducerFailed as failed:
             if isinstance(failed.error, Overtaken):
-                yield from self._landing(key, token).fail()
+                yield from self._completion(key, token).fail()
                 raise failed.error from None
             pause = producer.error_ttl if isinstance(failed.error, Exception) else 0
-            yield from self._landing(key, token).fail(failed.describe(), pause)
+            yield from self._completion(key, token).fail(failed.describe(), pause)
             raise
         finally:  # However it ends: a flight that is renewed for ever would be followed for ever.
             keeper().discard(flight)
-        aboard.asked += 1
-        [stored] = yield from self._landing(key, token).store(
+        shared.asked += 1
+        [stored] = yield from self._completion(key, token).store(
             {key: kept}, producer, {key: replaced}
         )
         if stored is False:
             # A write or a delete came in between: what we computed is for our caller alone.
             logger.info("%s was written while it was computed; not stored", printable(key))
         else:
-            aboard.found, aboard.computed = kept, True
+            shared.found, shared.computed = kept, True
         return value
 
-    def _found(self, aboard: InProcessFlight, producer: Producer) -> Any:
-        """What those aboard have not computed themselves."""
-        if aboard.computed:
-            tell_shared(self._server, producer)
-        return producer.decode(aboard.found)
+    def _found(self, shared: InProcessFlight, producer: Producer) -> Any:
+        """What those shared have not computed themselves."""
+        if shared.computed:
+            emit_shared(self._server, producer)
+        return producer.decode(shared.found)
 
     # -- the parts ---------------------------------------------------------------------------
 
@@ -239,67 +243,74 @@ class Flights:
         return milliseconds(self._flight_timeout)
 
     def _flight(
-        self, key: bytes, token: bytes, aboard: InProcessFlight, producer: Producer
+        self, key: bytes, token: bytes, shared: InProcessFlight, producer: Producer
     ) -> FlightRenewal:
-        about = (key, token, self._flight_timeout, aboard, producer.group)
+        about = (key, token, self._flight_timeout, shared, producer.group)
         return FlightRenewal(self._server, *about)
 
-    def _landing(self, key: bytes, token: bytes) -> Completion:
+    def _completion(self, key: bytes, token: bytes) -> Completion:
         return Completion(self._server, [key], token, self._flight_timeout)
 
-    def _compute(self, key: bytes, producer: Producer, alone: BaseException | None = None) -> Steps:
+    def _compute(
+        self, key: bytes, producer: Producer, outage: BaseException | None = None
+    ) -> Steps:
         """The value, and the value as Redis is to keep it."""
-        if alone:
-            note_without_redis(self._server, key, alone)
-        without_redis = alone is not None
-        with computing(self._server, (key,)), told(self._server, producer, 1, without_redis):
+        if outage:
+            log_without_redis(self._server, key, outage)
+        without_redis = outage is not None
+        with (
+            computing(self._server, (key,)),
+            computation_events(self._server, producer, 1, without_redis),
+        ):
             value = yield Compute(producer.compute)
         try:
             return value, producer.encode(value)
         except BaseException as error:  # It cannot be kept, and so not be shared either.
             raise ProducerFailed(error) from error
 
-    def _speak(
+    def _ask_redis(
         self,
         key: bytes,
-        aboard: InProcessFlight,
+        shared: InProcessFlight,
         producer: Producer,
         deadline: float,
-        alone: BaseException | None,
+        outage: BaseException | None,
     ) -> Steps:
-        """The value, TOO_LATE, or FOUND; and for those aboard what they may have."""
-        if alone:
-            value, aboard.found = yield from self._compute(key, producer, alone)
-            aboard.asked += 1
-            aboard.computed = True
+        """The value, TOO_LATE, or FOUND; and for those shared what they may have."""
+        if outage:
+            value, shared.found = yield from self._compute(key, producer, outage)
+            shared.asked += 1
+            shared.computed = True
             return value
         token = token_for(producer.compute)
         while True:
             try:
-                outcome, replaced = yield from self._find(key, token, aboard, producer, deadline)
+                outcome, replaced = yield from self._find(key, token, shared, producer, deadline)
             except (RedisError, OSError) as error:
-                aboard.outage = error
+                shared.outage = error
                 raise CoordinationError from error
             if outcome is not LEAD:
                 return outcome
-            flight = self._flight(key, token, aboard, producer)
+            flight = self._flight(key, token, shared, producer)
             with suppress(Overtaken):
-                return (yield from self._lead(flight, aboard, producer, replaced))
+                return (yield from self._lead(flight, shared, producer, replaced))
 
     def _find(
-        self, key: bytes, token: bytes, aboard: InProcessFlight, producer: Producer, deadline: float
+        self, key: bytes, token: bytes, shared: InProcessFlight, producer: Producer, deadline: float
     ) -> Steps:
         """LEAD and what is there to be replaced; FOUND as soon as Redis keeps a value at ``key``;
         or TOO_LATE."""
         while True:
-            aboard.asked += 1
+            shared.asked += 1
             take = partial(self._take, key, token, producer)
-            following = aboard.computed
-            status, *news = yield from (outlasting(self._server, take) if following else take())
+            following = shared.computed
+            status, *news = yield from (
+                retry_during_failover(self._server, take) if following else take()
+            )
             if status == 1:
                 return LEAD, news
             if status == 2:
-                aboard.found = news[0]
+                shared.found = news[0]
                 return FOUND, NOTHING
             if status == 3:
                 raise ComputationFailed(text(news[0]))
@@ -308,11 +319,11 @@ class Flights:
             leader, pttl = text(news[0]).encode(), news[1]
             if self._loop is None and overtake(leader):
                 return LEAD, (yield from self._take_over(key, token))
-            look_again = time.monotonic() + min(LOOK_EVERY, max(int(pttl), 1) / 1000)
-            aboard.computed = True
+            look_again = time.monotonic() + min(FOLLOWER_CHECK_SECONDS, max(int(pttl), 1) / 1000)
+            shared.computed = True
             yield WaitForLeader((flight_stream(key, leader),), min(look_again, deadline))
 
-    def _last_look(self, key: bytes, producer: Producer) -> Steps:
+    def _final_read(self, key: bytes, producer: Producer) -> Steps:
         """The value, or TOO_LATE: whom we have waited for may have been a mere reader of it."""
         try:
             [kept] = yield Run((Call(READ, (key,), ()),))
@@ -323,11 +334,11 @@ class Flights:
     def _take_over(self, key: bytes, token: bytes) -> Steps:
         """Lead from now on; what is there to be replaced."""
         call = Call(TAKE_OVER, (key, flight_key(key)), (token, self._lifetime))
-        [replaced] = yield from run_or_end([key], token, call)
+        [replaced] = yield from run_or_abort([key], token, call)
         return replaced
 
     def _take(self, key: bytes, token: bytes, producer: Producer) -> Steps:
         taking = (token, self._lifetime, producer.stale)
         call = Call(TAKE_FLIGHT, (key, flight_key(key)), taking)
-        [(status, *news)] = yield from run_or_end([key], token, call)
+        [(status, *news)] = yield from run_or_abort([key], token, call)
         return (int(status), *news)

@@ -1,4 +1,4 @@
-"""Those of one process who are after the same value: one asks Redis, the others wait for it."""
+"""Callers of one process that want the same value: one asks Redis, the others wait for it."""
 
 from __future__ import annotations
 
@@ -12,51 +12,49 @@ from typing import Any
 from ..forks import after_fork
 from ..protocol import new_token
 from ..transport import Server
+from .producer import Overtaken
 
 __all__ = [
     "DeferredCall",
     "FlightKey",
     "InProcessFlight",
     "LeaderRef",
-    "Overtaken",
     "being_computed",
-    "board",
-    "boarded",
     "computing",
-    "land",
+    "in_flight",
+    "join",
+    "leave",
     "overtake",
     "token_for",
 ]
 
 
 class LeaderRef:
-    """Speaks to Redis for all aboard, as long as there is a reference to it."""
+    """The caller that asks Redis for all of a flight, as long as there is a reference to this."""
 
 
 class InProcessFlight:
-    """Those of this process that are after one value; the first speaks to Redis for all."""
+    """The callers of this process that want one value; the first asks Redis for all of them."""
 
-    def __init__(self, landed: Any, speaker: LeaderRef | None = None) -> None:
-        self.landed = landed
-        self.speaker = weakref.ref(speaker or self)
-        self.looking = threading.Lock()  # Of those who come later one at a time looks for a value.
+    def __init__(self, ended: Any, leader_ref: LeaderRef | None = None) -> None:
+        self.ended = ended
+        self.leader_ref = weakref.ref(leader_ref or self)
+        self.read_lock = (
+            threading.Lock()
+        )  # Of those who come later one at a time looks for a value.
         self.asked = 0  # How often Redis was asked.
         self.found: Any = None  # What Redis keeps, for each to decode; None: look again.
         self.computed = False  # Whether what was found was being computed when Redis was asked.
         self.outage: Exception | None = None  # Why Redis could not be asked.
 
 
-#: A key of one database, and the event loop of those who are after its value (None: threads).
+#: A key of one database, and the event loop of its callers (None: threads).
 FlightKey = tuple[Server, bytes, Any]
 
-#: Who is after a value in this process. One step of a dict is atomic, so it needs no mutex.
-boarded: dict[FlightKey, InProcessFlight] = {}
+#: The flights of this process. A single operation of a dict is atomic, so it needs no mutex.
+in_flight: dict[FlightKey, InProcessFlight] = {}
 #: What the present thread or task is computing.
 _computing: ContextVar[tuple[set[tuple[Server, bytes]], ...]] = ContextVar("computing", default=())
-
-
-class Overtaken(Exception):
-    """The call had not begun, and another thread computes the value instead."""
 
 
 class DeferredCall:
@@ -129,23 +127,23 @@ def computing(server: Server, keys: Iterable[bytes]) -> Iterator[None]:
             _computing.reset(mark)
 
 
-def board(place: FlightKey, mine: InProcessFlight) -> InProcessFlight:
-    """Those who are after the same value already, or else ``mine``."""
+def join(flight_id: FlightKey, mine: InProcessFlight) -> InProcessFlight:
+    """The flight that is under way for the same value, or else ``mine``, which begins now."""
     while True:
-        aboard = boarded.setdefault(place, mine)
-        if aboard is mine or aboard.speaker() is not None:
-            return aboard
-        land(place, aboard)  # An exception from a signal handler came just before that.
+        shared = in_flight.setdefault(flight_id, mine)
+        if shared is mine or shared.leader_ref() is not None:
+            return shared
+        leave(flight_id, shared)  # An exception from a signal handler came just before that.
 
 
-def land(place: FlightKey, aboard: InProcessFlight) -> None:
-    """Let those go who wait behind ``aboard``, if any do."""
+def leave(flight_id: FlightKey, shared: InProcessFlight) -> None:
+    """End the flight ``shared`` of this process: its other callers go on."""
     try:
-        if boarded.get(place) is aboard:
-            del boarded[place]
+        if in_flight.get(flight_id) is shared:
+            del in_flight[flight_id]
     finally:
-        aboard.landed.set()
+        shared.ended.set()
 
 
-after_fork(boarded.clear)
+after_fork(in_flight.clear)
 after_fork(_deferred.clear)

@@ -15,20 +15,24 @@ from ..keeper import keeper
 from ..notices import get_logger
 from ..protocol import Call, flight_key, flight_stream, milliseconds
 from ..transport import Server, is_outage
-from .completion import NOTHING, Completion, Seen, run_or_end
-from .in_process import Overtaken, being_computed, computing, overtake, token_for
-from .notifications import note_without_redis, tell_shared, told
-from .renewal import FlightRenewal
-from .scripts import TAKE_FLIGHT, TAKE_OVER
-from .steps import (
-    LOOK_EVERY,
-    Compute,
-    CoordinationError,
+from .in_process import being_computed, computing, overtake, token_for
+from .leader import NOTHING, Completion, FlightRenewal, Seen, run_or_abort
+from .producer import (
+    Overtaken,
     Producer,
     ProducerFailed,
+    computation_events,
+    emit_shared,
+    log_without_redis,
+)
+from .scripts import TAKE_FLIGHT, TAKE_OVER
+from .steps import (
+    FOLLOWER_CHECK_SECONDS,
+    Compute,
+    CoordinationError,
     Steps,
     WaitForLeader,
-    outlasting,
+    retry_during_failover,
     text,
 )
 
@@ -46,7 +50,7 @@ class MultiFlight:
     Args:
         server: where the values are.
         flight_timeout: seconds after which the followers of a dead leader take over.
-        terms: how to keep the values; its ``compute`` is what ``produce`` calls.
+        producer: how to store the values; its ``compute`` is what ``produce`` calls.
         produce: computes those that this caller leads.
         in_thread: the caller is a thread, no task.
     """
@@ -55,16 +59,16 @@ class MultiFlight:
         self,
         server: Server,
         flight_timeout: float,
-        terms: Producer,
+        producer: Producer,
         produce: Produce,
         in_thread: bool,
     ) -> None:
         self._server = server
         self._flight_timeout = flight_timeout
-        self._terms = terms
+        self._producer = producer
         self._produce = produce
         self._in_thread = in_thread
-        self._token = token_for(terms.compute)
+        self._token = token_for(producer.compute)
 
     def get_or_compute(self, keys: list[bytes], deadline: float) -> Steps:
         """The values found or computed, and the keys others were still computing at ``deadline``
@@ -84,15 +88,17 @@ class MultiFlight:
         followed = False
         while keys:
             try:
-                take = partial(run_or_end, keys, self._token, *map(self._taking, keys))
-                replies = yield from (outlasting(self._server, take) if followed else take())
+                take = partial(run_or_abort, keys, self._token, *map(self._taking, keys))
+                replies = yield from (
+                    retry_during_failover(self._server, take) if followed else take()
+                )
             except (RedisError, OSError) as error:
                 if not is_outage(error):  # Some of the flights may have been taken.
-                    yield from self._landing(keys).fail()
+                    yield from self._completion(keys).fail()
                 raise CoordinationError from error
             led: dict[bytes, Seen] = {}
             overtaken: list[bytes] = []
-            failed, streams, look_again = None, {}, time.monotonic() + LOOK_EVERY
+            failed, streams, look_again = None, {}, time.monotonic() + FOLLOWER_CHECK_SECONDS
             there: dict[bytes, Any] = {}
             for key, (status, *news) in zip(keys, replies, strict=True):
                 if int(status) == 1:
@@ -113,14 +119,14 @@ class MultiFlight:
                     raise CoordinationError from error
             shared = len(keys) - len(led) - len(streams)
             if followed and shared and failed is None:
-                tell_shared(self._server, self._terms, values=shared)
+                emit_shared(self._server, self._producer, values=shared)
             if led:
                 try:
                     found.update((yield from self._lead(led)))
                 except Overtaken:  # It is asked again who computes these.
                     streams.update(dict.fromkeys(led, b""))
             # Not before those that others wait for are computed: it may fail.
-            found.update((key, self._terms.decode(value)) for key, value in there.items())
+            found.update((key, self._producer.decode(value)) for key, value in there.items())
             if failed is not None:
                 raise failed
             keys = list(streams)
@@ -147,48 +153,51 @@ class MultiFlight:
         """Lead from now on; what is there to be replaced, by key."""
         args = (self._token, milliseconds(self._flight_timeout))
         taking = (Call(TAKE_OVER, (key, flight_key(key)), args) for key in keys)
-        replaced = yield from run_or_end(keys, self._token, *taking)
+        replaced = yield from run_or_abort(keys, self._token, *taking)
         return dict(zip(keys, replaced, strict=True))
 
     def compute_alone(self, keys: list[bytes], why: BaseException) -> Steps:
         """The values, computed without Redis, which is away: ``why``."""
-        note_without_redis(self._server, keys[0], why, len(keys))
-        with told(self._server, self._terms, len(keys), without_redis=True):
+        log_without_redis(self._server, keys[0], why, len(keys))
+        with computation_events(self._server, self._producer, len(keys), without_redis=True):
             return (yield Compute(lambda: self._produce(keys)))
 
     def _taking(self, key: bytes) -> Call:
-        args = (self._token, milliseconds(self._flight_timeout), self._terms.stale)
+        args = (self._token, milliseconds(self._flight_timeout), self._producer.stale)
         return Call(TAKE_FLIGHT, (key, flight_key(key)), args)
 
     def _lead(self, replaced: dict[bytes, Seen]) -> Steps:
         """The values of the keys this caller leads, each with what was there when it began."""
         keys = list(replaced)
         alive = (self._token, self._flight_timeout, self)
-        flights = [FlightRenewal(self._server, key, *alive, self._terms.group) for key in keys]
+        flights = [FlightRenewal(self._server, key, *alive, self._producer.group) for key in keys]
         try:
             for flight in flights:
                 keeper().add(flight)
-            with computing(self._server, keys), told(self._server, self._terms, len(keys)):
+            with (
+                computing(self._server, keys),
+                computation_events(self._server, self._producer, len(keys)),
+            ):
                 values = yield Compute(lambda: self._produce(keys))
             kept = self._encoded(values)
         except ProducerFailed as failed:
             if isinstance(failed.error, Overtaken):
-                yield from self._landing(keys).fail()
+                yield from self._completion(keys).fail()
                 raise failed.error from None
-            pause = self._terms.error_ttl if isinstance(failed.error, Exception) else 0
-            yield from self._landing(keys).fail(failed.describe(), pause)
+            pause = self._producer.error_ttl if isinstance(failed.error, Exception) else 0
+            yield from self._completion(keys).fail(failed.describe(), pause)
             raise
         finally:
             for flight in flights:
                 keeper().discard(flight)
-        yield from self._landing(keys).store(kept, self._terms, replaced)
+        yield from self._completion(keys).store(kept, self._producer, replaced)
         return values
 
-    def _landing(self, keys: list[bytes]) -> Completion:
+    def _completion(self, keys: list[bytes]) -> Completion:
         return Completion(self._server, keys, self._token, self._flight_timeout)
 
     def _encoded(self, values: dict[bytes, Any]) -> dict[bytes, bytes | int]:
         try:
-            return {key: self._terms.encode(value) for key, value in values.items()}
+            return {key: self._producer.encode(value) for key, value in values.items()}
         except BaseException as error:  # What cannot be kept cannot be shared either.
             raise ProducerFailed(error) from error

@@ -30,10 +30,10 @@ from ..transport import (
     server_of,
 )
 from .flight import Flights
+from .producer import ProducerFailed
 from .steps import (
     Compute,
     Pause,
-    ProducerFailed,
     Run,
     RunInBackground,
     Step,
@@ -45,7 +45,7 @@ from .steps import (
 __all__ = ["AsyncRunner", "ThreadRunner"]
 
 #: Seconds a follower pauses after its connection broke.
-PAUSE = 0.05
+RETRY_PAUSE_SECONDS = 0.05
 
 
 class ThreadRunner:
@@ -89,10 +89,10 @@ class ThreadRunner:
         if isinstance(step, Pause):
             return time.sleep(step.seconds)
         if isinstance(step, RunInBackground):
-            return self._depart(step)
-        return self._follow(step)
+            return self._run_in_background(step)
+        return self._wait_for_leader(step)
 
-    def _depart(self, step: RunInBackground) -> bool:
+    def _run_in_background(self, step: RunInBackground) -> bool:
         keeper().add(step.meanwhile)
         there_is_room = False
         try:
@@ -102,7 +102,7 @@ class ThreadRunner:
                 keeper().discard(step.meanwhile)
         return there_is_room
 
-    def _follow(self, step: WaitForLeader) -> None:
+    def _wait_for_leader(self, step: WaitForLeader) -> None:
         streams = self.server.in_one_call(step.streams)
         server, connection = self.server, None
         try:
@@ -169,7 +169,7 @@ class AsyncRunner:
         if isinstance(step, RunInBackground):
             in_background(self.do(step.steps))
             return True
-        return await self._follow(step)
+        return await self._wait_for_leader(step)
 
     async def _run(self, step: Run) -> list[Any]:
         try:
@@ -180,7 +180,7 @@ class AsyncRunner:
             # One at a time each gets a connection of our own.
             return [(await arun(self._client, call)).value for call in step.calls]
 
-    async def _follow(self, step: WaitForLeader) -> None:
+    async def _wait_for_leader(self, step: WaitForLeader) -> None:
         streams = self.server.in_one_call(step.streams)
         try:
             connection = await aconnect(self._client, streams, timeout=5.0)
@@ -215,4 +215,4 @@ def _reading(streams: Sequence[bytes], until: float) -> bytes:
 
 
 def _pause(step: WaitForLeader) -> float:
-    return max(0.0, min(PAUSE, step.until - time.monotonic()))
+    return max(0.0, min(RETRY_PAUSE_SECONDS, step.until - time.monotonic()))

@@ -8,62 +8,30 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
-from ..events import Subject
 from ..keeper import Job
 from ..protocol import Call
 from ..transport import Server, is_outage
 
 __all__ = [
+    "FOLLOWER_CHECK_SECONDS",
     "FOUND",
     "LEAD",
-    "LOOK_EVERY",
     "TOO_LATE",
     "Compute",
     "CoordinationError",
     "Pause",
-    "Producer",
-    "ProducerFailed",
     "Run",
     "RunInBackground",
     "Step",
     "Steps",
     "WaitForEvent",
     "WaitForLeader",
-    "outlasting",
+    "retry_during_failover",
     "text",
 ]
 
 #: Seconds between two looks of a follower at whether its flight still exists.
-LOOK_EVERY = 2.0
-#: How much of a failed computation's message its followers are told, in characters.
-LONGEST_MESSAGE = 500
-
-
-class Producer(NamedTuple):
-    """What to compute and how to keep it.
-
-    Attributes:
-        compute: gives the value.
-        encode: the value as Redis is to keep it.
-        decode: the value from what Redis kept.
-        lifetime: milliseconds to keep it; 0 without end, negative not at all.
-        stale: how many of these it may be served although it is due to be computed anew.
-        error_ttl: milliseconds a failure keeps others from trying again; 0 not at all.
-        name, group, cache: what others are told of it, see ``events.Subject``.
-    """
-
-    compute: Callable[[], Any]
-    encode: Callable[[Any], bytes | int]
-    decode: Callable[[Any], Any]
-    lifetime: int
-    stale: int = 0
-    error_ttl: int = 0
-    name: str = ""
-    group: str = ""
-    cache: Any = None
-
-    def subject(self, server: Server) -> Subject:
-        return Subject.of(self.name, self.group, "", server, self.cache)
+FOLLOWER_CHECK_SECONDS = 2.0
 
 
 class Run(NamedTuple):
@@ -112,18 +80,6 @@ Step = Run | Compute | WaitForLeader | WaitForEvent | Pause | RunInBackground
 Steps = Generator[Step, Any, Any]
 
 
-class ProducerFailed(Exception):
-    """A function to ``Compute`` raised ``error``; the caller is given that, as it was raised. (A
-    generator could not pass on each exception: GeneratorExit and StopIteration are its own.)"""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.error = error
-
-    def describe(self) -> str:
-        return f"{type(self.error).__name__}: {self.error}"[:LONGEST_MESSAGE]
-
-
 class CoordinationError(Exception):
     """Redis could not be asked who computes; the cause says why. Nothing was computed."""
 
@@ -134,7 +90,7 @@ TOO_LATE = object()
 LEAD, FOUND = object(), object()
 
 
-def outlasting(server: Server, asking: Callable[[], Steps]) -> Steps:
+def retry_during_failover(server: Server, asking: Callable[[], Steps]) -> Steps:
     """What ``asking`` returns. Where another server takes the place of one that has failed, it is
     asked again until that has happened: who follows a computation wants its value, not an error."""
     until = time.monotonic() + server.FAILOVER_SECONDS

@@ -36,7 +36,7 @@ def ask(
         look: whether followers look now and then whether their leader is alive.
     """
     if not look:
-        flight.LOOK_EVERY = 3600.0
+        flight.FOLLOWER_CHECK_SECONDS = 3600.0
 
     def compute() -> Any:
         link.say("computing")

@@ -1,21 +1,39 @@
-"""How a flight ends: with a value, without one, or because its leader is broken off."""
+"""What a leader does in Redis: it keeps its flight alive, says who computes, and ends the flight:
+with a value, without one, or because it was broken off."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
-from ..keeper import keeper
+from ..keeper import Job, keeper
 from ..locking import DeferredRelease
 from ..notices import get_logger
-from ..protocol import Call, flight_key, flight_stream, printable
+from ..protocol import (
+    FLIGHTS,
+    Call,
+    Owner,
+    encodable,
+    fingerprint,
+    flight_key,
+    flight_leader,
+    flight_stream,
+    hostname,
+    milliseconds,
+    printable,
+)
 from ..transport import Server, is_outage
-from .scripts import END_FLIGHT, STORE
-from .steps import Producer, Run, Steps
+from .producer import Producer
+from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE
+from .steps import Run, Steps
 
-__all__ = ["NOTHING", "Completion", "Seen", "run_or_end"]
+__all__ = ["NOTHING", "Completion", "FlightRenewal", "Seen", "run_or_abort"]
 
 logger = get_logger("django_redis_lock.flights")
 
@@ -24,7 +42,64 @@ Seen = Sequence[bytes | str]
 NOTHING: Seen = ("", "0")
 
 #: Milliseconds the end of a flight can be read after it: a follower may be late to its stream.
-STREAM_LIFETIME = 10_000
+STREAM_LIFETIME_MILLISECONDS = 10_000
+#: A computation that takes longer than so many seconds is one that people may want to see.
+DESCRIBE_AFTER_SECONDS = 0.5
+
+
+class FlightRenewal(Job):
+    """Keeps the flight of the cache key ``key`` alive while its leader, this thread, computes.
+    ``group`` is what its figures are counted under; empty: what its name says. When nobody
+    refers to ``leader`` any more, it ends of itself."""
+
+    def __init__(
+        self,
+        server: Server,
+        key: bytes,
+        token: bytes,
+        lifetime: float,
+        leader: object,
+        group: str = "",
+    ) -> None:
+        self._leader_of_it = weakref.ref(leader)
+        self._group = group
+        self._lifetime = self.deadline_scale = lifetime
+        self._began = time.monotonic()
+        self._keys = (flight_key(key), flight_leader(key), server.index_of(FLIGHTS, key))
+        self.key, self.token = key, token
+        self._args = (token, milliseconds(lifetime), key)
+        self._thread = encodable(threading.current_thread().name)
+        self._named = False
+        self._renewals = 0
+        super().__init__(server, self._began + min(lifetime / 3, DESCRIBE_AFTER_SECONDS))
+
+    def call(self, now: float) -> Call | None:
+        if (
+            self._leader_of_it() is None
+        ):  # An exception from a signal handler came just before that.
+            keeper().discard(self)
+            return None
+        leader = () if self._named else self._leader(now)
+        return Call(RENEW_FLIGHT, self._keys, (*self._args, self._renewals + 1, *leader))
+
+    def _leader(self, now: float) -> tuple[str, ...]:
+        """For how many milliseconds it has been computing, and who it is."""
+        lifetime = self._args[1]
+        leader = Owner(fingerprint(self.token), hostname(), os.getpid(), self._thread)
+        terms: tuple[str, ...] = ("lifetime", str(lifetime), "renews", "1")
+        if self._group:
+            terms = (*terms, "group", self._group)
+        return (f"{(now - self._began) * 1000:.0f}", *leader.fields()[:-2], *terms)
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        self._named = True
+        self._renewals += 1
+        self.due = sent_at + self._lifetime / 3
+        if not value:
+            keeper().discard(self)  # A write has ended it, which the leader learns when it stores.
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.due = now + min(self._lifetime / 12, 1.0)
 
 
 class Completion(NamedTuple):
@@ -52,7 +127,7 @@ class Completion(NamedTuple):
 
         Returns: for each whether it was the leader's still; None: not known.
         """
-        about = (producer.lifetime, STREAM_LIFETIME)
+        about = (producer.lifetime, STREAM_LIFETIME_MILLISECONDS)
         calls = tuple(
             Call(STORE, _keys(key, self.token), (self.token, kept[key], *about, *seen))
             if key in kept and (seen := replaced.get(key) or NOTHING)
@@ -60,7 +135,7 @@ class Completion(NamedTuple):
             for key in self.keys
         )
         try:
-            mine = yield from run_or_end(self.keys, self.token, *calls)
+            mine = yield from run_or_abort(self.keys, self.token, *calls)
             return [bool(one) for one in mine]
         except (RedisError, OSError) as error:
             logger.warning("Could not store %s: %s", self, error)
@@ -75,7 +150,7 @@ class Completion(NamedTuple):
         try again."""
         calls = tuple(_ending(key, self.token, message, pause) for key in self.keys)
         try:
-            yield from run_or_end(self.keys, self.token, *calls)
+            yield from run_or_abort(self.keys, self.token, *calls)
         except (RedisError, OSError) as error:
             logger.warning("Could not end the computation of %s: %s", self, error)
             if is_outage(error):
@@ -92,7 +167,7 @@ class Completion(NamedTuple):
         return first if len(self.keys) == 1 else f"{first} and {len(self.keys) - 1} more"
 
 
-def run_or_end(keys: Sequence[bytes], token: bytes, *calls: Call) -> Steps:
+def run_or_abort(keys: Sequence[bytes], token: bytes, *calls: Call) -> Steps:
     """The replies to ``calls``. Who is broken off meanwhile (cancelled, Ctrl-C, a time limit)
     cannot know whether it leads the flights of ``keys``; from then on it does not, and nobody waits
     for it."""
@@ -109,7 +184,7 @@ def run_or_end(keys: Sequence[bytes], token: bytes, *calls: Call) -> Steps:
 
 
 def _ending(key: bytes, token: bytes, message: str = "", pause: int = 0) -> Call:
-    args = (token, STREAM_LIFETIME, message if pause else "", pause)
+    args = (token, STREAM_LIFETIME_MILLISECONDS, message if pause else "", pause)
     return Call(END_FLIGHT, _keys(key, token), args)
 
 
