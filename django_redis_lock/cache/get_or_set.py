@@ -49,25 +49,25 @@ class GetOrSet(Reading):
     ) -> Any:
         """The value of ``key``; if there is none, ``default`` is called for it, once.
 
-        Whoever asks while it is being called (other threads, tasks, processes and hosts) waits for
-        that one result. A ``set`` or ``delete`` of the key meanwhile wins: the result is then
-        returned to its own caller but not stored. None is a value like any other.
+        Callers that ask while it runs (threads, tasks, processes and hosts) wait for that one
+        result. A ``set`` or ``delete`` of the key in that time wins: the result is then returned to
+        its own caller but not stored. None is a value like any other.
 
         Args:
             default: a callable without arguments, or the value itself.
-            timeout: seconds after which the value is to be computed anew; left out, the cache's
-                own; None, never.
+            timeout: seconds after which the value is computed again; left out, the cache's own;
+                None, never.
             stale: seconds after that for which the old value may still be served, at once, while
-                one caller computes the new one. If that fails, the old one is served on.
-            background: that caller too gets the old value at once.
+                one caller computes the new one; also if that fails.
+            background: the caller that computes gets the old value at once, too.
             wait: seconds to wait at most for another's computation of a missing value.
             on_wait_timeout: what to do then: ``"compute"`` the value here as well, ``"raise"``
                 LockNotAcquired, or return the ``"default"``: the value given as ``default``, None
                 for a callable.
             jitter: shorten the timeout by a random share of up to this much (0 to 1), so that what
                 was stored together does not have to be computed together again.
-            error_ttl: seconds after a failed computation in which nobody tries again; others fail
-                with the same message.
+            error_ttl: seconds after a failed computation during which no caller tries again; they
+                fail with the same message.
             group: under which it is counted in metrics, such as ``"report-{year}"``; None: the key
                 with ``*`` for each number, UUID and hash in it.
 
@@ -188,8 +188,8 @@ class GetOrSet(Reading):
         return (yield from flights.compute_anyway(nkey, producer, outage))
 
     def _without_redis(self, error: BaseException) -> BaseException:
-        """Redis is away, or refuses to answer: ``error``. Whatever goes wrong with it, the caller
-        gets its value (invariant C3), unless the setting says that errors are to show."""
+        """Redis is away, or refuses to answer: ``error``. The caller gets its value nevertheless
+        (invariant C3), unless the setting VALUES_ON_REDIS_DOWN is ``"raise"``."""
         if self.conf.VALUES_ON_REDIS_DOWN == "raise":
             raise error
         return error

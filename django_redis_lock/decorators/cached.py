@@ -32,12 +32,12 @@ class CachedFunction(Protocol[P, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Forget the result for these arguments; whether there was one. A computation under way
-        is not stored any more."""
+        """Delete the result for these arguments; returns whether there was one. The result of a
+        computation under way is not stored."""
 
     def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Compute the result for these arguments anew, and keep it. Meanwhile others get the old
-        one, or wait for this one if there is none."""
+        """Compute and store the result for these arguments, even if there is one. Until it is
+        stored, other callers get the old one, or wait if there is none."""
 
 
 @overload
@@ -54,14 +54,14 @@ def cached(
     **options: Unpack[GetOrSetArguments],
 ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]: ...
 def cached(target: Any = None, /, **options: Any) -> Any:
-    """Keep what a function returns; a missing result is computed once, by one caller for all.
+    """Cache the results of a function; each missing result is computed once, by one caller for all.
 
     ``@cached`` alone for a function without arguments, ``@cached("report-{year}", timeout=60)``
     for others, functions and coroutine functions alike::
 
         report(2024)             # from the cache, or computed
-        report.refresh(2024)     # computed anew, and kept
-        report.invalidate(2024)  # forgotten
+        report.refresh(2024)     # computed and stored, even if there is one
+        report.invalidate(2024)  # deleted
 
     Args:
         key: the value's key, a template over the arguments of the call; or, by keyword, a callable
@@ -86,7 +86,7 @@ def cached(target: Any = None, /, **options: Any) -> Any:
 
 
 class Cached:
-    """What ``cached()`` was told."""
+    """The options of one use of ``cached()``."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a command does about a Redis that cannot be reached: it says so once, and waits if told."""
+"""What a command does while Redis cannot be reached: it retries, and reports it only once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..transport import is_outage
 __all__ = ["RetryUntil", "outages_not_logged"]
 
 #: Seconds between two attempts: the first time, and at most.
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 
 
 class RetryUntil:
@@ -42,7 +42,9 @@ class RetryUntil:
         if not left or not is_outage(error) or isinstance(error, AuthenticationError):
             raise error
         self.attempts += 1
-        return float(min(FIRST_PAUSE * 2 ** min(self.attempts - 1, 10), LONGEST_PAUSE, left))
+        return float(
+            min(FIRST_PAUSE_SECONDS * 2 ** min(self.attempts - 1, 10), MAX_PAUSE_SECONDS, left)
+        )
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -10,7 +12,6 @@ from django.views import View
 
 from .key_template import bound_method
 from .options import Options
-from .tasks import celery_task, is_django_task, with_function
 from .wrapper import ONLY_COMMANDS, LockedFunction, is_api_view
 
 __all__ = ["decorate"]
@@ -27,7 +28,8 @@ def decorate(options: Options, target: Any) -> Any:
     if isinstance(target, type):
         return _class(options, target)
     if is_django_task(target):
-        return with_function(target, decorate(options, target.func))
+        # The worker finds a task by the dotted name of its function, so it finds this one.
+        return dataclasses.replace(target, func=decorate(options, target.func))
     task = celery_task(target)
     if task is not None:
         task.run = decorate(options, task.run)
@@ -72,6 +74,30 @@ def _dotted(options: Options, target: Any) -> str:
     if named is not target and options.key is None:
         raise TypeError(f"{target!r} has no name to give its lock: give a key")
     return f"{named.__module__}.{named.__qualname__}"
+
+
+# -- tasks ----------------------------------------------------------------------------------
+
+
+def is_django_task(target: Any) -> bool:
+    """Whether it is what Django's ``@task`` makes of a function (or its backport, django-tasks)."""
+    modules = (sys.modules.get("django.tasks.base"), sys.modules.get("django_tasks.base"))
+    return any(module is not None and isinstance(target, module.Task) for module in modules)
+
+
+def celery_task(target: Any) -> Any:
+    """The Celery task that ``target`` is; None if it is something else.
+
+    Raises:
+        TypeError: it is a shared task, which each app makes its own copy of.
+    """
+    if type(target).__module__ == "celery.local" and type(target).__name__ == "Proxy":
+        raise TypeError(
+            "a shared task exists once in each app, and locked() would reach but one of them: put "
+            "@locked below @shared_task, next to the function"
+        )
+    module = sys.modules.get("celery.app.task")
+    return target if module is not None and isinstance(target, module.Task) else None
 
 
 # -- Django REST framework -------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_redis_lock.locking import renewal
-from django_redis_lock.locking.renewal import DESCRIBE_AFTER_SECONDS, LOOK, Renewal
+from django_redis_lock.locking.renewal import DESCRIBE_AFTER, LOOK, Renewal
 from django_redis_lock.protocol.hold import Hold, printable
 from django_redis_lock.protocol.keys import lock_keys
 
@@ -243,7 +243,7 @@ class TestRenewal:
         self, make: Any, clock: FakeClock
     ) -> None:
         renewal = job(make(30, label="nightly"))
-        assert renewal.due == clock.now + DESCRIBE_AFTER_SECONDS
+        assert renewal.due == clock.now + DESCRIBE_AFTER
         call = renewal.call(renewal.due)
         assert call is not None
         assert wanted(call) == 0
