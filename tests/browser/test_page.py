@@ -295,11 +295,13 @@ def test_an_operator_who_was_paged(open_page: Open, client: redis.Redis) -> None
         expect(row(page, "nightly-report")).to_contain_text("batch-3:4711")
         expect(row(page, "nightly-report")).to_contain_text("silent for 3 min")
         page.get_by_role("link", name="nightly-report").click()
-        expect(page.get_by_text("stopped, cut off from Redis, or dead")).to_be_visible()
+        expect(
+            page.get_by_text("has crashed, is stopped, or is cut off from Redis")
+        ).to_be_visible()
         expect(page.locator(".waiting li")).to_contain_text("thread the next one")
         page.get_by_role("button", name="Release").click()
         expect(page.get_by_text("batch-3, process 4711")).to_be_visible()
-        expect(page.get_by_text("The process that waits for it has it at once.")).to_be_visible()
+        expect(page.get_by_text("The waiting process gets it at once.")).to_be_visible()
         assert lock.owned()
         page.get_by_role("button", name="Release").click()
         expect(page.get_by_text("“nightly-report” is released.")).to_be_visible()
@@ -370,7 +372,7 @@ def test_one_browser_sees_what_the_other_does(open_page: Open, client: redis.Red
     acting.get_by_role("button", name="Release").click()
     acting.get_by_role("button", name="Release").click()
     expect(row(watching, "a")).to_have_count(0)
-    expect(acting.get_by_text("Nobody holds it.")).to_be_visible()
+    expect(acting.get_by_text("This lock is free.")).to_be_visible()
 
 
 def press_until(page: Any, reached: Callable[[], bool]) -> None:
@@ -428,7 +430,7 @@ def test_without_javascript(open_page: Open, client: redis.Redis) -> None:
     expect(page.get_by_text("Its process is alive.")).to_be_visible()
     page.get_by_role("button", name="Release").click()
     page.get_by_role("button", name="Release").click()
-    expect(page.get_by_text("Nobody holds it.")).to_be_visible()
+    expect(page.get_by_text("This lock is free.")).to_be_visible()
     assert not lock.locked()
 
 

@@ -223,7 +223,7 @@ def test_search_and_filters(
         assert "2 held · 1 silent · 1 waiting · oldest 1 min" in text_of(response)
     assert sorted(row["name"].split()[0] for row in rows_of(response)) == found
     if not found:
-        assert "Nothing that is held now matches." in text_of(response)
+        assert "No held lock matches." in text_of(response)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_the_page_of_a_free_lock(admin_client: Client) -> None:
     page = page_of(admin_client)
     lock.release()
     response = admin_client.get(page)
-    assert "Nobody holds it." in text_of(response)
+    assert "This lock is free." in text_of(response)
     assert "<h1>report</h1>" in response.content.decode()
     state = admin_client.get(page.replace("/change/", "/state/")).json()
     assert state["held_now"] is False
@@ -558,15 +558,15 @@ def test_of_a_redis_that_is_away_nothing_is_claimed(
     settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
     lock = hold("report")
     page = page_of(admin_client)
-    assert "Nobody." in shown_of(admin_client.get(page))
+    assert "No process waits." in shown_of(admin_client.get(page))
     own_server.stop()
     response = admin_client.get(page)
     assert "Redis did not answer" in box(response)
-    assert not {"Nobody.", "Nobody holds it."} & shown_of(response)
+    assert not {"No process waits.", "This lock is free."} & shown_of(response)
     assert not [text for text in shown_of(response) if "half a second" in text]
     shown = shown_of(admin_client.get(PAGE))
     assert "The figures cannot be read: Redis did not answer as it should." in shown
-    assert "Nothing was counted." not in shown
+    assert "No figures yet." not in shown
     lock.raise_on_release_error = False
 
 
