@@ -73,7 +73,7 @@ def test_it_is_asked_first(admin_client: Client, client: redis.Redis) -> None:
     assert "the nightly report" in text
     assert f"{owner.host}, process {owner.pid}" in text
     assert "No process waits for it, so it will be free." in text
-    assert "two are at work at the same time" in text
+    assert "two processes work at the same time" in text
     assert "learns it within 20 s" in text
     assert f"Still running: stop it first, “kill -TERM {owner.pid}” on {owner.host}." in text
     assert 'value="Release 1 lock"' in response.content.decode()
@@ -236,7 +236,7 @@ def test_a_computation_is_ended(admin_client: Client) -> None:
     until(lambda: choices(admin_client))
     (choice,) = choices(admin_client)
     text = text_of(admin_client.post(RELEASE, {"selected": choice}))
-    assert "what it computes is not stored" in text
+    assert "its result is not stored" in text
     assert "“report” is released" in said(admin_client, confirm(admin_client, choice))
     assert not choices(admin_client)
     done.set()
