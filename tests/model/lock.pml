@@ -55,7 +55,7 @@
  *
  *   at any pace                            432,000 states     0.2 GB     10 s
  *   CHOSEN                                 456,000 states     0.2 GB     10 s
- *   PROMPT, 2 faults, 2 rounds           6,089,000 states     1.4 GB     60 s
+ *   PROMPT, 2 faults, 2 rounds           7,013,000 states     1.6 GB     60 s
  *   PROMPT, 3 faults, 1 round            1,426,000 states     0.4 GB     15 s
  *   PROMPT CHOSEN, 1 fault, 2 rounds       694,000 states     0.3 GB     10 s
  *

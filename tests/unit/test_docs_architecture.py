@@ -1,0 +1,42 @@
+"""What ``docs/architecture.md`` names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import django_redis_lock
+
+from .test_imports import FLOORS
+
+FOLDER = Path(django_redis_lock.__file__).parent
+TEXT = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+
+
+def test_every_file_is_there() -> None:
+    files = {
+        name for name in re.findall(r"`([a-z_/]+\.py)`", TEXT) if not name.startswith("tests/")
+    }
+    assert len(files) > 20
+    assert not {name for name in files if not (FOLDER / name).is_file()}
+
+
+def test_every_function_is_in_its_file() -> None:
+    steps = re.findall(r"`([a-z_/]+\.py)` · ((?:`\w+`(?:, )?)+)", TEXT)
+    assert len(steps) > 10
+    missing = [
+        f"{file} · {name}"
+        for file, names in steps
+        for name in re.findall(r"\w+", names)
+        if not re.search(
+            rf"^ *(?:async )?(?:def|class) {name}\b", (FOLDER / file).read_text(), re.M
+        )
+    ]
+    assert not missing
+
+
+def test_every_package_has_its_place() -> None:
+    tree = TEXT.partition("## The tree")[2].partition("\n## ")[0]
+    named = {name.rstrip("/") for name in re.findall(r"`([a-z_/]+)`", tree)}
+    packages = {name for floor in FLOORS for name in floor} - {"", "migrations", "apps"}
+    assert not packages - named
