@@ -20,7 +20,7 @@ LOCKING = (
     *("eval", "evalsha", "blpop", "time"),
     *("get", "set", "del", "exists", "pttl", "pexpire", "persist"),
     *("hset", "hget", "hgetall", "rpush", "lindex", "llen"),
-    *("zadd", "zrem", "zcount", "zrangebyscore", "zremrangebyscore"),
+    *("zadd", "zrem", "zcount", "zrangebyscore"),
 )
 #: What ``get_or_set`` needs beyond these.
 VALUES = ("xadd", "xread", "mget", "multi", "exec", "strlen", "getrange")

@@ -373,16 +373,16 @@ def test_the_documented_rules_are_enough_for_everything_else(
     [
         (["-zadd"], "error", "E104", "not allowed: zadd"),
         (["-xadd", "-hset"], "error", "E104", "not allowed: hset, xadd"),
-        (["-hincrby"], "note", None, "figures of locks cannot be kept: hincrby is not allowed"),
+        (["-hincrby"], "note", None, "figures cannot be written: hincrby is not allowed"),
         (["-evalsha", "-eval"], None, None, ""),
         (["-blpop"], "warning", "W103", "may not run blpop, so waiters poll"),
         (
             ["resetkeys", "~:1:*", "~{:1:*", "~{dj*"],
             "error",
             "E104",
-            "list of held locks cannot be kept",
+            "list of held locks cannot be written",
         ),
-        (["resetkeys", "~:2:*"], "error", "E104", "no locks are possible"),
+        (["resetkeys", "~:2:*"], "error", "E104", "locks are not possible"),
     ],
 )
 def test_rights_that_are_missing(
