@@ -380,7 +380,7 @@ def test_the_page_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
     assert text.index("the nightly report") < text.index("web-1, process 8, thread First")
     assert text.index("thread First") < text.index("web-2, process 7, thread Second")
     assert "lost held for 1 min 15 s by not known (x) it expired" in text
-    assert "(one is due every 20 min 0 s)" in text
+    assert "(one is due every 10 s)" in text
     assert "Key in Redis :1:lock:report" in text
     assert re.search(r"since \d\d:\d\d:\d\d UTC", text)
     assert lock.local.token not in response.content

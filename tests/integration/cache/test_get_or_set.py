@@ -513,14 +513,14 @@ def test_a_leader_that_is_gone_without_a_word_is_replaced(
 def test_a_follower_learns_of_an_end_before_it_began_to_listen(
     cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    follow = runners.ThreadRunner._follow
+    follow = runners.ThreadRunner._wait_for_leader
 
     def late(self: runners.ThreadRunner, step: WaitForLeader) -> None:
         lands_elsewhere(client, 5)
         # Only the stream can end this wait.
         follow(self, step._replace(until=step.until + 3600))
 
-    monkeypatch.setattr(runners.ThreadRunner, "_follow", late)
+    monkeypatch.setattr(runners.ThreadRunner, "_wait_for_leader", late)
     elsewhere(client)
     assert Asking(cache.get_or_set, "report", 1).found() == 5
 
@@ -574,14 +574,14 @@ def test_a_follower_whose_connection_breaks_goes_on_waiting(
 @pytest.fixture
 def late_landing(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The first thread that has a value is held up before it can tell the others."""
-    go_on, land, first = threading.Event(), flight.land, iter([True])
+    go_on, land, first = threading.Event(), flight.leave, iter([True])
 
     def held_up(*args: Any) -> None:
         if next(first, False):
             assert go_on.wait(PATIENCE)
         land(*args)
 
-    monkeypatch.setattr(flight, "land", held_up)
+    monkeypatch.setattr(flight, "leave", held_up)
     yield go_on
     go_on.set()
 

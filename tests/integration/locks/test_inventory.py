@@ -536,7 +536,7 @@ def test_who_dies_is_remembered_by_who_has_the_lock_next(
             lock.release()
     until(lambda: client.exists(events_key(b"a")))
     (event,) = inspect(client, b"a").events
-    assert (event.what, event.pid) == ("vanished", process.pid)
+    assert (event.what, event.pid) == ("crashed", process.pid)
     assert (event.host, event.label) == (socket.gethostname(), "nightly")
     assert event.held == pytest.approx(2, abs=1.5)
     assert event.at <= int(run(client, CLOCK_CALL).value) / 1e6
@@ -554,7 +554,7 @@ def test_who_died_is_to_be_seen_before_anybody_has_the_lock_again(
         until(lambda: not client.exists("a"))
     for _ in range(2):
         (event,) = inspect(client, b"a").events
-        assert (event.what, event.pid, event.label) == ("vanished", process.pid, "nightly")
+        assert (event.what, event.pid, event.label) == ("crashed", process.pid, "nightly")
     assert 80_000 < client.ttl("{a}:owner") <= 86_400
 
 
@@ -563,13 +563,13 @@ def test_who_is_released_or_comes_back_has_not_vanished(client: redis.Redis) -> 
     described(client, "a")
     checkout_idle.release()
     until(lambda: not client.exists("a"))
-    assert "vanished" not in [event.what for event in inspect(client, b"a").events]
+    assert "crashed" not in [event.what for event in inspect(client, b"a").events]
     lock = hold(client, "b", 30)
     described(client, "b")
     client.delete("b")
     hold(client, "b").release()
     until(lambda: client.exists(events_key(b"b")))
-    assert [event.what for event in inspect(client, b"b").events] == ["vanished"]
+    assert [event.what for event in inspect(client, b"b").events] == ["crashed"]
     keeper().reschedule(lock.local.renewal, time.monotonic())  # Comes to know it.
     until(lambda: [event.what for event in inspect(client, b"b").events] == ["lost"])
 

@@ -245,7 +245,7 @@ def test_nothing_is_lost_while_redis_is_away(
     own_server.stop()
     [job] = metrics._metrics._jobs.values()
     keeper().reschedule(job, 0.0)
-    until(lambda: "Could not write figures, they are kept" in caplog.text)
+    until(lambda: "Could not write the figures; they are kept" in caplog.text)
     own_server.start()
     until(lambda: read(client, "", "day"))
     assert Summary.of("bare", "day", read(client, "", "day")["bare"]).acquisitions == 1
