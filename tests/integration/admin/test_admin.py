@@ -371,7 +371,7 @@ def page_of(browser: Client, **query: str) -> str:
 def test_the_page_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
     lock = hold("report", label="the nightly report", timeout=3600)
     keys = lock_keys(lock.keys.lock)
-    until(lambda: client.exists(keys.owner))
+    until(lambda: client.exists(keys.owner) and client.keys("django_redis_lock:process:*"))
     run(client, note_call(lock.keys.lock, "lost", Owner("x"), "it expired", held=75.0))
     alive = (int(client.time()[0]) + 60) * 1000
     waiters = {"9 200.5 7 web-2 Second": alive, "3 100.0 8 web-1 First": alive}
