@@ -75,5 +75,7 @@ def test_a_grant_that_nobody_takes(topology: str, capfd: Any) -> None:
     code, out = run(capfd, "doctor", "--json")
     found = {f["topic"]: f for f in json.loads(out)["caches"]["default"]["findings"]}
     assert code == 1
-    assert found["grants"]["text"].startswith(":1:lock:passed-on: passed on, and not taken")
+    assert found["grants"]["text"].startswith(
+        ":1:lock:passed-on: passed to a waiter that has not taken it"
+    )
     client.delete(keys.lock, keys.grants)
