@@ -1,8 +1,8 @@
 """Every Lua script, each under its contract: KEYS, ARGV, what it returns, why it must be atomic.
 
 Keys of a lock are always passed in the order of ``LockKeys``: the lock, grants, waiters, fence,
-owner and, except on a cluster where it lives in another slot, the index. Times are milliseconds
-unless a name says otherwise; a lifetime of 0 means none. Redis's own clock judges all of them.
+owner, and the index. Times are milliseconds unless a name says otherwise; a lifetime of 0 means
+none. Redis's own clock judges all of them.
 
 Companion keys may vanish (evicted, deleted by hand) or hold something else than they should. So no
 script trusts their form: what is unreadable counts as missing and is replaced, and nothing is
@@ -169,7 +169,6 @@ local function prune()
   end
 end
 local function note(lifetime)
-  if not KEYS[6] then return end
   local expiry = '+inf'
   if lifetime ~= '0' then expiry = string.format('%.0f', now() / 1000 + lifetime) end
   put('ZADD', KEYS[6], expiry, KEYS[1])
@@ -225,7 +224,7 @@ local function pass_on(successor, lifetime)
     end
   end
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
-  if KEYS[6] then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
+  redis.pcall('ZREM', KEYS[6], KEYS[1])
 end
 """
 
@@ -288,21 +287,19 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 #: Stop waiting: one last try, then wake the blocking pop so that its connection is free again.
 #: A grant that the pop got before this ran is answered by the pop, not here.
 #:
-#: KEYS  lock keys (index included or left out), then the waiter's wake list as the last one
+#: KEYS  lock keys, then the waiter's wake list
 #: ARGV  token ('' not to try again), lifetime, attempt, waiter ('' to leave it registered)
 #: returns {1, fence, server time in microseconds, vanished()}
 #:         or {0, PTTL, server time in microseconds}
 #: atomic because a grant made between the last try and the farewell would go to nobody.
 LEAVE = script(
     """
-local wake = KEYS[#KEYS]
-if #KEYS < 7 then KEYS[6] = nil end
-redis.call('DEL', wake)
+redis.call('DEL', KEYS[7])
 if ARGV[4] ~= '' then redis.pcall('ZREM', KEYS[3], ARGV[4]) end
 local fence, gone
 if ARGV[1] ~= '' then fence, gone = try(ARGV[1], ARGV[2], ARGV[3]) end
-redis.call('RPUSH', wake, 'leave')
-redis.call('PEXPIRE', wake, 2000)
+redis.call('RPUSH', KEYS[7], 'leave')
+redis.call('PEXPIRE', KEYS[7], 2000)
 if fence then return {1, fence, now(), gone} end
 return {0, redis.call('PTTL', KEYS[1]), now()}
 """,
@@ -396,7 +393,7 @@ return 1
 RESET = script(
     """
 local holder = redis.call('GET', KEYS[1])
-if not holder and KEYS[6] then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
+if not holder then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
 if holder ~= ARGV[3] or last_fence() > tonumber(ARGV[4]) or untaken(holder) then return 0 end
 pass_on(ARGV[1], ARGV[2])
 return 1

@@ -180,7 +180,7 @@ return {seen(KEYS[1])}
 #: Keep a flight alive while its leader computes, and say who that is. A flight that has ended
 #: leaves the index by itself: at its end, with one of the next flights that are renewed.
 #:
-#: KEYS  the flight, its leader, the index of flights (left out on a cluster)
+#: KEYS  the flight, its leader, the index of flights
 #: ARGV  token, lifetime, the value's key, which renewal this is; then, if the leader is to be
 #:       named, the milliseconds for which it has been computing, and its fields and values
 #: returns 1, or 0 if the flight is not this leader's any more
@@ -196,12 +196,10 @@ if #ARGV > 4 then
 end
 put('HSET', KEYS[2], 'seen', string.format('%.0f', now()), 'renewals', ARGV[4])
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
-if KEYS[3] then
-  local at = math.floor(now() / 1000)
-  local over = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', '(' .. at, 'LIMIT', 0, 64)
-  if #over > 0 then redis.call('ZREM', KEYS[3], unpack(over)) end
-  put('ZADD', KEYS[3], at + ARGV[2], ARGV[3])
-end
+local at = math.floor(now() / 1000)
+local over = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', '(' .. at, 'LIMIT', 0, 64)
+if #over > 0 then redis.call('ZREM', KEYS[3], unpack(over)) end
+put('ZADD', KEYS[3], at + ARGV[2], ARGV[3])
 return 1
 """,
     _NOW,

@@ -253,35 +253,25 @@ def test_index_of_another_type_is_replaced(scripts: Scripts) -> None:
     assert scripts.state().index == [b"name"]
 
 
-def test_acquire_without_an_index(scripts: Scripts) -> None:
-    """In a cluster."""
-    assert scripts.run(ACQUIRE, "a", LIFETIME, "", "", ALIVE, keys=KEYS[:5])[0] == 1
-    assert scripts.run(RELEASE, "a", "next", GRANT, 0, 0, "", keys=KEYS[:5]) == 1
-    assert scripts.run(RESET, "next", GRANT, "a", 1, keys=KEYS[:5]) == 0
-    assert scripts.client.keys() == [KEYS.fence]
-
-
 # -- LEAVE -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", [True, False])
 @pytest.mark.parametrize("free", [True, False])
 @pytest.mark.parametrize("tries", [True, False])
-def test_leave(scripts: Scripts, free: bool, tries: bool, index: bool) -> None:
+def test_leave(scripts: Scripts, free: bool, tries: bool) -> None:
     if not free:
         scripts.acquire("a")
-    keys = (*(KEYS if index else KEYS[:5]), WAKE)
     scripts.client.rpush(WAKE, "old")
     scripts.client.zadd(KEYS.waiters, {"w": scripts.now() // 1000 + ALIVE})
     token = "b" if tries else ""
-    reply = scripts.run(LEAVE, token, LIFETIME, "attempt", "w", keys=keys)
+    reply = scripts.run(LEAVE, token, LIFETIME, "attempt", "w", keys=(*KEYS, WAKE))
     assert reply[0] == (free and tries)
     assert reply[2 if free and tries else -1] // 10**9 == scripts.now() // 10**9
     if free and tries:
         assert scripts.state().lock == b"b"
         assert scripts.state().fence == b"%d attempt" % reply[1]
         assert scripts.lasts(KEYS.lock, LIFETIME)
-        assert scripts.state().index == [b"name"] * index
+        assert scripts.state().index == [b"name"]
     else:
         assert reply[1] == -2 if free else abs(reply[1] - LIFETIME) < TOLERANCE
         assert scripts.state().lock == (None if free else b"a")
