@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 import redis
@@ -13,7 +14,7 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.locking.waiting import queue
-from django_redis_lock.locking.waiting.pop import Pop
+from django_redis_lock.locking.waiting.threads import ThreadWaiter
 from django_redis_lock.transport import cut
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -67,16 +68,15 @@ def test_one_that_dies_just_at_the_deadline_is_no_error(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keeper ends a pop that Redis seems not to know, at any moment."""
-    answered, died = Pop.answered, threading.Event()
+    last_try, died = ThreadWaiter._last_try, threading.Event()
 
-    def dying(pop: Pop, patience: float) -> bool:
+    def dying(waiter: ThreadWaiter, connection: Any, wake: bytes) -> Any:
         if not died.is_set():
-            time.sleep(patience)
-            pop._socket().shutdown(socket.SHUT_RDWR)
+            connection._sock.shutdown(socket.SHUT_RDWR)
             died.set()
-        return answered(pop, patience)
+        return last_try(waiter, connection, wake)
 
-    monkeypatch.setattr(Pop, "answered", dying)
+    monkeypatch.setattr(ThreadWaiter, "_last_try", dying)
     with Lock(client, "report", timeout=30):
         assert not Lock(client, "report").acquire(blocking_timeout=0.3)
     assert died.is_set()

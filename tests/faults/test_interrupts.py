@@ -2,8 +2,9 @@
 at the entry of each function, before each line, and after each call of a function in C, of an
 acquire or a release.
 
-Whatever the point: nobody is kept from the lock for as long as its lifetime, or a grant's, lasts.
-Both are a minute here.
+Whatever the point: nobody is kept from the lock for as long as its lifetime lasts, a minute here.
+Only a grant that arrives just when its waiter is interrupted may be lost, and keeps others from the
+lock for its own lifetime, half a minute here.
 """
 
 from __future__ import annotations
@@ -33,10 +34,9 @@ from django_redis_lock.decorators import current
 from django_redis_lock.fallback.file_lock import held_locally
 from django_redis_lock.fallback.locks import FallbackLock
 from django_redis_lock.keeper.thread import keeper
-from django_redis_lock.locking.waiting.pop import CancelWait
+from django_redis_lock.locking.waiting.threads import ThreadWaiter
 from django_redis_lock.locking.waiting.watch import Unregister
-from django_redis_lock.transport.registry import server_of
-from django_redis_lock.transport.server import Server
+from django_redis_lock.transport import RawConnection, server_of
 from tests.integration.cache.test_get_or_set import renewals
 from tests.integration.locks.test_lock import places
 from tests.integration.locks.test_lock_waiting import blocked
@@ -49,6 +49,8 @@ NAME = "interrupted"
 MODULES = ("django_redis_lock.", "redis.", "threading")
 #: Seconds within which the lock must be free; far more than it takes, far less than a minute.
 SOON = 10.0
+#: Seconds for which a grant lives.
+GRANT = 30.0
 
 
 class Interrupt(BaseException):
@@ -82,6 +84,8 @@ class Points:
         #: Whether it was at the entry of ``__exit__``: what was taken is given back when the handle
         #: is collected, and not before.
         self.at_the_end = False
+        #: Whether it was between sending a blocking pop and having its answer at hand.
+        self.in_a_pop = False
         self._at = at
         self._seen: set[tuple[Any, ...]] = set()
         self._blocks: list[tuple[FrameType, int]] = []
@@ -141,6 +145,7 @@ class Points:
         if self.passed == self._at:
             self.where = f"{event} {frame.f_code.co_filename}:{frame.f_lineno}"
             self.at_the_end = event == "call" and frame.f_code.co_name == "__exit__"
+            self.in_a_pop = _in_a_pop(frame)
             sys.setprofile(None)
             sys.settrace(None)
             self._blocks.clear()  # What their frames refer to must go with them.
@@ -162,6 +167,14 @@ def _stack(frame: FrameType | None) -> Iterator[tuple[Any, int]]:
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(MODULES):
         yield frame.f_code, frame.f_lineno
         frame = frame.f_back
+
+
+def _in_a_pop(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is ThreadWaiter._wait_in_redis.__code__:
+            return frame.f_locals["self"]._reply is None
+        frame = frame.f_back
+    return False
 
 
 def each_point(attempt: Callable[[Points], None], **options: Any) -> None:
@@ -210,15 +223,22 @@ def prepare(client: redis.Redis) -> None:
 
 def until_nobody_leaves() -> None:
     """As long as somebody is registered, a grant may be made for him."""
-    jobs = (Unregister, CancelWait)
-    while any(isinstance(job, jobs) for job in tuple(keeper()._jobs)):
+    while any(isinstance(job, Unregister) for job in tuple(keeper()._jobs)):
         time.sleep(0.0005)
+
+
+def expire_grant(client: redis.Redis) -> None:
+    """The lifetime of a grant that was lost is over, if one was."""
+    if client.pttl(NAME) <= GRANT * 1000:
+        client.delete(NAME)
 
 
 def expect_free(client: redis.Redis, points: Points) -> None:
     until_nobody_leaves()
     assert not client.exists(f"{{{NAME}}}:waiters"), points.where
-    lock = Lock(client, NAME, timeout=60, grant_timeout=60)
+    if points.in_a_pop:
+        expire_grant(client)
+    lock = Lock(client, NAME, timeout=60, grant_timeout=GRANT)
     assert lock.acquire(blocking_timeout=SOON), points.where
     lock.release()
     assert not places(NAME), points.where
@@ -242,12 +262,12 @@ def test_a_free_lock(client: redis.Redis, wait: float | None) -> None:
 
 
 def test_a_lock_that_is_passed_on(client: redis.Redis) -> None:
-    holder = Lock(client, NAME, timeout=60, grant_timeout=60, thread_local=False)
+    holder = Lock(client, NAME, timeout=60, grant_timeout=GRANT, thread_local=False)
 
     def attempt(points: Points) -> None:
         prepare(client)
         holder.acquire()
-        lock = Lock(client, NAME, timeout=60, grant_timeout=60, renew=True)
+        lock = Lock(client, NAME, timeout=60, grant_timeout=GRANT, renew=True)
         try:
             with points.watched(), lock:
                 assert lock.fence
@@ -258,16 +278,16 @@ def test_a_lock_that_is_passed_on(client: redis.Redis) -> None:
             holder.release()
         expect_free(client, points)
 
-    each_point(attempt, function="pop.answered", meanwhile=holder.release)
+    each_point(attempt, function="connection.can_read", meanwhile=holder.release)
 
 
 def redlock(servers: list[redis.Redis], folder: Path) -> Lock:
-    return Redlock(servers, NAME, timeout=60, grant_timeout=60, renew=True)
+    return Redlock(servers, NAME, timeout=60, grant_timeout=GRANT, renew=True)
 
 
 def with_fallback(servers: list[redis.Redis], folder: Path) -> Lock:
     options: Any = {"on_redis_down": "local", "local_folder": folder}
-    return FallbackLock(servers[0], NAME, timeout=60, grant_timeout=60, renew=True, **options)
+    return FallbackLock(servers[0], NAME, timeout=60, grant_timeout=GRANT, renew=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +308,7 @@ def test_other_kinds(three: list[redis.Redis], tmp_path: Path, make: Any, conten
         holder = make(servers, tmp_path)
         if contended:
             holder.acquire()
-            points.function, points.meanwhile = "pop.answered", holder.release
+            points.function, points.meanwhile = "threads._wait_in_redis", holder.release
         try:
             with points.watched(), lock:
                 assert lock.fence
@@ -298,6 +318,9 @@ def test_other_kinds(three: list[redis.Redis], tmp_path: Path, make: Any, conten
         if contended and holder.local.token:
             holder.release()
         until_nobody_leaves()
+        if points.in_a_pop:
+            for server in servers:
+                expire_grant(server)
         assert holder.acquire(blocking_timeout=SOON), points.where
         holder.release()
         deadline = time.monotonic() + SOON
@@ -333,39 +356,24 @@ def test_without_redis(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
         each_point(attempt, modules=("django_redis_lock.",))
 
 
-def test_a_grant_that_comes_before_the_pop_is_known_to_be_sent(
+def test_a_grant_that_is_lost_with_its_waiter_ends_with_its_own_lifetime(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holder = Lock(client, NAME, timeout=60, grant_timeout=60)
-    lock = Lock(client, NAME, timeout=60, grant_timeout=60, thread_local=False)
+    holder = Lock(client, NAME, timeout=60, grant_timeout=0.5)
+    lock = Lock(client, NAME, timeout=60, thread_local=False)
 
-    class Socket:
-        """One on which the interrupt comes after the last byte was sent."""
-
-        def __init__(self, sock: Any) -> None:
-            self._sock = sock
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._sock, name)
-
-        def sendall(self, sent: bytes) -> None:
-            self._sock.sendall(sent)
-            until(lambda: blocked(client))
-            holder.release()
-            raise Interrupt
-
-    def checkout(server: Any, *args: Any) -> Any:
-        connection = borrowed(server, *args)
-        connection._sock = Socket(connection._sock)
-        return connection
+    def interrupted(self: ThreadWaiter, connection: RawConnection) -> None:
+        raise Interrupt  # The answer is there, and nobody has read it.
 
     prepare(client)
     holder.acquire()
-    borrowed = Server.checkout
     with monkeypatch.context() as patch:
-        patch.setattr(Server, "checkout", checkout)
+        patch.setattr(ThreadWaiter, "_popped", interrupted)
+        waiting = Background(lock.acquire)
+        until(lambda: blocked(client))
+        holder.release()
         with pytest.raises(Interrupt):
-            lock.acquire()
+            waiting.result()
     assert lock.local.token is None
     expect_free(client, Points())
 
@@ -373,7 +381,7 @@ def test_a_grant_that_comes_before_the_pop_is_known_to_be_sent(
 @pytest.mark.parametrize("freed", [True, False])
 def test_a_wait_that_ends(client: redis.Redis, freed: bool) -> None:
     """At its deadline, when the last try finds the lock free, or does not."""
-    lock = Lock(client, NAME, timeout=60, grant_timeout=60, blocking_timeout=0.001)
+    lock = Lock(client, NAME, timeout=60, grant_timeout=GRANT, blocking_timeout=0.001)
 
     def attempt(points: Points) -> None:
         prepare(client)
@@ -391,12 +399,12 @@ def test_a_wait_that_ends(client: redis.Redis, freed: bool) -> None:
         expect_free(client, points)
 
     free = (lambda: client.delete(NAME)) if freed else None
-    each_point(attempt, begin="pop.__init__", function="threads._last_try", meanwhile=free)
+    each_point(attempt, begin="threads._wait_in_redis", function="threads._last_try", meanwhile=free)
 
 
 def test_a_thread_behind_another(client: redis.Redis) -> None:
     """Who waits in memory passes its turn on, and takes none with it."""
-    lock = Lock(client, NAME, timeout=60, grant_timeout=60)
+    lock = Lock(client, NAME, timeout=60, grant_timeout=GRANT)
 
     def attempt(points: Points) -> None:
         prepare(client)

@@ -6,6 +6,9 @@ gone: that is the whole fair queue. So the pop stays open for the entire wait, w
 its own; whoever times out and asks again has lost its place. To end a wait, LEAVE pushes an element
 to a second list that the same pop listens to; what the pop answers then says beyond doubt whether
 a grant came first.
+
+A waiter that a signal handler interrupts closes its connection. A grant that arrives in just that
+moment is lost with it, and ends with its own short lifetime.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from typing import Any
 from redis.exceptions import NoPermissionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ...keeper import keeper
 from ...notices import get_logger
 from ...protocol import LAST_TRY, AcquireRequest, Acquisition, printable, wake_key
 from ...transport import (
@@ -27,12 +29,12 @@ from ...transport import (
     is_outage,
     may_have_run,
     note_sent,
+    pack_words,
     receive,
     run,
     send,
     server_of,
 )
-from .pop import CancelWait, Pop
 from .queue import ReceivedGrant, Waiter, join
 from .thread_line import PendingReply, ThreadQueue, ThreadWakeEvent
 
@@ -53,7 +55,8 @@ class ThreadWaiter(Waiter[ThreadQueue]):
     def __init__(self, client: Any, request: AcquireRequest) -> None:
         self._client = client
         self._request = request
-        self._pop: Pop | None = None
+        #: What the last blocking pop answered.
+        self._reply: list[bytes] | None = None
         #: Whether there was no answer to something that Redis may have carried out.
         self._unheard = False
         self.line = ThreadQueue(server_of(client), request)
@@ -83,12 +86,7 @@ class ThreadWaiter(Waiter[ThreadQueue]):
     def _leave_anywhere(self) -> None:
         """Leave no trace, wherever the wait has stopped. Nothing is asked of Redis here: the keeper
         does that, in its own thread, which no signal interrupts."""
-        pop = self._pop
-        if pop is not None and (token := pop.token) is not None:
-            self._abandon(token)
-        elif pop is not None and not pop.complete and pop.connection is self.line.connection:
-            keeper().add(CancelWait(self.line.server, pop, self._request))
-            self.line.connection = None
+        self._abandon_in(self._reply)
         if self.line.led_by(self):
             self.line.disconnect()  # What is half sent or half read there is of no use.
         self.line.abandon(self)
@@ -125,7 +123,6 @@ class ThreadWaiter(Waiter[ThreadQueue]):
             except NoPermissionError:
                 logger.info("No right to block; polling for %s", printable(line.request.keys.lock))
                 line.disconnect()
-                self._pop = None
                 return self._poll()
             except Exception as error:
                 line.disconnect()
@@ -146,15 +143,14 @@ class ThreadWaiter(Waiter[ThreadQueue]):
 
     def _wait_in_redis(self, connection: RawConnection) -> Acquisition | None:
         request, keys = self._request, self._request.keys
+        wake = wake_key(keys.lock, request.token)
         while True:
-            # Known before it can bring anything, so that nothing is lost; see ``_leave_anywhere``.
-            pop = self._pop = Pop(connection, keys.grants, wake_key(keys.lock, request.token))
-            pop.send()
+            connection.send_packed_command([pack_words(b"BLPOP", keys.grants, wake, b"0")])
             # The system waits for 24 days at most.
-            while not pop.answered(min(left := request.left(), 3600.0)):
+            while not connection.can_read(min(left := request.left(), 3600.0)):
                 if left <= 0:
-                    return self._last_try(pop)
-            granted = self._popped(pop)
+                    return self._last_try(connection, wake)
+            granted = self._popped(connection)
             if granted is None and not self.line.registered:
                 granted = self._ask()
             if granted is not None:
@@ -168,14 +164,16 @@ class ThreadWaiter(Waiter[ThreadQueue]):
                 return granted
         return None
 
-    def _popped(self, pop: Pop) -> Acquisition | None:
+    def _popped(self, connection: RawConnection) -> Acquisition | None:
         """What the pop brought: the lock, or nothing (the farewell, or a grant that is over)."""
-        came = self.line.came(self._request, pop.reply)
+        # Kept where ``_leave_anywhere`` finds it.
+        self._reply = connection.read_response()
+        came = self.line.came(self._request, self._reply)
         if came is None:
             return None
         self._request.may_hold.append((came.token, b""))
         try:
-            return self._take(pop.connection, came)
+            return self._take(connection, came)
         except Exception:
             # Redis may carry it out all the same; then the lock would be nobody's.
             self._abandon(came.token)
@@ -192,9 +190,9 @@ class ThreadWaiter(Waiter[ThreadQueue]):
         taken = receive(connection, came.call)
         return self.line.confirmed(self._request, came, until if taken else -math.inf)
 
-    def _last_try(self, pop: Pop) -> Acquisition | None:
+    def _last_try(self, connection: RawConnection, wake: bytes) -> Acquisition | None:
         sent_at = time.monotonic()
-        leave = self._request.leave(self.line.farewell(), pop.wake, try_again=True)
+        leave = self._request.leave(self.line.farewell(), wake, try_again=True)
         try:
             reply = run(self._client, leave, patience=LAST_TRY).value
         except RedisTimeoutError:
@@ -204,7 +202,10 @@ class ThreadWaiter(Waiter[ThreadQueue]):
             self.line.disconnect()
             return None
         won = self.line.won(self._request, reply, sent_at)
-        if not pop.answered(LAST_TRY):
+        if not connection.can_read(LAST_TRY):
             self.line.disconnect()  # Dead without a word; a grant lost on it runs out by itself.
             return won
-        return self._popped(pop) if won is None else self._keep_one(won, pop.reply)
+        if won is None:
+            return self._popped(connection)
+        self._reply = connection.read_response()
+        return self._keep_one(won, self._reply)
