@@ -42,9 +42,9 @@ __all__ = [
 TEMPLATE = "django_redis_lock/conflict.html"
 
 #: Seconds after which to try again where nothing is known of the holder.
-RETRY_AFTER = 2
+DEFAULT_RETRY_SECONDS = 2
 #: The longest such times: a guess from how long the lock has been held so far, and any.
-LONGEST_GUESS, LONGEST_RETRY = 60.0, 3600.0
+MAX_GUESSED_RETRY_SECONDS, MAX_RETRY_SECONDS = 60.0, 3600.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Conflict:
     ttl: float | None = None
     held_for: float | None = None
     using: str = "default"
-    retry_after: int = RETRY_AFTER
+    retry_after: int = DEFAULT_RETRY_SECONDS
 
     @classmethod
     def of(
@@ -85,7 +85,7 @@ class Conflict:
         """
         if retry_after is None:
             retry_after = _retry_after(held, usual_hold)
-        seconds = max(1, math.ceil(min(retry_after, LONGEST_RETRY)))
+        seconds = max(1, math.ceil(min(retry_after, MAX_RETRY_SECONDS)))
         if held is None:
             return cls(name, using=using, retry_after=seconds)
         return cls(name, held.owner, held.ttl, held.held_for, using, seconds)
@@ -177,14 +177,14 @@ def _retry_after(held: HolderInfo | None, usual_hold: float | None) -> float:
     only where nobody renews it, or where its renewal is overdue, so that the holder may be dead.
     """
     if held is None:
-        return RETRY_AFTER
+        return DEFAULT_RETRY_SECONDS
     if held.overdue or held.resting:
         return held.ttl
     held_for = held.held_for or 0.0
     if usual_hold is not None and held_for < usual_hold:
         left = usual_hold - held_for
     else:  # The longer it has been held, the longer it may still take.
-        left = max(RETRY_AFTER, min(held_for, LONGEST_GUESS))
+        left = max(DEFAULT_RETRY_SECONDS, min(held_for, MAX_GUESSED_RETRY_SECONDS))
     is_last = held.held_for is not None and not held.renews
     return min(left, held.ttl) if is_last else left
 

@@ -41,16 +41,16 @@ __all__ = [
     "check_group",
     "emit",
     "group_of",
-    "listen",
-    "unlisten",
+    "subscribe",
+    "unsubscribe",
 ]
 
 logger = get_logger("django_redis_lock.events")
 
 #: Seconds between two lines of the log about the same failing listener.
-PAUSE = 60.0
+LOG_PAUSE_SECONDS = 60.0
 #: The longest group, in characters.
-LONGEST_GROUP = 200
+MAX_GROUP_CHARACTERS = 200
 
 
 class Subject(NamedTuple):
@@ -193,14 +193,14 @@ listeners: tuple[Listener, ...] = ()
 _complained: dict[Listener, float] = {}
 
 
-def listen(listener: Listener) -> None:
+def subscribe(listener: Listener) -> None:
     """Call ``listener`` with each event from now on; once each, however often this is called."""
     global listeners
     if listener not in listeners:
         listeners += (listener,)
 
 
-def unlisten(listener: Listener) -> None:
+def unsubscribe(listener: Listener) -> None:
     """Do so no more."""
     global listeners
     listeners = tuple(other for other in listeners if other != listener)
@@ -222,7 +222,7 @@ def emit(event: Any) -> None:
 
 def _complain(listener: Listener, event: Any) -> None:
     now = time.monotonic()
-    if now - _complained.get(listener, -PAUSE) >= PAUSE:
+    if now - _complained.get(listener, -LOG_PAUSE_SECONDS) >= LOG_PAUSE_SECONDS:
         _complained[listener] = now
         logger.exception(
             "Listener %r failed on %s; nothing else is affected", listener, type(event).__name__
@@ -243,7 +243,7 @@ def as_group(text: str) -> str:
     """``text`` as a group: printable, and not too long."""
     if not text.isprintable():
         text = text.encode("unicode_escape").decode()
-    return text[:LONGEST_GROUP]
+    return text[:MAX_GROUP_CHARACTERS]
 
 
 def check_group(value: Any) -> str:
@@ -257,7 +257,7 @@ def check_group(value: Any) -> str:
         return ""
     if not isinstance(value, str):
         raise TypeError(f"group must be a str or None, not {value!r}")
-    if not 0 < len(value) <= LONGEST_GROUP or not value.isprintable():
-        allowed = f"1 to {LONGEST_GROUP} printable characters"
+    if not 0 < len(value) <= MAX_GROUP_CHARACTERS or not value.isprintable():
+        allowed = f"1 to {MAX_GROUP_CHARACTERS} printable characters"
         raise ValueError(f"group must have {allowed}, not {value[:300]!r}")
     return value

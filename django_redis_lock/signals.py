@@ -80,11 +80,11 @@ _SIGNALS: dict[type, Signal] = {
     events.ServerUp: server_up,
 }
 #: Their receivers run in a background thread.
-_BEHIND = (lock_lost, server_down, server_up)
+_IN_BACKGROUND = (lock_lost, server_down, server_up)
 
 #: How many events may wait for their receivers.
-ROOM = 10_000
-_behind = Background(threads=1, room=ROOM)
+MAX_WAITING_EVENTS = 10_000
+_thread = Background(threads=1, room=MAX_WAITING_EVENTS)
 
 
 def _send(event: Any) -> None:
@@ -105,8 +105,8 @@ def _send(event: Any) -> None:
         )
     if signal is value_computed and news.pop("error") is not None:
         return  # Its caller gets the exception.
-    if signal in _BEHIND:
-        if not _behind.submit(lambda: signal.send_robust(**news), connections.close_all):
+    if signal in _IN_BACKGROUND:
+        if not _thread.submit(lambda: signal.send_robust(**news), connections.close_all):
             of = event.server if subject is None else subject.group
             logger.error("Too many locks lost at once: receivers are not called for %s", of)
     elif asyncio._get_running_loop() is not None:
@@ -117,9 +117,9 @@ def _send(event: Any) -> None:
 
 @after_fork
 def _begin_anew() -> None:
-    global _behind
-    _behind = Background(threads=1, room=ROOM)
+    global _thread
+    _thread = Background(threads=1, room=MAX_WAITING_EVENTS)
 
 
 # Whoever wants to receive a signal imports this module first.
-events.listen(_send)
+events.subscribe(_send)

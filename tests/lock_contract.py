@@ -25,7 +25,7 @@ import redis
 
 from django_redis_lock import LockError, LockLost, LockNotAcquired, LockNotOwnedError, events
 from django_redis_lock.events import Acquired, Lost, Rejected, Released, TimedOut
-from tests.heard import Heard, hearing
+from tests.events import RecordedEvents, recording_events
 from tests.processes import PATIENCE, in_threads, until
 
 YEAR = 365 * 24 * 3600
@@ -784,11 +784,11 @@ class LockContract:
     # -- what others are told of it --------------------------------------------------------------
 
     @pytest.fixture
-    def heard(self) -> Iterator[Heard]:
-        with hearing(self.name) as heard:
+    def heard(self) -> Iterator[RecordedEvents]:
+        with recording_events(self.name) as heard:
             yield heard
 
-    def test_others_are_told_of_it(self, make: Any, heard: Heard) -> None:
+    def test_others_are_told_of_it(self, make: Any, heard: RecordedEvents) -> None:
         lock = make(timeout=30, label="nightly report")
         lock.acquire()
         fence = lock.fence
@@ -802,7 +802,9 @@ class LockContract:
         assert 0.04 < timed_out.waited < released.held < PATIENCE
         assert acquired.subject.label == "nightly report"
 
-    def test_others_are_told_of_a_wait(self, backend: Backend, make: Any, heard: Heard) -> None:
+    def test_others_are_told_of_a_wait(
+        self, backend: Backend, make: Any, heard: RecordedEvents
+    ) -> None:
         lock = make(timeout=30)
         lock.acquire()
         waiter = Background(make(timeout=30).acquire)
@@ -814,7 +816,7 @@ class LockContract:
 
     @pytest.mark.parametrize("how", ["delete_key", "expire_now", "reset"])
     def test_others_are_told_of_its_loss(
-        self, backend: Backend, make: Any, heard: Heard, how: str
+        self, backend: Backend, make: Any, heard: RecordedEvents, how: str
     ) -> None:
         lock = make(timeout=1, renew=True)
         lock.acquire()
@@ -828,7 +830,7 @@ class LockContract:
         assert Released not in heard.kinds
 
     def test_others_are_told_of_a_release_that_came_too_late(
-        self, backend: Backend, make: Any, heard: Heard
+        self, backend: Backend, make: Any, heard: RecordedEvents
     ) -> None:
         lock = make(timeout=30)
         lock.acquire()
@@ -849,7 +851,7 @@ class LockContract:
         def broken(event: Any) -> None:
             raise RuntimeError("the listener is broken")
 
-        events.listen(broken)
+        events.subscribe(broken)
         try:
             for _ in range(2):
                 lock = make(timeout=30)
@@ -861,7 +863,7 @@ class LockContract:
             lock.acquire()
             until(lambda: lock.lost)
         finally:
-            events.unlisten(broken)
+            events.unsubscribe(broken)
         said = [r for r in caplog.records if r.name == "django_redis_lock.events"]
         assert len(said) == 1, "once a minute is enough"
 

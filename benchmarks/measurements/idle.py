@@ -38,7 +38,7 @@ def measure(bench: Bench) -> Result:
             held.append(lock)
     heard: list[bytes] = []
 
-    def listen() -> None:
+    def subscribe() -> None:
         time.sleep(bench.pick(quick=1.5, full=3.0))  # Until all wait.
         with Ear(bench.client) as ear:
             time.sleep(seconds)
@@ -48,7 +48,7 @@ def measure(bench: Bench) -> Result:
 
     with Crew(WAITERS + 1) as crew:
         crew.run(prepare, bench.url)
-        crew.run(wait, bench.url, meanwhile=listen)
+        crew.run(wait, bench.url, meanwhile=subscribe)
     for name in LOCKS:
         keys = (_key(kind, name).encode() for kind in ("processes", "threads"))
         result.rows[name] = tuple(sum(key in line for line in heard) / seconds for key in keys)

@@ -94,11 +94,11 @@ def _effects(lock: LockInfo) -> list[str]:
     effects.append(
         _("The holder is not stopped: if it still works, two processes work at the same time.")
     )
-    if lock.look_every is None:
+    if lock.renewal_interval is None:
         effects.append(_("The holder learns it at its next request for its lock."))
     else:
         told = _("The holder, if it is alive, learns it within %(seconds)s.")
-        effects.append(told % {"seconds": duration(max(1.0, lock.look_every))})
+        effects.append(told % {"seconds": duration(max(1.0, lock.renewal_interval))})
     return effects
 
 

@@ -114,9 +114,9 @@ def _verdict(lock: LockInfo) -> str:
 
 
 def _sign(lock: LockInfo) -> str:
-    if lock.sign_every is None:
+    if lock.heartbeat_interval is None:
         return ""
-    return _("(one is due every %(time)s)") % {"time": duration(max(1.0, lock.sign_every))}
+    return _("(one is due every %(time)s)") % {"time": duration(max(1.0, lock.heartbeat_interval))}
 
 
 def ref_of(holding: HeldLock) -> Ref:

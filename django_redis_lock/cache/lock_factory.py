@@ -101,7 +101,7 @@ class LockCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships n
         return self._own(make(self._lock_name(name, version), **options), name)
 
     def _own(self, lock: AnyLock, key: str) -> AnyLock:
-        lock.cache, lock.called = self, key
+        lock.cache, lock.cache_key = self, key
         if lock.warn_after is None:
             longest = longest_hold(lock.renew, lock.timeout, lock.max_hold)
             lock.warns_after = self.conf.warn_after(longest)

@@ -43,7 +43,7 @@ MISSING = object()
 #: How many threads of this process open a connection to one server at a time in order to read.
 COLD_READS = 2
 #: Seconds to wait for one of them; then a thread reads without waiting any longer.
-COLD_READ_PATIENCE_SECONDS = 0.25
+COLD_READ_TIMEOUT_SECONDS = 0.25
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def cold_read(server: Server) -> Iterator[bool]:
     if room is None:
         room = _cold_reads.setdefault(server, threading.BoundedSemaphore(COLD_READS))
     waited = not room.acquire(blocking=False)
-    if waited and not room.acquire(timeout=COLD_READ_PATIENCE_SECONDS):
+    if waited and not room.acquire(timeout=COLD_READ_TIMEOUT_SECONDS):
         if _cold_reads.get(server) is room:
             _cold_reads.pop(server, None)
         yield True

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any, NamedTuple
 
-__all__ = ["LONGEST", "Template", "bound_method", "namer", "short"]
+__all__ = ["MAX_NAME_CHARACTERS", "Template", "bound_method", "namer", "short"]
 
 #: Characters of a name; a longer one ends in a hash instead of its last part.
-LONGEST = 200
+MAX_NAME_CHARACTERS = 200
 
 Namer = Callable[[tuple[Any, ...], dict[str, Any]], str]
 
@@ -182,10 +182,10 @@ def bound_method(function: Any) -> MethodType | None:
 def short(name: str) -> str:
     """``name``, or if it is too long, as much of its beginning as fits before a hash of it. A short
     name and a shortened one are never the same: they differ in length."""
-    if len(name) <= LONGEST:
+    if len(name) <= MAX_NAME_CHARACTERS:
         return name
     digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-    return f"{name[: LONGEST - len(digest)]}~{digest}"
+    return f"{name[: MAX_NAME_CHARACTERS - len(digest)]}~{digest}"
 
 
 def _usable(name: Any, dotted: str) -> str:

@@ -17,14 +17,20 @@ from django.core.management import BaseCommand, CommandError
 from ..locking import unwinding
 from ..protocol import printable
 
-__all__ = ["GRACE", "CommandTerminator", "LockLostExit", "asked_to_end", "interrupt_main_thread"]
+__all__ = [
+    "CLEANUP_SECONDS",
+    "CommandTerminator",
+    "LockLostExit",
+    "interrupt_main_thread",
+    "release_on_sigterm",
+]
 
 T = TypeVar("T")
 
 logger = logging.getLogger("django_redis_lock.lost")
 
 #: Seconds a command has to clean up after its lock is lost, before its process ends in any case.
-GRACE = 10.0
+CLEANUP_SECONDS = 10.0
 
 
 class LockLostExit(SystemExit):
@@ -53,7 +59,7 @@ class CommandTerminator:
         self.alone = bool(getattr(command, "_called_from_command_line", False))
         self.exit_code = exit_code
         self.name = name
-        self.grace = GRACE
+        self.grace = CLEANUP_SECONDS
         self.lost = False
         self._over = threading.Event()
         self._mutex = threading.Lock()
@@ -137,7 +143,7 @@ def interrupt_main_thread() -> None:
 
 
 @contextmanager
-def asked_to_end() -> Iterator[None]:
+def release_on_sigterm() -> Iterator[None]:
     """A command that is told to end by SIGTERM releases its lock, unless it has a way of its own to
     deal with that signal."""
     main = threading.current_thread() is threading.main_thread()

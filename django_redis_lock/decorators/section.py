@@ -240,7 +240,7 @@ def _has_parent() -> bool:
 def _is_held_here(lock: BaseLock) -> bool:
     """Not where it was released by hand, nor in a forked child: there it is the parent's."""
     hold = lock.local.hold
-    return lock.local.token is not None and not (hold is not None and hold.elsewhere)
+    return lock.local.token is not None and not (hold is not None and hold.from_parent_process)
 
 
 def _release(lock: Lock, name: str) -> None:

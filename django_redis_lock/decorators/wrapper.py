@@ -20,7 +20,7 @@ from ..contention import Conflict, request_of, unavailable
 from ..exceptions import LockError
 from ..transport import is_outage
 from .key_template import bound_method, namer
-from .on_lost import CommandTerminator, asked_to_end
+from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Defaults, Options
 from .outages import outages_not_logged
 from .registry import declare
@@ -105,7 +105,7 @@ class LockedFunction:
             ending = CommandTerminator(args[0], self.options.lost_exit_code, name)
             section = Section(self.options, name, self.use, on_lost=ending)
             return ending.run(lambda: self._run(section, args, kwargs))
-        with asked_to_end():
+        with release_on_sigterm():
             return self._run(Section(self.options, name, self.use), args, kwargs)
 
     def _run(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -173,7 +173,7 @@ def start(tracer_provider: Any = None, meter_provider: Any = None) -> OpenTeleme
     """
     for listener in events.listeners:
         if type(listener).__qualname__ == OpenTelemetry.__qualname__:
-            events.unlisten(listener)
+            events.unsubscribe(listener)
     exporter = OpenTelemetry(tracer_provider, meter_provider)
-    events.listen(exporter)
+    events.subscribe(exporter)
     return exporter

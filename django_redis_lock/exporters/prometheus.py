@@ -120,7 +120,7 @@ class Prometheus:
 
     def stop(self) -> None:
         """Listen no more, and leave the registry."""
-        events.unlisten(self)
+        events.unsubscribe(self)
         for collector in self._collectors:
             self.registry.unregister(collector)
 
@@ -139,5 +139,5 @@ def start(registry: CollectorRegistry = REGISTRY) -> Prometheus:
         if same and getattr(listener, "registry", None) is registry:
             listener.stop()
     exporter = Prometheus(registry)
-    events.listen(exporter)
+    events.subscribe(exporter)
     return exporter

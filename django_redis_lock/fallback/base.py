@@ -141,8 +141,8 @@ class Fallback(BaseLock):
             wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
             until = math.inf if wait is None else time.monotonic() + wait
         hold = self.local.hold
-        if hold is not None and not hold.counts:  # The file lock of a hold that has expired.
-            self._release_file(self.local.guard)
+        if hold is not None and not hold.is_valid:  # The file lock of a hold that has expired.
+            self._release_file(self.local.file_lock)
         file_lock = self._file_lock() if self.on_redis_down == "local" else None
         return Attempt(self._state(), file_lock, until)
 
@@ -175,8 +175,8 @@ class Fallback(BaseLock):
                 except (RedisError, OSError):
                     pass  # It expires.
                 return False
-            if hold.counts or time.monotonic() < began + NO_WAIT_SECONDS:
-                self.local.guard = file_lock
+            if hold.is_valid or time.monotonic() < began + NO_WAIT_SECONDS:
+                self.local.file_lock = file_lock
                 return True
             file_lock.release()  # The lock in Redis expired while this host's was waited for.
 
@@ -196,7 +196,7 @@ class Fallback(BaseLock):
 
     def _request(self, *args: Any) -> tuple[AcquireRequest, float | None]:
         request, wait = super()._request(*args)
-        return request._replace(endures=OUTAGE_PATIENCE_SECONDS), wait
+        return request._replace(outage_patience=OUTAGE_PATIENCE_SECONDS), wait
 
     def _refuse_to_wait_for_itself(self) -> None:
         if self.degraded and self.thread_local:
@@ -213,7 +213,7 @@ class Fallback(BaseLock):
     def _file_lock(self) -> LocalLock:
         """This host's lock."""
         servers = ",".join(sorted(server.breaker.server for server in self._asked()))
-        shown = self.called or self.keys.lock.decode(errors="backslashreplace")
+        shown = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
         return LocalLock(b"%b\0%b" % (servers.encode(), self.keys.lock), shown, self._local_folder)
 
     def _asked(self) -> tuple[Server, ...]:
@@ -237,7 +237,7 @@ class Fallback(BaseLock):
     def _fall_back(self, hold: FallbackHold, file_lock: LocalLock | None, error: Exception) -> None:
         """Redis is down, and the caller holds the lock all the same."""
         self.local.hold, self.local.token = hold, hold.token
-        self.local.renewal, self.local.guard = None, file_lock
+        self.local.renewal, self.local.file_lock = None, file_lock
         breaker = _failing(self._asked())
         breaker.fallbacks += 1
         if events.listeners:
@@ -261,18 +261,18 @@ class Fallback(BaseLock):
     def _end_fallback(self) -> None:
         self.local.hold.end()
         self.local.token = None
-        self._release_file(self.local.guard)
+        self._release_file(self.local.file_lock)
 
     def _leave_to_keeper(self) -> None:
         """Complete what an interrupt has cut short: nothing of this host stays locked."""
         hold: Hold | None = self.local.hold
-        if hold is None or hold.elsewhere or (hold.counts and not hold.by_this_thread):
+        if hold is None or hold.from_parent_process or (hold.is_valid and not hold.by_this_thread):
             return
         if isinstance(hold, FallbackHold):
             self._end_fallback()
         else:
             super()._leave_to_keeper()
-            self._release_file(self.local.guard)
+            self._release_file(self.local.file_lock)
 
     def _break_off(self, attempt: Attempt) -> None:
         """``acquire`` was interrupted, or cannot go on: nothing stays locked."""
@@ -283,8 +283,8 @@ class Fallback(BaseLock):
     def _release_file(self, file_lock: LocalLock | None) -> None:
         if file_lock is not None:
             file_lock.release()
-        if self.local.guard is file_lock:  # Or another user of this handle has one by now.
-            self.local.guard = None
+        if self.local.file_lock is file_lock:  # Or another user of this handle has one by now.
+            self.local.file_lock = None
 
     # -- everything else ---------------------------------------------------------------------
 

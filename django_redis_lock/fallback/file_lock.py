@@ -32,7 +32,7 @@ except ImportError:  # pragma: no cover  # only on Windows
 __all__ = ["LocalLock", "held_locally", "local_folder"]
 
 #: Seconds between two attempts to lock a file: at first, and at most.
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.001, 0.02
 SUFFIX = ".lock"
 
 
@@ -90,7 +90,7 @@ class LocalLock:
         """
         for attempt in range(3):
             if attempt:
-                time.sleep(FIRST_PAUSE)  # Another process may have read the holder just then.
+                time.sleep(FIRST_PAUSE_SECONDS)  # Another process may be reading the holder.
             if self._take():
                 self._describe(owner, beside)
                 return True
@@ -160,10 +160,10 @@ def _open(path: str, flags: int) -> int:
 
 def pauses(deadline: float) -> Iterator[float]:
     """Seconds between tries of what cannot be waited for, until ``deadline`` (monotonic)."""
-    pause = FIRST_PAUSE
+    pause = FIRST_PAUSE_SECONDS
     while (left := deadline - time.monotonic()) > 0:
         yield min(pause, left)
-        pause = min(pause * 2, LONGEST_PAUSE)
+        pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
 
 def held_locally(folder: str | os.PathLike[str] | None = None) -> list[tuple[str, Owner]]:

@@ -44,7 +44,7 @@ class FallbackLock(Fallback, Lock):
         try:
             if self._release_fallback():
                 return
-            file_lock = self.local.guard
+            file_lock = self.local.file_lock
             try:
                 super().release()
             finally:
@@ -102,7 +102,7 @@ class AsyncFallbackLock(Fallback, AsyncLock):
     async def release(self) -> None:
         if self._release_fallback():
             return
-        file_lock = self.local.guard
+        file_lock = self.local.file_lock
         try:
             await super().release()
         finally:

@@ -16,13 +16,13 @@ from ..locking import Event, last_heartbeats, read_events
 from ..protocol import (
     DESCRIBE,
     DESCRIBE_FLIGHTS,
-    FAR,
     FLIGHTS,
     HEARTBEAT_EVERY,
     INDEX,
     LIST,
     LIST_FLIGHTS,
-    MOST_PID,
+    MAX_PID,
+    MAX_UNIX_TIME,
     SILENT_AFTER,
     WAITING,
     Call,
@@ -48,10 +48,10 @@ __all__ = [
     "Inventory",
     "LockInfo",
     "WaiterInfo",
+    "find_lock",
     "inspect",
     "list_flights",
     "list_held",
-    "look_at",
 ]
 
 #: The kinds of what is listed: locks, and computations of cache values.
@@ -117,7 +117,7 @@ class LockInfo:
     heartbeats: bool = False
 
     @property
-    def look_every(self) -> float | None:
+    def renewal_interval(self) -> float | None:
         """Seconds between two looks of its holder's keeper at the lock; None where it is not
         known."""
         if self.lifetime is None:
@@ -126,16 +126,16 @@ class LockInfo:
         return CHECK_EVERY_SECONDS if endless else self.lifetime / RENEWALS_PER_LIFETIME
 
     @property
-    def sign_every(self) -> float | None:
+    def heartbeat_interval(self) -> float | None:
         """Seconds within which its holder's process is heard of; None where it is not known."""
-        every = self.look_every
+        every = self.renewal_interval
         return min(every, HEARTBEAT_EVERY) if every is not None and self.heartbeats else every
 
     @property
     def silent(self) -> bool | None:
         """Whether its holder's process should have been heard of since: it is stopped, cut off or
         dead. None where nobody can tell: it never said who it is."""
-        every = self.look_every
+        every = self.renewal_interval
         if self.seen is None or every is None:
             return None
         return self.seen > (SILENT_AFTER if self.heartbeats else every + MAX_DELAY_SECONDS)
@@ -211,7 +211,7 @@ def list_flights(client: Any, prefix: bytes, limit: int = 500, search: str = "")
     return _list(client, FLIGHT, prefix, limit, search)
 
 
-def look_at(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> LockInfo | None:
+def find_lock(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> LockInfo | None:
     """What ``list_held`` or ``list_flights`` say of the one at ``key``; None if it is free.
 
     Raises:
@@ -228,7 +228,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> I
     Raises:
         redis.exceptions.RedisError: Redis could not be asked.
     """
-    held = look_at(client, key, kind, prefix)
+    held = find_lock(client, key, kind, prefix)
     if kind != LOCK or is_reserved(key):
         return Inspection(held, (), ())
     asking = Call(WAITING, (*lock_keys(key)[:5], events_key(key)), (MAX_WAITERS,))
@@ -347,7 +347,7 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Lock
 
 
 def _number(fields: Mapping[str, str], name: str) -> float | None:
-    return bounded(fields.get(name), FAR * 1e6)
+    return bounded(fields.get(name), MAX_UNIX_TIME * 1e6)
 
 
 def _lifetime(fields: Mapping[str, str]) -> float | None:
@@ -371,7 +371,7 @@ def _waiter(id: bytes, now: float) -> WaiterInfo:
     if len(parts) < 5:
         return WaiterInfo()
     _, began, pid, host, thread = parts
-    since, process = bounded(began, FAR), bounded(pid, MOST_PID)
+    since, process = bounded(began, MAX_UNIX_TIME), bounded(pid, MAX_PID)
     if since is None or process is None:
         return WaiterInfo()
     return WaiterInfo(host, int(process), thread, since, max(0.0, now - since))

@@ -41,7 +41,7 @@ class AsyncLock(BaseLock):
         state = TaskState(self.id)
         if self.thread_local:
             return state
-        return SimpleNamespace(token=self.id, hold=None, renewal=None, guard=None)
+        return SimpleNamespace(token=self.id, hold=None, renewal=None, file_lock=None)
 
     @for_the_caller
     async def acquire(
@@ -131,7 +131,7 @@ class AsyncLock(BaseLock):
     async def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
         call = self._extend(verb, seconds, replace)
         hold: Hold | None = self.local.hold
-        if hold is not None and hold.settle is not None:
+        if hold is not None and hold.confirm_pending is not None:
             # The change must not overtake TAKE_GRANT, which has a connection of its own.
             await hold.pending.settled()
             hold.confirm()
@@ -204,7 +204,7 @@ class AsyncLock(BaseLock):
         traceback: TracebackType | None,
     ) -> None:
         hold = self.local.hold
-        if hold is not None and hold.elsewhere:
+        if hold is not None and hold.from_parent_process:
             return
         try:
             await self.release()

@@ -160,7 +160,7 @@ class BaseLock(LockRenewal, LockEvents):
         hold: Hold | None = self.local.hold
         if hold is None:
             raise LockError("The lock has not been acquired", self._shown)
-        if not hold.counts:
+        if not hold.is_valid:
             raise LockLost("The lock is not held any more; stop before doing harm", self._shown)
 
     @property
@@ -197,7 +197,7 @@ class BaseLock(LockRenewal, LockEvents):
     def _refuse_to_wait_for_itself(self) -> None:
         hold: Hold | None = self.local.hold
         endless = self.renew or self.timeout is None
-        if endless and self.thread_local and hold is not None and hold.counts:
+        if endless and self.thread_local and hold is not None and hold.is_valid:
             raise LockError(
                 "This handle holds the lock already, in this very thread or task, and would wait "
                 "for itself for ever; release it first, or give a blocking_timeout",
@@ -228,7 +228,7 @@ class BaseLock(LockRenewal, LockEvents):
         )
         if granted.pending is not None:
             hold.pending = granted.pending
-            hold.settle_with(granted.pending.settle)
+            hold.confirm_with(granted.pending.confirm)
         self.local.hold, self.local.token = hold, granted.token
         return hold
 
@@ -239,14 +239,14 @@ class BaseLock(LockRenewal, LockEvents):
         if token is None:
             raise LockError(f"Cannot {verb} a lock that's not owned", self._shown)
         hold: Hold | None = self.local.hold
-        if hold is not None and hold.elsewhere:
+        if hold is not None and hold.from_parent_process:
             raise LockNotOwnedError(f"Cannot {verb} a parent process's lock", self._shown)
         return token if isinstance(token, bytes) else self._encode(token)
 
     def _released_before(self) -> bool:
         """Whether a release of this acquisition failed before, and perhaps only in the reply."""
         hold: Hold | None = self.local.hold
-        return hold is not None and hold.given_up
+        return hold is not None and hold.released
 
     def _release(self, token: bytes) -> Call:
         hold: Hold | None = self.local.hold
@@ -273,7 +273,8 @@ class BaseLock(LockRenewal, LockEvents):
         hold: Hold | None = self.local.hold
         if hold is not None:
             if replace:
-                hold.settle = None  # Also if it was lost: the full lifetime is not wanted any more.
+                # Also if it was lost: the full lifetime is not wanted any more.
+                hold.confirm_pending = None
             until = at + seconds if replace else max(hold.deadline, at) + seconds
             self._prolonged(hold, until, at)
 
@@ -291,7 +292,7 @@ class BaseLock(LockRenewal, LockEvents):
     def _is_mine(self, reply: Any) -> bool:
         hold: Hold | None = self.local.hold
         token = self.local.token
-        if reply is None or token is None or (hold is not None and not hold.counts):
+        if reply is None or token is None or (hold is not None and not hold.is_valid):
             return False
         return HolderInfo(reply).token == (
             token if isinstance(token, bytes) else self._encode(token)

@@ -19,9 +19,9 @@ from .. import events
 from ..keeper import Job, keeper
 from ..notices import get_logger
 from ..protocol import (
-    FAR,
-    MOST_PID,
-    NOTE,
+    MAX_PID,
+    MAX_UNIX_TIME,
+    RECORD_EVENT,
     Call,
     LockKeys,
     Owner,
@@ -157,7 +157,7 @@ def note_call(
     if held is not None:
         event["held"] = round(held, 3)
     keep = DAY if what in NEWS else HOUR
-    return Call(NOTE, (events_key(key),), (json.dumps(event), MOST, keep, at or ""))
+    return Call(RECORD_EVENT, (events_key(key),), (json.dumps(event), MOST, keep, at or ""))
 
 
 def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
@@ -180,9 +180,9 @@ def _read(kept: bytes) -> Event | None:
         texts = {n: str(said.get(n, "")) for n in ("what", "id", "host", "thread", "label", "note")}
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    at = bounded(at_us, FAR * 1e6)
-    pid = bounded(said.get("pid", 0), MOST_PID)
-    held = None if said.get("held") is None else bounded(said["held"], FAR)
+    at = bounded(at_us, MAX_UNIX_TIME * 1e6)
+    pid = bounded(said.get("pid", 0), MAX_PID)
+    held = None if said.get("held") is None else bounded(said["held"], MAX_UNIX_TIME)
     if at is None or pid is None or (held is None and said.get("held") is not None):
         return None
     return Event(at=at / 1e6, pid=int(pid), held=held, **texts)

@@ -106,9 +106,9 @@ class LockRenewal:
         """Whoever is told to stop (cancelled, interrupted) while it releases, releases all the
         same: perhaps nothing was sent yet."""
         hold: Hold | None = self.local.hold
-        if self.local.token is None or (hold is not None and hold.elsewhere):
+        if self.local.token is None or (hold is not None and hold.from_parent_process):
             return
-        if hold is not None and hold.counts and not hold.by_this_thread:
+        if hold is not None and hold.is_valid and not hold.by_this_thread:
             return  # That of another thread, which shares this handle, and has it after us.
         release = self._release(self._owned_token("release"))
         self._stop_keeping()

@@ -29,7 +29,7 @@ class ThreadState(threading.local):
         self.token = token
         self.hold: Hold | None = None
         self.renewal: Any = None
-        self.guard: Any = None
+        self.file_lock: Any = None
 
 
 class TaskState:
@@ -41,7 +41,7 @@ class TaskState:
         self._of_no_task = self._new()
 
     def _new(self) -> SimpleNamespace:
-        return SimpleNamespace(token=self._initial, hold=None, renewal=None, guard=None)
+        return SimpleNamespace(token=self._initial, hold=None, renewal=None, file_lock=None)
 
     def _mine(self) -> SimpleNamespace:
         task = _acting()
@@ -71,12 +71,12 @@ class TaskState:
         self._mine().hold = hold
 
     @property
-    def guard(self) -> Any:
-        return self._mine().guard
+    def file_lock(self) -> Any:
+        return self._mine().file_lock
 
-    @guard.setter
-    def guard(self, guard: Any) -> None:
-        self._mine().guard = guard
+    @file_lock.setter
+    def file_lock(self, file_lock: Any) -> None:
+        self._mine().file_lock = file_lock
 
     @property
     def renewal(self) -> Any:

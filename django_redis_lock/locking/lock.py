@@ -252,7 +252,7 @@ class Lock(BaseLock):
     ) -> None:
         try:
             hold = self.local.hold
-            if hold is not None and hold.elsewhere:
+            if hold is not None and hold.from_parent_process:
                 return  # A forked child leaves its parent's block; the lock is the parent's.
             self.release()
         except Exception as error:

@@ -69,7 +69,7 @@ class Renewal(Job):
         renewed is looked at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
         due = min(hold.deadline, last + self._third, hold.warns_at)
-        if not self.named or hold.settle is not None:
+        if not self.named or hold.confirm_pending is not None:
             due = min(due, hold.began + DESCRIBE_AFTER)
         self.due = due
 
@@ -149,7 +149,8 @@ class Renewal(Job):
         """Milliseconds to renew for; 0 leaves the lifetime as it is, -1 is for ever."""
         hold = self.hold
         # What gave a grant its full lifetime may have been lost on the way.
-        until = hold.renews_until if hold.settle is None else max(hold.renews_until, self._full)
+        pending = hold.confirm_pending is not None
+        until = max(hold.renews_until, self._full) if pending else hold.renews_until
         if until <= now:
             return 0
         return -1 if hold.lifetime is None else milliseconds(min(hold.lifetime, until - now))
@@ -161,7 +162,7 @@ class Renewal(Job):
             self._lose("it expired, was reset, or its key was deleted")
             return
         self._described()
-        self.hold.settle = None
+        self.hold.confirm_pending = None
         self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000, sent_at)
         self._schedule(sent_at)
 

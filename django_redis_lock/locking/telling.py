@@ -28,7 +28,7 @@ class LockEvents:
     """
 
     cache: Any = None
-    called: str | None = None
+    cache_key: str | None = None
     keys: LockKeys
     label: str
     group: str
@@ -45,7 +45,7 @@ class LockEvents:
     @cached_property
     def subject(self) -> Subject:
         """This lock, for those who listen to what happens to it."""
-        name = self.called
+        name = self.cache_key
         if name is None:
             name = self.keys.lock.decode(errors="backslashreplace")
         return Subject.of(name, self.group, self.label, self._server(), self.cache)
@@ -77,7 +77,7 @@ class LockEvents:
 
     def _tell_gone(self, hold: Hold | None) -> None:
         """A release found that the lock had ended before, of which nobody has spoken yet."""
-        if events.listeners and hold is not None and hold.given_up:
+        if events.listeners and hold is not None and hold.released:
             held = self._now() - hold.began
             events.emit(Lost(self.subject, held, "it had ended before its release", hold.fence))
 

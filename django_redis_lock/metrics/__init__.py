@@ -80,7 +80,7 @@ _metrics = Metrics(_wanted)
 
 def start() -> None:
     """Count from now on; the app does this when Django starts."""
-    events.listen(_metrics.collector)
+    events.subscribe(_metrics.collector)
 
 
 def usual_hold(subject: Subject) -> float | None:

@@ -26,10 +26,10 @@ from .owner import encodable, hostname
 from .validation import milliseconds
 
 __all__ = [
-    "ALIVE",
-    "FRESH",
-    "LAST_TRY",
-    "LOOK_EVERY",
+    "LAST_TRY_SECONDS",
+    "MAX_GRANT_AGE_SECONDS",
+    "WAITER_LIFETIME_SECONDS",
+    "WATCH_INTERVAL_SECONDS",
     "AcquireRequest",
     "Acquisition",
     "Clock",
@@ -39,15 +39,15 @@ __all__ = [
 ]
 
 #: Seconds a waiter counts as alive after its keeper has last said so.
-ALIVE = 6.0
+WAITER_LIFETIME_SECONDS = 6.0
 #: Seconds between two looks of the keeper at a lock its process waits for.
-LOOK_EVERY = 2.0
+WATCH_INTERVAL_SECONDS = 2.0
 #: Seconds the last try at the deadline may take before the wait ends without it.
-LAST_TRY = 0.1
+LAST_TRY_SECONDS = 0.1
 #: A grant reckoned to be older than this many seconds, or than a quarter of its lifetime, is asked
 #: about before it is believed; so is one that seems to come from the future by as much (the
 #: server's clock was set back).
-FRESH = 0.5
+MAX_GRANT_AGE_SECONDS = 0.5
 #: How a fence is written.
 FENCE = re.compile(rb"\d{1,16}")
 
@@ -99,7 +99,7 @@ class Clock(NamedTuple):
 class PendingLifetime(Protocol):
     """The answer to TAKE_GRANT, for which nobody has waited."""
 
-    def settle(self, wait: bool) -> float | None:
+    def confirm(self, wait: bool) -> float | None:
         """The confirmed deadline; None if there is no answer, ``-inf`` if the grant was over.
 
         Args:
@@ -137,7 +137,7 @@ class AcquireRequest(NamedTuple):
         sleep: seconds between two tries where Redis does not let us block.
         margin: seconds before the deadline at which the last try is sent, so that its answer is
             there in time.
-        endures: seconds for which a waiter keeps trying to reach a server that has gone away.
+        outage_patience: seconds for which a waiter keeps trying to reach a server that is away.
         may_hold: the tokens, each with its attempt, under which Redis may have given the lock to
             this call; a list that all copies share. A token is noted before it is sent, and taken
             off when Redis has confirmed its release: when the call is interrupted, these are
@@ -154,7 +154,7 @@ class AcquireRequest(NamedTuple):
     sleep: float = 0.1
     deadline: float | None = None
     margin: float = 0.0
-    endures: float = math.inf
+    outage_patience: float = math.inf
     may_hold: Any = ()
     replicas: int = 0
     subject: Subject | None = None
@@ -178,7 +178,7 @@ class AcquireRequest(NamedTuple):
     def patience(self) -> float | None:
         """Seconds for which an answer is worth waiting, None without end."""
         # The system waits for 24 days at most.
-        return None if self.deadline is None else min(self.left(), 3600.0) + LAST_TRY
+        return None if self.deadline is None else min(self.left(), 3600.0) + LAST_TRY_SECONDS
 
     def with_margin(self, asked_at: float) -> AcquireRequest:
         """The same request, after an answer to what was sent at ``asked_at``: the last try will be
@@ -193,7 +193,7 @@ class AcquireRequest(NamedTuple):
     def acquire(self, waiter: bytes = b"") -> Call:
         """Take the lock; with ``waiter``, register it if that fails."""
         mine = (self.token, milliseconds(self.lifetime), self.attempt)
-        return Call(ACQUIRE, self.keys, (*mine, waiter, milliseconds(ALIVE)))
+        return Call(ACQUIRE, self.keys, (*mine, waiter, milliseconds(WAITER_LIFETIME_SECONDS)))
 
     def leave(self, waiter: bytes, wake: bytes, *, try_again: bool) -> Call:
         """Stop waiting, after a last try or without; take ``waiter``, if any, off the register."""
@@ -209,7 +209,7 @@ class AcquireRequest(NamedTuple):
     def watch(self, waiter: bytes) -> Call:
         """Stay registered, and look whether the holder has vanished."""
         grant = (new_token(), milliseconds(self.grant_timeout))
-        return Call(WATCH, self.keys, (waiter, milliseconds(ALIVE), *grant))
+        return Call(WATCH, self.keys, (waiter, milliseconds(WAITER_LIFETIME_SECONDS), *grant))
 
     def give_back(self, token: bytes, attempt: bytes = b"") -> Call:
         """Release what ``token``, a grant's or this request's own, may have got."""

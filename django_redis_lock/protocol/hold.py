@@ -51,6 +51,7 @@ class Hold:
         "_thread_id",
         "attempt",
         "began",
+        "confirm_pending",
         "deadline",
         "ended",
         "fence",
@@ -62,7 +63,6 @@ class Hold:
         "pending",
         "pid",
         "renews_until",
-        "settle",
         "subject",
         "thread",
         "token",
@@ -108,7 +108,7 @@ class Hold:
         self._heard_at = -math.inf
         self._mutex = threading.Lock()
         #: Asks for an answer that may already have come; set for a lock got by a grant.
-        self.settle: Callable[[bool], None] | None = None
+        self.confirm_pending: Callable[[bool], None] | None = None
         #: That answer.
         self.pending: Any = None
 
@@ -120,7 +120,7 @@ class Hold:
         return Owner(name, hostname(), self.pid, thread, label, since, process_id())
 
     @property
-    def elsewhere(self) -> bool:
+    def from_parent_process(self) -> bool:
         """Whether this is a parent process's hold, seen by a forked child."""
         return self.pid != os.getpid()
 
@@ -141,12 +141,12 @@ class Hold:
         return self._lost if self.ended else self.now() >= self.deadline
 
     @property
-    def counts(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the lock may be taken to be held by this process right now."""
-        return not self.ended and not self.elsewhere and not self.lost
+        return not self.ended and not self.from_parent_process and not self.lost
 
     @property
-    def given_up(self) -> bool:
+    def released(self) -> bool:
         """Whether the holder has released it, or has tried to."""
         return self.ended and not self._lost
 
@@ -163,26 +163,26 @@ class Hold:
             if not self.ended:
                 self.deadline, self._heard_at = deadline, self.now()
 
-    def settle_with(self, ask: Callable[[bool], float | None]) -> None:
-        """The full lifetime is not confirmed yet; ``ask`` knows (``PendingLifetime.settle``)."""
+    def confirm_with(self, ask: Callable[[bool], float | None]) -> None:
+        """The full lifetime is not confirmed yet; ``ask`` knows (``PendingLifetime.confirm``)."""
 
-        def settle(wait: bool) -> None:
+        def ask_now(wait: bool) -> None:
             until = ask(wait)
             if until is None:
                 return
-            self.settle = None
+            self.confirm_pending = None
             if until == -math.inf:
                 self.lose("the grant was over before it could be taken up")
             else:
                 self.held_until(until, self.began)
 
-        self.settle = settle
+        self.confirm_pending = ask_now
 
     def confirm(self, wait: bool = False) -> None:
         """Take note of the answer about the full lifetime, if there is one to come."""
-        settle = self.settle
-        if settle is not None:
-            settle(wait)
+        ask = self.confirm_pending
+        if ask is not None:
+            ask(wait)
 
     def end(self) -> None:
         """The holder has given it up."""

@@ -11,7 +11,7 @@ __all__ = [
     "HEARTBEATS",
     "LIST",
     "LIST_FLIGHTS",
-    "NOTE",
+    "RECORD_EVENT",
     "WAITING",
 ]
 
@@ -180,7 +180,7 @@ return {
 #:       was, in microseconds ('' for now)
 #: returns 1
 #: atomic because two that note at the same time must not write over each other.
-NOTE = script(
+RECORD_EVENT = script(
     """
 local at = ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', now())
 local lines = {at .. ' ' .. ARGV[1]}

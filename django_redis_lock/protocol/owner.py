@@ -14,9 +14,9 @@ from typing import Any
 from ..forks import after_fork
 
 __all__ = [
-    "FAR",
     "HEARTBEAT_EVERY",
-    "MOST_PID",
+    "MAX_PID",
+    "MAX_UNIX_TIME",
     "SILENT_AFTER",
     "HolderInfo",
     "Owner",
@@ -30,9 +30,9 @@ __all__ = [
 ]
 
 #: Unix times beyond this are none: about the year 5000.
-FAR = 1e11
+MAX_UNIX_TIME = 1e11
 #: No process id is greater.
-MOST_PID = 2**32
+MAX_PID = 2**32
 #: Seconds between two heartbeats of a process that holds locks (``heartbeat``), and seconds after
 #: the last one from which on it counts as silent.
 HEARTBEAT_EVERY, SILENT_AFTER = 10.0, 15.0
@@ -124,10 +124,10 @@ class Owner:
         return cls(
             id,
             fields.get("host", ""),
-            int(bounded(fields.get("pid"), MOST_PID) or 0),
+            int(bounded(fields.get("pid"), MAX_PID) or 0),
             fields.get("thread", ""),
             fields.get("label", ""),
-            bounded(fields.get("since"), FAR) or None,
+            bounded(fields.get("since"), MAX_UNIX_TIME) or None,
             fields.get("process", ""),
         )
 
@@ -163,12 +163,12 @@ class HolderInfo:
         described = fields_of(fields)
         owner = Owner.from_fields(described, fingerprint(self.token))
         of_this = described.get("id") == owner.id
-        seen = bounded(described.get("seen"), FAR * 1e6) if of_this else None
+        seen = bounded(described.get("seen"), MAX_UNIX_TIME * 1e6) if of_this else None
         if seen is not None:
             owner = replace(owner, seen=max(0.0, (int(server_us) - seen) / 1e6))
         self.owner = owner
         self.renews = of_this and "renews" in described
-        lifetime = bounded(described.get("lifetime"), FAR * 1e3)  # In milliseconds.
+        lifetime = bounded(described.get("lifetime"), MAX_UNIX_TIME * 1e3)  # In milliseconds.
         self.overdue = self.renews and lifetime is not None and int(pttl) < lifetime / 2
         self.resting = described.get("rests", "").encode() == self.token
         since = owner.since

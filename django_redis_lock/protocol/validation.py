@@ -19,9 +19,9 @@ __all__ = [
 ]
 
 #: The shortest lifetime: Redis counts in milliseconds.
-SHORTEST = 0.001
+MIN_SECONDS = 0.001
 #: The longest lifetime or wait. Redis takes more, but a value beyond this is a wrong unit.
-LONGEST = 100 * 365 * 24 * 3600.0
+MAX_SECONDS = 100 * 365 * 24 * 3600.0
 
 
 def check_seconds(
@@ -40,7 +40,7 @@ def check_seconds(
         ValueError: NaN, infinite, negative, longer than a hundred years; or 0, or shorter than a
             millisecond, where that makes no sense.
     """
-    if type(value) is float and SHORTEST <= value <= LONGEST:
+    if type(value) is float and MIN_SECONDS <= value <= MAX_SECONDS:
         return value
     allowed = f"a number of seconds {'of 0 or more' if zero else 'greater than 0'}"
     if none is not None:
@@ -51,9 +51,9 @@ def check_seconds(
         raise TypeError(f"{what} must be {allowed}, not {value!r}")
     if not (value > 0 or (value == 0 and zero)):  # NaN is neither.
         raise ValueError(f"{what} must be {allowed}, not {value!r}")
-    if value < SHORTEST and not zero:
+    if value < MIN_SECONDS and not zero:
         raise ValueError(f"{what} must be at least a millisecond, 0.001, not {value!r}")
-    if value > LONGEST:
+    if value > MAX_SECONDS:
         raise ValueError(f"{what} must be at most a hundred years, given in seconds, not {value!r}")
     return float(value)
 

@@ -25,7 +25,7 @@ from ..keeper import keeper
 from ..locking import FIRST_PAUSE, LONGEST_PAUSE, BaseLock, DeferredRelease, Renewals, note_vanished
 from ..protocol import (
     EXTEND,
-    LAST_TRY,
+    LAST_TRY_SECONDS,
     RELEASE,
     AcquireRequest,
     Acquisition,
@@ -132,7 +132,7 @@ class Election:
         self._record_token()
         request, limit = self.request, self._limit
         if request.deadline is not None:
-            limit = min(limit, request.left() + LAST_TRY)
+            limit = min(limit, request.left() + LAST_TRY_SECONDS)
         asked = (request.token, milliseconds(request.lifetime), request.attempt)
         call = Call(VOTE, request.keys, (*asked, floor or self._floor()))
         sent_at = time.monotonic()
@@ -254,21 +254,21 @@ class Quorum(BaseLock):
             TooFewServers: at the first question, or at the end of the wait.
         """
         deadline = None if not wait else time.monotonic() + wait
-        request = request._replace(deadline=deadline, endures=0.0)
+        request = request._replace(deadline=deadline, outage_patience=0.0)
         how = (self.servers, self._order(), self.server_timeout, self._release_later)
-        campaign = Election(request, *how)
+        election = Election(request, *how)
         pause, contended = FIRST_PAUSE, False
         while True:
-            ballot = yield from campaign.vote()
+            ballot = yield from election.vote()
             if ballot.won:
                 fence, stored = ballot.fence, ballot.stored
                 if not stored:
-                    ballot = yield from campaign.vote(fence)
+                    ballot = yield from election.vote(fence)
                 if ballot.won:
-                    return _elected(campaign.request, ballot, fence, contended)
-            left = 0.0 if wait == 0 else campaign.request.left()
+                    return _acquisition(election.request, ballot, fence, contended)
+            left = 0.0 if wait == 0 else election.request.left()
             if ballot.too_few or not left:
-                yield from campaign.give_back(ballot)
+                yield from election.give_back(ballot)
                 if ballot.too_few and (not contended or not left):
                     raise too_few(ballot.errors, len(self.redis), self._shown)
                 if not left:
@@ -279,12 +279,12 @@ class Quorum(BaseLock):
                 continue
             pause, contended = FIRST_PAUSE, True
             if not ballot.refused:  # They answered, but too late.
-                yield from campaign.give_back(ballot)
+                yield from election.give_back(ballot)
                 continue
             gate = ballot.refused[0]
-            yield from campaign.give_back(ballot, gate)
-            if not (yield from campaign.queue(gate)):
-                yield from campaign.give_back(ballot)
+            yield from election.give_back(ballot, gate)
+            if not (yield from election.queue(gate)):
+                yield from election.give_back(ballot)
                 return None
 
     def _order(self) -> list[int]:
@@ -356,7 +356,7 @@ class Quorum(BaseLock):
         self._release_later(range(len(self.redis)), release)
 
 
-def _elected(
+def _acquisition(
     request: AcquireRequest, ballot: Ballot, fence: int, contended: bool
 ) -> QuorumAcquisition:
     facts = (request.token, fence, ballot.sent_at, ballot.deadline, request.attempt)

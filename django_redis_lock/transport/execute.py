@@ -184,7 +184,7 @@ def _await_answer(connection: RawConnection, unread: Unread | None, patience: fl
     if patience is not None and not connection.can_read(patience):
         raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
     if unread is not None:
-        unread.settle(True)
+        unread.confirm(True)
         _await_answer(connection, None, patience)
 
 

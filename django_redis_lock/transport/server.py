@@ -17,7 +17,7 @@ __all__ = ["Server", "Unread"]
 class Unread(Protocol):
     """A reply that is still to be read from a connection; its caller did not wait for it."""
 
-    def settle(self, wait: bool) -> Any: ...
+    def confirm(self, wait: bool) -> Any: ...
 
 
 class Server:
@@ -172,7 +172,7 @@ class Server:
             return None
         connection, unread = idle
         if unread is not None:
-            unread.settle(True)
+            unread.confirm(True)
         return connection
 
     def _checkout_idle_unread(self) -> tuple[RawConnection, Unread | None] | None:
@@ -182,7 +182,7 @@ class Server:
                 return connection, unread
             try:
                 if unread is not None:
-                    unread.settle(True)
+                    unread.confirm(True)
                 # Only the end of a connection that the server has closed can be read now.
                 if not connection.can_read(0):
                     return connection, None

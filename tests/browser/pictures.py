@@ -19,7 +19,7 @@ from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.execute import run
 from tests.browser.conftest import PAGE, Open
 from tests.browser.test_page import named, queued
-from tests.held import silence
+from tests.holding import silence
 from tests.integration.admin.test_admin import hold
 
 FOLDER = Path(os.environ.get("PICTURES") or Path(__file__).parents[2] / "docs/images")

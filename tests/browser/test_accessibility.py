@@ -18,7 +18,7 @@ from django_redis_lock.protocol.owner import Owner, hostname
 from django_redis_lock.transport.execute import run
 from tests.browser.conftest import PAGE, Open
 from tests.browser.test_page import named, queued
-from tests.held import silence
+from tests.holding import silence
 from tests.integration.admin.test_admin import hold
 
 axe_playwright = pytest.importorskip("axe_playwright_python", reason="it is not installed")

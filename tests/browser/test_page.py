@@ -19,7 +19,7 @@ from django_redis_lock import Lock, held_locks
 from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.browser.conftest import PAGE, Open
-from tests.held import silence
+from tests.holding import silence
 from tests.integration.admin.test_admin import hold
 from tests.processes import until
 from tests.redis_server import RedisServer

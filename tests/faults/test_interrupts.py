@@ -399,7 +399,9 @@ def test_a_wait_that_ends(client: redis.Redis, freed: bool) -> None:
         expect_free(client, points)
 
     free = (lambda: client.delete(NAME)) if freed else None
-    each_point(attempt, begin="threads._wait_in_redis", function="threads._last_try", meanwhile=free)
+    each_point(
+        attempt, begin="threads._wait_in_redis", function="threads._last_try", meanwhile=free
+    )
 
 
 def test_a_thread_behind_another(client: redis.Redis) -> None:

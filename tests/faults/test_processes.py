@@ -376,7 +376,7 @@ def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool) -> dict[str, 
         in_a_child(lambda: use_a_parents_grant(lock, lambda act: act()))
     _, status = os.waitpid(pid, 0)
     lock.extend(60)
-    answer = lock.local.hold.pending.settle(True)
+    answer = lock.local.hold.pending.confirm(True)
     lock.release()
     return {"child": status, "answer": "the parent's" if answer else answer}
 
@@ -396,14 +396,14 @@ async def fork_in_a_task(url: str, own: dict[str, Any]) -> dict[str, Any]:
 
 def use_a_parents_grant(lock: Any, run: Callable[[Any], Any]) -> None:
     hold = lock.local.hold
-    assert hold.settle is not None
+    assert hold.confirm_pending is not None
     until(lambda: hold.now() > hold.deadline)
     assert lock.lost, "it is no more than the grant, as far as a child can know"
     hold.confirm(wait=True)
     for act in (lock.release, lambda: lock.extend(60)):
         with pytest.raises(redis.exceptions.LockNotOwnedError):
             run(act)
-    assert hold.settle is not None
+    assert hold.confirm_pending is not None
 
 
 def in_a_child(work: Callable[[], None]) -> NoReturn:

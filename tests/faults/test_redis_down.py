@@ -249,13 +249,13 @@ def test_it_is_told_once(
 ) -> None:
     own_server.kill()
     told: list[Any] = []
-    events.listen(told.append)
+    events.subscribe(told.append)
     try:
         for _ in range(5):
             with cache.lock("nightly"):
                 pass
     finally:
-        events.unlisten(told.append)
+        events.unsubscribe(told.append)
     assert sum(isinstance(event, FellBack) for event in told) == 5
     assert sum("is held on this host only" in r.getMessage() for r in caplog.records) == 1
     (outage,) = [o for o in outages() if str(own_server.port) in o.server]

@@ -81,7 +81,7 @@ TESTS = {
         "test_get_or_set.py",
         "test_stale.py",
     ),
-    ("LIST*", "DESCRIBE*", "WAITING", "NOTE"): (
+    ("LIST*", "DESCRIBE*", "WAITING", "RECORD_EVENT"): (
         "test_inventory_scripts.py",
         "test_inventory.py",
         "test_logging.py",

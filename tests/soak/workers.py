@@ -169,7 +169,7 @@ class Work:
 
     def cache(self) -> None:
         """Read through ``get_or_set``, and write and delete what others compute."""
-        events.listen(self._on_event)
+        events.subscribe(self._on_event)
         while self.goes_on():
             self.attempt(self._write if self.random.random() < 0.1 else self._read)
             time.sleep(0.002)

@@ -150,7 +150,7 @@ def test_an_outage_is_told_once(
     breaker: Breaker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[Any] = []
-    events.listen(told.append)
+    events.subscribe(told.append)
     try:
         with caplog.at_level(logging.INFO, "django_redis_lock.outage"):
             for _ in range(5):
@@ -160,7 +160,7 @@ def test_an_outage_is_told_once(
             for _ in range(2):
                 breaker.answered()
     finally:
-        events.unlisten(told.append)
+        events.unsubscribe(told.append)
     assert told == [ServerDown("host:6379/0", ERROR), ServerUp("host:6379/0", 15.0, 0, 3)]
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
     assert "answers again after 15.0 s" in caplog.text

@@ -54,20 +54,20 @@ class TestCounting:
     def test_it_counts_until_its_deadline_and_not_after(self, make: Any, clock: FakeClock) -> None:
         hold = make(30)
         for clock.now, counts in ((1000.0, True), (1029.999, True), (1030.0, False)):
-            assert hold.counts is counts
+            assert hold.is_valid is counts
             assert hold.lost is not counts
 
     def test_without_a_lifetime_it_counts_for_ever(self, make: Any, clock: FakeClock) -> None:
         hold = make(None)
         clock.now += 1e9
-        assert hold.counts
+        assert hold.is_valid
         assert not hold.lost
 
     def test_released_it_does_not_count_and_is_not_lost(self, make: Any, clock: FakeClock) -> None:
         hold = make(30)
         hold.end()
         clock.now += 60
-        assert not hold.counts
+        assert not hold.is_valid
         assert not hold.lost
 
     def test_what_the_server_confirms_counts(self, make: Any, clock: FakeClock) -> None:
@@ -75,7 +75,7 @@ class TestCounting:
         clock.now = 1020
         hold.held_until(1050, asked_at=1019)
         clock.now = 1049
-        assert hold.counts
+        assert hold.is_valid
         hold.held_until(1049.5, asked_at=1048)
         clock.now = 1049.5
         assert hold.lost
@@ -105,8 +105,8 @@ class TestCounting:
     ) -> None:
         hold = make(30)
         monkeypatch.setattr("os.getpid", lambda: -1)
-        assert hold.elsewhere
-        assert not hold.counts
+        assert hold.from_parent_process
+        assert not hold.is_valid
         assert not hold.lost
 
 
@@ -115,33 +115,33 @@ class TestGrant:
 
     def test_it_counts_as_long_as_the_grant(self, make: Any, clock: FakeClock) -> None:
         hold = make(30, deadline=1002.0)
-        hold.settle_with(lambda wait: None)
+        hold.confirm_with(lambda wait: None)
         clock.now = 1001.9
-        assert hold.counts
+        assert hold.is_valid
         clock.now = 1002.0
         assert hold.lost
 
     def test_it_asks_before_it_calls_itself_lost(self, make: Any, clock: FakeClock) -> None:
         hold = make(30, deadline=1002.0)
-        hold.settle_with(lambda wait: 1030.0)
+        hold.confirm_with(lambda wait: 1030.0)
         clock.now = 1002.0
         assert not hold.lost
-        assert hold.settle is None
+        assert hold.confirm_pending is None
         clock.now = 1030.0
         assert hold.lost
 
     def test_a_grant_that_was_over_is_a_lost_lock(self, make: Any) -> None:
         told: list[int] = []
         hold = make(30, deadline=1002.0, on_lost=lambda: told.append(1))
-        hold.settle_with(lambda wait: -math.inf)
-        hold.settle(False)
+        hold.confirm_with(lambda wait: -math.inf)
+        hold.confirm_pending(False)
         assert hold.lost
         assert told == [1]
 
     def test_the_answer_does_not_undo_a_later_change(self, make: Any, clock: FakeClock) -> None:
         """``extend(0.5, replace_ttl=True)`` right after a grant."""
         hold = make(30, deadline=1002.0)
-        hold.settle_with(lambda wait: 1030.0)
+        hold.confirm_with(lambda wait: 1030.0)
         clock.now = 1000.1
         hold.held_until(1000.55, asked_at=1000.05)
         clock.now = 1000.55
@@ -149,7 +149,7 @@ class TestGrant:
 
     def test_the_keeper_may_find_out_meanwhile(self, make: Any, clock: FakeClock) -> None:
         hold = make(30, deadline=1002.0)
-        hold.settle_with(lambda wait: hold.lose("its lifetime ran out") and None)
+        hold.confirm_with(lambda wait: hold.lose("its lifetime ran out") and None)
         clock.now = 1002.0
         assert hold.lost
 
@@ -157,10 +157,10 @@ class TestGrant:
         hold = make(30, deadline=1002.0)
 
         def ask(wait: bool) -> float:
-            hold.settle = None  # As the keeper does when its own question is answered.
+            hold.confirm_pending = None  # As the keeper does when its own question is answered.
             return 1030.0
 
-        hold.settle_with(ask)
+        hold.confirm_with(ask)
         clock.now = 1002.0
         assert not hold.lost
 
@@ -176,7 +176,7 @@ class TestLosing:
         hold.lose("again")
         assert told == [1]
         assert hold.lost
-        assert not hold.counts
+        assert not hold.is_valid
         (record,) = caplog.records
         assert record.levelno == logging.ERROR
         for part in ("report", "fence 7", "3.000 s", "its key was deleted"):
@@ -343,19 +343,19 @@ class TestRenewal:
         self, make: Any, lifetime: float | None
     ) -> None:
         hold = make(lifetime, deadline=1002.0)
-        hold.settle_with(lambda wait: None)
+        hold.confirm_with(lambda wait: None)
         renewal = job(hold)
         assert renewal.due <= 1001
         call = renewal.call(1000.5)
         assert call is not None
         assert wanted(call) == (29_500 if lifetime else -1)
         renewal.answered(29_500 if lifetime else -1, sent_at=1000.5)
-        assert hold.settle is None
+        assert hold.confirm_pending is None
         assert hold.deadline == (1030.0 if lifetime else math.inf)
 
     def test_a_grant_that_is_confirmed_needs_no_more(self, make: Any) -> None:
         hold = make(30, deadline=1002.0)
-        hold.settle_with(lambda wait: 1030.0)
+        hold.confirm_with(lambda wait: 1030.0)
         renewal = job(hold)
         assert wanted(renewal.call(1000.5)) == 0
         assert hold.deadline == 1030.0

@@ -13,7 +13,7 @@ from django_redis_lock.locking.waiting.queue import Waiter, WaitQueue
 from django_redis_lock.locking.waiting.thread_line import ThreadWakeEvent
 from django_redis_lock.locking.waiting.watch import Unregister, WaiterHeartbeat
 from django_redis_lock.protocol.acquisition import (
-    FRESH,
+    MAX_GRANT_AGE_SECONDS,
     AcquireRequest,
     Acquisition,
     Clock,
@@ -79,7 +79,9 @@ class TestAge:
         assert granted.token == b"T"
         assert granted.fence == NOW - 100_000
 
-    @pytest.mark.parametrize("ago", [FRESH + 0.01, 3, 3600, -FRESH - 0.01, -3600])
+    @pytest.mark.parametrize(
+        "ago", [MAX_GRANT_AGE_SECONDS + 0.01, 3, 3600, -MAX_GRANT_AGE_SECONDS - 0.01, -3600]
+    )
     def test_an_old_one_is_asked_about_and_so_is_one_from_the_future(self, ago: float) -> None:
         assert believed(request(), ago) is None
 

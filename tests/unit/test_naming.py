@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_redis_lock.decorators.key_template import LONGEST, Template, namer, short
+from django_redis_lock.decorators.key_template import MAX_NAME_CHARACTERS, Template, namer, short
 
 
 def name(template: str, **values: Any) -> str:
@@ -64,15 +64,15 @@ def test_fields_with_nothing_between_them_are_refused(template: str) -> None:
         name(template)
 
 
-@pytest.mark.parametrize("length", [LONGEST + 1, LONGEST + 2, 10_000])
+@pytest.mark.parametrize("length", [MAX_NAME_CHARACTERS + 1, MAX_NAME_CHARACTERS + 2, 10_000])
 def test_a_long_name_ends_in_a_hash(length: int) -> None:
     long = "order-" + "x" * (length - 6)
     shortened = name("order-{a}", a=long[6:])
-    assert len(shortened) == LONGEST + 1
+    assert len(shortened) == MAX_NAME_CHARACTERS + 1
     assert shortened.startswith("order-xxxxx")
     assert shortened == short(long) != short(long[:-1] + "y")
     assert short(shortened) != shortened
-    assert name("order-{a}", a="x" * (LONGEST - 6)) == long[:LONGEST]
+    assert name("order-{a}", a="x" * (MAX_NAME_CHARACTERS - 6)) == long[:MAX_NAME_CHARACTERS]
 
 
 class Thing:

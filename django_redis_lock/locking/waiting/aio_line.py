@@ -33,7 +33,7 @@ class TaskExtension:
             return None
         return self._until if taken else -math.inf
 
-    def settle(self, wait: bool) -> float | None:
+    def confirm(self, wait: bool) -> float | None:
         """See ``PendingLifetime``. It never waits: the loop that asks is the one that reads."""
         done = self._reading.done() and not self._reading.cancelled()
         return self._reading.result() if done else None

@@ -16,8 +16,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from ...forks import after_fork, free_after_fork
 from ...keeper import keeper
 from ...protocol import (
-    FRESH,
-    LOOK_EVERY,
+    MAX_GRANT_AGE_SECONDS,
+    WATCH_INTERVAL_SECONDS,
     AcquireRequest,
     Acquisition,
     Call,
@@ -190,7 +190,8 @@ class WaitQueue(ABC):
         """The server has said how long the present holder's lifetime still is. Returns when to
         look again, in monotonic seconds."""
         self.clock = clock
-        return time.monotonic() + (min(LOOK_EVERY, pttl / 1000) if pttl >= 0 else LOOK_EVERY)
+        left = pttl / 1000 if pttl >= 0 else math.inf
+        return time.monotonic() + min(WATCH_INTERVAL_SECONDS, left)
 
     def misplaced(self) -> bool:
         """Whether the lock has gone to another server than the one where we wait for it."""
@@ -214,7 +215,8 @@ class WaitQueue(ABC):
         closed = self._close_if_last()
         call = request.take(token, self.waiter if closed else b"", fence)
         age = self.clock.age(fence) if self.clock else math.inf
-        fresh = abs(age) < min(FRESH, request.grant_timeout / 4) and not request.believes_nothing
+        max_age = min(MAX_GRANT_AGE_SECONDS, request.grant_timeout / 4)
+        fresh = abs(age) < max_age and not request.believes_nothing
         believed = request.granted(token, fence, age, at) if fresh else None
         return ReceivedGrant(token, fence, at, call, believed)
 

@@ -16,7 +16,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...notices import get_logger
-from ...protocol import LAST_TRY, AcquireRequest, Acquisition, printable, wake_key
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, printable, wake_key
 from ...transport import (
     AsyncRawConnection,
     ServerBusy,
@@ -94,7 +94,7 @@ class TaskWaiter(Waiter[TaskQueue]):
                 line.server.on_error(error)
                 self._unheard = self._unheard or may_have_run(error)
                 away_since = min(away_since, time.monotonic())
-                waits_on = time.monotonic() < away_since + self._request.endures
+                waits_on = time.monotonic() < away_since + self._request.outage_patience
                 # At the deadline, one more question: the keeper may have ended the pop just then.
                 over = self._request.left() <= 0 and not line.registered
                 if not is_outage(error) or over or not waits_on:
@@ -180,7 +180,7 @@ class TaskWaiter(Waiter[TaskQueue]):
             await self.line.disconnect()
             return None
         won = self.line.won(self._request, answer, sent_at)
-        if not (await asyncio.wait({reading}, timeout=LAST_TRY))[0]:
+        if not (await asyncio.wait({reading}, timeout=LAST_TRY_SECONDS))[0]:
             reading.cancel()
             await self.line.disconnect()
             return won
@@ -189,7 +189,7 @@ class TaskWaiter(Waiter[TaskQueue]):
 
     async def _leave(self, wake: bytes, *, try_again: bool) -> Any:
         call = self._request.leave(self.line.farewell(), wake, try_again=try_again)
-        return (await cancellable(arun(self._client, call, patience=LAST_TRY))).value
+        return (await cancellable(arun(self._client, call, patience=LAST_TRY_SECONDS))).value
 
     async def _give_up(
         self, connection: AsyncRawConnection, reading: asyncio.Future[Any], wake: bytes

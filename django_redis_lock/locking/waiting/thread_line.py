@@ -31,7 +31,7 @@ class PendingReply:
         connection.send_packed_command([pack(call, known=server.knows_grants)])
         server.knows_grants = True
 
-    def settle(self, wait: bool) -> float | None:
+    def confirm(self, wait: bool) -> float | None:
         """See ``PendingLifetime``."""
         if self._pid != os.getpid():
             return None  # The answer is the parent's; to read it would leave the parent without.
@@ -78,7 +78,7 @@ class ThreadQueue(WaitQueue):
             self.node = self.server.at(self.request.keys)
             self.connection = self.node.checkout()
         if self.extension is not None:
-            self.extension.settle(True)
+            self.extension.confirm(True)
             self.extension = None
         return self.connection
 

@@ -22,7 +22,7 @@ from redis.exceptions import NoPermissionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...notices import get_logger
-from ...protocol import LAST_TRY, AcquireRequest, Acquisition, printable, wake_key
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, printable, wake_key
 from ...transport import (
     RawConnection,
     ServerBusy,
@@ -129,7 +129,7 @@ class ThreadWaiter(Waiter[ThreadQueue]):
                 line.server.on_error(error)
                 self._unheard = self._unheard or may_have_run(error)
                 away_since = min(away_since, time.monotonic())
-                waits_on = time.monotonic() < away_since + self._request.endures
+                waits_on = time.monotonic() < away_since + self._request.outage_patience
                 # At the deadline, one more question: the keeper may have ended the pop just then.
                 over = self._request.left() <= 0 and not line.registered
                 if not is_outage(error) or over or not waits_on:
@@ -194,7 +194,7 @@ class ThreadWaiter(Waiter[ThreadQueue]):
         sent_at = time.monotonic()
         leave = self._request.leave(self.line.farewell(), wake, try_again=True)
         try:
-            reply = run(self._client, leave, patience=LAST_TRY).value
+            reply = run(self._client, leave, patience=LAST_TRY_SECONDS).value
         except RedisTimeoutError:
             # It may still be carried out, and what it gets then is nobody's; or it was never sent.
             self._abandon(self._request.token)
@@ -202,7 +202,7 @@ class ThreadWaiter(Waiter[ThreadQueue]):
             self.line.disconnect()
             return None
         won = self.line.won(self._request, reply, sent_at)
-        if not connection.can_read(LAST_TRY):
+        if not connection.can_read(LAST_TRY_SECONDS):
             self.line.disconnect()  # Dead without a word; a grant lost on it runs out by itself.
             return won
         if won is None:

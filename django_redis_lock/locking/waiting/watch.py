@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ...keeper import Job, keeper
-from ...protocol import LOOK_EVERY, Call, Clock
+from ...protocol import WATCH_INTERVAL_SECONDS, Call, Clock
 from ..history import note_vanished
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class WaiterHeartbeat(Job):
     """Keeps a line registered, and makes the grant for a holder that has vanished."""
 
     def __init__(self, line: WaitQueue) -> None:
-        super().__init__(line.server, time.monotonic() + LOOK_EVERY)
+        super().__init__(line.server, time.monotonic() + WATCH_INTERVAL_SECONDS)
         self._line = line
         self._lying = 0
 
@@ -48,8 +48,8 @@ class WaiterHeartbeat(Job):
             self._line.wake()
 
     def failed(self, error: Exception, now: float) -> None:
-        self.due = now + LOOK_EVERY / 4
-        if any(place._request.endures < math.inf for place in tuple(self._line.places)):
+        self.due = now + WATCH_INTERVAL_SECONDS / 4
+        if any(place._request.outage_patience < math.inf for place in tuple(self._line.places)):
             self._line.wake()  # Somebody has other things to do than wait for a frozen server.
 
 

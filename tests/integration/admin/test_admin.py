@@ -36,7 +36,7 @@ from django_redis_lock.models import HeldLock
 from django_redis_lock.protocol.keys import events_key, lock_keys
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.execute import run
-from tests.held import silence
+from tests.holding import silence
 from tests.processes import until
 from tests.redis_server import RedisServer
 

@@ -19,7 +19,7 @@ from django.test import Client
 from django_redis_lock import Lock
 from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
-from tests.held import silence
+from tests.holding import silence
 from tests.integration.admin.test_admin import OURS, PAGE, hold, rows_of, text_of
 from tests.processes import until
 from tests.redis_server import RedisServer

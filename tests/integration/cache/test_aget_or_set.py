@@ -193,11 +193,11 @@ def test_a_plain_function_waits_for_the_thread_that_needs_the_value(
         go_on.set()
         return await asyncio.gather(thread, leaders)
 
-    events.listen(heard.append)
+    events.subscribe(heard.append)
     try:
         assert run(ask()) == [["computed"] * 2] * 2
     finally:
-        events.unlisten(heard.append)
+        events.unsubscribe(heard.append)
     assert never.calls == 0
     assert view.calls == 2
     computed = [event for event in heard if type(event) is events.Computed]

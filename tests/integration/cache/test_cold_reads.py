@@ -60,7 +60,7 @@ def test_a_cold_read_waits_for_another(
     stale: float,
     broken: bool,
 ) -> None:
-    monkeypatch.setattr(reading, "COLD_READ_PATIENCE_SECONDS", 30.0)
+    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 30.0)
     pool, taken = occupied(cache)
     if broken:  # A connection that is free, but closed, has to be made as well.
         pool.disconnect()
@@ -79,7 +79,7 @@ def test_a_cold_read_that_waited_joins_the_flight_that_began_meanwhile(
     cache: RedisCache, room: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would find what the leader found: nothing."""
-    monkeypatch.setattr(reading, "COLD_READ_PATIENCE_SECONDS", 30.0)
+    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 30.0)
     begun, over = threading.Event(), threading.Event()
 
     def compute() -> str:
@@ -104,12 +104,12 @@ def test_a_cold_read_waits_no_longer_than_its_patience(
     cache: RedisCache, room: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the next one does not wait for what did not end in that time."""
-    monkeypatch.setattr(reading, "COLD_READ_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 0.01)
     pool, taken = occupied(cache)
     assert cache.get_or_set("report", "new") == "there"
     for connection in taken:
         pool.release(connection)
-    monkeypatch.setattr(reading, "COLD_READ_PATIENCE_SECONDS", 30.0)
+    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 30.0)
     pool, taken = occupied(cache)
     assert cache.get_or_set("report", "new") == "there"
     for connection in taken:

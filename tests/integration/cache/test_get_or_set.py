@@ -879,12 +879,12 @@ def test_values_computed_without_redis_are_logged_once_a_minute_and_counted(
     cache = make(own_server)
     own_server.stop()
     told: list[Any] = []
-    events.listen(told.append)
+    events.subscribe(told.append)
     try:
         for way in WAYS_TO_ASK.values():
             way(cache, Producer())
     finally:
-        events.unlisten(told.append)
+        events.unsubscribe(told.append)
     computed = [event for event in told if type(event) is events.Computed]
     assert [event.without_redis for event in computed] == [True] * len(WAYS_TO_ASK)
 

@@ -188,13 +188,13 @@ def test_in_the_background_of_one_of_several_processes(
         crew.go()
         heard: dict[Any, list[Any]] = {worker: [] for worker in crew}
 
-        def listen() -> bool:
+        def subscribe() -> bool:
             for worker in crew:
                 if worker.speaks():
                     heard[worker].append(worker.hear())
             return sum(map(len, heard.values())) == 4
 
-        until(listen)
+        until(subscribe)
         (leader,) = (worker for worker in crew if "computing" in heard[worker])
         assert all(("found", "old") in said for said in heard.values())
         leader.say("new")

@@ -12,7 +12,7 @@ import redis
 from django_redis_lock import cached
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.events import Computed, Computing, RefreshFailed, Shared
-from tests.heard import Heard, hearing
+from tests.events import RecordedEvents, recording_events
 from tests.integration.cache.test_get_or_set import (
     Asking,
     Broken,
@@ -37,8 +37,8 @@ def cache(redis_server: RedisServer) -> RedisCache:
 
 
 @pytest.fixture
-def heard() -> Iterator[Heard]:
-    with hearing("report") as heard:
+def heard() -> Iterator[RecordedEvents]:
+    with recording_events("report") as heard:
         yield heard
 
 
@@ -50,7 +50,7 @@ def ask(request: pytest.FixtureRequest, cache: RedisCache) -> Any:
     return lambda *args, **kwargs: asyncio.run(cache.aget_or_set(*args, **kwargs))
 
 
-def test_a_computation(ask: Any, cache: RedisCache, heard: Heard) -> None:
+def test_a_computation(ask: Any, cache: RedisCache, heard: RecordedEvents) -> None:
     assert ask("report", Producer()) == "computed"
     computing, computed = heard
     assert type(computing) is Computing
@@ -64,7 +64,7 @@ def test_a_computation(ask: Any, cache: RedisCache, heard: Heard) -> None:
     assert len(heard) == 2, "a hit is nothing to speak of"
 
 
-def test_a_computation_that_fails(ask: Any, heard: Heard) -> None:
+def test_a_computation_that_fails(ask: Any, heard: RecordedEvents) -> None:
     error = Broken("no data")
     with pytest.raises(Broken):
         ask("report", Producer(error))
@@ -72,7 +72,9 @@ def test_a_computation_that_fails(ask: Any, heard: Heard) -> None:
     assert heard[1].error is error
 
 
-def test_the_threads_that_waited_for_it(cache: RedisCache, slow: Producer, heard: Heard) -> None:
+def test_the_threads_that_waited_for_it(
+    cache: RedisCache, slow: Producer, heard: RecordedEvents
+) -> None:
     threads = [Asking(cache.get_or_set, "report", slow) for _ in range(4)]
     until(lambda: waiting_in_memory() == 3)
     slow.finish.set()
@@ -81,7 +83,9 @@ def test_the_threads_that_waited_for_it(cache: RedisCache, slow: Producer, heard
     assert [event.stale for event in heard.only(Shared)] == [False] * 3
 
 
-def test_who_waited_for_another_process(ask: Any, client: redis.Redis, heard: Heard) -> None:
+def test_who_waited_for_another_process(
+    ask: Any, client: redis.Redis, heard: RecordedEvents
+) -> None:
     elsewhere(client)
     asking = Asking(ask, "report", Producer())
     until(lambda: blocked(client) == 1)
@@ -91,7 +95,7 @@ def test_who_waited_for_another_process(ask: Any, client: redis.Redis, heard: He
 
 
 def test_who_finds_what_was_written_a_moment_ago_was_saved_nothing(
-    cache: RedisCache, heard: Heard
+    cache: RedisCache, heard: RecordedEvents
 ) -> None:
     cache.set("report", 5)
     assert asyncio.run(cache.aget_or_set("report", Producer())) == 5
@@ -99,7 +103,7 @@ def test_who_finds_what_was_written_a_moment_ago_was_saved_nothing(
 
 
 def test_who_gets_the_old_value_meanwhile(
-    ask: Any, cache: RedisCache, client: redis.Redis, heard: Heard
+    ask: Any, cache: RedisCache, client: redis.Redis, heard: RecordedEvents
 ) -> None:
     cache.get_or_set("report", "old", **TERMS)
     age(client)
@@ -111,7 +115,7 @@ def test_who_gets_the_old_value_meanwhile(
 
 
 def test_a_refresh_that_fails(
-    ask: Any, cache: RedisCache, client: redis.Redis, heard: Heard
+    ask: Any, cache: RedisCache, client: redis.Redis, heard: RecordedEvents
 ) -> None:
     cache.get_or_set("report", "old", **TERMS)
     age(client)
@@ -124,7 +128,7 @@ def test_a_refresh_that_fails(
 
 def test_several_values(cache: RedisCache, client: redis.Redis) -> None:
     elsewhere(client)
-    with hearing("product-1") as heard:
+    with recording_events("product-1") as heard:
         keys = ["product-1", "product-2", "report"]
         asking = Asking(cache.get_or_set_many, keys, lambda keys: dict.fromkeys(keys, 1))
         until(lambda: blocked(client) == 1)
@@ -149,7 +153,7 @@ def test_values_are_counted_with_their_like(cache: RedisCache) -> None:
         return year
 
     def group(name: str, ask: Any, *args: Any, **kwargs: Any) -> str:
-        with hearing(name) as heard:
+        with recording_events(name) as heard:
             ask(*args, **kwargs)
         (found,) = {event.subject.group for event in heard}
         return str(found)

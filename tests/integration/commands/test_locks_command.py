@@ -24,7 +24,7 @@ from django_redis_lock.locking.history import note_call
 from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.protocol.owner import Owner, hostname
 from django_redis_lock.transport import execute
-from tests.held import silence
+from tests.holding import silence
 from tests.processes import PATIENCE, until
 
 ROOT = Path(__file__).parents[3]

@@ -22,7 +22,7 @@ from django_redis_lock import current_lock, locked
 from django_redis_lock.contention import raise_error, redirect_to, respond, skip
 from django_redis_lock.decorators.registry import declarations
 from django_redis_lock.exceptions import LockNotAcquired
-from tests.held import hold
+from tests.holding import hold
 from tests.processes import Link, processes
 
 

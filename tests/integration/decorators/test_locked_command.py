@@ -21,7 +21,7 @@ from django_redis_lock.contention import Conflict
 from django_redis_lock.decorators import on_lost
 from django_redis_lock.decorators.outages import RetryUntil
 from django_redis_lock.protocol.owner import hostname
-from tests.held import hold
+from tests.holding import hold
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
 
@@ -263,7 +263,7 @@ def test_a_command_that_loses_its_lock_is_ended(
 
 
 def hang_in_a_process(link: Link) -> None:
-    on_lost.GRACE = 0.2
+    on_lost.CLEANUP_SECONDS = 0.2
 
     @locked("fragile", timeout=0.5, on_lost="terminate", lost_exit_code=3)
     class Hanging(Ran):
@@ -291,7 +291,7 @@ def test_a_command_that_hangs_then_is_ended_all_the_same(
 
 def hang_in_a_server(link: Link) -> str:
     """A process that is not the command's own: it must not be ended for it."""
-    on_lost.GRACE = 0.1
+    on_lost.CLEANUP_SECONDS = 0.1
     logged = threading.Event()
 
     class RecordEvent(logging.Handler):

@@ -19,7 +19,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_redis_lock import current_lock, locked
-from tests.held import hold
+from tests.holding import hold
 from tests.processes import Link, processes
 
 

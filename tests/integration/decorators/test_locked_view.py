@@ -17,7 +17,7 @@ from django.views import View
 
 from django_redis_lock import events, locked, metrics
 from django_redis_lock.contention import Conflict
-from tests.held import hold
+from tests.holding import hold
 from tests.processes import Link, processes
 from tests.redis_server import RedisServer
 

@@ -127,7 +127,7 @@ def test_all_metrics_for_opentelemetry_are_there_with_their_attributes(client: A
     try:
         live_a_little(cache, client)
     finally:
-        events.unlisten(exporter)
+        events.unsubscribe(exporter)
     shown = {quoted(row[0])[0]: row for row in rows(section("OpenTelemetry"))}
     for name, (_, _, attributes) in shown.items():
         points = exported.points(name.removeprefix("django_redis_lock."))

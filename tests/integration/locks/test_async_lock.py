@@ -23,7 +23,7 @@ import redis.asyncio
 from asgiref.sync import async_to_sync
 
 from django_redis_lock import AsyncLock, Lock, LockError, events
-from django_redis_lock.protocol.acquisition import ALIVE
+from django_redis_lock.protocol.acquisition import WAITER_LIFETIME_SECONDS
 from django_redis_lock.protocol.lock_scripts import RELEASE, Call
 from django_redis_lock.transport.aio_pools import asyncio_client
 from tests.integration.locks.test_lock import OnRedis, places
@@ -133,7 +133,7 @@ async def until_waiting(name: str, count: int = 1) -> None:
 
 async def until_nobody_is_registered(client: redis.Redis) -> None:
     """In less time than it takes for the register to forget who does not speak."""
-    deadline = time.monotonic() + ALIVE / 2
+    deadline = time.monotonic() + WAITER_LIFETIME_SECONDS / 2
     while client.zcard("{tasks}:waiters"):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -229,10 +229,10 @@ class TestTasks:
                         lock.ensure_held()
 
                 def start(event: Any) -> None:
-                    events.unlisten(start)
+                    events.unsubscribe(start)
                     started.append(asyncio.ensure_future(work()))
 
-                events.listen(start)
+                events.subscribe(start)
                 async with AsyncLock(client, "tasks", timeout=30):
                     await started[0]
 

@@ -30,10 +30,10 @@ from django_redis_lock.inventory.listing import (
     Inspection,
     Inventory,
     LockInfo,
+    find_lock,
     inspect,
     list_flights,
     list_held,
-    look_at,
 )
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.locking.history import note_call
@@ -317,10 +317,10 @@ def test_signs_of_life(client: redis.Redis) -> None:
     keeper().reschedule(server_of(client).heartbeat, time.monotonic())
     until(lambda: client.exists(process_key(process_id())))
     renewed, as_it_is, endless = (described(client, n) for n in ("renewed", "as it is", "endless"))
-    assert (renewed.lifetime, renewed.renews, renewed.sign_every) == (3, True, 1)
+    assert (renewed.lifetime, renewed.renews, renewed.heartbeat_interval) == (3, True, 1)
     assert (as_it_is.lifetime, as_it_is.renews, as_it_is.renewals) == (90, False, 0)
-    assert (as_it_is.look_every, as_it_is.sign_every) == (30, 10)
-    assert (endless.lifetime, endless.renews, endless.sign_every) == (math.inf, False, 10)
+    assert (as_it_is.renewal_interval, as_it_is.heartbeat_interval) == (30, 10)
+    assert (endless.lifetime, endless.renews, endless.heartbeat_interval) == (math.inf, False, 10)
     until(lambda: (described(client, "renewed").renewals or 0) >= 2)
     seen = described(client, "renewed").seen
     assert seen is not None
@@ -424,7 +424,7 @@ def test_a_computation_that_is_ended(client: redis.Redis, computing: Any) -> Non
     assert release(client, flight.key, "another", kind=FLIGHT) is Outcome.NOT_OWNER
     assert release(client, flight.key, flight.owner.id, kind=FLIGHT) is Outcome.RELEASED
     assert release(client, flight.key, flight.owner.id, kind=FLIGHT) is Outcome.FREE
-    assert look_at(client, flight.key, FLIGHT) is None
+    assert find_lock(client, flight.key, FLIGHT) is None
 
 
 # -- one lock ----------------------------------------------------------------------------------
@@ -746,7 +746,7 @@ def test_a_lock_that_rests_can_be_released(client: redis.Redis) -> None:
 def test_a_lock_of_redis_py(client: redis.Redis) -> None:
     other = redis.lock.Lock(client, "a", timeout=30)
     assert other.acquire()
-    lock = look_at(client, b"a")
+    lock = find_lock(client, b"a")
     assert lock is not None
     assert lock.silent is None
     assert release(client, b"a", lock.owner.id) is Outcome.RELEASED

@@ -15,7 +15,7 @@ from django_redis_lock.protocol.inventory_scripts import (
     HEARTBEATS,
     LIST,
     LIST_FLIGHTS,
-    NOTE,
+    RECORD_EVENT,
     WAITING,
 )
 from django_redis_lock.protocol.keys import lock_keys
@@ -185,11 +185,11 @@ def test_waiting_reads_what_it_can(scripts: Scripts) -> None:
 
 def test_note(scripts: Scripts) -> None:
     for number, when in enumerate(("", "5", "6", "7")):
-        assert scripts.run(NOTE, ("events",), f"line {number}", 3, LONG, when) == 1
+        assert scripts.run(RECORD_EVENT, ("events",), f"line {number}", 3, LONG, when) == 1
     lines = scripts.client.get("events").split(b"\n")  # type: ignore[union-attr]
     assert lines == [b"7 line 3", b"6 line 2", b"5 line 1"]
     assert abs(scripts.client.pttl("events") - LONG) < TOLERANCE
-    scripts.run(NOTE, ("events",), "brief", 3, 1000, "")
+    scripts.run(RECORD_EVENT, ("events",), "brief", 3, 1000, "")
     assert abs(scripts.client.pttl("events") - LONG) < TOLERANCE
     [first, *_] = scripts.client.get("events").split(b" ")  # type: ignore[union-attr]
     assert scripts.is_now(first)
@@ -197,7 +197,7 @@ def test_note(scripts: Scripts) -> None:
 
 def test_note_replaces_a_key_of_another_kind(scripts: Scripts) -> None:
     scripts.client.rpush("events", "x")
-    scripts.run(NOTE, ("events",), "line", 3, LONG, "5")
+    scripts.run(RECORD_EVENT, ("events",), "line", 3, LONG, "5")
     assert scripts.client.get("events") == b"5 line"
 
 

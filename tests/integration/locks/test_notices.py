@@ -56,12 +56,12 @@ def handling(blocking: Blocking) -> Iterator[None]:
 
 @contextmanager
 def listening(blocking: Blocking) -> Iterator[None]:
-    events.listen(blocking)
+    events.subscribe(blocking)
     try:
         yield
     finally:
         blocking.released.set()
-        events.unlisten(blocking)
+        events.unsubscribe(blocking)
 
 
 @pytest.mark.parametrize("attached", [handling, listening])
@@ -90,7 +90,7 @@ def listener(event):
     if isinstance(event, events.Lost):
         threading.Event().wait(float(sys.argv[2]))
         print("Lost", event.subject.name, flush=True)
-events.listen(listener)
+events.subscribe(listener)
 client = redis.Redis.from_url(sys.argv[1])
 lock = Lock(client, "a", 0.3, renew=True)
 lock.acquire()

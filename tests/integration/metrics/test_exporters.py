@@ -219,7 +219,7 @@ def exported() -> Iterator[Exported]:
     exported = Exported()
     exporter = opentelemetry.start(exported.tracers, exported.meters)
     yield exported
-    events.unlisten(exporter)
+    events.unsubscribe(exporter)
 
 
 def test_opentelemetry_has_metrics(
@@ -344,7 +344,7 @@ def test_an_exporter_that_fails_touches_nothing(
     try:
         live_a_little(cache, client)
     finally:
-        events.unlisten(exporter)
+        events.unsubscribe(exporter)
     assert "nothing else is affected" in caplog.text
 
 

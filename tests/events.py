@@ -8,10 +8,10 @@ from typing import Any
 
 from django_redis_lock import events
 
-__all__ = ["Heard", "hearing"]
+__all__ = ["RecordedEvents", "recording_events"]
 
 
-class Heard(list[Any]):
+class RecordedEvents(list[Any]):
     """What is told of ``name``, in order."""
 
     def __init__(self, name: str) -> None:
@@ -32,10 +32,10 @@ class Heard(list[Any]):
 
 
 @contextmanager
-def hearing(name: str) -> Iterator[Heard]:
-    heard = Heard(name)
-    events.listen(heard)
+def recording_events(name: str) -> Iterator[RecordedEvents]:
+    heard = RecordedEvents(name)
+    events.subscribe(heard)
     try:
         yield heard
     finally:
-        events.unlisten(heard)
+        events.unsubscribe(heard)
