@@ -28,15 +28,37 @@ from ..protocol import check_name_in_cache, longest_hold
 from ..redlock import AsyncRedlock, Redlock
 from ..transport import asyncio_client
 
-__all__ = ["BACKEND", "LockCache", "check_policy", "check_using", "lock_cache", "lock_caches"]
+__all__ = [
+    "BACKEND",
+    "BackendCannotLock",
+    "LockCache",
+    "check_policy",
+    "check_using",
+    "lock_cache",
+    "lock_caches",
+]
 
 #: What a cache's BACKEND must be, or be derived from.
 BACKEND = "django_redis_lock.cache.RedisCache"
+#: The same without Redis: its locks exclude the threads and tasks of one process.
+LOCAL_BACKEND = "django_redis_lock.cache.LocMemCache"
 
 #: For an argument left out where None means something.
 _SETTING: Any = object()
 
 AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
+
+
+class BackendCannotLock(ImproperlyConfigured):
+    """A cache has the BACKEND of somebody else."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(
+            f"the cache {alias!r} cannot lock: its BACKEND is "
+            f"{settings.CACHES[alias].get('BACKEND')!r}. In CACHES[{alias!r}] write "
+            f'"BACKEND": "{BACKEND}", or, for development and tests without Redis, '
+            f'"BACKEND": "{LOCAL_BACKEND}"'
+        )
 
 
 class LockCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
@@ -234,7 +256,7 @@ def lock_cache(alias: str) -> LockCache:
     """The cache ``alias``, for locks.
 
     Raises:
-        ImproperlyConfigured: there is none of that name, or it cannot lock.
+        ImproperlyConfigured: there is none of that name; ``BackendCannotLock``: it cannot lock.
     """
     try:
         cache = caches[alias]
@@ -243,8 +265,6 @@ def lock_cache(alias: str) -> LockCache:
     if isinstance(cache, LockCache):
         return cache
     if alias in settings.CACHES:
-        raise ImproperlyConfigured(
-            f"the cache {alias!r} cannot lock: its BACKEND must be {BACKEND!r}"
-        )
+        raise BackendCannotLock(alias)
     known = ", ".join(map(repr, lock_caches())) or "none"
     raise ImproperlyConfigured(f"CACHES has no {alias!r}; caches that can lock: {known}")

@@ -10,7 +10,7 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 
-from ..cache import lock_cache
+from ..cache import BackendCannotLock, lock_cache
 from ..conf import given
 from ..decorators import Declaration, declarations
 from .catalogue import check, found
@@ -29,14 +29,35 @@ def _declarations() -> tuple[Declaration, ...]:
 
 @check()
 def check_caches() -> Iterator[CheckMessage]:
+    unsupported: dict[str, list[str]] = {}
+    for lock, error in _without_cache():
+        if isinstance(error, BackendCannotLock):
+            unsupported.setdefault(str(error), []).append(lock.target)
+        else:
+            yield found("E005", f"locked() of {lock.target}: {error}.", "Name another cache.")
+    for sentence, targets in unsupported.items():
+        more = f" and {len(targets) - 1} more" if len(targets) > 1 else ""
+        hint = f"Until then locked() of {min(targets)}{more} raises ImproperlyConfigured if called."
+        yield found("W012", f"locked() will fail: {sentence}.", hint)
+
+
+@check(deploy=True)
+def check_caches_of_production() -> Iterator[CheckMessage]:
+    for lock, error in _without_cache():
+        if isinstance(error, BackendCannotLock):
+            hint = "Or name another cache: locked(using=...)."
+            yield found("E005", f"locked() of {lock.target}: {error}.", hint)
+
+
+def _without_cache() -> Iterator[tuple[Declaration, ImproperlyConfigured]]:
+    """The uses of ``locked()`` that would raise when they are called, and what they would raise."""
     for lock in _declarations():
         if lock.given_using is None and "USING" in given():
-            continue  # E007 says it once for all of these.
+            continue  # E007 and W012 say it once for all of these.
         try:
             lock_cache(lock.using)
         except ImproperlyConfigured as error:
-            hint = "Set the BACKEND of that cache to this one, or name another: locked(using=...)."
-            yield found("E005", f"locked() of {lock.target}: {error}.", hint)
+            yield lock, error
 
 
 @check()

@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 from django_redis.client import DefaultClient, HerdClient, ShardClient
 
 from .. import exporters
-from ..cache import BACKEND, lock_cache, lock_caches
+from ..cache import BACKEND, LOCAL_BACKEND, BackendCannotLock, lock_cache, lock_caches
 from ..conf import FOR_THE_PROCESS, Conf, given
 from .catalogue import check, found
 
@@ -88,7 +88,10 @@ def _did_you_mean(key: Any, names: Sequence[str], prefix: str = "") -> str:
 def check_backends() -> Iterator[CheckMessage]:
     aliases = list(lock_caches())
     if not aliases:
-        hint = f"Set the BACKEND of one of the CACHES to {BACKEND!r}."
+        hint = (
+            f"Set the BACKEND of one of the CACHES to {BACKEND!r}, or, for development and tests "
+            f"without Redis, to {LOCAL_BACKEND!r}."
+        )
         yield found("W003", "None of the CACHES supports locks.", hint)
     for alias in aliases:
         given_class = _options(alias).get("CLIENT_CLASS")
@@ -117,17 +120,35 @@ def check_backends() -> Iterator[CheckMessage]:
 
 @check()
 def check_cache_for_locks() -> Iterator[CheckMessage]:
+    error = _without_cache()
+    if isinstance(error, BackendCannotLock):
+        hint = "Until then every locked() without using raises ImproperlyConfigured when called."
+        yield found("W012", f"DJANGO_REDIS_LOCK: USING: {error}.", hint)
+    elif error is not None:
+        yield found("E007", f"DJANGO_REDIS_LOCK: USING: {error}.", "Name another cache.")
+
+
+@check(deploy=True)
+def check_cache_for_locks_of_production() -> Iterator[CheckMessage]:
+    error = _without_cache()
+    if isinstance(error, BackendCannotLock):
+        hint = f"Name a cache whose BACKEND is {BACKEND!r}."
+        yield found("E007", f"DJANGO_REDIS_LOCK: USING: {error}.", hint)
+
+
+def _without_cache() -> ImproperlyConfigured | None:
+    """What each ``locked()`` without ``using`` would raise because of the setting USING."""
     if "USING" not in given():
-        return
+        return None
     try:
         alias = Conf().USING
     except ImproperlyConfigured:
-        return  # E002 says so.
+        return None  # E002 says so.
     try:
         lock_cache(alias)
     except ImproperlyConfigured as error:
-        hint = f"Name a cache whose BACKEND is {BACKEND!r}."
-        yield found("E007", f"DJANGO_REDIS_LOCK: USING is {alias!r}, but {error}.", hint)
+        return error
+    return None
 
 
 @check()

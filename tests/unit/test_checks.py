@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.checks import registry, run_checks
+from django.core.checks import ERROR, registry, run_checks
 
 from django_redis_lock import checks, locked
 from django_redis_lock.contention import redirect_to, skip
@@ -32,6 +32,11 @@ def only() -> Any:
     """The one message there is."""
     (message,) = messages()
     return message
+
+
+def deploy_errors() -> list[str]:
+    found = messages(include_deployment_checks=True)
+    return [m.id.removeprefix("django_redis_lock.") for m in found if m.level >= ERROR]
 
 
 @pytest.fixture
@@ -203,7 +208,6 @@ def work() -> None: ...
     ("options", "number", "words"),
     [
         ({"using": "nope"}, "E005", "CACHES has no 'nope'; caches that can lock: 'default'"),
-        ({"using": "plain"}, "E005", "the cache 'plain' cannot lock"),
         ({"on_conflict": lambda: None}, "E006", "on_conflict takes no argument"),
         ({"timeout": None}, "W008", "never expires"),
         ({"timeout": 5, "min_hold": 60}, "W009", "min_hold, 60 seconds, is longer than timeout, 5"),
@@ -235,15 +239,40 @@ def test_a_declared_lock_that_does_not(options: dict[str, Any]) -> None:
     assert decorated is not work
 
 
-@pytest.mark.parametrize("alias", ["nope", "plain"])
-def test_a_cache_for_locks_that_cannot_lock_is_said_once(settings: Any, alias: str) -> None:
-    settings.DJANGO_REDIS_LOCK = {"USING": alias}
+def test_using_that_names_no_cache_is_reported_once(settings: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"USING": "nope"}
     decorated: Callable[[], None] = locked("work")(work)
     message = only()
     assert message.id == "django_redis_lock.E007"
-    assert message.msg.startswith(f"DJANGO_REDIS_LOCK: USING is {alias!r}, but ")
+    assert message.msg.startswith("DJANGO_REDIS_LOCK: USING: CACHES has no 'nope'")
     settings.DJANGO_REDIS_LOCK = {"USING": "default"}
     assert messages() == []
+    assert decorated is not work
+
+
+@pytest.mark.parametrize("backend", ["dummy.DummyCache", "locmem.LocMemCache", "db.DatabaseCache"])
+def test_a_backend_that_cannot_lock_lets_the_site_start(settings: Any, backend: str) -> None:
+    """A laptop or a CI job often has no Redis; the settings of production must have one."""
+    backend = f"django.core.cache.backends.{backend}"
+    settings.CACHES = {**settings.CACHES, "plain": {"BACKEND": backend, "LOCATION": "table"}}
+    decorated = [locked("work", using="plain")(each) for each in (work, other_work)]
+    message = only()
+    assert message.id == "django_redis_lock.W012"
+    assert message.level < ERROR
+    for words in ("'plain'", backend, '"BACKEND": "django_redis_lock.cache.LocMemCache"'):
+        assert words in message.msg
+    assert "tests.unit.test_checks.other_work and 1 more" in message.hint
+    assert deploy_errors() == ["E005", "E005"]
+    assert decorated[0] is not work
+
+
+def test_using_with_a_backend_that_cannot_lock_lets_the_site_start(settings: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"USING": "plain"}
+    decorated: Callable[[], None] = locked("work")(work)
+    message = only()
+    assert message.id == "django_redis_lock.W012"
+    assert message.msg.startswith("DJANGO_REDIS_LOCK: USING: the cache 'plain' cannot lock")
+    assert deploy_errors() == ["E007"]
     assert decorated is not work
 
 

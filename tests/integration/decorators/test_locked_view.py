@@ -16,6 +16,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_redis_lock import events, locked, metrics
+from django_redis_lock.cache import BackendCannotLock
 from django_redis_lock.contention import Conflict
 from tests.holding import hold
 from tests.processes import Link, processes
@@ -425,5 +426,12 @@ def test_a_cache_that_cannot_lock_says_so() -> None:
 
     with pytest.raises(ImproperlyConfigured, match=r"CACHES has no 'shared'; .*: 'default'"):
         other(request())
-    with pytest.raises(ImproperlyConfigured, match="'plain' cannot lock: its BACKEND must be"):
+    with pytest.raises(BackendCannotLock) as caught:
         view(request())
+    for words in (
+        "the cache 'plain' cannot lock",
+        "its BACKEND is 'django_redis.cache.RedisCache'",
+        '"BACKEND": "django_redis_lock.cache.RedisCache"',
+        '"BACKEND": "django_redis_lock.cache.LocMemCache"',
+    ):
+        assert words in str(caught.value)
