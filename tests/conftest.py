@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 from django.test import override_settings
+from hypothesis import settings as hypothesis_settings
 
 from django_redis_lock import metrics
 from django_redis_lock.decorators import registry
@@ -24,6 +25,10 @@ from django_redis_lock.keeper import thread
 
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
+
+# How long one example takes says something of the machine only.
+hypothesis_settings.register_profile("no deadline", deadline=None)
+hypothesis_settings.load_profile("no deadline")
 
 #: Processes that `make test` uses at most; with more, the machine is busy with starting servers.
 MOST_PROCESSES = 4

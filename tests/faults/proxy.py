@@ -66,6 +66,8 @@ class Proxy:
     ) -> None:
         self._closed = True
         self._flows.set()
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # A close would not wake the accept.
         self._listening.close()
         self.cut()
 

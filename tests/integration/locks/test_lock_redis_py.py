@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -363,35 +364,52 @@ class TLS:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> TLS:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._start(self._accept)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._listening.close()
-        for end in self._open:
+        # OpenSSL writes to the number of a socket, which may be another file's after the close: all
+        # threads end first.
+        for end in (self._listening, *self._open):
+            self._shut(end)
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive(), "a thread of the TLS forwarder does not end"
+        for end in (self._listening, *self._open):
             end.close()
+
+    def _start(self, work: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=work, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 plain, _ = self._listening.accept()
-                threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
+                plain.settimeout(5)  # For a handshake that never ends.
+                self._start(self._serve, plain)
 
     def _serve(self, plain: socket.socket) -> None:
         with suppress(OSError):
             here = self._context.wrap_socket(plain, server_side=True)
+            here.settimeout(None)
             there = socket.create_connection(self._there)
             self._open += [here, there]
             for ends in ((here, there), (there, here)):
-                threading.Thread(target=self._carry, args=ends, daemon=True).start()
+                self._start(self._carry, *ends)
 
-    @staticmethod
-    def _carry(source: socket.socket, target: socket.socket) -> None:
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError, ValueError):
             while data := source.recv(65536):
                 target.sendall(data)
         for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+            self._shut(end)
+
+    @staticmethod
+    def _shut(end: socket.socket) -> None:
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
