@@ -22,6 +22,7 @@ from hypothesis import settings as hypothesis_settings
 from django_redis_lock import metrics
 from django_redis_lock.decorators import registry
 from django_redis_lock.keeper import thread
+from django_redis_lock.memory import Database, client_of
 
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
@@ -73,6 +74,15 @@ def client(redis_server: RedisServer | GivenServer) -> Iterator[redis.Redis]:
         if isinstance(redis_server, RedisServer):
             _expect_nobody_waits(client)
     _forget_held_locks()
+
+
+@pytest.fixture(params=["redis", "memory"])
+def any_client(request: pytest.FixtureRequest) -> redis.Redis:
+    """``client``, or one of an empty server in memory, for what both must do alike."""
+    if request.param == "memory":
+        return client_of(Database("memory"))
+    found: redis.Redis = request.getfixturevalue("client")
+    return found
 
 
 @pytest.fixture

@@ -95,6 +95,7 @@ _COMMON = (
     *("host", "port", "path", "db", "username", "password", "credential_provider", "protocol"),
     *("client_name", "encoding", "encoding_errors"),
     *("socket_connect_timeout", "socket_keepalive_options", "socket_type"),
+    "database",  # Of a server in memory.
 )
 
 
@@ -106,6 +107,9 @@ def common_settings(pool: Any) -> dict[str, Any]:
 
 def for_threads(pool: Any) -> Address:
     """Class and arguments of the connections a thread can use to reach ``pool``'s server."""
+    in_memory = getattr(pool.connection_class, "thread_class", None)
+    if in_memory is not None:
+        return Address(in_memory, common_settings(pool))
     for theirs, ours in (
         (AsyncSSLConnection, SSLConnection),
         (AsyncConnection, Connection),

@@ -86,6 +86,9 @@ def is_used_up(pool: Any) -> bool:
 def cut(connection: AsyncRawConnection) -> None:
     """Close ``connection``, whose loop no longer runs. Python would close it when it collects the
     loop, but until then a grant could be sent to it."""
+    if (in_memory := getattr(connection, "cut", None)) is not None:
+        in_memory()
+        return
     writer: Any = getattr(connection, "_writer", None)
     try:
         with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as ours:

@@ -93,6 +93,9 @@ async def _meet_primary(connection: Any) -> None:
 
 
 def _pool_like(pool: Any) -> ConnectionPool:
+    in_memory = getattr(pool.connection_class, "asyncio_class", None)
+    if in_memory is not None:
+        return ConnectionPool(connection_class=in_memory, **common_settings(pool))
     for theirs, ours in (
         (ThreadSSLConnection, SSLConnection),
         (ThreadConnection, Connection),

@@ -55,7 +55,7 @@ class Server:
     def identity(cls, pool: Any) -> tuple[Any, ...]:
         """Equal for pools that lead to one database as one user, whatever their time-outs are."""
         settings = pool.connection_kwargs
-        where = [settings.get(name) for name in ("host", "port", "path")]
+        where = [settings.get(name) for name in ("host", "port", "path", "database")]
         if not any(where):
             return (object(),)  # Only the pool itself knows where its server is.
         who = [settings.get(name) for name in ("db", "username", "password")]
@@ -219,6 +219,8 @@ class Server:
 
 def _shown(settings: Mapping[str, Any]) -> str:
     """An address for people, without credentials."""
+    if database := settings.get("database"):
+        return str(database)
     path = settings.get("path")
     where = path or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
     return f"{where}/{settings.get('db') or 0}"

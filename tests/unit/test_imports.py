@@ -31,7 +31,10 @@ FLOORS: tuple[dict[str, str], ...] = (
         "forks": "what a forked child begins anew",
         "notices": "what the keeper has to say to users' code, said in a thread of its own",
     },
-    {"protocol": "what is in Redis: keys, scripts, what their answers mean; no input or output"},
+    {
+        "protocol": "what is in Redis: keys, scripts, what their answers mean; no input or output",
+        "memory": "a server in this process's memory, which runs the same scripts",
+    },
     {"transport": "how a script reaches a server; the only user of redis-py's connections"},
     {"keeper": "the one background thread of a process, and threads for background work"},
     {"locking": "the locks on one server, for threads and for asyncio, and how they wait"},

@@ -57,8 +57,8 @@ class Redis:
 
 
 @pytest.fixture
-def server(client: redis.Redis) -> Redis:
-    return Redis(client)
+def server(any_client: redis.Redis) -> Redis:
+    return Redis(any_client)
 
 
 # -- the beginning ---------------------------------------------------------------------------------
@@ -267,7 +267,8 @@ def test_a_write_ends_a_remembered_failure(server: Redis) -> None:
 def test_deleting(server: Redis) -> None:
     server.take("others")
     other = b"other"
-    server.client.mset({other: "x", flight_key(other): "mine"})
+    server.client.set(other, "x")
+    server.client.set(flight_key(other), "mine")
     keys = (KEY, other, b"third")
     assert server.run(DELETE, (*keys, *map(flight_key, keys))) == 1
     assert not server.client.exists(*keys, *map(flight_key, keys))

@@ -108,12 +108,16 @@ class InTasks(OnRedis):
         return ForThreads(self._tasks, AsyncLock(self._async_client, name, **options))
 
 
+async def in_this_loop(client: redis.Redis) -> Any:
+    return asyncio_client(client)
+
+
 class TestAsyncLock(LockContract):
     @pytest.fixture
-    def backend(self, client: redis.Redis, redis_server: RedisServer) -> Iterator[Backend]:
+    def backend(self, any_client: redis.Redis) -> Iterator[Backend]:
         tasks = Tasks()
-        async_client = redis.asyncio.Redis.from_url(redis_server.url)
-        yield InTasks(client, async_client, tasks)
+        async_client = tasks.do(lambda: in_this_loop(any_client))
+        yield InTasks(any_client, async_client, tasks)
         tasks.do(async_client.connection_pool.disconnect)
         tasks.close()
 

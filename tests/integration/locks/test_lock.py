@@ -55,8 +55,8 @@ class OnRedis(Backend):
 
 class TestLock(LockContract):
     @pytest.fixture
-    def backend(self, client: redis.Redis) -> Backend:
-        return OnRedis(client)
+    def backend(self, any_client: redis.Redis) -> Backend:
+        return OnRedis(any_client)
 
     def test_the_holder_of_what_is_not_renewed_is_told_too(
         self, backend: Backend, make: Callable[..., Any]

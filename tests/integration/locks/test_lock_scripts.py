@@ -97,8 +97,8 @@ class Scripts:
 
 
 @pytest.fixture
-def scripts(client: redis.Redis) -> Scripts:
-    return Scripts(client)
+def scripts(any_client: redis.Redis) -> Scripts:
+    return Scripts(any_client)
 
 
 # -- ACQUIRE ---------------------------------------------------------------------------------------

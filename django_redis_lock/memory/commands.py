@@ -1,0 +1,383 @@
+"""The commands of Redis that this package sends, on data in this process's memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+__all__ = ["Commands"]
+
+WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+
+
+class _List(deque[bytes]):
+    pass
+
+
+class _Hash(dict[bytes, bytes]):
+    pass
+
+
+class _Stream(list[tuple[bytes, list[bytes]]]):
+    pass
+
+
+class _SortedSet(dict[bytes, float]):
+    def ordered(self) -> list[bytes]:
+        return sorted(self, key=lambda member: (self[member], member))
+
+    def between(self, low: bytes, high: bytes) -> list[bytes]:
+        """The members whose scores are in a range, as Redis writes it."""
+        above, below = _bound(low), _bound(high)
+        return [
+            member
+            for member in self.ordered()
+            if above <= (self[member], 0) and (self[member], 0) <= (below[0], -below[1])
+        ]
+
+
+def _bound(written: bytes) -> tuple[float, int]:
+    open_ended = written.startswith(b"(")
+    return float(written[open_ended:]), int(open_ended)
+
+
+class Commands:
+    """Keys and values; each command is a method, which is given the words as they were sent. (Those
+    of scripts are ``Database``'s.)
+
+    Attributes:
+        now: the Unix time in microseconds at which the present command is carried out.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._values: dict[bytes, Any] = {}
+        #: The Unix time in milliseconds at which a key is gone; a key without end has none.
+        self._ends: dict[bytes, float] = {}
+        self._filled = False  # Whether something was added that a blocked client may wait for.
+        self._entries = itertools.count(1)
+
+    def command(self, words: Sequence[bytes]) -> Any:
+        """
+        Raises:
+            redis.exceptions.ResponseError: it cannot be carried out.
+        """
+        name = _COMMANDS.get(words[0])
+        if name is None:
+            raise ResponseError(f"unknown command {words[0]!r}: a server in memory is no Redis")
+        try:
+            return getattr(self, name)(*words[1:])
+        except ValueError:
+            raise ResponseError("value is not an integer or out of range") from None
+
+    # -- keys --------------------------------------------------------------------------------
+
+    def _value(self, key: bytes) -> Any:
+        """What is at ``key``, None for nothing."""
+        end = self._ends.get(key)
+        if end is not None and end <= self.now / 1000:
+            self._drop(key)
+        return self._values.get(key)
+
+    def _end(self, key: bytes) -> float | None:
+        return self._ends.get(key)
+
+    def _drop(self, key: bytes) -> None:
+        self._values.pop(key, None)
+        self._ends.pop(key, None)
+
+    def _put(self, key: bytes, value: Any, end: float | None) -> None:
+        self._values[key] = value
+        self._set_end(key, end)
+
+    def _set_end(self, key: bytes, end: float | None) -> None:
+        if end is None:
+            self._ends.pop(key, None)
+        else:
+            self._ends[key] = end
+
+    def _of(self, kind: Callable[[], Any], key: bytes) -> Any:
+        """What is at ``key``, or a new one of that kind, which is not kept."""
+        value = self._value(key)
+        if value is None:
+            return kind()
+        if type(value) is not kind:
+            raise ResponseError(WRONG_TYPE)
+        return value
+
+    def _kept(self, kind: Callable[[], Any], key: bytes) -> Any:
+        """As ``_of``; a new one is kept."""
+        value = self._of(kind, key)
+        if not value:
+            self._put(key, value, None)
+        return value
+
+    def _unless_empty(self, key: bytes, removed: int) -> int:
+        if removed and not self._value(key):
+            self._drop(key)
+        return removed
+
+    def drop_expired(self) -> None:
+        """Forget all keys whose time is over."""
+        for key in [key for key, end in self._ends.items() if end <= self.now / 1000]:
+            self._drop(key)
+
+    def keys(self, pattern: bytes = b"*") -> list[bytes]:
+        wanted = _glob(pattern)
+        return [key for key in list(self._values) if wanted.fullmatch(key) and self._has(key)]
+
+    def _has(self, key: bytes) -> bool:
+        return self._value(key) is not None
+
+    def time(self) -> list[bytes]:
+        return [b"%d" % (self.now // 10**6), b"%d" % (self.now % 10**6)]
+
+    def delete(self, *keys: bytes) -> int:
+        found = [key for key in keys if self._has(key)]
+        for key in found:
+            self._drop(key)
+        return len(found)
+
+    def exists(self, *keys: bytes) -> int:
+        return sum(map(self._has, keys))
+
+    def pttl(self, key: bytes) -> int:
+        if not self._has(key):
+            return -2
+        end = self._end(key)
+        return -1 if end is None else max(0, math.ceil(end - self.now / 1000))
+
+    def ttl(self, key: bytes) -> int:
+        left = self.pttl(key)
+        return left if left < 0 else (left + 500) // 1000
+
+    def pexpire(self, key: bytes, milliseconds: bytes) -> int:
+        return self.pexpireat(key, b"%f" % (self.now / 1000 + int(milliseconds)))
+
+    def expire(self, key: bytes, seconds: bytes) -> int:
+        return self.pexpire(key, b"%d" % (int(seconds) * 1000))
+
+    def pexpireat(self, key: bytes, milliseconds: bytes) -> int:
+        if not self._has(key):
+            return 0
+        self._set_end(key, float(milliseconds))
+        return 1
+
+    def expireat(self, key: bytes, seconds: bytes) -> int:
+        return self.pexpireat(key, b"%d" % (int(seconds) * 1000))
+
+    def persist(self, key: bytes) -> int:
+        found = self._has(key) and self._end(key) is not None
+        if found:
+            self._set_end(key, None)
+        return int(found)
+
+    def dump(self, key: bytes) -> bytes | None:
+        return pickle.dumps(self._value(key)) if self._has(key) else None
+
+    def restore(self, key: bytes, left: bytes, dump: bytes, *_replace: bytes) -> bytes:
+        end = self.now / 1000 + int(left) if int(left) else None
+        self._put(key, pickle.loads(dump), end)
+        return b"OK"
+
+    def flushdb(self, *_mode: bytes) -> bytes:
+        self._values.clear()
+        self._ends.clear()
+        return b"OK"
+
+    def scan(self, _cursor: bytes, *options: bytes) -> list[Any]:
+        """All in one step."""
+        return [b"0", self.keys(options[1] if options else b"*")]
+
+    def replicas_that_confirm(self, number: bytes, _milliseconds: bytes) -> int:
+        """As many as are asked for: no server outlives this process."""
+        return int(number)
+
+    # -- strings -----------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._of(bytes, key) if self._has(key) else None
+
+    def set(self, key: bytes, value: bytes, *options: bytes) -> bytes | None:
+        if (b"NX" in options and self._has(key)) or (b"XX" in options and not self._has(key)):
+            return None
+        end = self._end(key) if b"KEEPTTL" in options and self._has(key) else None
+        for unit, milliseconds in ((b"PX", 1), (b"EX", 1000)):
+            if unit in options:
+                given = int(options[options.index(unit) + 1])
+                end = self.now / 1000 + given * milliseconds
+        self._put(key, value, end)
+        return b"OK"
+
+    def strlen(self, key: bytes) -> int:
+        return len(self._of(bytes, key))
+
+    def getrange(self, key: bytes, start: bytes, stop: bytes) -> bytes:
+        value: bytes = self._of(bytes, key)
+        return value[_slice(len(value), start, stop)]
+
+    # -- lists -------------------------------------------------------------------------------
+
+    def rpush(self, key: bytes, *elements: bytes) -> int:
+        found = self._kept(_List, key)
+        found.extend(elements)
+        self._filled = True
+        return len(found)
+
+    def lpop(self, key: bytes) -> bytes | None:
+        found = self._of(_List, key)
+        element = found.popleft() if found else None
+        self._unless_empty(key, element is not None)
+        return element
+
+    def llen(self, key: bytes) -> int:
+        return len(self._of(_List, key))
+
+    def lindex(self, key: bytes, at: bytes) -> bytes | None:
+        found = list(self._of(_List, key))
+        return found[int(at)] if -len(found) <= int(at) < len(found) else None
+
+    def lrange(self, key: bytes, start: bytes, stop: bytes) -> list[bytes]:
+        found = list(self._of(_List, key))
+        return found[_slice(len(found), start, stop)]
+
+    def pop_first(self, keys: Sequence[bytes]) -> list[bytes] | None:
+        for key in keys:
+            if (element := self.lpop(key)) is not None:
+                return [key, element]
+        return None
+
+    # -- hashes ------------------------------------------------------------------------------
+
+    def hset(self, key: bytes, *pairs: bytes) -> int:
+        found = self._kept(_Hash, key)
+        before = len(found)
+        found.update(zip(pairs[::2], pairs[1::2], strict=True))
+        return len(found) - before
+
+    def hget(self, key: bytes, field: bytes) -> bytes | None:
+        value: bytes | None = self._of(_Hash, key).get(field)
+        return value
+
+    def hgetall(self, key: bytes) -> list[bytes]:
+        return [part for pair in self._of(_Hash, key).items() for part in pair]
+
+    def hkeys(self, key: bytes) -> list[bytes]:
+        return list(self._of(_Hash, key))
+
+    def hlen(self, key: bytes) -> int:
+        return len(self._of(_Hash, key))
+
+    def hdel(self, key: bytes, *fields: bytes) -> int:
+        found = self._of(_Hash, key)
+        return self._unless_empty(key, sum(found.pop(f, None) is not None for f in fields))
+
+    def hincrby(self, key: bytes, field: bytes, amount: bytes) -> int:
+        number = int(self.hget(key, field) or 0) + int(amount)
+        self.hset(key, field, b"%d" % number)
+        return number
+
+    # -- sorted sets -------------------------------------------------------------------------
+
+    def zadd(self, key: bytes, *pairs: bytes) -> int:
+        scores = [float(score) for score in pairs[::2]]
+        found = self._kept(_SortedSet, key)
+        before = len(found)
+        found.update(zip(pairs[1::2], scores, strict=True))
+        return len(found) - before
+
+    def zrem(self, key: bytes, *members: bytes) -> int:
+        found = self._of(_SortedSet, key)
+        return self._unless_empty(key, sum(found.pop(m, None) is not None for m in members))
+
+    def zcard(self, key: bytes) -> int:
+        return len(self._of(_SortedSet, key))
+
+    def zscore(self, key: bytes, member: bytes) -> bytes | None:
+        score = self._of(_SortedSet, key).get(member)
+        return None if score is None else b"%.17g" % score
+
+    def zcount(self, key: bytes, low: bytes, high: bytes) -> int:
+        return len(self._of(_SortedSet, key).between(low, high))
+
+    def zrange(self, key: bytes, start: bytes, stop: bytes, *options: bytes) -> list[bytes]:
+        found = self._of(_SortedSet, key)
+        members: list[bytes] = found.ordered()[:: -1 if b"REV" in options else 1]
+        members = members[_slice(len(members), start, stop)]
+        if b"WITHSCORES" not in options:
+            return members
+        return [part for m in members for part in (m, b"%.17g" % found[m])]
+
+    def zrangebyscore(self, key: bytes, low: bytes, high: bytes, *limit: bytes) -> list[bytes]:
+        found: list[bytes] = self._of(_SortedSet, key).between(low, high)
+        return _limited(found, limit)
+
+    def zrevrangebyscore(self, key: bytes, high: bytes, low: bytes, *limit: bytes) -> list[bytes]:
+        found: list[bytes] = self._of(_SortedSet, key).between(low, high)
+        return _limited(found[::-1], limit)
+
+    # -- streams -----------------------------------------------------------------------------
+
+    def xadd(self, key: bytes, _id: bytes, *fields: bytes) -> bytes:
+        entry = b"%d-%d" % (self.now // 1000, next(self._entries))
+        self._kept(_Stream, key).append((entry, list(fields)))
+        self._filled = True
+        return entry
+
+    def xrange(self, key: bytes, *_bounds: bytes) -> list[Any]:
+        return [list(entry) for entry in self._of(_Stream, key)]
+
+    def read_streams(self, keys: Sequence[bytes]) -> list[Any] | None:
+        """Each from its beginning, as followers read them."""
+        found = [[key, self.xrange(key)] for key in keys]
+        return [stream for stream in found if stream[1]] or None
+
+
+def _slice(size: int, start: bytes, stop: bytes) -> slice:
+    """From ``start`` to ``stop``, which is included; negative numbers count from the end."""
+    first, last = int(start), int(stop)
+    return slice(
+        max(first + size, 0) if first < 0 else first, (last + size if last < 0 else last) + 1
+    )
+
+
+def _limited(found: list[bytes], limit: Sequence[bytes]) -> list[bytes]:
+    if not limit:
+        return found
+    offset, count = int(float(limit[1])), int(float(limit[2]))
+    return found[offset : offset + count]
+
+
+def _glob(pattern: bytes) -> re.Pattern[bytes]:
+    """A pattern of Redis's."""
+    parts = re.findall(rb"\\.|\[(?:\\.|[^\]\\])*\]|.", pattern, re.DOTALL)
+    wild = {b"*": b".*", b"?": b"."}
+    return re.compile(b"".join(wild.get(part) or _literally(part) for part in parts), re.DOTALL)
+
+
+def _literally(part: bytes) -> bytes:
+    if part.startswith(b"[") and len(part) > 2:
+        return part
+    return re.escape(part[1:] if part.startswith(b"\\") else part)
+
+
+_NAMES = (
+    *("keys", "time", "exists", "pttl", "ttl", "pexpire", "expire", "pexpireat", "expireat"),
+    *("persist", "dump", "restore", "flushdb", "scan", "get", "set", "strlen", "getrange"),
+    *("rpush", "lpop", "llen", "lindex", "lrange"),
+    *("hset", "hget", "hgetall", "hkeys", "hlen", "hdel", "hincrby"),
+    *("zadd", "zrem", "zcard", "zscore", "zcount", "zrange", "zrangebyscore"),
+    *("zrevrangebyscore", "xadd", "xrange", "eval", "evalsha"),
+)
+_COMMANDS: dict[bytes, str] = {name.upper().encode(): name for name in _NAMES} | {
+    b"DEL": "delete",
+    b"FLUSHALL": "flushdb",
+    b"WAIT": "replicas_that_confirm",
+}

@@ -1,0 +1,286 @@
+"""What a Redis server is to this package, in this process's memory: the commands that our scripts
+and connections send, all carried out one after another.
+
+Blocked clients are served in the order in which they came, as by Redis. There is no thread: a
+command is carried out in its caller's, and so is what it wakes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ResponseError
+
+from ..forks import after_fork, free_after_fork
+from .commands import Commands
+from .lua import compile_script
+from .lua_library import Table, number_text
+
+__all__ = ["Database", "Session"]
+
+#: How many commands are carried out between two searches for keys whose time is over.
+COMMANDS_PER_SWEEP = 500
+
+
+class Session:
+    """What the server knows of one connection.
+
+    Attributes:
+        replies: those that were not read yet.
+        woken: called, in any thread, when a reply has come or the session was closed.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._ready = threading.Condition(database.mutex)
+        self.replies: deque[Any] = deque()
+        self.woken: Callable[[], Any] | None = None
+        self.closed = False
+        self.unread: deque[list[bytes]] = deque()
+        #: What a blocked command returns as soon as it can, None until then.
+        self.blocked: Callable[[], Any] | None = None
+
+    def send(self, data: bytes) -> None:
+        """
+        Raises:
+            ConnectionError: the session was closed.
+        """
+        self._expect_open()
+        self._database.carry_out(self, _commands(data))
+
+    def has_reply(self, seconds: float | None = 0) -> bool:
+        """Wait for a reply or the end of the session; whether there is one by then."""
+        return self._database.wait(self._ready, lambda: self.replies or self.closed, seconds)
+
+    def reply(self) -> Any:
+        """The next reply.
+
+        Raises:
+            ConnectionError: the session was closed.
+        """
+        with self._database.mutex:
+            if not self.replies:
+                self._expect_open()
+            return self.replies.popleft()
+
+    def answer(self, reply: Any) -> None:
+        self.replies.append(reply)
+        self._wake()
+
+    def shutdown(self, _how: int = 0) -> None:
+        """End it, as a broken connection would."""
+        with self._database.mutex:
+            self.closed = True
+            self._database.forget(self)
+            self._wake()
+
+    def _wake(self) -> None:
+        self._ready.notify_all()
+        if self.woken is not None:
+            self.woken()
+
+    def _expect_open(self) -> None:
+        if self.closed:
+            raise RedisConnectionError(f"The connection to {self._database} was closed")
+
+
+def _commands(data: bytes) -> Iterator[list[bytes]]:
+    """The commands in ``data``, as redis-py and ``transport.pack`` write them."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        end = data.index(b"\r\n", at)
+        at, text = end + 2, data[at + 1 : end]
+        return int(text)
+
+    while at < len(data):
+        words = []
+        for _ in range(number()):
+            size = number()
+            words.append(data[at : at + size])
+            at += size + 2
+        yield words
+
+
+class Database(Commands):
+    """The data, who is connected, and what they wait for.
+
+    Args:
+        name: for people.
+
+    Attributes:
+        mutex: held while a command is carried out.
+        away: while true, no connection can be made.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.mutex = free_after_fork(threading.RLock())
+        self.away = False
+        self._name = name
+        self._scripts: dict[bytes, str] = {}
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._blocked: dict[Session, None] = {}
+        self._carried_out = itertools.count(1)
+        _databases.add(self)
+
+    def __str__(self) -> str:
+        return self._name
+
+    # -- time, which tests can move ----------------------------------------------------------
+
+    def microseconds(self) -> int:
+        """The Unix time."""
+        return int(time.time() * 1e6)
+
+    def wait(
+        self, condition: threading.Condition, ready: Callable[[], Any], seconds: float | None
+    ) -> bool:
+        """Wait until ``ready()``; whether that came about within so many seconds."""
+        with self.mutex:
+            if not ready() and seconds != 0:
+                seconds = None if seconds is None else min(seconds, threading.TIMEOUT_MAX)
+                condition.wait_for(ready, seconds)
+            return bool(ready())
+
+    # -- sessions ----------------------------------------------------------------------------
+
+    def connect(self) -> Session:
+        """
+        Raises:
+            ConnectionError: the server is away.
+        """
+        if self.away:
+            raise RedisConnectionError(f"{self} is away")
+        session = Session(self)
+        self._sessions.add(session)
+        return session
+
+    def close_all(self) -> None:
+        """Close all connections, as a server that goes away would."""
+        for session in list(self._sessions):
+            session.shutdown()
+
+    def forget(self, session: Session) -> None:
+        self._blocked.pop(session, None)
+        session.unread.clear()
+
+    def carry_out(self, session: Session, commands: Iterator[list[bytes]]) -> None:
+        with self.mutex:
+            session.unread.extend(commands)
+            self._serve(session)
+            while self._filled:
+                self._filled = False
+                for waiting in list(self._blocked):
+                    self._unblock(waiting)
+
+    def _serve(self, session: Session) -> None:
+        while session.unread and session.blocked is None:
+            words = session.unread.popleft()
+            if words[0] in (b"BLPOP", b"XREAD"):
+                session.blocked = self._blocking(words)
+                self._blocked[session] = None
+                self._unblock(session)
+            else:
+                session.answer(self._reply(words))
+
+    def _unblock(self, session: Session) -> None:
+        if session.blocked is None:
+            return
+        self.now = self.microseconds()
+        try:
+            reply = session.blocked()
+        except ResponseError as error:
+            reply = error
+        if reply is not None:
+            session.blocked = None
+            del self._blocked[session]
+            session.answer(reply)
+            self._serve(session)
+
+    def _blocking(self, words: list[bytes]) -> Callable[[], Any]:
+        """What tries to carry out a blocking command. Its timeout is the caller's to watch."""
+        if words[0] == b"BLPOP":
+            return lambda: self.pop_first(words[1:-1])
+        names = words[words.index(b"STREAMS") + 1 :]
+        return lambda: self.read_streams(names[: len(names) // 2])
+
+    def _reply(self, words: Sequence[bytes]) -> Any:
+        self.now = self.microseconds()
+        if next(self._carried_out) % COMMANDS_PER_SWEEP == 0:
+            self.drop_expired()
+        try:
+            return self.command(words)
+        except ResponseError as error:
+            return error
+
+    # -- scripts -----------------------------------------------------------------------------
+
+    def eval(self, source: bytes, keys: bytes, *words: bytes) -> Any:
+        sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+        self._scripts[sha] = source.decode()
+        return self.evalsha(sha, keys, *words)
+
+    def evalsha(self, sha: bytes, keys: bytes, *words: bytes) -> Any:
+        source = self._scripts.get(sha)
+        if source is None:
+            raise NoScriptError("No matching script. Please use EVAL.")
+        return self._run_script(source, words[: int(keys)], words[int(keys) :])
+
+    def _run_script(self, source: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
+        script = compile_script(source)
+        returned = script(Table.of(*keys), Table.of(*args), self._call, self._pcall)
+        return _as_reply(returned[0]) if returned else None
+
+    def _call(self, *words: Any) -> Any:
+        return _as_lua(self.command([_as_argument(word) for word in words]))
+
+    def _pcall(self, *words: Any) -> Any:
+        try:
+            return self._call(*words)
+        except ResponseError as error:
+            return Table({b"err": str(error).encode()})
+
+
+def _as_argument(word: Any) -> bytes:
+    if isinstance(word, bytes):
+        return word
+    if isinstance(word, bool) or not isinstance(word, (int, float)):
+        raise ResponseError("Lua redis lib command arguments must be strings or integers")
+    return number_text(word)
+
+
+def _as_lua(reply: Any) -> Any:
+    if reply is None:
+        return False
+    return Table.of(*map(_as_lua, reply)) if isinstance(reply, list) else reply
+
+
+def _as_reply(value: Any) -> Any:
+    if isinstance(value, Table):
+        if b"err" in value:
+            raise ResponseError(value[b"err"].decode())
+        return [_as_reply(each) for each in value.items_from()]
+    if isinstance(value, bool):
+        return 1 if value else None
+    return int(value) if isinstance(value, float) else value
+
+
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+@after_fork
+def _begin_empty() -> None:
+    """The locks in a parent's memory are the parent's."""
+    for database in _databases:
+        database._blocked.clear()
+        database.flushdb()
