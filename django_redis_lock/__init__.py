@@ -18,8 +18,8 @@ from .redlock import AsyncRedlock, Redlock
 
 if TYPE_CHECKING:
     from .decorators.cached import cached
-    from .decorators.current import current_lock
     from .decorators.locked import locked
+    from .decorators.section import current_lock
 
 __all__ = [
     "AsyncLock",

@@ -20,7 +20,7 @@ from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
 
 from django_redis_lock import metrics
-from django_redis_lock.decorators import registry
+from django_redis_lock.decorators import options
 from django_redis_lock.keeper import thread
 from django_redis_lock.memory import Database, client_of
 
@@ -121,7 +121,7 @@ def cluster_servers(_cluster_servers: ClusterServers) -> ClusterServers:
 @pytest.fixture
 def nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     """No ``locked()`` is known: those of other tests contradict each other, as checks would say."""
-    monkeypatch.setattr(registry, "_declared", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(options, "_declared", weakref.WeakKeyDictionary())
 
 
 @pytest.fixture(autouse=True)

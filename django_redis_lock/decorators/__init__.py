@@ -1,11 +1,10 @@
 """``locked()`` and ``cached()``."""
 
 from .cached import CachedFunction, cached
-from .current import current_lock
 from .locked import Locked, LockedWithDefault, locked
 from .on_lost import interrupt_main_thread
-from .outages import RetryUntil, outages_not_logged
-from .registry import Declaration, declarations
+from .options import Declaration, declarations
+from .section import RetryUntil, current_lock, outages_not_logged
 
 __all__ = [
     "CachedFunction",

@@ -1,16 +1,16 @@
-"""``cached()``: a function whose results are cached, each computed once at a time."""
+"""``cached()``: caches the results of a function; each result is computed once at a time."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
-from ..cache import GetOrSetOptions, RedisCache, lock_cache
+from ..cache import GetOrSetOptions, lock_cache
 from ..events import as_group
 from .key_template import namer
 
@@ -27,17 +27,17 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class CachedFunction(Protocol[P, R_co]):
-    """What ``cached()`` makes of a function. Of a coroutine function all three are awaited."""
+    """A function that ``cached()`` decorates. For a coroutine function all three are awaited."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Delete the result for these arguments; returns whether there was one. The result of a
-        computation under way is not stored."""
+        """Delete the result for these arguments; returns whether there was one. If a computation of
+        it is running, its result is not stored."""
 
     def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Compute and store the result for these arguments, even if there is one. Until it is
-        stored, other callers get the old one, or wait if there is none."""
+        """Compute and store the result for these arguments, even if there is one. Until then other
+        callers get the old result, or wait if there is none."""
 
 
 @overload
@@ -54,7 +54,7 @@ def cached(
     **options: Unpack[GetOrSetArguments],
 ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]: ...
 def cached(target: Any = None, /, **options: Any) -> Any:
-    """Cache the results of a function; each missing result is computed once, by one caller for all.
+    """Cache the results of a function. One caller computes a missing result, the others wait.
 
     ``@cached`` alone for a function without arguments, ``@cached("report-{year}", timeout=60)``
     for others, functions and coroutine functions alike::
@@ -65,15 +65,14 @@ def cached(target: Any = None, /, **options: Any) -> Any:
 
     Args:
         key: the value's key, a template over the arguments of the call; or, by keyword, a callable
-            that takes them. Left out: the dotted name of the function.
+            that takes them. Default: the dotted name of the function.
         using: the cache alias.
         timeout, version, stale, wait, on_wait_timeout, jitter, background, error_ttl: as for
             ``cache.get_or_set``.
-        group: under which the results are counted in metrics; None: the template, or else the
-            dotted name of the function.
+        group: the metrics group. Default: the template, or else the dotted name of the function.
 
     Raises:
-        TypeError, ValueError: an option makes no sense, the template names an argument that the
+        TypeError, ValueError: an option is invalid, the template names an argument that the
             function does not have, or a function with arguments has no key.
     """
     if callable(target):
@@ -110,54 +109,48 @@ class Cached:
         if isinstance(function, type) or not hasattr(function, "__qualname__"):
             raise TypeError(f"cached() decorates functions, not {function!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(f"cached() cannot keep what {function!r} gives: it gives it only once")
+            raise TypeError(
+                f"cached() cannot store the generators of {function!r}: they can be read only once"
+            )
         dotted = f"{function.__module__}.{function.__qualname__}"
         if self.key is None and inspect.signature(function).parameters:
             raise ValueError(f"{dotted} has arguments: give a key that names them, as in {{pk}}")
         name_of = namer(self.key, function, dotted)
         template = self.key if isinstance(self.key, str) else dotted
         self.options["group"] = self.options.get("group") or as_group(template)
-        return (self._tasks if iscoroutinefunction(function) else self._threads)(function, name_of)
+        return self._wrapped(function, name_of)
 
-    def _threads(self, function: Callable[..., Any], name_of: Callable[..., str]) -> Any:
-        @functools.wraps(function)
+    def _wrapped(self, function: Callable[..., Any], name_of: Callable[..., str]) -> Any:
+        asynchronous = iscoroutinefunction(function)
+
+        def method(name: str) -> Callable[..., Any]:
+            cache = lock_cache(self.using)
+            found: Callable[..., Any] = getattr(cache, f"a{name}" if asynchronous else name)
+            return found
+
         def call(*args: Any, **kwargs: Any) -> Any:
             compute = functools.partial(function, *args, **kwargs)
-            return _cache(self.using).get_or_set(name_of(args, kwargs), compute, **self.options)
+            return method("get_or_set")(name_of(args, kwargs), compute, **self.options)
 
         def refresh(*args: Any, **kwargs: Any) -> Any:
             compute = functools.partial(function, *args, **kwargs)
-            return _cache(self.using).compute(name_of(args, kwargs), compute, **self.options)
+            return method("compute")(name_of(args, kwargs), compute, **self.options)
 
-        def invalidate(*args: Any, **kwargs: Any) -> bool:
-            return bool(_cache(self.using).delete(name_of(args, kwargs), self.version))
+        def invalidate(*args: Any, **kwargs: Any) -> Any:
+            return method("delete")(name_of(args, kwargs), self.version)
 
-        return _with(call, refresh=refresh, invalidate=invalidate)
-
-    def _tasks(self, function: Callable[..., Any], name_of: Callable[..., str]) -> Any:
-        @functools.wraps(function)
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            compute = functools.partial(function, *args, **kwargs)
-            cache = _cache(self.using)
-            return await cache.aget_or_set(name_of(args, kwargs), compute, **self.options)
-
-        async def refresh(*args: Any, **kwargs: Any) -> Any:
-            compute = functools.partial(function, *args, **kwargs)
-            cache = _cache(self.using)
-            return await cache.acompute(name_of(args, kwargs), compute, **self.options)
-
-        async def invalidate(*args: Any, **kwargs: Any) -> bool:
-            cache = _cache(self.using)
-            return bool(await cache.adelete(name_of(args, kwargs), self.version))
-
-        return _with(call, refresh=refresh, invalidate=invalidate)
+        adapt = _awaiting if asynchronous else _unchanged
+        wrapped: Any = functools.update_wrapper(adapt(call), function)
+        wrapped.refresh, wrapped.invalidate = adapt(refresh), adapt(invalidate)
+        return wrapped
 
 
-def _with(function: Any, **methods: Callable[..., Any]) -> Any:
-    for name, method in methods.items():
-        setattr(function, name, method)
+def _awaiting(function: Callable[..., Any]) -> Callable[..., Any]:
+    async def awaiting(*args: Any, **kwargs: Any) -> Any:
+        return await function(*args, **kwargs)
+
+    return awaiting
+
+
+def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
-
-
-def _cache(alias: str) -> RedisCache:
-    return cast(RedisCache, lock_cache(alias))

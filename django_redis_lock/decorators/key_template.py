@@ -13,88 +13,88 @@ from typing import Any, NamedTuple
 
 __all__ = ["MAX_NAME_CHARACTERS", "Template", "bound_method", "namer", "short"]
 
-#: Characters of a name; a longer one ends in a hash instead of its last part.
+#: The longest name; the end of a longer one is replaced by a hash.
 MAX_NAME_CHARACTERS = 200
 
 Namer = Callable[[tuple[Any, ...], dict[str, Any]], str]
 
-#: What an escaped character is made of, so none of these can part two values.
+#: The characters of an escape sequence, which cannot separate two values.
 _ESCAPES = frozenset("%0123456789ABCDEF")
 _formatter = string.Formatter()
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 
 
 class Field(NamedTuple):
-    """What stands between one pair of braces."""
+    """One field of a template."""
 
     name: str
     conversion: str | None
     spec: str
 
     def text(self, values: dict[str, Any]) -> str:
-        value = values[self.name] if self.name in values else self._found(values)
+        value = values[self.name] if self.name in values else self._look_up(values)
         if not (self.conversion or self.spec) and type(value) in (str, int):
             return str(value)
         if isinstance(value, (set, frozenset)):
-            raise ValueError(f"{{{self.name}}} is a set, and its order differs between processes")
+            raise ValueError(f"{{{self.name}}} is a set, whose order differs between processes")
         value = _formatter.convert_field(value, self.conversion)
         text = str(_formatter.format_field(value, _formatter.vformat(self.spec, (), values)))
         if _ADDRESS.search(text):
             raise ValueError(
-                f"{{{self.name}}} gives {text!r}, which is another text in each process: name an "
-                "attribute of it, such as its pk"
+                f"{{{self.name}}} gives {text!r}, which differs between processes: use one of its "
+                "attributes, such as its pk"
             )
         return text
 
-    def _found(self, values: dict[str, Any]) -> Any:
-        """What attributes and items lead to."""
+    def _look_up(self, values: dict[str, Any]) -> Any:
+        """The value of a name with attributes and items."""
         value, _ = _formatter.get_field(self.name, (), values)
         return value
 
 
 class Template:
-    """A name with ``{fields}`` to be filled in.
+    """A name with ``{fields}``.
 
-    Two sets of values never give the same name, as long as their texts differ: where a value
-    contains a character that parts it from the next one, that character is written as in a URL,
-    ``%2D`` for ``-``. With one field nothing needs to be escaped.
+    Two sets of values with different texts never give the same name: a character in a value that
+    separates two fields is escaped as in a URL, ``%2D`` for ``-``. With one field nothing is
+    escaped.
 
     Raises:
-        ValueError: it is no template, or nothing stands between two of its fields.
+        ValueError: the template is invalid, or two fields have no text between them.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
-        #: Literal text and fields in turn; the last literal stands alone.
+        #: Literal text and fields alternate; the last literal has no field.
         self._literals: list[str] = [""]
         self._fields: list[Field] = []
         try:
             parts = list(string.Formatter().parse(text))
         except ValueError as error:
             raise ValueError(
-                f"{text!r} is no template: {error}; a brace that belongs to the name is doubled"
+                f"{text!r} is not a template: {error}; double a brace that belongs to the name"
             ) from None
         for literal, name, spec, conversion in parts:
             self._literals[-1] += literal
             if conversion not in (None, "r", "s", "a"):
-                raise ValueError(f"{text!r}: !{conversion} is no conversion; there are !r, !s, !a")
+                raise ValueError(f"{text!r}: !{conversion} is not a conversion; use !r, !s or !a")
             if name is not None:
                 self._fields.append(Field(name, conversion, spec or ""))
                 self._literals.append("")
-        self._escaped = frozenset("%").union(*map(self._parting, self._literals[1:-1]))
+        self._escaped = frozenset("%").union(*map(self._separator, self._literals[1:-1]))
 
-    def _parting(self, literal: str) -> str:
-        """The character of what stands between two fields that no value may contain."""
-        parting = next((c for c in literal if c not in _ESCAPES), None)
-        if parting is None:
+    def _separator(self, literal: str) -> str:
+        """The character of ``literal``, between two fields, that is escaped in values."""
+        separator = next((c for c in literal if c not in _ESCAPES), None)
+        if separator is None:
             raise ValueError(
-                f"{self.text!r}: put something such as '-' between the fields, or the values 'xy', "
-                "'z' and 'x', 'yz' would be the same"
+                f"{self.text!r}: put a separator such as '-' between the fields, or the values "
+                "'xy', 'z' and 'x', 'yz' would give the same name"
             )
-        return parting
+        return separator
 
     def fields(self) -> Iterator[str]:
-        """What stands between braces, also where a field's format has fields of its own."""
+        """The names of all fields, including fields in the format of another field."""
         for field in self._fields:
             yield field.name
             for _, name, _, _ in string.Formatter().parse(field.spec):
@@ -120,16 +120,16 @@ def _percent(character: str) -> str:
 
 
 def namer(key: str | Callable[..., str] | None, function: Callable[..., Any], dotted: str) -> Namer:
-    """How to name one call of ``function``.
+    """A function that makes the name of one call of ``function`` from its arguments.
 
     Args:
         key: a name, a template over the arguments of the call, or a callable that takes them; None
             for ``dotted``.
-        dotted: the function's own name, for messages too.
+        dotted: the dotted name of the function.
 
     Raises:
-        ValueError: the template names an argument that the function does not have. At the call:
-            it cannot be filled in, or gives a name that is empty or differs between processes.
+        ValueError: the template names an argument that the function does not have. At the call: the
+            arguments give no name, or one that is empty or differs between processes.
     """
     if key is None:
         return lambda args, kwargs: short(dotted)
@@ -138,7 +138,7 @@ def namer(key: str | Callable[..., str] | None, function: Callable[..., Any], do
     template = Template(key)
     fields = list(template.fields())
     if not fields:
-        name = short(template.fill({}))  # Doubled braces may stand in it.
+        name = short(template.fill({}))  # It may contain doubled braces.
         return lambda args, kwargs: name
     method = bound_method(function)
     signature = inspect.signature(function if method is None else method)
@@ -170,8 +170,8 @@ def namer(key: str | Callable[..., str] | None, function: Callable[..., Any], do
 
 
 def bound_method(function: Any) -> MethodType | None:
-    """The method of an object that Django's ``method_decorator`` has wrapped up as ``function``:
-    its signature is that of the call, while ``function`` claims to be the unbound method."""
+    """The bound method inside ``function``, if Django's ``method_decorator`` made ``function``. The
+    method has the signature of the call; ``function`` has that of the unbound method."""
     while function is not None:
         if isinstance(function, functools.partial) and inspect.ismethod(function.func):
             return function.func
@@ -180,8 +180,8 @@ def bound_method(function: Any) -> MethodType | None:
 
 
 def short(name: str) -> str:
-    """``name``, or if it is too long, as much of its beginning as fits before a hash of it. A short
-    name and a shortened one are never the same: they differ in length."""
+    """``name``; if it is too long, its beginning and a hash. A shortened name is longer than any
+    name that is not shortened, so the two are never equal."""
     if len(name) <= MAX_NAME_CHARACTERS:
         return name
     digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
@@ -194,5 +194,5 @@ def _usable(name: Any, dotted: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"the key of {dotted} gives {name!r}, which is no text") from None
+        raise ValueError(f"the key of {dotted} gives {name!r}, which is not valid text") from None
     return short(name)

@@ -7,10 +7,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from ..locking import AsyncLock, Lock
-from . import current
 from .key_template import Template, short
 from .options import LockOptions, Options
-from .section import AsyncSection, Section
+from .section import AsyncSection, Section, caller
 from .targets import decorate
 
 if TYPE_CHECKING:
@@ -33,60 +32,57 @@ def locked(
 @overload
 def locked(target: Target, /) -> Target: ...
 def locked(target: Any = None, /, **options: Any) -> Any:
-    """Let something run only once at a time: ``@locked`` alone, ``@locked("name")`` or with options
-    on a view, a management command, a task, a function, or the class of a view or command; and
-    ``with locked("name"):`` or ``async with locked("name"):`` around a few lines.
+    """Run code only once at a time: ``@locked``, ``@locked("name")`` or ``@locked(option=…)`` on a
+    view, a management command, a task, a function, or the class of a view or command; ``with
+    locked("name"):`` or ``async with locked("name"):`` around a block.
 
-    While another has the lock a view answers 409 with ``Retry-After``, a command ends with one line
-    on stderr and ``exit_code``, anything else raises ``LockNotAcquired``. The body reaches its lock
-    by ``current_lock()``.
+    While another caller holds the lock, a view answers 409 with ``Retry-After``, a command prints
+    one line on stderr and exits with ``exit_code``, and everything else raises
+    ``LockNotAcquired``. ``current_lock()`` returns the lock to the code that runs under it.
 
     Args:
         key: the lock's name: a string; a template over the arguments of the call, such as
             ``"invoice-{pk}"``, ``"user-{request.user.pk}"`` or ``"{self.kwargs[slug]}"``; or (by
-            keyword) a callable that takes those arguments. Left out: the dotted name of what is
-            decorated.
+            keyword) a callable that takes those arguments. Default: the dotted name of the target.
         using: the cache alias; or a list of three or more, for a ``Redlock`` over their servers.
-            Left out, the setting USING.
-        on_redis_down: ``"raise"``; ``"local"``: a lock of this host stands in; ``"run"``: go ahead
-            without. Left out, the setting.
-        critical: never do without Redis, whatever the setting says.
-        replicas: how many replicas of the server must have confirmed that the lock is taken before
-            it counts; left out, the setting.
-        timeout: seconds the lock lives; left out, the setting TIMEOUT. It is renewed while the work
-            goes on. None: without end, which a crash makes for ever.
-        blocking: wait for the lock instead of giving up at once.
+            Default: the setting USING.
+        on_redis_down: ``"raise"``; ``"local"``: take a lock of this host instead; ``"run"``: run
+            without a lock. Default: the setting.
+        critical: never run without Redis, regardless of the setting.
+        replicas: how many replicas of the server must confirm the lock before the work begins.
+            Default: the setting.
+        timeout: seconds; the lifetime of the lock, which is renewed during the work. Default: the
+            setting TIMEOUT. None: the lock never expires, not even after a crash.
+        blocking: wait for the lock instead of failing at once.
         blocking_timeout: seconds to wait at most; None: without end.
-        wait_for_redis: within the same time also wait for a Redis that cannot be reached at first,
-            instead of failing at once.
-        min_hold: seconds the lock stays taken even if the work ends before, by the server's clock.
-        max_hold: seconds after which the lock is renewed no more.
-        release: ``"transaction"``: if a database transaction is open when the work ends, the lock
-            is released when the transaction has ended, too; ``"now"``: it does not wait for that.
-        on_conflict: called with a ``Conflict`` and the arguments of the call instead of the above;
-            ``django_redis_lock.contention`` has some ready-made.
-        default: to return instead of raising ``LockNotAcquired``.
-        on_lost: called without arguments, in a thread of its own (for a coroutine function, in its
-            event loop), when the lock is lost while the work goes on. ``"terminate"``, for
-            commands: end the command with ``lost_exit_code``.
-        status_code: of the answer to a request.
-        retry_after: seconds after which others are told to try again (``Retry-After``,
-            ``retry_task``); left out, how long this process has usually held such locks, and 2
-            where that is not known.
-        exit_code: of a command that finds the lock taken; 0: it is skipped.
+        wait_for_redis: while waiting, also wait for a Redis that cannot be reached.
+        min_hold: seconds the lock stays taken even if the work ends earlier, by the server's clock.
+        max_hold: seconds after which the lock is no longer renewed.
+        release: ``"transaction"``: if a database transaction is open when the work ends, release
+            the lock when the transaction has ended; ``"now"``: release it when the work ends.
+        on_conflict: called with a ``Conflict`` and the arguments of the call when the lock is
+            taken; the caller gets its result. ``django_redis_lock.contention`` has ready-made ones.
+        default: returned when the lock is taken, instead of raising ``LockNotAcquired``.
+        on_lost: called without arguments, in a separate thread (for a coroutine function, in its
+            event loop), when the lock is lost during the work. ``"terminate"``, for commands: end
+            the command with ``lost_exit_code``.
+        status_code: of the response on conflict.
+        retry_after: seconds after which clients should try again (``Retry-After``,
+            ``retry_task``). Default: how long this process usually holds such locks, or 2.
+        exit_code: of a command that finds the lock taken; 0: the command is skipped.
         lost_exit_code: of a command that was ended because it lost its lock.
-        unavailable_exit_code: of a command that did not run because Redis is away.
-        label: what the lock is for, as shown in the admin; left out, the dotted name.
-        group: under which it is counted in metrics; left out, the template or the dotted name.
-        warn_after: seconds after which the log says that it is held still; left out, 80 % of
-            ``max_hold``.
+        unavailable_exit_code: of a command that did not run because Redis is down.
+        label: what the lock is for, shown in the admin. Default: the dotted name.
+        group: the metrics group. Default: the template or the dotted name.
+        warn_after: seconds after which a warning is logged that the lock is still held. Default:
+            80 % of ``max_hold``.
 
     Raises:
-        TypeError, ValueError: at import: an option makes no sense, contradicts another or the kind
-            of what is decorated, or the template names an argument that the callable does not have.
-            At the call: no name can be made of the arguments.
+        TypeError, ValueError: at import: an option is invalid, contradicts another one or does not
+            fit the target, or the template names an argument that the callable does not have. At
+            the call: the arguments do not give a name.
         ImproperlyConfigured: at the call: there is no such cache, or it cannot lock.
-        redis.exceptions.RedisError: at the call: Redis is away, so nothing may run. (From a
+        redis.exceptions.RedisError: at the call: Redis is down, and nothing was run. (From a
             command: CommandError.)
     """
     if target is None or isinstance(target, str):
@@ -102,10 +98,10 @@ def locked(target: Any = None, /, **options: Any) -> Any:
 
 
 class Locked:
-    """What ``locked()`` was told: it decorates what it is called with, and is a context manager.
+    """A decorator and a context manager.
 
-    As that it may be entered any number of times, also by several threads and tasks; each entry
-    takes a lock of its own of that name, so one inside another finds it taken.
+    Several threads and tasks may enter it, also at the same time. Each entry acquires a separate
+    lock object with the same name, so a nested entry finds the lock taken.
     """
 
     def __init__(self, options: Options) -> None:
@@ -121,12 +117,12 @@ class Locked:
     def __enter__(self) -> Lock:
         """
         Raises:
-            LockNotAcquired: it is taken, and the time to wait is over.
+            LockNotAcquired: the lock is taken, and the time to wait is over.
         """
         section = Section(self.options, self._name())
         try:
             if section.enter():
-                self._sections.append((current.caller(), section))
+                self._sections.append((caller(), section))
                 return section.lock
         except BaseException:
             section.abandon()
@@ -156,7 +152,7 @@ class Locked:
         section = AsyncSection(self.options, self._name())
         if not await section.enter():
             raise (await section.conflict()).error()
-        self._sections.append((current.caller(), section))
+        self._sections.append((caller(), section))
         return section.lock
 
     async def __aexit__(
@@ -170,13 +166,13 @@ class Locked:
         await entered[1].leave()
 
     def _last_entered(self) -> tuple[tuple[int, int], Any]:
-        """The section this thread or task has entered last; if there is none, as where a fixture of
-        a test is left in another task, the last of all."""
-        caller, entered = current.caller(), tuple(self._sections)
-        return next((e for e in reversed(entered) if e[0] == caller), entered[-1])
+        """The section that this thread or task entered last; if there is none (a test's fixture may
+        be left in another task), the last of all."""
+        mine, entered = caller(), tuple(self._sections)
+        return next((e for e in reversed(entered) if e[0] == mine), entered[-1])
 
     def _name(self) -> str:
-        """The lock's name where there is no call to take arguments from."""
+        """The lock's name for a ``with`` block, which has no arguments."""
         options = self.options
         options.refuse("a with block", "on_conflict", "status_code", "default")
         options.refuse("a with block", "exit_code", "lost_exit_code", "unavailable_exit_code")
@@ -185,7 +181,7 @@ class Locked:
         if callable(options.key):
             return short(str(options.key()))
         if options.key is None:
-            raise TypeError('a with block has no name of its own: with locked("name")')
+            raise TypeError('a with block needs a name: with locked("name")')
         template = Template(options.key)
         fields = list(template.fields())
         if fields:
@@ -197,10 +193,10 @@ class Locked:
 
 
 class LockedWithDefault(Generic[D], Locked):
-    """``locked(default=…)``: what it decorates may return the default."""
+    """``locked(default=…)``: the decorated function may return the default."""
 
     if TYPE_CHECKING:
-        # For a caller with its types it narrows what Locked says: there, what goes in comes out.
+        # Narrower than Locked.__call__, which returns the type it is given.
         @overload  # type: ignore[override]
         def __call__(
             self, target: Callable[P, Coroutine[Any, Any, R]]

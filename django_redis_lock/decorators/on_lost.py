@@ -1,4 +1,4 @@
-"""What becomes of a management command whose lock is lost: ``on_lost="terminate"``."""
+"""``on_lost="terminate"``: end a management command whose lock is lost."""
 
 from __future__ import annotations
 
@@ -29,61 +29,63 @@ T = TypeVar("T")
 
 logger = logging.getLogger("django_redis_lock.lost")
 
-#: Seconds a command has to clean up after its lock is lost, before its process ends in any case.
+#: Seconds a command has to clean up after its lock is lost, before its process is ended.
 CLEANUP_SECONDS = 10.0
 
 
 class LockLostExit(SystemExit):
-    """Raised in the midst of a command that has lost its lock; ``finally`` and ``with`` blocks run,
-    ``except Exception`` does not stop it."""
+    """Raised in a command that has lost its lock; ``finally`` and ``with`` blocks run, ``except
+    Exception`` does not catch it."""
 
 
 class CommandTerminator:
-    """Ends the command that runs in this process's main thread.
+    """Ends the command in the main thread of this process when its lock is lost.
 
     ====  =======================================================================================
-    0 s   The keeper learns that the lock is lost. ``LockLostExit`` is raised in the main thread,
-          by way of SIGTERM, so that it interrupts what the command waits for.
+    0 s   The keeper learns that the lock is lost. SIGTERM to the main thread interrupts whatever
+          the command waits for, and its handler raises ``LockLostExit``.
     10 s  The command has not ended: it hangs in a library, or has caught the exception. If it was
           called from a command line, the process ends at once, without cleaning up.
     ====  =======================================================================================
 
     Args:
-        command: which runs.
-        exit_code: of the process, either way.
-        name: the lock's, for the log.
+        command: the running command.
+        exit_code: of the process, in both cases.
+        name: of the lock, for the log.
     """
 
     def __init__(self, command: BaseCommand, exit_code: int, name: str) -> None:
-        # Otherwise the process is not its own: a server's, a test's.
-        self.alone = bool(getattr(command, "_called_from_command_line", False))
+        # Otherwise other code of the process (a server, a test) goes on.
+        self.owns_process = bool(getattr(command, "_called_from_command_line", False))
         self.exit_code = exit_code
         self.name = name
-        self.grace = CLEANUP_SECONDS
+        self.cleanup_seconds = CLEANUP_SECONDS
         self.lost = False
         self._over = threading.Event()
         self._mutex = threading.Lock()
 
     def __call__(self) -> None:
-        """The lock is lost; called in a thread of its own."""
+        """The lock is lost. Runs in a separate thread."""
         with self._mutex:
             if self._over.is_set():
                 return
             self.lost = True
             interrupt_main_thread()
-        if not self._over.wait(self.grace):
-            then = "its process ends now" if self.alone else "it goes on without the lock"
+        if not self._over.wait(self.cleanup_seconds):
+            then = (
+                "its process is ended now" if self.owns_process else "it continues without the lock"
+            )
             hangs = "The command that lost its lock %s has not ended in %g s: %s"
             name = printable(self.name.encode(errors="replace"))
-            logger.critical(hangs, name, self.grace, then)
-            if self.alone:
+            logger.critical(hangs, name, self.cleanup_seconds, then)
+            if self.owns_process:
                 os._exit(self.exit_code)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do ``work``, and end it when the lock is lost.
+        """Do ``work``; interrupt it when the lock is lost.
 
         Raises:
-            CommandError: the lock was lost meanwhile, with the exit code.
+            CommandError: the lock was lost; has the exit code.
             RuntimeError: this is not the main thread, the only one that can be interrupted.
         """
         try:
@@ -98,15 +100,15 @@ class CommandTerminator:
         return result
 
     def _error(self) -> CommandError:
-        words = f"the lock {self.name} was lost while this ran, and another may run beside it"
+        words = f"the lock {self.name} was lost while this ran; another run may have started"
         return CommandError(" ".join(words.split()), returncode=self.exit_code)
 
     @contextmanager
     def _armed(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
-                'on_lost="terminate" ends a command in the main thread, and this is another: call '
-                "it from the command line, or give on_lost a callable"
+                'on_lost="terminate" works only in the main thread: call the command from the '
+                "command line, or give on_lost a callable"
             )
         before: Any = signal.getsignal(signal.SIGTERM)
 
@@ -127,14 +129,14 @@ class CommandTerminator:
                 with self._mutex:
                     self._over.set()
             finally:
-                self._over.set()  # Also if the exception came right here.
-                # What is still on its way meets our handler first, and nothing happens.
+                self._over.set()  # Also if an exception interrupts the line above.
+                # A signal that is already under way reaches our handler, which ignores it.
                 signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def interrupt_main_thread() -> None:
-    """By SIGTERM, straight to that thread: another could take a signal to the process, and what the
-    main thread waits for would not be interrupted."""
+    """Send SIGTERM to the main thread. A signal to the process could be delivered to another
+    thread, and would not interrupt what the main thread waits for."""
     ident = threading.main_thread().ident
     if ident is not None and hasattr(signal, "pthread_kill"):
         signal.pthread_kill(ident, signal.SIGTERM)
@@ -144,8 +146,7 @@ def interrupt_main_thread() -> None:
 
 @contextmanager
 def release_on_sigterm() -> Iterator[None]:
-    """A command that is told to end by SIGTERM releases its lock, unless it has a way of its own to
-    deal with that signal."""
+    """SIGTERM makes the command release its lock and end, unless the command handles SIGTERM."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         with unwinding():

@@ -1,9 +1,11 @@
-"""What ``locked()`` can be told, checked."""
+"""The options of ``locked()``, checked, and the uses of it that this process knows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from ..cache import SETTING, check_policy, check_using, lock_cache
@@ -13,20 +15,28 @@ from ..events import as_group, check_group
 from ..locking import AsyncLock, Lock
 from ..protocol import check_count, check_seconds
 
-__all__ = ["MISSING", "Defaults", "LockOptions", "OnLost", "Options"]
+__all__ = [
+    "MISSING",
+    "Declaration",
+    "Defaults",
+    "LockOptions",
+    "OnLost",
+    "Options",
+    "declarations",
+    "declare",
+]
 
 OnLost = Callable[[], Any] | None
 
-#: Made once, as each call asks for the cache; what it answers is read each time.
+#: Made once because each call asks for the cache; each attribute reads its setting.
 _CONF = Conf()
 
-#: For ``default`` left out, where None means something.
+#: Stands for ``default`` left out; None would be a value.
 MISSING: Any = object()
 
 
 class Defaults(NamedTuple):
-    """What ``locked()`` is used on: the label of its locks where the options give none, and the
-    name under which they are counted."""
+    """The label and the metrics group of a decorated callable, for options that are left out."""
 
     label: str | None = None
     group: str | None = None
@@ -61,10 +71,10 @@ class LockOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """As ``LockOptions``, complete and free of contradictions.
+    """``LockOptions``, checked and complete.
 
     Attributes:
-        several: the caches of a lock on several servers; ``using`` is then the first of them.
+        several: the cache aliases of a lock on several servers; ``using`` is then the first.
 
     Raises:
         TypeError, ValueError: an option makes no sense; the message says what is allowed.
@@ -121,7 +131,9 @@ class Options:
                 f"{self.on_conflict!r}"
             )
         if self.on_conflict is not None and self.default is not MISSING:
-            raise ValueError("give either on_conflict or default: both say what to return instead")
+            raise ValueError(
+                "give either on_conflict or default: both define the result of a conflict"
+            )
         if not (self.on_lost is None or self.on_lost == "terminate" or callable(self.on_lost)):
             raise TypeError(f'on_lost must be callable or "terminate", not {self.on_lost!r}')
         _check_code("status_code", self.status_code, 100, 599)
@@ -162,15 +174,14 @@ class Options:
             raise ValueError("min_hold must not be longer than max_hold")
 
     def given(self) -> dict[str, Any]:
-        """Those that are not left at their defaults, but for the name's."""
+        """The options that differ from their defaults, without ``key`` and ``using``."""
         left = [f for f in fields(self) if f.name not in ("key", "using")]
         return {f.name: getattr(self, f.name) for f in left if getattr(self, f.name) != f.default}
 
     def refuse(self, kind: str, *names: str) -> None:
-        """Options that mean nothing for what is decorated.
-
+        """
         Raises:
-            TypeError: one of ``names`` was given.
+            TypeError: one of the options ``names`` was given, and has no effect on a ``kind``.
         """
         for name in names:
             if name in self.given():
@@ -178,24 +189,23 @@ class Options:
 
     @property
     def alias(self) -> str:
-        """The cache; it is looked up at each call, where the settings are known."""
+        """The cache alias, read at each call because a decorator runs before the settings exist."""
         return self.using or _CONF.USING
 
     # -- the locks ---------------------------------------------------------------------------
 
-    def lock(self, name: str, use: Defaults, on_lost: OnLost) -> Lock:
-        """A lock of that name, for ``use``.
-
+    def lock(self, name: str, defaults: Defaults, on_lost: OnLost) -> Lock:
+        """
         Raises:
             ImproperlyConfigured: there is no such cache, or it cannot lock.
         """
-        return lock_cache(self.alias).lock(name, **self._of_lock(use, on_lost))
+        return lock_cache(self.alias).lock(name, **self._lock_options(defaults, on_lost))
 
-    def alock(self, name: str, use: Defaults, on_lost: OnLost) -> AsyncLock:
+    def alock(self, name: str, defaults: Defaults, on_lost: OnLost) -> AsyncLock:
         """As ``lock``, for asyncio."""
-        return lock_cache(self.alias).alock(name, **self._of_lock(use, on_lost))
+        return lock_cache(self.alias).alock(name, **self._lock_options(defaults, on_lost))
 
-    def _of_lock(self, use: Defaults, on_lost: OnLost) -> dict[str, Any]:
+    def _lock_options(self, defaults: Defaults, on_lost: OnLost) -> dict[str, Any]:
         options: dict[str, Any] = {
             "blocking": self.blocking,
             "blocking_timeout": self.blocking_timeout,
@@ -205,17 +215,17 @@ class Options:
             "critical": self.critical,
             "replicas": self.replicas,
             "on_lost": on_lost,
-            "label": self.label or use.label,
-            "group": self.group or (use.group and as_group(use.group)),
+            "label": self.label or defaults.label,
+            "group": self.group or (defaults.group and as_group(defaults.group)),
             "warn_after": self.warn_after,
-            # Each entry has a handle of its own, which threads of its call may ask, too.
+            # Each call has its own lock object, which all threads of the call may use.
             "thread_local": False,
         }
         if self.several:
             options["using"] = self.several
         if self.timeout is not SETTING:
             options["timeout"] = self.timeout
-            # A lifetime of one's own is renewed too: what runs longer must not run twice.
+            # Renewed like the default: work that outlasts the timeout must not run twice.
             options["renew"] = self.timeout is not None
         return options
 
@@ -223,3 +233,58 @@ class Options:
 def _check_code(what: str, value: Any, lowest: int, highest: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
         raise ValueError(f"{what} must be a whole number from {lowest} to {highest}, not {value!r}")
+
+
+# -- uses of locked() ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One use of ``locked()``.
+
+    Attributes:
+        target: the dotted name of what is decorated.
+        template: the lock's name as written, with its ``{fields}``; the dotted name if none was
+            given; None if a callable makes the name.
+        given_using: the cache alias that was given; None for the setting USING.
+        options: the other options that were given, by name.
+    """
+
+    target: str
+    template: str | None
+    given_using: str | None
+    options: Mapping[str, Any]
+
+    @property
+    def using(self) -> str:
+        """The cache alias."""
+        return self.given_using or Conf().USING
+
+    @property
+    def name(self) -> str:
+        """One name for all its locks."""
+        return self.target if self.template is None else self.template
+
+    @property
+    def group(self) -> str:
+        """The metrics group of its locks."""
+        return self.options.get("group") or as_group(self.name)
+
+
+#: Each entry lives as long as the decorated function, so a reloaded module leaves none behind.
+_declared: weakref.WeakKeyDictionary[Callable[..., Any], Declaration]
+_declared = weakref.WeakKeyDictionary()
+
+
+def declare(function: Callable[..., Any], target: str, template: str | None, of: Options) -> None:
+    """Record that ``function`` runs under a lock with the options ``of``."""
+    options = MappingProxyType(of.given())
+    _declared[function] = Declaration(target, template, of.using, options)
+
+
+def declarations() -> tuple[Declaration, ...]:
+    """All uses of ``locked()`` as a decorator in the modules imported so far, ordered by the name
+    of what they decorate. A function that ``method_decorator`` decorates is included from its first
+    call on."""
+    found = [d for f, d in list(_declared.items()) if f is not None]
+    return tuple(sorted(found, key=lambda d: (d.target, d.name)))

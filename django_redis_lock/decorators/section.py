@@ -1,4 +1,4 @@
-"""One time that something runs under its lock: taking it, and giving it back."""
+"""One call of code under its lock: the section acquires the lock, and releases it afterwards."""
 
 from __future__ import annotations
 
@@ -7,40 +7,177 @@ import contextvars
 import functools
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 from asgiref.sync import AsyncToSync, sync_to_async
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 
 from .. import metrics
 from ..contention import Conflict
 from ..exceptions import LockError
 from ..locking import AsyncLock, BaseLock, Lock, in_background
-from ..protocol import HolderInfo, printable
-from . import current, transactions
+from ..protocol import printable
+from ..transport import adrive, drive, is_outage
+from . import transactions
 from .options import Defaults, OnLost, Options
-from .outages import RetryUntil
 
-__all__ = ["AsyncSection", "Section"]
+__all__ = [
+    "AsyncSection",
+    "RetryUntil",
+    "Section",
+    "caller",
+    "current_lock",
+    "outages_not_logged",
+]
 
 logger = logging.getLogger("django_redis_lock.locked")
 
+#: Seconds between two attempts to reach Redis: the first time, and at most.
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 
-class _Section:
-    """What is the same for threads and tasks.
+
+# -- the locks of the running call ---------------------------------------------------------------
+
+
+class Entered(NamedTuple):
+    """A lock that one call holds; ``key`` is its cache alias and name."""
+
+    lock: BaseLock
+    key: tuple[str, str]
+    caller: tuple[int, int]
+
+
+_entered: ContextVar[tuple[Entered, ...]] = ContextVar("django_redis_lock_entered", default=())
+
+
+def current_lock() -> BaseLock:
+    """The innermost lock that ``locked()`` holds for the running call, for its ``fence``, ``lost``
+    and ``ensure_held()``. Threads and tasks that the call starts find it too if they run in a copy
+    of its context, as with ``sync_to_async`` and ``asyncio.create_task``::
+
+        @locked("invoice-{pk}")
+        def send_invoice(pk):
+            for page in pages(pk):
+                current_lock().ensure_held()  # raises LockLost; no round trip
+                post(page, fence=current_lock().fence)
+
+    Raises:
+        LockError: no lock is held here.
+    """
+    entered = _entered.get()
+    if not entered:
+        raise LockError("current_lock() works inside what locked() decorates: no lock is held here")
+    return entered[-1].lock
+
+
+def caller() -> tuple[int, int]:
+    """Identifies this thread, and the task in it."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # No event loop runs in this thread.
+        task = None
+    return threading.get_ident(), 0 if task is None else id(task)
+
+
+# -- outages -------------------------------------------------------------------------------------
+
+
+class RetryUntil:
+    """Decides whether a request that failed is repeated, and when.
 
     Args:
-        on_lost: instead of the options'.
+        deadline: until when, on the monotonic clock; ``inf``: without end.
     """
 
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.attempts = 0
+
+    def left(self) -> float:
+        """Seconds until the deadline, 0 after it."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def pause_after(self, error: Exception) -> float:
+        """Seconds to wait until the next attempt.
+
+        Raises:
+            Exception: ``error``, if it is not an outage or the deadline has come.
+        """
+        left = self.left()
+        if not left or not is_outage(error) or isinstance(error, AuthenticationError):
+            raise error
+        self.attempts += 1
+        pause = FIRST_PAUSE_SECONDS * 2.0 ** min(self.attempts - 1, 10)
+        return min(pause, MAX_PAUSE_SECONDS, left)
+
+
+@contextmanager
+def outages_not_logged() -> Iterator[None]:
+    """For a command that prints itself that Redis cannot be reached: the log, which usually goes to
+    the same terminal, does not repeat it."""
+    logger = logging.getLogger("django_redis_lock.outage")
+
+    def nothing(record: logging.LogRecord) -> bool:
+        return False
+
+    logger.addFilter(nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(nothing)
+
+
+# -- sections ------------------------------------------------------------------------------------
+
+
+class OnLock(NamedTuple):
+    """Call this method of the section's lock; sends what it returns."""
+
+    method: str
+    options: dict[str, Any]
+
+
+class InCallersThread(NamedTuple):
+    """Call a function in the thread of the synchronous caller, who may have a transaction open;
+    sends what it returns, or None if there is no such caller."""
+
+    function: Callable[[], Any]
+
+
+class Pause(NamedTuple):
+    """Let so many seconds pass."""
+
+    seconds: float
+
+
+Step = OnLock | InCallersThread | Pause
+Steps = Generator[Step, Any, Any]
+
+
+class _Section:
+    """The algorithm, written once as generators of steps.
+
+    Args:
+        on_lost: replaces that of the options.
+    """
+
+    lock: Any
+
     def __init__(
-        self, options: Options, name: str, use: Defaults | None = None, on_lost: OnLost = None
+        self,
+        options: Options,
+        name: str,
+        defaults: Defaults | None = None,
+        on_lost: OnLost = None,
     ) -> None:
         self.options = options
         self.name = name
-        self.use = use or Defaults()
+        self.defaults = defaults or Defaults()
         self.using = options.alias
         self._key = (self.using, name)
         self._on_lost = on_lost or (options.on_lost if callable(options.on_lost) else None)
@@ -48,197 +185,193 @@ class _Section:
         self._taken_up = False
         self._left = False
 
-    def _told(self) -> OnLost:
+    def _new_lock(self) -> BaseLock:
+        raise NotImplementedError
+
+    def _on_lost_callback(self) -> OnLost:
         """What the keeper calls: in the context of the call, so ``current_lock()`` works there."""
         on_lost = self._on_lost
         if on_lost is None:
             return None
 
-        def told() -> None:
+        def callback() -> None:
             outcome = self._context.run(on_lost)
             if asyncio.iscoroutine(outcome):
                 self._context.run(in_background, outcome)
 
-        return told
+        return callback
+
+    def _enter(self, on_wait: Callable[[Conflict], None] | None = None) -> Steps:
+        """Acquire the lock; returns whether that succeeded.
+
+        Args:
+            on_wait: called with the conflict before the wait begins.
+        """
+        again = yield InCallersThread(functools.partial(transactions.take_up, self._key))
+        if isinstance(again, Lock) and _is_held_here(again) and not again.lost:
+            self.lock, self._taken_up = again, True
+        else:
+            self._refuse_to_wait_for_itself()
+            self.lock = self._new_lock()
+            if not (yield from self._acquire(on_wait)):
+                return False
+        self.lock._entered()
+        _entered.set((*_entered.get(), Entered(self.lock, self._key, caller())))
+        self._context = contextvars.copy_context()
+        return True
 
     def _refuse_to_wait_for_itself(self) -> None:
-        if self.options.blocking and current.waits_for_itself(self._key):
+        mine = (self._key, caller())
+        if self.options.blocking and any((e.key, e.caller) == mine for e in _entered.get()):
             raise LockError(
-                "This very call holds the lock already and would wait for itself; locks of "
-                "locked() cannot be entered twice",
+                "This call already holds the lock and would wait for itself; locks of locked() "
+                "cannot be entered twice",
                 self.name,
             )
 
-    def _enter(self, lock: BaseLock) -> None:
-        lock._entered()
-        current.push(lock, self._key)
-        self._context = contextvars.copy_context()
-
-    def _retry(self) -> RetryUntil:
+    def _acquire(self, on_wait: Callable[[Conflict], None] | None) -> Steps:
         wait = self.options.blocking_timeout
-        return RetryUntil(math.inf if wait is None else time.monotonic() + wait)
-
-    def _conflict(self, lock: BaseLock, held: HolderInfo | None) -> Conflict:
-        given = self.options.retry_after
-        usual = metrics.usual_hold(lock.subject) if given is None else None
-        return Conflict.of(self.name, held, self.using, given, usual)
-
-    @property
-    def _waits_for_transactions(self) -> bool:
-        return self.options.release != "now" or self._taken_up
-
-
-class Section(_Section):
-    """For threads."""
-
-    lock: Lock
-
-    def enter(self, waiting: Callable[[Conflict], None] | None = None) -> bool:
-        """Take the lock; whether it could be had.
-
-        Args:
-            waiting: told who is in the way when the wait begins.
-        """
-        again = transactions.take_up(self._key)
-        if isinstance(again, Lock) and _is_held_here(again) and not again.lost:
-            self.lock, self._taken_up = again, True
-        else:
-            self._refuse_to_wait_for_itself()
-            self.lock = self.options.lock(self.name, self.use, self._told())
-            if not self._acquire(waiting):
-                return False
-        self._enter(self.lock)
-        return True
-
-    def _acquire(self, waiting: Callable[[Conflict], None] | None) -> bool:
-        if not self.options.wait_for_redis:
-            return self._ask(waiting, self.options.blocking_timeout)
-        retry = self._retry()
-        while True:
-            left = retry.left()
-            try:
-                return self._ask(waiting, None if math.isinf(left) else left)
-            except (RedisError, OSError) as error:
-                time.sleep(retry.pause_after(error))
-
-    def _ask(self, waiting: Callable[[Conflict], None] | None, timeout: float | None) -> bool:
-        if waiting is not None and self.options.blocking:
-            if self.lock.acquire(blocking=False):
+        retry = RetryUntil(math.inf if wait is None else time.monotonic() + wait)
+        if on_wait is not None and self.options.blocking:
+            if (yield from self._try(retry, blocking=False)):
                 return True
-            waiting(self.conflict())
-        return self.lock.acquire(blocking_timeout=timeout)
+            on_wait((yield from self._conflict()))
+        return (yield from self._try(retry))
 
-    def leave(self) -> None:
-        """Give the lock back, or have it given back when the transaction ends. What goes wrong with
-        that is logged: it must not cost the result of the work."""
-        current.pop(self.lock)
-        release = functools.partial(_release, self.lock, self.name)
-        if not (
-            self._waits_for_transactions and transactions.wait_for(self.lock, self._key, release)
-        ):
-            release()
-        self._left = True
-
-    def abandon(self) -> None:
-        """It was interrupted by an exception from a signal handler: nothing stays held."""
-        lock = getattr(self, "lock", None)
-        if lock is not None and not self._left:
-            current.pop(lock)
-            lock._leave_to_keeper()
-
-    def conflict(self) -> Conflict:
-        """Who was in the way."""
-        try:
-            held = self.lock.held()
-        except (RedisError, OSError):  # That it is taken is known; by whom is not.
-            held = None
-        return self._conflict(self.lock, held)
-
-
-class AsyncSection(_Section):
-    """For tasks."""
-
-    lock: AsyncLock | Lock
-
-    async def enter(self) -> bool:
-        """As ``Section.enter``."""
-        again = None
-        if _has_parent():
-            again = await sync_to_async(transactions.take_up)(self._key)
-        if isinstance(again, Lock) and _is_held_here(again) and not again.lost:
-            self.lock, self._taken_up = again, True
-        else:
-            self._refuse_to_wait_for_itself()
-            self.lock = lock = self.options.alock(self.name, self.use, self._told())
-            if not await self._acquire(lock):
-                return False
-        self._enter(self.lock)
-        return True
-
-    async def _acquire(self, lock: AsyncLock) -> bool:
-        if not self.options.wait_for_redis:
-            return await lock.acquire()
-        retry = self._retry()
+    def _try(self, retry: RetryUntil, **options: Any) -> Steps:
+        """One call of ``acquire``; with ``wait_for_redis``, as many as an outage requires."""
         while True:
             left = retry.left()
+            if "blocking" not in options:
+                options["blocking_timeout"] = None if math.isinf(left) else left
             try:
-                return await lock.acquire(blocking_timeout=None if math.isinf(left) else left)
+                return (yield OnLock("acquire", options))
             except (RedisError, OSError) as error:
-                await asyncio.sleep(retry.pause_after(error))
+                if not self.options.wait_for_redis:
+                    raise
+                yield Pause(retry.pause_after(error))
 
-    async def leave(self) -> None:
-        """As ``Section.leave``."""
-        current.pop(self.lock)
+    def _leave(self) -> Steps:
+        """Release the lock, now or when the transaction ends. An error from that is logged: it must
+        not cost the result of the work."""
+        _forget_entered(self.lock)
         try:
-            waits = _has_parent() and await sync_to_async(self._wait_for_transactions)()
+            waits = yield InCallersThread(self._wait_for_transactions)
         except BaseException:
-            await self._release()
+            yield from self._release()
             raise
         if not waits:
-            await self._release()
+            yield from self._release()
+        self._left = True
 
     def _wait_for_transactions(self) -> bool:
-        """In the thread that called this coroutine by ``async_to_sync``, perhaps in a transaction.
-        When that ends, there is no event loop any more: the lock is released by a handle for
-        threads that knows what this one knows."""
-        if not (self._waits_for_transactions and transactions.open_transactions()):
+        """Whether the lock is released when the open transactions of this thread end. There may be
+        no event loop by then, so a lock for threads takes the place of one for asyncio."""
+        if self.options.release == "now" and not self._taken_up:
             return False
         lock = self.lock
         if isinstance(lock, AsyncLock):
-            twin = self.options.lock(self.name, self.use, None)
-            twin.local = lock.local
-            lock = twin
+            if not transactions.open_transactions():
+                return False
+            lock = self.options.lock(self.name, self.defaults, None)
+            lock.local = self.lock.local
         return transactions.wait_for(lock, self._key, functools.partial(_release, lock, self.name))
 
-    async def _release(self) -> None:
-        lock = self.lock
-        if isinstance(lock, Lock):
-            await sync_to_async(_release)(lock, self.name)
-        elif _is_held_here(lock):
+    def _release(self) -> Steps:
+        if _is_held_here(self.lock):
             try:
-                await lock.release()
+                yield OnLock("release", {})
             except (RedisError, OSError) as error:
-                _not_released(self.name, error)
+                _log_not_released(self.name, error)
+
+    def _conflict(self) -> Steps:
+        """Why the lock could not be acquired."""
+        try:
+            held = yield OnLock("held", {})
+        except (RedisError, OSError):  # It is taken; the holder is unknown.
+            held = None
+        given = self.options.retry_after
+        usual = metrics.usual_hold(self.lock.subject) if given is None else None
+        return Conflict.of(self.name, held, self.using, given, usual)
+
+
+class Section(_Section):
+    """A section for threads."""
+
+    lock: Lock
+
+    def _new_lock(self) -> Lock:
+        return self.options.lock(self.name, self.defaults, self._on_lost_callback())
+
+    def enter(self, on_wait: Callable[[Conflict], None] | None = None) -> bool:
+        return bool(drive(self._enter(on_wait), self._do))
+
+    def leave(self) -> None:
+        drive(self._leave(), self._do)
+
+    def conflict(self) -> Conflict:
+        conflict: Conflict = drive(self._conflict(), self._do)
+        return conflict
+
+    def abandon(self) -> None:
+        """An exception from a signal handler interrupted the section: the keeper releases."""
+        lock = getattr(self, "lock", None)
+        if lock is not None and not self._left:
+            _forget_entered(lock)
+            lock._leave_to_keeper()
+
+    def _do(self, step: Step) -> Any:
+        if isinstance(step, OnLock):
+            return getattr(self.lock, step.method)(**step.options)
+        if isinstance(step, InCallersThread):
+            return step.function()
+        return time.sleep(step.seconds)
+
+
+class AsyncSection(_Section):
+    """A section for asyncio."""
+
+    lock: AsyncLock | Lock
+
+    def _new_lock(self) -> AsyncLock:
+        return self.options.alock(self.name, self.defaults, self._on_lost_callback())
+
+    async def enter(self) -> bool:
+        return bool(await adrive(self._enter(), self._do))
+
+    async def leave(self) -> None:
+        await adrive(self._leave(), self._do)
 
     async def conflict(self) -> Conflict:
-        """As ``Section.conflict``."""
-        lock: Any = self.lock
-        try:
-            held = await lock.held()
-        except (RedisError, OSError):
-            held = None
-        return self._conflict(lock, held)
+        conflict: Conflict = await adrive(self._conflict(), self._do)
+        return conflict
+
+    async def _do(self, step: Step) -> Any:
+        if isinstance(step, OnLock):
+            method = getattr(self.lock, step.method)
+            if isinstance(self.lock, Lock):  # One that waits for a transaction, taken up again.
+                method = sync_to_async(method)
+            return await method(**step.options)
+        if isinstance(step, InCallersThread):
+            return await sync_to_async(step.function)() if _has_sync_caller() else None
+        return await asyncio.sleep(step.seconds)
 
 
-def _has_parent() -> bool:
-    """Whether a synchronous caller, by ``async_to_sync``, waits for this task."""
+def _has_sync_caller() -> bool:
+    """Whether a synchronous caller waits for this task in ``async_to_sync``."""
     if getattr(AsyncToSync.executors, "current", None) is not None:
         return True
     return asyncio.get_running_loop() in getattr(AsyncToSync, "loop_thread_executors", ())
 
 
+def _forget_entered(lock: BaseLock) -> None:
+    # It need not be the innermost, nor be there: a generator may be left in another context.
+    _entered.set(tuple(entered for entered in _entered.get() if entered.lock is not lock))
+
+
 def _is_held_here(lock: BaseLock) -> bool:
-    """Not where it was released by hand, nor in a forked child: there it is the parent's."""
+    """False if the code itself has released the lock, and in a forked child, whose parent holds
+    it."""
     hold = lock.local.hold
     return lock.local.token is not None and not (hold is not None and hold.from_parent_process)
 
@@ -248,10 +381,10 @@ def _release(lock: Lock, name: str) -> None:
         try:
             lock.release()
         except (RedisError, OSError) as error:
-            _not_released(name, error)
+            _log_not_released(name, error)
 
 
-def _not_released(name: str, error: Exception) -> None:
+def _log_not_released(name: str, error: Exception) -> None:
     shown = printable(name.encode(errors="replace"))
     if isinstance(error, LockError):
         logger.warning("The lock %s ended before the locked code did: %s", shown, error)

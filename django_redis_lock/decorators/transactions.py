@@ -1,10 +1,11 @@
-"""Locks that are released only when the database transaction they were used in has ended.
+"""Locks that are released when the database transaction in which they were used has ended.
 
-What is written in a transaction is seen by others once it is committed. Who releases a lock before
-lets the next holder read what was there before, and overwrite it: the lost update.
+Other connections see what a transaction writes only after its commit. If the lock were released
+before, the next holder would read the old data and overwrite the new: a lost update.
 
-Django tells of a commit, not of a rollback. So while a lock waits, the methods by which Django ends
-a transaction are overlaid *on that one connection object*, to look afterwards whether it has ended.
+Django has a hook for commits, but none for rollbacks. So while a lock waits for a transaction, a
+watch wraps the methods that end a transaction *on that one connection object*; after each of them
+it checks whether the transaction has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ logger = logging.getLogger("django_redis_lock.locked")
 
 Key = tuple[str, str]
 
-#: Every way in which a transaction, or one that a test has put into its own, ends.
+#: Every method that can end a transaction, or the transaction of a test.
 _ENDS = ("commit", "rollback", "close", "set_autocommit", "savepoint_commit", "savepoint_rollback")
 _WATCH = "_django_redis_lock_watch"
 
@@ -44,18 +45,18 @@ def _is_open(connection: BaseDatabaseWrapper) -> bool:
     if not connection.in_atomic_block:
         return not connection.autocommit
     if not connection.commit_on_exit:
-        return True  # An atomic block where autocommit is off: its commit is yet to come.
+        return True  # An atomic block with autocommit off: the commit comes later.
     return any(not _of_a_test(block) for block in connection.atomic_blocks)
 
 
 def _of_a_test(block: Any) -> bool:
-    """Whether Django's ``TestCase`` has put it around the test."""
+    """Whether Django's ``TestCase`` opened the block, around the test."""
     return bool(block._from_testcase)
 
 
-def _is_noticed(connection: BaseDatabaseWrapper) -> bool:
-    """Whether its end can be told. In a ``TestCase`` the outermost block is a savepoint, and one
-    made with ``savepoint=False`` ends without a word."""
+def _has_visible_end(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a watch can see the end of the transaction. In a ``TestCase`` the outermost block is
+    a savepoint; with ``savepoint=False`` no method is called at its end."""
     tests = sum(_of_a_test(block) for block in connection.atomic_blocks)
     return tests == 0 or connection.savepoint_ids[tests - 1] is not None
 
@@ -89,14 +90,14 @@ class DeferredUnlock:
             logger.exception("The lock %s was not released", name)
 
     def take_up(self) -> None:
-        """The lock is used again in the same transaction: nothing is released."""
+        """The same transaction uses the lock again: do not release it."""
         for watch in self._watches:
             watch.pending.remove(self)
         del self._here[self.key]
 
 
 class _Here(threading.local):
-    """The locks of this thread that wait for a transaction."""
+    """The locks of this thread that wait for a transaction to end."""
 
     def __init__(self) -> None:
         self.pending: dict[Key, DeferredUnlock] = {}
@@ -106,17 +107,16 @@ _here = _Here()
 
 
 def wait_for(lock: BaseLock, key: Key, release: Callable[[], None]) -> bool:
-    """Call ``release`` when this thread's transactions have ended. Returns False, and does nothing,
-    if there are none."""
-    open = [connection for connection in open_transactions() if _is_noticed(connection)]
+    """Call ``release`` when this thread's transactions have ended. False if none is open."""
+    open = [connection for connection in open_transactions() if _has_visible_end(connection)]
     if open:
         DeferredUnlock(lock, key, release).wait_for(open)
     return bool(open)
 
 
 def take_up(key: Key) -> BaseLock | None:
-    """The lock of that key, if it waits in this thread for a transaction: who uses it twice in one
-    transaction goes on with it."""
+    """The lock at ``key`` that waits in this thread for a transaction, to be used again; None if
+    there is none."""
     pending = _here.pending.get(key)
     if pending is None:
         return None
@@ -125,16 +125,16 @@ def take_up(key: Key) -> BaseLock | None:
 
 
 class TransactionWatch:
-    """Looks whether the transaction of one connection has ended, each time it may have.
+    """Checks after each call that may end the transaction of one connection whether it has ended.
 
-    It must not hold on to the connection: a thread that ends in the midst of a transaction takes
-    its connection with it, and then the locks are released, too.
+    It must not reference the connection: when a thread ends during a transaction, its connection is
+    garbage-collected, and then the locks are released, too.
     """
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.pending: list[DeferredUnlock] = []
-        #: With autocommit off the transaction ends by commit(). Otherwise commit() is followed by
-        #: set_autocommit(), in which the functions given to on_commit() run, under the lock still.
+        #: With autocommit off, commit() ends the transaction. Otherwise set_autocommit() follows,
+        #: which calls the functions given to on_commit(), still under the lock.
         self._manual = not (connection.in_atomic_block and connection.commit_on_exit)
         self._last_resort = weakref.finalize(connection, self._end)
         overlays = {name: self._overlay(connection, name) for name in _ENDS}
@@ -166,7 +166,7 @@ class TransactionWatch:
         self._last_resort.detach()
         _, overlays = vars(connection).pop(_WATCH, (None, {}))
         for name, overlay in overlays.items():
-            if vars(connection).get(name) is overlay:  # Or else somebody has overlaid ours.
+            if vars(connection).get(name) is overlay:  # Another library may have wrapped ours.
                 delattr(connection, name)
 
     def _end(self) -> None:
@@ -176,7 +176,7 @@ class TransactionWatch:
 
 
 def _watch(connection: BaseDatabaseWrapper) -> TransactionWatch:
-    """The watch over the transaction that is open on this connection."""
+    """The watch of the transaction that is open on this connection."""
     watch: TransactionWatch | None
     watch, _ = vars(connection).get(_WATCH, (None, None))
     return watch or TransactionWatch(connection)

@@ -1,5 +1,5 @@
-"""What is put around a function that ``locked()`` decorates: plain, asynchronous, of a view, of a
-command."""
+"""The wrappers that ``locked()`` puts around functions: plain ones, coroutine functions, views and
+commands."""
 
 from __future__ import annotations
 
@@ -21,53 +21,48 @@ from ..exceptions import LockError
 from ..transport import is_outage
 from .key_template import bound_method, namer
 from .on_lost import CommandTerminator, release_on_sigterm
-from .options import MISSING, Defaults, Options
-from .outages import outages_not_logged
-from .registry import declare
-from .section import AsyncSection, Section
+from .options import MISSING, Defaults, Options, declare
+from .section import AsyncSection, Section, outages_not_logged
 
 __all__ = ["ONLY_COMMANDS", "LockedFunction", "is_api_view"]
 
 ONLY_COMMANDS = (
-    "only a management command can be ended for its lock. Give on_lost a callable, or ask "
-    "current_lock().ensure_held() before doing harm"
+    "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
+    "call current_lock().ensure_held() before each step that needs the lock"
 )
 
 
 class LockedFunction:
-    """Lets one function run only once at a time.
+    """A function that runs only once at a time.
 
     Args:
-        dotted: its name, for its lock where the options give none, and for messages.
+        dotted: the function's dotted name: the lock's name by default, and for messages.
     """
 
     def __init__(self, options: Options, function: Callable[..., Any], dotted: str) -> None:
         if any(map(_is_generator, (function, type(function).__call__))):
             raise TypeError(
-                f"locked() cannot decorate {function!r}: calling it only makes a generator, which "
-                "would run when the lock has been released. Take the lock inside: "
-                'with locked("name")'
+                f"locked() cannot decorate {function!r}: a call returns a generator, which would "
+                'run after the release of the lock. Take the lock inside: with locked("name")'
             )
         if options.on_lost == "terminate" and getattr(function, "__name__", "") != "handle":
             raise TypeError(f'on_lost="terminate" means nothing for {dotted}: {ONLY_COMMANDS}')
         if iscoroutinefunction(options.on_lost) and not _is_async(function):
-            raise TypeError(f"on_lost must be a plain function: {dotted} is one, too")
+            raise TypeError(f"on_lost must be a plain function, because {dotted} is one")
         self.options = options
         self.function = function
         self.dotted = dotted
         self.name_of = namer(options.key, function, dotted)
         self.template = None if callable(options.key) else options.key or dotted
-        self.use = Defaults(dotted, self.template or dotted)
-        # A function that Django REST framework's @api_view has made a view of: its clients are
-        # programs.
+        self.defaults = Defaults(dotted, self.template or dotted)
+        # The clients of a view that Django REST framework's @api_view made are programs.
         self.json = is_api_view(getattr(function, "cls", None))
 
     def wrapper(self) -> Callable[..., Any]:
         function, wrapper = self.function, self._wrapper()
         functools.update_wrapper(wrapper, function)
-        options = self.options
         if getattr(function, "__module__", "") != "django.utils.decorators":  # Its dummy.
-            declare(wrapper, self.dotted, self.template, options.using, options.given())
+            declare(wrapper, self.dotted, self.template, self.options)
         return wrapper
 
     def _wrapper(self) -> Callable[..., Any]:
@@ -85,7 +80,7 @@ class LockedFunction:
         if _is_dispatch(function):
 
             def dispatch(*args: Any, **kwargs: Any) -> Any:
-                # Django awaits what it returns if the view's own methods are coroutine functions.
+                # Django awaits the result if the view's methods are coroutine functions.
                 view = _view(function, args)
                 asynchronous = isinstance(view, View) and view.view_is_async
                 return (self.arun if asynchronous else self.run)(args, kwargs)
@@ -99,14 +94,14 @@ class LockedFunction:
         name = self.name_of(args, kwargs)
         if not (args and isinstance(args[0], BaseCommand)):
             if self.options.on_lost == "terminate":
-                raise TypeError(f"{self.dotted} is no management command: {ONLY_COMMANDS}")
-            return self._run(Section(self.options, name, self.use), args, kwargs)
+                raise TypeError(f"{self.dotted} is not a management command: {ONLY_COMMANDS}")
+            return self._run(Section(self.options, name, self.defaults), args, kwargs)
         if self.options.on_lost == "terminate":
             ending = CommandTerminator(args[0], self.options.lost_exit_code, name)
-            section = Section(self.options, name, self.use, on_lost=ending)
+            section = Section(self.options, name, self.defaults, on_lost=ending)
             return ending.run(lambda: self._run(section, args, kwargs))
         with release_on_sigterm():
-            return self._run(Section(self.options, name, self.use), args, kwargs)
+            return self._run(Section(self.options, name, self.defaults), args, kwargs)
 
     def _run(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -124,8 +119,8 @@ class LockedFunction:
         if inspect.iscoroutine(result):
             result.close()
             raise TypeError(
-                f"{self.dotted} returned a coroutine, which would run when the lock has been "
-                "released: make it a coroutine function (async def), or mark it by "
+                f"{self.dotted} returned a coroutine, which would run after the lock's release: "
+                "make it a coroutine function (async def), or mark it by "
                 "asgiref.sync.markcoroutinefunction"
             )
         return result
@@ -136,7 +131,7 @@ class LockedFunction:
         waits_on = self.options.wait_for_redis
         try:
             with nullcontext() if waits_on else outages_not_logged():
-                return section.enter(_teller(args[0], kwargs))
+                return section.enter(_print_waiting(args[0], kwargs))
         except (RedisError, OSError) as error:
             if isinstance(error, LockError) and not is_outage(error):
                 raise
@@ -164,14 +159,14 @@ class LockedFunction:
     async def arun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             name = self.name_of(args, kwargs)
-        except SynchronousOnlyOperation:  # As request.user asks the database.
+        except SynchronousOnlyOperation:  # For example, request.user queries the database.
             name = await sync_to_async(self.name_of)(args, kwargs)
-        section = AsyncSection(self.options, name, self.use)
+        section = AsyncSection(self.options, name, self.defaults)
         if not await section.enter():
             return await self._aanswer(await section.conflict(), args, kwargs)
         try:
             result = self.function(*args, **kwargs)
-            # A mixin's dispatch() may answer by itself.
+            # A mixin's dispatch() may return a response.
             return await result if inspect.isawaitable(result) else result
         finally:
             await section.leave()
@@ -181,7 +176,7 @@ class LockedFunction:
     ) -> Any:
         if iscoroutinefunction(self.options.on_conflict):
             return await self._answer(conflict, args, kwargs)
-        # A template, or an answer of the project's own, may ask the database.
+        # A template, or the project's on_conflict, may query the database.
         answer = await sync_to_async(self._answer)(conflict, args, kwargs)
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -195,7 +190,7 @@ def _is_generator(function: Any) -> bool:
 
 
 def _is_dispatch(function: Any) -> bool:
-    """Whether it is the method of a view from which Django calls ``get``, ``post`` and the rest."""
+    """Whether ``function`` is the ``dispatch`` method of a view."""
     method = bound_method(function)
     if method is not None:
         return method.__name__ == "dispatch" and isinstance(method.__self__, View)
@@ -209,19 +204,21 @@ def _view(function: Any, args: tuple[Any, ...]) -> Any:
     return args[0] if args else None
 
 
-def _teller(command: BaseCommand, kwargs: dict[str, Any]) -> Callable[[Conflict], None] | None:
-    """What tells the people at a terminal that a command waits, and for whom."""
+def _print_waiting(
+    command: BaseCommand, kwargs: dict[str, Any]
+) -> Callable[[Conflict], None] | None:
+    """A function that prints on the terminal that ``command`` waits, and for whom."""
     if not kwargs.get("verbosity", 1):
         return None
 
-    def emit(conflict: Conflict) -> None:
+    def show(conflict: Conflict) -> None:
         command.stderr.write(f"{conflict.line()}. Waiting …", command.style.WARNING)
         command.stderr.flush()
 
-    return emit
+    return show
 
 
 def is_api_view(kind: Any) -> bool:
-    """Whether it is a class of Django REST framework's views; if so, that has been imported."""
+    """Whether ``kind`` is a view class of Django REST framework, which then has been imported."""
     module = sys.modules.get("rest_framework.views")
     return module is not None and isinstance(kind, type) and issubclass(kind, module.APIView)

@@ -30,7 +30,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import Lock, Redlock, locked
-from django_redis_lock.decorators import current
+from django_redis_lock.decorators import section
 from django_redis_lock.fallback.file_lock import held_locally
 from django_redis_lock.fallback.locks import FallbackLock
 from django_redis_lock.keeper.thread import keeper
@@ -208,7 +208,7 @@ def test_what_locked_runs(client: redis.Redis, work: Callable[[], None]) -> None
         except Interrupt:
             pass
         if points.at_the_end:
-            current._entered.set(())  # As when the thread's context ends.
+            section._entered.set(())  # As when the thread's context ends.
         until(lambda: not client.exists(key))
 
     each_point(attempt, begin="section.enter", modules=("django_redis_lock.decorators",))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from django_redis_lock.decorators.registry import Declaration, declarations
+from django_redis_lock.decorators.options import Declaration, declarations
 
 
 @pytest.fixture

@@ -338,7 +338,7 @@ class CallableGenerator:
 )
 def test_what_runs_after_the_lock_is_released_is_refused(target: Any) -> None:
     """Calling these only makes something that runs later, when the lock is long gone."""
-    with pytest.raises(TypeError, match=r"calling it only makes a generator"):
+    with pytest.raises(TypeError, match=r"a call returns a generator"):
         locked("x")(target)
 
 
@@ -350,7 +350,7 @@ def test_other_classes_are_refused(target: Any) -> None:
 
 @pytest.mark.parametrize("target", [5, None, "name", property(lambda self: 1)])
 def test_what_cannot_be_called_is_refused(target: Any) -> None:
-    with pytest.raises(TypeError, match=r"locked\(\) decorates what can be called"):
+    with pytest.raises(TypeError, match=r"locked\(\) decorates callables"):
         locked("x")(target)
 
 
@@ -359,5 +359,5 @@ def test_a_partial_needs_a_name() -> None:
 
     partial = functools.partial(work, size=3)
     assert name(locked("work-{pk}-{size}")(partial), 7) == "work-7-3"
-    with pytest.raises(TypeError, match="has no name"):
+    with pytest.raises(TypeError, match="has no dotted name"):
         locked(partial)

@@ -248,7 +248,7 @@ def gives_later() -> Any:
         (lambda: cached(5), TypeError, "key must be"),
         (lambda: cached("a", key="b"), TypeError, "takes the key once"),
         (lambda: cached("a", ttl=5), TypeError, "ttl"),
-        (lambda: cached(gives_later), TypeError, "gives it only once"),
+        (lambda: cached(gives_later), TypeError, "they can be read only once"),
         (lambda: cached(int), TypeError, "decorates functions"),
     ],
 )

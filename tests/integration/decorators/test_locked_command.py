@@ -19,7 +19,7 @@ from django.core.management.base import BaseCommand
 from django_redis_lock import LockNotAcquired, current_lock, locked
 from django_redis_lock.contention import Conflict
 from django_redis_lock.decorators import on_lost
-from django_redis_lock.decorators.outages import RetryUntil
+from django_redis_lock.decorators.section import RetryUntil
 from django_redis_lock.protocol.owner import hostname
 from tests.holding import hold
 from tests.processes import PATIENCE, Link, in_threads, processes, until
@@ -258,7 +258,7 @@ def test_a_command_that_loses_its_lock_is_ended(
     assert (found, out, runs) == (code, "", 1)
     (line,) = errors.splitlines()
     assert line == (
-        "CommandError: the lock fragile was lost while this ran, and another may run beside it"
+        "CommandError: the lock fragile was lost while this ran; another run may have started"
     )
 
 
@@ -326,14 +326,14 @@ def test_a_process_that_only_calls_such_a_command_goes_on(
         worker.go()
         assert worker.hear() == "running"
         client.set(":1:lock:fragile", "another's")
-        assert worker.hear().endswith("it goes on without the lock")
+        assert worker.hear().endswith("it continues without the lock")
         assert worker.result() == "76"
 
 
 def test_to_be_ended_it_must_run_in_the_main_thread() -> None:
     (error,) = in_threads(1, Fragile().handle)
     assert isinstance(error, RuntimeError)
-    assert "ends a command in the main thread" in str(error)
+    assert "works only in the main thread" in str(error)
     assert not caches["default"].lock("fragile").locked()
 
 

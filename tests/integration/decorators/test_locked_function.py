@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import inspect
 import threading
 from collections.abc import Callable
@@ -25,7 +26,6 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
-from django_redis_lock.decorators import current
 from django_redis_lock.testing import locks
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
@@ -412,7 +412,8 @@ def test_each_thread_leaves_its_own_block(monkeypatch: pytest.MonkeyPatch) -> No
         def __hash__(self) -> int:
             return int(self)
 
-    monkeypatch.setattr(current, "caller", lambda: (Thread(threading.get_ident()), 0))
+    module = importlib.import_module("django_redis_lock.decorators.locked")
+    monkeypatch.setattr(module, "caller", lambda: (Thread(threading.get_ident()), 0))
     export_lock = locked(key=lambda: f"export-{threading.get_ident()}")
     locks = []
 
@@ -486,7 +487,7 @@ def test_a_brace_that_belongs_to_the_name() -> None:
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (locked(), r"no name of its own: with locked\("),
+        (locked(), r"needs a name: with locked\("),
         (locked("invoice-{pk}"), r"no arguments to fill \{pk\} in from: write f'invoice-\{pk\}'"),
         (locked("x", on_conflict=skip), "on_conflict means nothing for a with block"),
         (locked("x", default=None), "default means nothing for a with block"),
@@ -623,7 +624,7 @@ def test_terminate_is_for_commands() -> None:
     @locked("export", on_lost="terminate")
     def handle() -> None: ...
 
-    with pytest.raises(TypeError, match="is no management command"):
+    with pytest.raises(TypeError, match="is not a management command"):
         handle()
 
 

@@ -17,7 +17,7 @@ from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from django_redis_lock import Lock, Redlock, locked, metrics
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.decorators.registry import declarations
+from django_redis_lock.decorators.options import declarations
 from django_redis_lock.inventory.listing import list_flights
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.metrics import collecting, figures, writing
