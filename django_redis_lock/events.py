@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from .notices import get_logger, in_keeper, later
+from .notices import get_logger, in_keeper, run_later
 
 __all__ = [
     "Acquired",
@@ -211,7 +211,7 @@ def emit(event: Any) -> None:
     """Call all listeners with ``event``: at once, or in the keeper's thread later, in another.
     Raises nothing."""
     if in_keeper():
-        later(partial(emit, event))
+        run_later(partial(emit, event))
         return
     for listener in listeners:
         try:

@@ -1,30 +1,123 @@
-"""What the keeper has to tell users' code: log handlers and listeners.
+"""Threads for work that must not delay its caller, above all the keeper.
 
-A handler may block (a mail server, a syslog over TCP, a full pipe), and whatever runs in the
-keeper's thread delays the renewal of every lock of the process. So nothing of it runs there: the
-keeper's log records and events wait in a queue, and a thread that is started on need delivers them
-in order. In every other thread they are delivered at once, as usual.
+A log handler or a listener may block (a mail server, a syslog over TCP, a full pipe), and whatever
+runs in the keeper's thread delays the renewal of every lock of the process. So users' code never
+runs there: the keeper's log records and events go into a queue, and another thread delivers them in
+order. All other threads deliver their log records and events themselves, at once.
 """
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from weakref import WeakSet
 
 from .forks import after_fork
 
-__all__ = ["enter_keeper", "finish", "get_logger", "in_keeper", "later"]
+__all__ = ["ThreadPool", "enter_keeper", "flush", "get_logger", "in_keeper", "run_later"]
 
-#: Notices that may wait; what comes then is dropped, and the log says how many were.
+Work = Callable[[], object]
+
+
+class ThreadPool:
+    """A few daemon threads, which start on demand, and a bounded queue of work for them. Work that
+    has not ended when the process ends is abandoned. In a forked child the pool is empty.
+
+    Args:
+        name: of the threads.
+        threads: how many may run at once.
+        max_waiting: how much work may wait for them.
+        idle_seconds: how long a thread waits for work before it ends.
+    """
+
+    def __init__(self, name: str, threads: int, max_waiting: int, idle_seconds: float) -> None:
+        self._name = name
+        self._max_threads = threads
+        self._max_waiting = max_waiting
+        self._idle_seconds = idle_seconds
+        self._reset()
+        _pools.add(self)
+
+    def _reset(self) -> None:
+        # ``submit`` enters the mutex and not the condition, because a signal handler may interrupt
+        # it at any line; for the same reason the threads do the counting.
+        self._mutex = threading.RLock()
+        self._condition = threading.Condition(self._mutex)
+        self._waiting: deque[Work] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._busy = 0
+
+    def submit(self, *work: Work) -> bool:
+        """Run each of ``work`` in turn, in one thread, in a copy of the caller's context. False if
+        the queue is full, or no thread can be started."""
+        context = contextvars.copy_context()
+
+        def run() -> None:
+            for part in work:
+                try:
+                    context.run(part)
+                except BaseException:  # Not even SystemExit may end a thread of the pool.
+                    logger.exception("Work in the thread %r failed", self._name)
+
+        with self._mutex:
+            if len(self._waiting) >= self._max_waiting:
+                return False
+            self._threads = {thread for thread in self._threads if thread.is_alive()}
+            idle = len(self._threads) - self._busy
+            if len(self._waiting) >= idle and len(self._threads) < self._max_threads:
+                self._start()
+            if not self._threads:
+                return False
+            self._waiting.append(run)
+            self._condition.notify()
+        return True
+
+    def flush(self, seconds: float) -> None:
+        """Wait until all work is done, at most ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while (self._waiting or self._busy) and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError as error:  # Too many threads, or the interpreter is shutting down.
+            self._threads.discard(thread)
+            logger.warning("Could not start the thread %r: %s", self._name, error)
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            work()
+            with self._mutex:
+                self._busy -= 1
+
+    def _next(self) -> Work | None:
+        with self._mutex:
+            while not self._waiting:
+                if not self._condition.wait(self._idle_seconds) and not self._waiting:
+                    self._threads.discard(threading.current_thread())
+                    return None
+            self._busy += 1
+            return self._waiting.popleft()
+
+
+_pools: WeakSet[ThreadPool] = WeakSet()
+
+
+# -- the keeper's notices ------------------------------------------------------------------------
+
+#: Notices that may wait; more are dropped, and the log says how many.
 MAX_WAITING = 10_000
-#: Seconds without a notice after which the thread ends.
-IDLE_SECONDS = 1.0
 
-Notice = Callable[[], object]
+_notices = ThreadPool("django_redis_lock notices", 1, MAX_WAITING, idle_seconds=1.0)
+_dropped = 0
 
 
 class _Here(threading.local):
@@ -35,85 +128,37 @@ class _Here(threading.local):
 _here = _Here()
 
 
-class Notices:
-    """A queue and the thread that empties it."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.RLock()
-        self._condition = threading.Condition(self._mutex)
-        self._waiting: deque[Notice] = deque()
-        self._thread: threading.Thread | None = None
-        self._dropped = 0
-
-    def add(self, notice: Notice) -> None:
-        """Have ``notice`` delivered after those that came before."""
-        with self._mutex:
-            if len(self._waiting) >= MAX_WAITING:
-                self._dropped += 1
-                return
-            self._waiting.append(notice)
-            self._condition.notify()
-            if self._thread is None:
-                name = "django_redis_lock notices"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                try:
-                    self._thread.start()
-                except RuntimeError:  # Too many threads; the next notice tries again.
-                    self._thread = None
-
-    def finish(self, seconds: float) -> None:
-        """Wait until all is delivered, for so long at most."""
-        deadline = time.monotonic() + seconds
-        while self._waiting and time.monotonic() < deadline:
-            time.sleep(0.002)
-
-    def _run(self) -> None:
-        while (notice := self._next()) is not None:
-            try:
-                notice()
-            except BaseException:  # Not even a SystemExit ends the thread others count on.
-                logger.exception("A log handler or listener failed")
-            with self._mutex:
-                self._waiting.popleft()  # Only now: ``finish`` waits for it, too.
-                dropped, self._dropped = self._dropped, 0
-            if dropped:
-                logger.error("%d notices were dropped: a log handler or listener blocks", dropped)
-
-    def _next(self) -> Notice | None:
-        with self._mutex:
-            if not self._waiting:
-                self._condition.wait(IDLE_SECONDS)
-            if not self._waiting:
-                self._thread = None
-                return None
-            return self._waiting[0]
-
-
-_notices = Notices()
-
-
 def enter_keeper() -> None:
-    """From now on this is the keeper's thread."""
+    """Mark this thread as the keeper's."""
     _here.keeper = True
 
 
 def in_keeper() -> bool:
-    """Whether this is the keeper's thread, in which no users' code may run."""
+    """Whether this is the keeper's thread, in which users' code must not run."""
     return _here.keeper
 
 
-def later(notice: Notice) -> None:
-    """Have ``notice``, which is users' code, run in the thread for notices."""
-    _notices.add(notice)
+def run_later(notice: Work) -> None:
+    """Run ``notice``, which is users' code, in the thread for notices."""
+    global _dropped
+    if not _notices.submit(notice, _log_dropped):
+        _dropped += 1
 
 
-def finish(seconds: float) -> None:
-    """The process ends: wait until the keeper's notices are delivered, for so long at most."""
-    _notices.finish(seconds)
+def _log_dropped() -> None:
+    global _dropped
+    if _dropped:
+        dropped, _dropped = _dropped, 0
+        logger.error("%d notices were dropped: a log handler or listener blocks", dropped)
+
+
+def flush(seconds: float) -> None:
+    """Wait until the keeper's notices are delivered, at most ``seconds``. For the process's end."""
+    _notices.flush(seconds)
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger ``name``, for a module of which a part runs in the keeper's thread."""
+    """The logger ``name``, for a module that may log in the keeper's thread."""
     found = logging.getLogger(name)
     if _not_in_the_keeper not in found.filters:
         found.addFilter(_not_in_the_keeper)
@@ -121,18 +166,18 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def _not_in_the_keeper(record: logging.LogRecord) -> bool:
-    """A logger's filter: what the keeper logs is handled later, in another thread."""
+    """A logger's filter: another thread handles what the keeper logs."""
     if not _here.keeper:
         return True
-    _notices.add(partial(logging.getLogger(record.name).handle, record))
+    run_later(partial(logging.getLogger(record.name).handle, record))
     return False
 
 
-logger = get_logger("django_redis_lock.events")
+logger = get_logger("django_redis_lock.background")
 
 
 @after_fork
-def _begin_anew() -> None:
-    global _notices
-    _notices = Notices()
+def _reset() -> None:
+    for pool in tuple(_pools):
+        pool._reset()
     _here.keeper = False

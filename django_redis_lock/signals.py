@@ -25,9 +25,8 @@ from django.dispatch import Signal
 
 from . import events
 from .events import Subject
-from .forks import after_fork
-from .keeper import Background
 from .locking import Lock, in_background
+from .notices import ThreadPool
 
 __all__ = [
     "lock_acquired",
@@ -84,7 +83,7 @@ _IN_BACKGROUND = (lock_lost, server_down, server_up)
 
 #: How many events may wait for their receivers.
 MAX_WAITING_EVENTS = 10_000
-_thread = Background(threads=1, room=MAX_WAITING_EVENTS)
+_background = ThreadPool("django_redis_lock signals", 1, MAX_WAITING_EVENTS, idle_seconds=5.0)
 
 
 def _send(event: Any) -> None:
@@ -106,7 +105,7 @@ def _send(event: Any) -> None:
     if signal is value_computed and news.pop("error") is not None:
         return  # Its caller gets the exception.
     if signal in _IN_BACKGROUND:
-        if not _thread.submit(lambda: signal.send_robust(**news), connections.close_all):
+        if not _background.submit(lambda: signal.send_robust(**news), connections.close_all):
             of = event.server if subject is None else subject.group
             logger.error("Too many locks lost at once: receivers are not called for %s", of)
     elif asyncio._get_running_loop() is not None:
@@ -115,11 +114,5 @@ def _send(event: Any) -> None:
         signal.send_robust(**news)
 
 
-@after_fork
-def _begin_anew() -> None:
-    global _thread
-    _thread = Background(threads=1, room=MAX_WAITING_EVENTS)
-
-
-# Whoever wants to receive a signal imports this module first.
+# A project imports this module to connect a receiver, so from then on events are made.
 events.subscribe(_send)

@@ -1,6 +1,5 @@
-"""The one background thread of a process, its jobs, and a pool of threads for background work."""
+"""The one background thread of a process, and its jobs."""
 
 from .thread import Job, keeper
-from .thread_pool import Background, background
 
-__all__ = ["Background", "Job", "background", "keeper"]
+__all__ = ["Job", "keeper"]

@@ -1,11 +1,11 @@
 """The keeper: the one background thread of a process. It renews the locks that the process holds,
-and watches those that it waits for.
+and watches those for which it waits.
 
-It starts with the first job and ends a second after the last. It has one connection to each server,
-so neither an exhausted pool nor a slow command of the application delays a renewal. All calls that
-are due for a server are sent in one batch.
+The thread starts with the first job and ends a second after the last. It has one connection to each
+server, so neither an exhausted pool nor a slow command of the application delays a renewal. All
+calls that are due for a server are sent in one batch.
 
-After a fork the child starts with an empty keeper: the parent renews its own locks.
+A forked child starts with an empty keeper; the parent goes on renewing its locks.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ UNEXPECTED = "Unexpected error in the keeper thread; it continues"
 
 
 class Job:
-    """Something to do at ``due`` (monotonic seconds) with one script on one server."""
+    """A script to run on one server at ``due`` (monotonic seconds), usually again and again."""
 
     #: The time scale, in seconds, on which this job must be done: the lifetime of what it renews.
     deadline_scale = math.inf
-    #: Whether the process waits for this job before it ends, because others depend on it.
+    #: Whether the process does this job before it ends, because other processes wait for it.
     flush_at_exit = False
 
     def __init__(self, server: Server, due: float) -> None:
@@ -56,21 +56,21 @@ class Job:
         self.due = due
 
     def call(self, now: float) -> Call | None:
-        """What to send now; None if there is nothing to ask and only ``due`` has changed."""
+        """The call to send now; None if there is nothing to send and only ``due`` has changed."""
         raise NotImplementedError
 
     def answered(self, value: Any, sent_at: float) -> None:
-        """The server's reply to ``call``; must set ``due`` or let the keeper discard the job."""
+        """Handle the reply to ``call``; must set ``due`` or discard the job."""
         raise NotImplementedError
 
     def failed(self, error: Exception, now: float) -> None:
-        """There was no reply; must set ``due``."""
+        """Handle a call without a reply; must set ``due``."""
         raise NotImplementedError
 
 
 @contextmanager
-def _alone(job: Job) -> Iterator[None]:
-    """Keep an unexpected error of ``job`` from the other jobs; ``job`` is tried again."""
+def _isolated(job: Job) -> Iterator[None]:
+    """Log an unexpected error of ``job``, so that it does not affect other jobs, and retry."""
     try:
         yield
     except BaseException:
@@ -82,8 +82,8 @@ class Keeper:
     """The thread and its jobs. All methods may be called from any thread and signal handler."""
 
     def __init__(self) -> None:
-        # Entered itself and not by way of the condition, whose own entering is no single step: an
-        # exception from a signal handler in between would leave the mutex locked for good.
+        # The methods enter the mutex and not the condition, because entering a condition is not
+        # atomic: an exception from a signal handler could leave the mutex locked for ever.
         self._mutex = threading.RLock()
         self._condition = threading.Condition(self._mutex)
         self._jobs: set[Job] = set()
@@ -94,7 +94,7 @@ class Keeper:
         self._links: dict[Server, RawConnection] = {}
 
     def add(self, job: Job) -> None:
-        """Carry out ``job`` from now on."""
+        """Do ``job`` from now on."""
         with self._mutex:
             self._jobs.add(job)
             self._enqueue(job)
@@ -104,17 +104,17 @@ class Keeper:
                 self._condition.notify()
 
     def discard(self, job: Job) -> None:
-        """Drop ``job``; no effect if the keeper does not have it."""
+        """Drop ``job``, if the keeper has it."""
         self._jobs.discard(job)
         if not self._jobs and self._wakes_at > time.monotonic() + IDLE_SECONDS:
             with self._mutex:
-                self._condition.notify()  # Let it see that it need not wait for that any more.
+                self._condition.notify()  # It waits for a job that is gone.
 
     def __contains__(self, job: Job) -> bool:
         return job in self._jobs
 
     def reschedule(self, job: Job, due: float) -> None:
-        """Carry out ``job`` at ``due`` (monotonic seconds) and not when it was planned."""
+        """Do ``job`` at ``due`` (monotonic seconds) instead of when it was planned."""
         with self._mutex:
             if job in self._jobs:
                 job.due = due
@@ -122,10 +122,9 @@ class Keeper:
                 if due < self._wakes_at:
                     self._condition.notify()
 
-    def finish(self) -> None:
-        """The process ends, and this thread with it: wait for the jobs that others depend on, a
-        second at most. So a command that is interrupted while it waits for a lock leaves the queue.
-        """
+    def flush(self) -> None:
+        """Before the process ends: wait for the jobs with ``flush_at_exit``, a second at most. So a
+        command that is interrupted while it waits for a lock leaves the queue."""
         deadline = time.monotonic() + REPLY_TIMEOUT_SECONDS
         while any(job.flush_at_exit for job in tuple(self._jobs)) and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -133,8 +132,8 @@ class Keeper:
     def _enqueue(self, job: Job) -> None:
         heapq.heappush(self._due, (job.due, next(self._sequence), job))
         if len(self._due) > 2 * len(self._jobs) + 64:
-            # Most entries belong to locks released long before they came due.
-            jobs = tuple(self._jobs)  # At once: jobs are discarded without the condition's lock.
+            # Most entries belong to locks that were released before they came due.
+            jobs = tuple(self._jobs)  # Atomic: ``discard`` does not take the mutex.
             self._due = [(job.due, next(self._sequence), job) for job in jobs]
             heapq.heapify(self._due)
 
@@ -145,10 +144,9 @@ class Keeper:
         try:
             thread.start()
         except BaseException as error:
-            self._thread = None  # If it runs nevertheless, it ends at once.
+            self._thread = None  # If it runs after all, it ends at once.
             if not isinstance(error, RuntimeError):
                 raise
-            # The interpreter is going down.
             logger.warning(
                 "The keeper thread could not start; locks will not be renewed: %s", error
             )
@@ -167,13 +165,13 @@ class Keeper:
                     return
                 self._serve(batch)
             except BaseException:
-                batch = tuple(self._jobs)  # Any of them may have been taken off the heap.
+                batch = tuple(self._jobs)  # Some may be off the heap.
                 with suppress(Exception):  # Out of memory.
                     logger.exception(UNEXPECTED)
                 time.sleep(0.1)
 
     def _next_batch(self) -> list[Job]:
-        """The jobs that are due, as soon as there are any; none when it is time to end."""
+        """Wait for jobs that are due; empty when the thread should end."""
         with self._mutex:
             idle_until = time.monotonic() + IDLE_SECONDS
             while self._thread is threading.current_thread():
@@ -205,52 +203,52 @@ class Keeper:
         by_server: defaultdict[Server, list[tuple[Job, bytes]]] = defaultdict(list)
         now = time.monotonic()
         shortest = min((job.deadline_scale for job in tuple(self._jobs)), default=1.0)
-        patience = max(min(REPLY_TIMEOUT_SECONDS, shortest / 6), MIN_REPLY_TIMEOUT_SECONDS)
+        reply_timeout = max(min(REPLY_TIMEOUT_SECONDS, shortest / 6), MIN_REPLY_TIMEOUT_SECONDS)
         for job in batch:
-            with _alone(job):
+            with _isolated(job):
                 call = job.call(now)
                 if call is not None:
-                    self._sort(job, call, patience, by_server)
+                    self._assign(job, call, reply_timeout, by_server)
         for server, work in by_server.items():
-            self._exchange(server, work, patience)
+            self._exchange(server, work, reply_timeout)
 
-    def _sort(
+    def _assign(
         self,
         job: Job,
         call: Call,
-        patience: float,
+        reply_timeout: float,
         by_server: defaultdict[Server, list[tuple[Job, bytes]]],
     ) -> None:
-        """Put ``job`` with the others for the server that has its keys now."""
+        """Add ``job`` to the batch for the server that has its keys."""
         try:
-            server = job.server.at(call.keys, patience)
+            server = job.server.at(call.keys, reply_timeout)
         except OUTAGE as error:
             job.failed(error, time.monotonic())
         else:
-            # By source: an unknown script would upset the order of the replies.
+            # With the source, since an EVALSHA of an unknown script would need a second request.
             by_server[server].append((job, pack(call, known=False)))
 
-    def _exchange(self, server: Server, work: list[tuple[Job, bytes]], patience: float) -> None:
+    def _exchange(self, server: Server, work: list[tuple[Job, bytes]], timeout: float) -> None:
         """Send all of ``work`` in one batch, then read the replies."""
         unanswered = deque(job for job, _ in work)
         try:
-            link = self._link(server, patience)
+            link = self._link(server, timeout)
             sent_at = time.monotonic()
             for _, packed in work:
                 link.send_packed_command([packed])
             while unanswered:
-                if not link.can_read(max(0.0, sent_at + patience - time.monotonic())):
-                    raise RedisTimeoutError(f"no answer within {patience:.2f} s")
+                if not link.can_read(max(0.0, sent_at + timeout - time.monotonic())):
+                    raise RedisTimeoutError(f"no answer within {timeout:.2f} s")
                 try:
                     value = link.read_response()
                 except ResponseError as error:
                     job = unanswered.popleft()
-                    with _alone(job):
+                    with _isolated(job):
                         job.server.on_error(error)
                         job.failed(error, time.monotonic())
                 else:
                     job = unanswered.popleft()
-                    with _alone(job):
+                    with _isolated(job):
                         job.answered(value, sent_at)
             server.answered()
         except Exception as error:
@@ -259,14 +257,14 @@ class Keeper:
             self._drop_link(server)
             now = time.monotonic()
             for job in unanswered:
-                with _alone(job):
+                with _isolated(job):
                     job.server.on_error(error)
                     job.failed(error, now)
 
-    def _link(self, server: Server, patience: float) -> RawConnection:
+    def _link(self, server: Server, reply_timeout: float) -> RawConnection:
         link = self._links.get(server)
         if link is None:
-            link = self._links[server] = server.connect(timeout=patience)
+            link = self._links[server] = server.connect(timeout=reply_timeout)
         return link
 
     def _drop_link(self, server: Server) -> None:
@@ -284,19 +282,19 @@ _keeper = Keeper()
 
 
 def keeper() -> Keeper:
-    """This process's keeper."""
+    """The keeper of this process."""
     return _keeper
 
 
 @after_fork
-def _begin_anew() -> None:
+def _reset() -> None:
     global _keeper
     _keeper = Keeper()
 
 
-def _finish() -> None:
-    _keeper.finish()  # Not that of a parent process.
-    notices.finish(REPLY_TIMEOUT_SECONDS)
+def _flush() -> None:
+    _keeper.flush()  # In a forked child, its own.
+    notices.flush(REPLY_TIMEOUT_SECONDS)
 
 
-atexit.register(_finish)
+atexit.register(_flush)

@@ -14,8 +14,9 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from ..keeper import background, keeper
+from ..keeper import keeper
 from ..locking import in_background
+from ..notices import ThreadPool
 from ..transport import (
     aconnect,
     adrive,
@@ -46,6 +47,9 @@ __all__ = ["AsyncRunner", "ThreadRunner"]
 
 #: Seconds a follower pauses after its connection broke.
 RETRY_PAUSE_SECONDS = 0.05
+
+#: Refreshes stale values. Its threads end after five idle seconds.
+background = ThreadPool("django_redis_lock", threads=4, max_waiting=64, idle_seconds=5.0)
 
 
 class ThreadRunner:
@@ -96,7 +100,7 @@ class ThreadRunner:
         keeper().add(step.meanwhile)
         there_is_room = False
         try:
-            there_is_room = background().submit(partial(self.do, step.steps), self._afterwards)
+            there_is_room = background.submit(partial(self.do, step.steps), self._afterwards)
         finally:
             if not there_is_room:
                 keeper().discard(step.meanwhile)

@@ -25,7 +25,6 @@ OF_THE_PARENT = {
     "locking/waiting/thread_line.py": 2,
     "keeper/thread.py": 2,
     "notices.py": 2,
-    "keeper/thread_pool.py": 2,
     "singleflight/in_process.py": 2,
     "cache/reading.py": 1,
     "metrics/collecting.py": 1,

@@ -12,8 +12,7 @@ import pytest
 import redis
 
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.keeper import thread_pool as background_module
-from django_redis_lock.keeper.thread_pool import Background
+from django_redis_lock.notices import ThreadPool
 from django_redis_lock.protocol.keys import flight_key, flight_leader, flight_stream
 from django_redis_lock.signals import value_refresh_failed
 from django_redis_lock.singleflight import runners
@@ -252,7 +251,7 @@ def test_the_background_closes_its_database_connections(
 def test_a_full_background_leaves_it_to_the_next_caller(
     stale: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Background, "submit", lambda *args: False)
+    monkeypatch.setattr(ThreadPool, "submit", lambda *args: False)
     assert stale.get_or_set("report", "new", **TERMS, background=True) == "old"
     assert not client.exists(flight_key(KEY))
     monkeypatch.undo()
@@ -261,7 +260,7 @@ def test_a_full_background_leaves_it_to_the_next_caller(
 
 
 def test_the_background_is_bounded_and_no_thread_stays() -> None:
-    background = Background(threads=2, room=3, linger=0.05)
+    background = ThreadPool("test", threads=2, max_waiting=3, idle_seconds=0.05)
     go_on, begun, done = threading.Event(), threading.Semaphore(0), []
 
     def work() -> None:
@@ -282,7 +281,7 @@ def test_the_background_is_bounded_and_no_thread_stays() -> None:
 
 @pytest.mark.parametrize("error", [SystemExit, Broken])
 def test_no_thread_of_the_background_is_lost(error: type[BaseException]) -> None:
-    background = Background(threads=1)
+    background = ThreadPool("test", threads=1, max_waiting=64, idle_seconds=5)
     done = threading.Event()
 
     def fail() -> None:
@@ -299,7 +298,8 @@ def test_without_threads_nothing_waits_in_the_background(
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(runners, "background", Background)
+    pool = ThreadPool("test", threads=4, max_waiting=64, idle_seconds=5)
+    monkeypatch.setattr(runners, "background", pool)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         assert stale.get_or_set("report", "new", **TERMS, background=True) == "old"
@@ -310,8 +310,8 @@ def test_what_waits_in_the_background_is_computed_once_and_kept(
     redis_server: RedisServer, client: redis.Redis, slow: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if it waits for longer than a flight lives."""
-    single = Background(threads=1)
-    monkeypatch.setattr(runners, "background", lambda: single)
+    single = ThreadPool("test", threads=1, max_waiting=64, idle_seconds=5)
+    monkeypatch.setattr(runners, "background", single)
     cache, new = make(redis_server, LOCK_FLIGHT_TIMEOUT=0.15), Producer("new")
     terms = {**TERMS, "background": True}
     for key in ("report", "other"):
@@ -333,8 +333,8 @@ def test_no_thread_of_the_background_stays(
     stale: RedisCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = set(threading.enumerate())
-    short = Background(linger=0.05)
-    monkeypatch.setattr(runners, "background", lambda: short)
+    short = ThreadPool("test", threads=4, max_waiting=64, idle_seconds=0.05)
+    monkeypatch.setattr(runners, "background", short)
     stale.get_or_set("report", lambda: "new", **TERMS, background=True)
     until(lambda: stale.get("report") == "new")
     until(lambda: "django_redis_lock" not in {t.name for t in {*threading.enumerate()} - others})
@@ -362,13 +362,17 @@ def leave_behind(link: Link, url: str) -> Any:
     return found
 
 
-def test_a_forked_child_has_a_background_of_its_own() -> None:
-    before = background_module.background()
-    background_module._begin_anew()
-    try:
-        assert background_module.background() is not before
-    finally:
-        background_module._background = before
+def test_a_child_starts_with_an_empty_pool() -> None:
+    pool = ThreadPool("test", threads=1, max_waiting=1, idle_seconds=5)
+    release = threading.Event()
+    assert pool.submit(release.wait)
+    until(lambda: pool._busy == 1)
+    assert pool.submit(lambda: None)
+    pool._reset()  # As ``notices`` does after a fork.
+    done = threading.Event()
+    assert pool.submit(done.set)
+    assert done.wait(PATIENCE)
+    release.set()
 
 
 # -- the refresh fails -------------------------------------------------------------------------

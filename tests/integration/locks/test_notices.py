@@ -21,7 +21,7 @@ import redis
 import django_redis_lock
 from django_redis_lock import Lock, events, notices
 from django_redis_lock.inventory.listing import inspect
-from django_redis_lock.notices import Notices
+from django_redis_lock.notices import ThreadPool
 from tests.processes import PATIENCE, until
 
 FOLDER = Path(django_redis_lock.__file__).parent
@@ -134,12 +134,12 @@ def in_a_child(work: Callable[[], Any]) -> Any:
 def test_a_child_delivers_its_own_and_not_its_parents() -> None:
     blocking, delivered = Blocking(), []
     for number in range(2):
-        notices.later(lambda number=number: (blocking.emit(None), delivered.append(number)))
+        notices.run_later(lambda number=number: (blocking.emit(None), delivered.append(number)))
     until(lambda: blocking.threads)
 
     def child() -> list[int]:
-        notices.later(lambda: delivered.append(7))
-        notices.finish(PATIENCE)
+        notices.run_later(lambda: delivered.append(7))
+        notices.flush(PATIENCE)
         return delivered
 
     assert in_a_child(child) == [7]
@@ -150,29 +150,29 @@ def test_a_child_delivers_its_own_and_not_its_parents() -> None:
 def test_too_many_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(notices, "MAX_WAITING", 3)
-    queue, blocking, delivered = Notices(), Blocking(), []
+    monkeypatch.setattr(notices, "_notices", ThreadPool("test", 1, 2, idle_seconds=1))
+    blocking, delivered = Blocking(), []
 
     def first() -> None:
         blocking.emit(None)
         raise SystemExit  # It ends nothing.
 
-    queue.add(first)
+    notices.run_later(first)
     until(lambda: blocking.threads)
     for number in range(5):
-        queue.add(lambda number=number: delivered.append(number))
+        notices.run_later(lambda number=number: delivered.append(number))
     blocking.released.set()
-    queue.finish(PATIENCE)
+    notices.flush(PATIENCE)
     assert delivered == [0, 1]
     assert "3 notices were dropped" in caplog.text
 
 
 def test_the_thread_ends_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "IDLE_SECONDS", 0.01)
-    queue, delivered = Notices(), []
+    queue, delivered = ThreadPool("test", 1, 10, idle_seconds=0.01), []
+    monkeypatch.setattr(notices, "_notices", queue)
     for number in range(2):
-        queue.add(lambda number=number: delivered.append(number))
-        until(lambda: queue._thread is None)
+        notices.run_later(lambda number=number: delivered.append(number))
+        until(lambda: not queue._threads)
     assert delivered == [0, 1]
 
 

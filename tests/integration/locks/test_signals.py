@@ -104,7 +104,7 @@ def test_a_lost_lock(cache: RedisCache, told: Told) -> None:
     assert lost["fence"] == lock.fence
     assert lost["held"] > 0
     assert "lifetime" in lost["reason"]
-    assert told.threads[-1].name == "django_redis_lock"
+    assert told.threads[-1].name == "django_redis_lock signals"
 
 
 def test_a_receiver_that_hangs_keeps_no_lock_from_its_renewal(cache: RedisCache) -> None:
