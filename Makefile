@@ -48,8 +48,9 @@ test-with:
 	$(VENV_NEWEST)/bin/python -m pytest --numprocesses auto --dist loadfile -m "not slow" \
 	    tests/unit tests/browser $(BRIEF) $(ARGS)
 
-pictures: $(INSTALLED) ## Take the pictures in docs/images again; needs Chromium.
-	$(RUN) -m pytest tests/browser/pictures.py $(ARGS)
+pictures: $(INSTALLED) ## Take the pictures in docs/images again; needs Chromium, and for all of them .venv-newest.
+	for python in $(RUN) $(wildcard $(VENV_NEWEST)/bin/python); do \
+	    $$python -m pytest tests/browser/pictures.py $(ARGS) || exit 1; done
 
 model: | $(RUN) ## Check the model of the lock protocol; needs spin and gcc, takes minutes.
 	$(RUN) -m tests.model.checker $(ARGS)

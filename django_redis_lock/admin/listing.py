@@ -261,7 +261,7 @@ class Listing:
         """The filters: what each is called, and what may be chosen."""
         filters: list[tuple[str, Any, str, Any]] = [
             ("status", _("Status"), self.status, STATUSES.items()),
-            ("age", _("Held longer than"), self.age, [(str(age), brief(age)) for age in AGES]),
+            ("age", _("Older than"), self.age, [(str(age), brief(age)) for age in AGES]),
             ("kind", _("Kind"), self.kind, KINDS.items()),
         ]
         if self.many_caches:

@@ -76,6 +76,7 @@ def behaviour_section(
         "nothing": nothing,
         "left_out": max(0, len(found) - MOST),
         "many_caches": many_caches,
+        "periods": PERIODS.values(),
     }
     return render_to_string(TEMPLATE, context)
 
@@ -119,7 +120,9 @@ def behaviour_row(one: Summary) -> dict[str, Any]:
         "lost": _number(one.lost),
         "crashed": _number(one.crashed),
         "fallbacks": number_format(one.fallbacks) if one.fallbacks else "",
+        "problems": _problems(one),
         "computed": _number(one.computed),
+        "computed_text": _computed(one),
         "without_redis": number_format(one.without_redis) if one.without_redis else "",
         "saved": _number(one.saved),
         "failed": _number(one.failed),
@@ -127,6 +130,30 @@ def behaviour_row(one: Summary) -> dict[str, Any]:
             one.computations, _("How long %(name)s took to compute") % {"name": name}
         ),
     }
+
+
+def _problems(one: Summary) -> list[dict[str, Any]]:
+    """What did not go as wished, in words; alarming is what a lock or Redis did wrong."""
+    counted: list[tuple[int, str, bool]] = [
+        (one.rejected, _("%(number)s rejected"), False),
+        (one.timeouts, _("%(number)s timed out"), False),
+        (one.lost, _("%(number)s lost"), True),
+        (one.crashed, _("%(number)s crashed"), True),
+        (one.failed, _("%(number)s failed"), False),
+        (one.fallbacks + one.without_redis, _("%(number)s without Redis"), True),
+    ]
+    return [
+        {"text": text % {"number": number_format(number)}, "is_alarming": is_alarming}
+        for number, text, is_alarming in counted
+        if number
+    ]
+
+
+def _computed(one: Summary) -> str:
+    if not one.computed and not one.saved:
+        return ""
+    numbers = {"computed": number_format(one.computed), "saved": number_format(one.saved)}
+    return _("%(computed)s computed, %(saved)s saved") % numbers
 
 
 def _over_time(one: Summary, name: str) -> str:
@@ -153,12 +180,14 @@ def _chart(distribution: Distribution, title: str) -> str:
 
 
 def _times(distribution: Distribution) -> str:
-    """The average, and the time within which were 95 % if there are enough to say so."""
+    """The average, and the time within which were 95 % if there are enough to say so. A line may
+    break between the two, but not within them."""
     if distribution.average is None:
         return "-"
+    average = precise(distribution.average).replace(" ", "\xa0")
     if distribution.p95 is None:
-        return precise(distribution.average)
-    return f"{precise(distribution.average)} / {precise(distribution.p95)}"
+        return average
+    return f"{average}\xa0/ " + precise(distribution.p95).replace(" ", "\xa0")
 
 
 def _number(number: int) -> str:

@@ -495,6 +495,32 @@ def test_every_cell_is_wide_enough_to_read(
     assert [cell for cell in cells if cell["width"] < 24 or cell["height"] > 110] == []
 
 
+ROWS = """() => [...document.querySelectorAll('#result_list tbody tr')].map(row => ({
+  text: row.innerText, height: row.getBoundingClientRect().height,
+}))"""
+
+
+def test_rows_are_one_line_high_and_the_table_fits(open_page: Open, client: redis.Redis) -> None:
+    """A label takes no second line: what is cut of it is in its title."""
+    label = "The report of all branches, for the accountants, with what was sold in each"
+    named(hold("nightly-report", label=label, timeout=300), client)
+    silence(client, named(hold("import-42", label="Import", timeout=300), client).keys.lock, 236)
+    hold("endless", timeout=None, label=label)
+    page = open_page(viewport={"width": 1280, "height": 800})
+    expect(row(page, "import-42")).to_contain_text("silent for 3 min")
+    assert [row for row in page.evaluate(ROWS) if row["height"] > 36] == []
+    assert (
+        page.evaluate(
+            "() => { const e = document.querySelector('.held-locks'); "
+            "return e.scrollWidth - e.clientWidth; }"
+        )
+        <= 0
+    )
+    assert row(page, "nightly-report").locator(".label").get_attribute("title") == label
+    label_of_filter, filter = page.locator("label[for=filter-kind]"), page.locator("#filter-kind")
+    assert abs(label_of_filter.bounding_box()["y"] - filter.bounding_box()["y"]) < 12
+
+
 # -- in other languages ------------------------------------------------------------------------
 
 
