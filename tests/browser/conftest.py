@@ -85,6 +85,7 @@ def open_page(
 ) -> Iterator[Open]:
     """Opens a page as a logged-in user, in a browser of its own; options are Playwright's."""
     contexts: list[Any] = []
+    sessions: dict[Any, str] = {}
     troubles: list[str] = []
 
     def open_page(
@@ -94,13 +95,17 @@ def open_page(
             user, _ = User.objects.get_or_create(
                 username="operator", defaults={"is_staff": True, "is_superuser": True}
             )
-        session = Client()
-        session.force_login(user)
+        name = django_settings.SESSION_COOKIE_NAME
+        if user.pk not in sessions:
+            # Once for each user: pages that are open read the table that a login writes to, and
+            # SQLite in memory refuses that instead of waiting.
+            session = Client()
+            session.force_login(user)
+            sessions[user.pk] = session.cookies[name].value
         context = chromium.new_context(base_url=live_server.url, **options)
         contexts.append(context)
         context.set_default_timeout(PATIENCE)
-        name = django_settings.SESSION_COOKIE_NAME
-        cookie = {"name": name, "value": session.cookies[name].value, "url": live_server.url}
+        cookie = {"name": name, "value": sessions[user.pk], "url": live_server.url}
         context.add_cookies([cookie])
         page = context.new_page()
         if trouble:

@@ -42,6 +42,8 @@ ABOUT = {
     "stats": "Shows how locks and computations behaved.",
     "doctor": "Checks whether Redis is set up as locks need it.",
 }
+A_NAME = "the lock's name, as in cache.lock(NAME), or its whole key"
+A_PATTERN = "a pattern of names: 'report-*'"
 #: What needs a NAME (or a PATTERN); the others take none.
 NAMED = ("show", "release", "reset")
 #: The options that only some actions take.
@@ -82,17 +84,15 @@ class Command(BaseCommand):
             "name",
             nargs="?",
             metavar="NAME",
-            help="the lock's name, as in cache.lock(NAME), or its whole key; for reset a pattern: "
-            "'report-*'",
+            help=f"{A_NAME}; for reset {A_PATTERN}",
         )
         add = parser.add_argument
         add("--using", metavar="ALIAS", help="only this cache; default: all that support locks")
-        add("--json", action="store_true", help="for programs (list, show, stats, doctor)")
+        add("--json", action="store_true", help="for programs")
         add(
             "--exit-code",
             action="store_true",
-            help="exit with 1 if a lock is held, 3 if its holder is silent or it never expires "
-            "(list, show)",
+            help="exit with 1 if a lock is held, 3 if its holder is silent or it never expires",
         )
         add(
             "--watch",
@@ -100,14 +100,14 @@ class Command(BaseCommand):
             type=seconds,
             const=2.0,
             metavar="S",
-            help="repeat every S seconds, until Ctrl-C; default: 2 (list)",
+            help="repeat every S seconds, until Ctrl-C; default: 2",
         )
-        add("--search", default="", metavar="TEXT", help="only names with this in them (list)")
+        add("--search", default="", metavar="TEXT", help="only names with this in them")
         add(
             "--older-than",
             type=seconds_or_none,
             metavar="S",
-            help="only locks held for more than so many seconds (list, reset)",
+            help="only locks held for longer than S: 90, 90s, 5m or 1h",
         )
         add("--limit", type=count, default=500, metavar="N", help="list at most N; default: 500")
         add(
@@ -116,13 +116,16 @@ class Command(BaseCommand):
             default="lock",
             help="locks, computations of get_or_set, or both; default: lock",
         )
-        add("--period", choices=PERIODS, default="hour", help="the last hour or day (stats)")
-        add("--yes", action="store_true", help="do it without asking (release, reset)")
+        add("--period", choices=PERIODS, default="hour", help="the last hour or day")
+        add("--yes", action="store_true", help="do it without asking")
         add(
             "--foreign",
             action="store_true",
-            help="also locks outside the caches' key spaces, by their whole keys (reset)",
+            help="also locks outside the caches' key spaces, by their whole keys",
         )
+        for option in parser._actions:
+            if option.dest in TAKEN_BY:
+                option.help = f"{option.help} ({', '.join(TAKEN_BY[option.dest])})"
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, **kwargs)
@@ -191,9 +194,14 @@ class Command(BaseCommand):
 
 def _tell_only(parser: CommandParser, name: str) -> None:
     """Let the help of ``parser`` be that of one action."""
-    what = {"reset": " PATTERN"}.get(name, " NAME" if name in NAMED else "")
-    parser.usage, parser.description = f"%(prog)s {name}{what} [options]", ABOUT[name]
+    what = "PATTERN" if name == "reset" else "NAME" if name in NAMED else ""
+    parser.usage = f"%(prog)s {' '.join((name, what)).strip()} [options]"
+    parser.description = ABOUT[name]
     for option in parser._actions:
         of_others = name not in TAKEN_BY.get(option.dest, ACTIONS)
         if of_others or option.dest == "action" or (option.dest == "name" and not what):
             option.help = SUPPRESS
+        elif option.dest == "name":
+            option.metavar, option.help = what, A_PATTERN if what == "PATTERN" else A_NAME
+        elif option.dest in TAKEN_BY:
+            option.help = str(option.help).rpartition(" (")[0]

@@ -50,7 +50,7 @@ class Command(BaseCommand):
             type=seconds_or_forever,
             default=0.0,
             metavar="S",
-            help='seconds to wait for the lock, or "forever"; default: 0',
+            help='how long to wait for the lock: 90, 90s, 5m, 1h or "forever"; default: 0',
         )
         add(
             "--timeout",
