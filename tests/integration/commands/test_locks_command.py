@@ -170,7 +170,9 @@ def test_the_help_of_an_action_has_its_options_only(run: Run, action: str) -> No
     assert "--yes" not in out
     assert ("--exit-code" in out) is (action != "doctor")
     assert "--using" in out
-    assert "(list" not in out and "for reset" not in out  # Not what other actions take.
+    # Not what other actions take.
+    assert "(list" not in out
+    assert "for reset" not in out
 
 
 def test_who_reads_only_the_beginning_is_no_failure() -> None:

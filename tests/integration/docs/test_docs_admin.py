@@ -48,7 +48,7 @@ def example(word: str) -> str:
 
 def test_the_pictures() -> None:
     shown = re.findall(r"\]\((images/.*?)\)", TEXT)
-    assert len(shown) == len(set(shown)) == 11
+    assert len(shown) == len(set(shown)) == 13
     for name in shown:
         assert (DOCS / name).read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in (DOCS / "images").glob("admin-*")} == {
