@@ -7,8 +7,8 @@ Events of lock workloads, each with ``lock`` and ``fence``:
 
 Events of the cache workload, each with ``key``:
 
-``computed``  a computation ran from ``began`` until ``at``, for a call that began at ``asked``;
-              ``id`` names it
+``computed``  a computation ran from ``began`` until ``at``, for a call that began at ``asked`` and
+              at ``took`` sent the request that made it the leader; ``id`` names it
 ``alone``     the same, but the caller could not ask Redis who else computes
 ``written``   another value or a deletion was confirmed; sent at ``began``; ``id`` names the value
 ``writing``   such a write is about to be sent; ``id`` names the value
@@ -139,7 +139,8 @@ def _computed_twice(
             if (began := other.values["began"]) >= one.at:
                 break
             # A write ends a computation; it may have been carried out at any moment of its call.
-            ended = any(s < began and e > one.values["began"] for s, e, _ in written)
+            # Redis may have made the leader one as soon as it was asked, before it can begin.
+            ended = any(s < began and e > one.values["took"] for s, e, _ in written)
             if not ended and not was_frozen(one) and not was_frozen(other):
                 names = f"{one.values['id']} and as {other.values['id']}"
                 yield f"C1: {key} was computed as {names} at the same time"

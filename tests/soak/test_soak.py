@@ -23,8 +23,11 @@ def wrote(fence: int, number: int, lock: str = "x") -> Event:
     return event("wrote", 0.0, lock=lock, fence=fence, number=number)
 
 
-def computed(value: str, began: float, until: float, kind: str = "computed") -> Event:
-    return event(kind, until, value, key="k", asked=began, began=began, id=value)
+def computed(
+    value: str, began: float, until: float, kind: str = "computed", took: float | None = None
+) -> Event:
+    took = began if took is None else took
+    return event(kind, until, value, key="k", asked=took, took=took, began=began, id=value)
 
 
 def frozen(worker: str, began: float, until: float) -> Event:
@@ -57,6 +60,11 @@ def read(value: str, began: float) -> Event:
         pytest.param([held(2, 0, 1), held(2, 2, 3, "b")], "S4: x had fence 2", id="fence again"),
         pytest.param([wrote(1, 1), wrote(2, 1)], "went from 1 to 1", id="lost count"),
         pytest.param([computed("v", 0, 2), computed("w", 1, 3)], "C1: k", id="computed twice"),
+        pytest.param(
+            [written("x", 0, 1), computed("v", 3, 9, took=2), computed("w", 4, 9)],
+            "C1: k",
+            id="computed twice, after a write that was before both",
+        ),
         pytest.param(
             [frozen("v", 0, 1), frozen("x", 1, 9), computed("v", 2, 9), computed("w", 3, 9)],
             "C1: k",
@@ -101,6 +109,8 @@ def test_a_wrong_history_is_found(history: list[Event], finding: str) -> None:
         [computed("v", 0, 2), written("", 1, 1.5), computed("w", 1.6, 3), read("w", 4)],
         [frozen("v", 1, 8), computed("v", 0, 9), computed("w", 8, 9)],
         [computed("v", 0, 9), computed("w", 8, 9, "alone")],
+        # The write ended the first one's flight before its process learned that it leads.
+        [computed("v", 3, 9, took=1), written("x", 1.5, 2), computed("w", 4, 9)],
         # A write that was never confirmed has ended the first computation.
         [event("writing", 1, key="k", id="x"), computed("v", 0, 9), computed("w", 8, 9)],
         [written("v", 0, 2), written("w", 1, 3), read("v", 4)],

@@ -32,6 +32,7 @@ from django.core.cache import cache
 from redis.exceptions import RedisError
 
 from django_redis_lock import Lock, LockError, Redlock, events
+from django_redis_lock.singleflight.flight import Flights
 
 from .history import History
 
@@ -40,7 +41,7 @@ NAMES = 3
 DEADLINE = "deadline"
 #: Seconds. Short, so that locks of those who were killed are free again within the run, and that a
 #: frozen leader's flight is taken over.
-TIMEOUT = FLIGHT_TIMEOUT = 2.0
+TIMEOUT = LOCK_FLIGHT_TIMEOUT = 2.0
 #: Takes the next number if nobody with a greater fence has been here. KEYS: the greatest fence, the
 #: number. ARGV: fence, the number that was read ('' to read it).
 LEDGER = """
@@ -81,6 +82,7 @@ class Work:
         self.random = random.Random(order.seed)
         self.ledger = redis.Redis.from_url(order.ledger)
         self.deadline = 0.0
+        self._took = 0.0
 
     def goes_on(self) -> bool:
         return time.time() < self.deadline
@@ -170,6 +172,13 @@ class Work:
     def cache(self) -> None:
         """Read through ``get_or_set``, and write and delete what others compute."""
         events.subscribe(self._on_event)
+        take = Flights._take
+
+        def noted_take(*arguments: Any) -> Any:
+            self._took = time.time()
+            return take(*arguments)
+
+        Flights._take = noted_take  # type: ignore[method-assign]
         while self.goes_on():
             self.attempt(self._write if self.random.random() < 0.1 else self._read)
             time.sleep(0.002)
@@ -202,7 +211,8 @@ class Work:
     def _on_event(self, event: object) -> None:
         """Between a computation and the storing of its value."""
         if isinstance(event, events.Computed):
-            self.history.write("alone" if event.without_redis else "computed", **self._computed)
+            kind = "alone" if event.without_redis else "computed"
+            self.history.write(kind, took=self._took, **self._computed)
 
     # -- its end -------------------------------------------------------------------------------
 
@@ -244,7 +254,7 @@ def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
     os.environ["REDIS_URL"] = order.servers[0]
     django.setup()
-    settings.CACHES["default"]["OPTIONS"]["FLIGHT_TIMEOUT"] = FLIGHT_TIMEOUT
+    settings.CACHES["default"]["OPTIONS"]["LOCK_FLIGHT_TIMEOUT"] = LOCK_FLIGHT_TIMEOUT
     Work(order).run()
 
 
