@@ -97,6 +97,14 @@ def cut(connection: AsyncRawConnection) -> None:
         pass  # It had been closed.
 
 
+async def _give_up(connection: AsyncRawConnection, error: BaseException) -> None:
+    """Close ``connection`` after ``error``: with an unread reply it cannot be used again."""
+    if isinstance(error, GeneratorExit):  # Our coroutine was closed. Nothing can be awaited.
+        cut(connection)
+    else:
+        await connection.disconnect(nowait=True)
+
+
 async def cancellable(work: Coroutine[Any, Any, T]) -> T:
     """``await work``, sure to end when it is cancelled. Before Python 3.12 ``asyncio.wait_for``,
     with which redis-py sends, forgets a cancellation that comes just when it is done."""
@@ -141,10 +149,10 @@ async def asend(connection: AsyncRawConnection, call: Call) -> None:
 async def areceive(connection: AsyncRawConnection, call: Call) -> Any:
     """The reply to ``call``; the script is sent to a server that does not know it."""
     try:
-        return await connection.read_response()
+        return await connection.read_response(disconnect_on_error=False)
     except NoScriptError:
         await connection.send_packed_command([pack(call, known=False)])
-        return await connection.read_response()
+        return await connection.read_response(disconnect_on_error=False)
 
 
 async def arun(client: Any, call: Call, *, patience: float | None = None) -> Answer:
@@ -258,9 +266,9 @@ async def _exchange_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
     connection = await taken_from(pool)
     try:
         await connection.send_packed_command([pack_all(calls)])
-        return [await connection.read_response() for _ in calls]
-    except BaseException:
-        await connection.disconnect(nowait=True)
+        return [await connection.read_response(disconnect_on_error=False) for _ in calls]
+    except BaseException as error:
+        await _give_up(connection, error)
         raise
     finally:
         await pool.release(connection)
@@ -272,12 +280,21 @@ async def _within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(work)
     try:
         await wait_awake({task}, seconds)
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
+    except GeneratorExit:  # Our coroutine was closed: nothing can be awaited, nor that task ended.
+        work.close()
+        raise
+    except BaseException:
+        await _cancelled(task)
+        raise
+    await _cancelled(task)
     if task.cancelled():
         raise RedisTimeoutError(f"Redis did not answer within {seconds:.3f} s")
     return task.result()
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def _run(
@@ -311,16 +328,19 @@ async def _run_apart(pool: Any, call: Call, asking: bool) -> Any:
     """On a connection outside the pool: all connections of the pool are in use."""
     connection = await connect_to(pool, timeout=5.0)
     try:
-        return await _exchange(connection, call, asking)
-    finally:
-        await connection.disconnect()
+        answer = await _exchange(connection, call, asking)
+    except BaseException as error:
+        await _give_up(connection, error)
+        raise
+    await connection.disconnect()
+    return answer
 
 
 async def _exchange(connection: AsyncRawConnection, call: Call, asking: bool) -> Any:
     try:
         if asking:
             await connection.send_packed_command([ASKING, pack(call, known=False)])
-            await connection.read_response()
+            await connection.read_response(disconnect_on_error=False)
         else:
             await asend(connection, call)
         return await areceive(connection, call)
@@ -328,9 +348,8 @@ async def _exchange(connection: AsyncRawConnection, call: Call, asking: bool) ->
         if asking:  # ASKING may have been refused, and the reply to the call is still to come.
             await connection.disconnect(nowait=True)
         raise
-    except BaseException:
-        # Also for cancellation: a connection with an unread reply cannot be used again.
-        await connection.disconnect(nowait=True)
+    except BaseException as error:
+        await _give_up(connection, error)
         raise
 
 

@@ -14,6 +14,7 @@ from django_redis_lock import AsyncLock, Lock
 from tests.integration.locks.test_lock import places
 from tests.integration.locks.test_lock_waiting import blocked
 from tests.processes import until
+from tests.redis_server import RedisServer
 
 NAME = "closed"
 
@@ -55,3 +56,38 @@ def test_a_wait_that_nobody_resumes(
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
     gc.collect()  # What it complains about, pytest makes an error of.
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("blocking_timeout", [None, 60])
+@pytest.mark.parametrize("loop_first", [False, True])
+def test_an_acquire_that_nobody_resumes(
+    own_server: RedisServer,
+    loop_first: bool,
+    blocking_timeout: float | None,
+    held: bool,
+) -> None:
+    """Its request has been sent, and Redis has yet to reply."""
+    with own_server.client() as client:
+        if held:
+            Lock(client, NAME, timeout=60).acquire()
+        before = client.get(NAME)
+        loop = asyncio.new_event_loop()
+        through = redis.asyncio.Redis.from_url(own_server.url)
+        loop.run_until_complete(through.ping())
+        own_server.pause()
+        lock = AsyncLock(through, NAME, timeout=60, blocking_timeout=blocking_timeout)
+        task = loop.create_task(lock.acquire())
+        for _ in range(50):
+            loop.run_until_complete(asyncio.sleep(0))
+        if loop_first:
+            loop.close()
+        task.get_coro().close()
+        own_server.resume()
+        assert places(NAME) == 0
+        until(lambda: client.get(NAME) == before and not client.exists(f"{{{NAME}}}:waiters"))
+        if not loop_first:
+            task.cancel()
+            assert loop.run_until_complete(through.lock(NAME + "2", lock_class=AsyncLock).acquire())
+            loop.run_until_complete(through.aclose())
+            loop.close()
