@@ -2,7 +2,8 @@
 
 Events of lock workloads, each with ``lock`` and ``fence``:
 
-``held``      the handle said that it held the lock, at ``at`` and since ``since`` (both certain)
+``held``      the handle said that it held the lock, at ``at`` and since ``since`` (both certain);
+              its acquire had begun at ``asked``
 ``wrote``     the ledger has taken the number ``number`` from the holder
 
 Events of the cache workload, each with ``key``:
@@ -23,6 +24,7 @@ import bisect
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from .history import Event
 
@@ -36,43 +38,69 @@ UNCONFIRMED = 10.0
 
 def check(events: list[Event], *, exclusive: bool = True) -> list[str]:
     """All violations, a sentence each. ``exclusive``: False if locks themselves may be evicted."""
-    found = [*check_fences(events), *check_ledger(events), *check_cache(events)]
+    found = [*check_fences(events, exclusive), *check_ledger(events), *check_cache(events)]
     return [*check_holders(events), *found] if exclusive else found
 
 
 def check_holders(events: Iterable[Event]) -> Iterator[str]:
     """S1: no two holders of one lock at the same time."""
     for lock, spans in _holders(events).items():
-        latest: tuple[float, float, int, str] | None = None
+        latest: Holder | None = None
         for span in sorted(spans):
-            if latest is not None and span[0] < latest[1]:
+            if latest is not None and span.since < latest.until:
                 yield (
-                    f"S1: {lock} was held by {latest[3]} (fence {latest[2]}) until {latest[1]:.6f}"
-                    f" and by {span[3]} (fence {span[2]}) from {span[0]:.6f}"
+                    f"S1: {lock} was held by {latest.process} (fence {latest.fence}) until"
+                    f" {latest.until:.6f} and by {span.process} (fence {span.fence}) from"
+                    f" {span.since:.6f}"
                 )
-            if latest is None or span[1] > latest[1]:
+            if latest is None or span.until > latest.until:
                 latest = span
 
 
-def check_fences(events: Iterable[Event]) -> Iterator[str]:
-    """S4: who holds a lock later has a greater fence."""
+def check_fences(events: Iterable[Event], exclusive: bool = True) -> Iterator[str]:
+    """S4: who acquires a lock later has a greater fence.
+
+    Where two may hold a lock at a time, the first of them may be the last to notice that it holds
+    it. So only an acquire that began after another one had ended is known to be later.
+    """
     for lock, spans in _holders(events).items():
-        for one, other in itertools.pairwise(sorted(spans)):
-            if other[2] <= one[2]:
-                yield f"S4: {lock} had fence {one[2]} ({one[3]}) and later {other[2]} ({other[3]})"
+        spans.sort()
+        greatest = list(itertools.accumulate(spans, lambda a, b: max(a, b, key=_fence)))
+        for span in spans:
+            before = bisect.bisect_left(spans, (span.since if exclusive else span.asked,))
+            if before and (one := greatest[before - 1]).fence >= span.fence:
+                yield (
+                    f"S4: {lock} had fence {one.fence} ({one.process}) and later {span.fence}"
+                    f" ({span.process})"
+                )
 
 
-def _holders(events: Iterable[Event]) -> dict[str, list[tuple[float, float, int, str]]]:
-    """For each lock when who held it: from, until, fence, process. One span for each fence."""
-    spans: dict[tuple[str, int, str], tuple[float, float]] = {}
+class Holder(NamedTuple):
+    """When a process held a lock with one fence, and when it had begun to acquire it."""
+
+    since: float
+    until: float
+    fence: int
+    process: str
+    asked: float
+
+
+def _fence(holder: Holder) -> int:
+    return holder.fence
+
+
+def _holders(events: Iterable[Event]) -> dict[str, list[Holder]]:
+    """The holders of each lock."""
+    spans: dict[tuple[str, int, str], tuple[float, float, float]] = {}
     for event in events:
         if event.kind == "held":
             holder = event.values["lock"], event.values["fence"], event.process
-            since, _ = spans.get(holder, (event.values["since"], 0.0))
-            spans[holder] = min(since, event.values["since"]), event.at
+            since, asked = event.values["since"], event.values["asked"]
+            since = min(since, spans.get(holder, (since,))[0])
+            spans[holder] = since, event.at, asked
     found = defaultdict(list)
-    for (lock, fence, process), (since, until) in spans.items():
-        found[lock].append((since, until, fence, process))
+    for (lock, fence, process), (since, until, asked) in spans.items():
+        found[lock].append(Holder(since, until, fence, process, asked))
     return found
 
 

@@ -15,8 +15,16 @@ def event(kind: str, at: float, process: str = "a", **values: Any) -> Event:
     return Event(kind, at, process, values)
 
 
-def held(fence: int, since: float, until: float, process: str = "a", lock: str = "x") -> Event:
-    return event("held", until, process, lock=lock, fence=fence, since=since)
+def held(
+    fence: int,
+    since: float,
+    until: float,
+    process: str = "a",
+    lock: str = "x",
+    asked: float | None = None,
+) -> Event:
+    asked = since if asked is None else asked
+    return event("held", until, process, lock=lock, fence=fence, since=since, asked=asked)
 
 
 def wrote(fence: int, number: int, lock: str = "x") -> Event:
@@ -58,6 +66,11 @@ def read(value: str, began: float) -> Event:
             [held(2, 0, 1), held(1, 2, 3, "b")], "S4: x had fence 2", id="fence goes back"
         ),
         pytest.param([held(2, 0, 1), held(2, 2, 3, "b")], "S4: x had fence 2", id="fence again"),
+        pytest.param(
+            [held(5, 0, 1), held(6, 2, 3, "b"), held(4, 4, 5, "c")],
+            "S4: x had fence 6",
+            id="fence goes back to before",
+        ),
         pytest.param([wrote(1, 1), wrote(2, 1)], "went from 1 to 1", id="lost count"),
         pytest.param([computed("v", 0, 2), computed("w", 1, 3)], "C1: k", id="computed twice"),
         pytest.param(
@@ -125,6 +138,10 @@ def test_a_right_history_is_not(history: list[Event]) -> None:
 def test_eviction_of_locks_excuses_two_holders_but_no_fence() -> None:
     assert check([held(1, 0, 2), held(2, 1, 3, "b")], exclusive=False) == []
     assert check([held(2, 0, 1), held(1, 2, 3, "b")], exclusive=False)
+    # The first holder was slow to notice that it was one.
+    slow = held(1, 1, 3, "b", asked=-1)
+    assert check([held(2, 0, 2), slow], exclusive=False) == []
+    assert check([held(0, -3, -2), held(2, -2, 2), slow], exclusive=False)
 
 
 def test_a_killed_process_leaves_its_history(tmp_path) -> None:

@@ -104,21 +104,22 @@ class Work:
         """Take a lock, count up in the ledger, and say while it is held that it is."""
         name = f"soak-{self.random.randrange(NAMES)}"
         lock = make(name)
+        asked = time.time()
         with lock:
             fence = lock.fence
-            since = self._held(lock, name, fence, time.time())
+            since = self._held(lock, name, fence, asked, time.time())
             if since is not None:
                 number = self._ledger(name, fence, "")
                 time.sleep(self.random.random() * 0.02)
                 if number >= 0 and self._ledger(name, fence, number + 1) >= 0:
                     self.history.write("wrote", lock=name, fence=fence, number=number + 1)
-                self._held(lock, name, fence, since)
+                self._held(lock, name, fence, asked, since)
 
-    def _held(self, lock: Any, name: str, fence: int, since: float) -> float | None:
+    def _held(self, lock: Any, name: str, fence: int, asked: float, since: float) -> float | None:
         at = time.time()
         if lock.lost:
             return None
-        self.history.write("held", lock=name, fence=fence, since=min(since, at), at=at)
+        self.history.write("held", lock=name, fence=fence, asked=asked, since=min(since, at), at=at)
         return since
 
     def _ledger(self, name: str, fence: int, number: int | str) -> int:
