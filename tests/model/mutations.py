@@ -86,6 +86,10 @@ TESTS = {
         "test_inventory.py",
         "test_logging.py",
     ),
+    ("CLEAR", "DELETE_UNHELD", "EXISTING"): ("test_clear_scripts.py", "test_clear.py"),
+    ("MARK",): ("test_lock_scripts.py", "test_failover_sentinel.py"),
+    ("TRY", "GRANT_OF"): ("test_doctor.py",),
+    ("HEARTBEAT*",): ("test_inventory_scripts.py", "test_heartbeat.py"),
     ("*_FIGURES",): ("test_inventory_scripts.py", "test_figures.py", "test_metrics.py"),
 }
 #: For scripts that are in none of the above.
@@ -109,7 +113,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("_SEEN", "if left == -2 then return '', '1' end"): "without a digest nobody looks at it",
     (
         "RENEW_FLIGHT",
-        "redis.pcall('ZREMRANGEBYSCORE', KEYS[3], '-inf', at)",
+        "local over = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', at, 'LIMIT', 0, 64)",
     ): "a flight is over a millisecond earlier",
     (
         "EXPIRE_AT",

@@ -324,19 +324,6 @@ def test_without_redis(own_server: RedisServer, ignore: bool) -> None:
             cache.clear()
 
 
-def test_a_lock_in_its_last_millisecond_still_ends(cache: RedisCache, client: redis.Redis) -> None:
-    """A lifetime of 0 ms left must not become none at all."""
-    for _ in range(5):
-        with client.pipeline() as pipeline:
-            for lifetime in range(1, 1500):
-                name = f"site:1:lock:{lifetime}"
-                pipeline.set(name, "token", px=lifetime)
-                pipeline.zadd(INDEX, {name: lifetime})
-            pipeline.execute()
-        cache.clear()
-        assert [key for key in client.keys("site:1:lock:*") if client.pttl(key) == -1] == []
-
-
 # -- names -------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
+from django_redis_lock.locking.replication import MARK
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
@@ -592,6 +593,18 @@ def test_held_is_nobody_with_a_grant_on_its_way(scripts: Scripts) -> None:
 def test_clock(scripts: Scripts) -> None:
     seconds, micros = scripts.client.time()
     assert 0 <= scripts.now() - (seconds * 1_000_000 + micros) < TOLERANCE * 1000
+
+
+# -- MARK ------------------------------------------------------------------------------------------
+
+
+def test_mark_is_a_write_for_the_holder_only(scripts: Scripts) -> None:
+    """What replicas confirm is that this token holds the lock."""
+    scripts.acquire("a")
+    scripts.client.pexpire(KEYS.fence, LIFETIME)
+    for token, written in (("b", 0), ("a", 1)):
+        assert scripts.run(MARK, token, keys=(KEYS.lock, KEYS.fence)) == written
+        assert scripts.lasts(KEYS.fence, 86_400_000 if written else LIFETIME)
 
 
 # -- VOTE ------------------------------------------------------------------------------------------
