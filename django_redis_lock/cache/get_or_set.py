@@ -6,7 +6,7 @@ import inspect
 import time
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -230,7 +230,9 @@ class GetOrSet(Reading):
         return ThreadRunner(self._lock_client(), self.conf.FLIGHT_TIMEOUT, connections.close_all)
 
     def _async_runner(self) -> AsyncRunner:
-        return AsyncRunner(asyncio_client(self._lock_client()), self.conf.FLIGHT_TIMEOUT)
+        # With asgiref's async_to_sync a thread waits for this task, and is known to it by this.
+        thread = getattr(AsyncToSync.executors, "current", None)
+        return AsyncRunner(asyncio_client(self._lock_client()), self.conf.FLIGHT_TIMEOUT, thread)
 
 
 def awaitable(function: Any) -> Any:

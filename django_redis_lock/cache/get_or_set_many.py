@@ -121,8 +121,8 @@ class GetOrSetMany(GetOrSet):
 
         if not missing:
             return found
-        in_thread = isinstance(runner, ThreadRunner)
-        several = MultiFlight(runner.server, self.conf.FLIGHT_TIMEOUT, producer, produce, in_thread)
+        callers = (producer, produce, runner.in_thread)
+        several = MultiFlight(runner.server, self.conf.FLIGHT_TIMEOUT, *callers)
         got, late = {}, list(missing)
         if outage is None:
             try:

@@ -110,10 +110,10 @@ class Reading(LockCache):
     def _read(self, flight_id: FlightKey, stale: bool) -> Steps:
         """The stored value with its remaining lifetime; None if there is none, or if it need not be
         read: a caller that accepts no stale value gets it with the answer to who computes it."""
-        server, _, loop = flight_id
+        server, _, group = flight_id
         if not stale and flight_id not in in_flight:
             return None
-        if loop is not None or not server.must_connect():
+        if group is not None or not server.must_connect():
             return (yield from self._get_with_lifetime(flight_id))
         with cold_read(server) as waited:
             if waited and flight_id in in_flight:

@@ -66,20 +66,28 @@ class Flights:
         server: where the values are.
         flight_timeout: seconds after which the followers of a dead leader take over.
         event: makes what the others of this process wait for.
-        loop: the event loop whose tasks wait for each other; None for threads.
+        group: stands for the callers that wait for each other in memory, such as the tasks of an
+            event loop; None for threads.
+        in_thread: a thread waits for the caller: it is the caller, or has asyncio run it.
     """
 
     def __init__(
-        self, server: Server, flight_timeout: float, event: Callable[[], Any], loop: Any = None
+        self,
+        server: Server,
+        flight_timeout: float,
+        event: Callable[[], Any],
+        group: Any = None,
+        in_thread: bool = True,
     ) -> None:
         self._server = server
         self._flight_timeout = flight_timeout
         self._event = event
-        self._loop = loop
+        self._group = group
+        self._in_thread = in_thread
 
     def flight_id(self, key: bytes) -> FlightKey:
         """Where those of this process meet who are after the value at ``key``."""
-        return self._server, key, self._loop
+        return self._server, key, self._group
 
     def get_or_compute(
         self, key: bytes, producer: Producer, deadline: float, outage: BaseException | None = None
@@ -283,9 +291,11 @@ class Flights:
             shared.computed = True
             return value
         token = token_for(producer.compute)
+        overtakes = self._in_thread
         while True:
             try:
-                outcome, replaced = yield from self._find(key, token, shared, producer, deadline)
+                finding = self._find(key, token, shared, producer, deadline, overtakes)
+                outcome, replaced = yield from finding
             except (RedisError, OSError) as error:
                 shared.outage = error
                 raise CoordinationError from error
@@ -294,9 +304,16 @@ class Flights:
             flight = self._flight(key, token, shared, producer)
             with suppress(Overtaken):
                 return (yield from self._lead(flight, shared, producer, replaced))
+            overtakes = False  # Else two could overtake each other for ever.
 
     def _find(
-        self, key: bytes, token: bytes, shared: InProcessFlight, producer: Producer, deadline: float
+        self,
+        key: bytes,
+        token: bytes,
+        shared: InProcessFlight,
+        producer: Producer,
+        deadline: float,
+        overtakes: bool,
     ) -> Steps:
         """LEAD and what is there to be replaced; FOUND as soon as Redis keeps a value at ``key``;
         or TOO_LATE."""
@@ -317,7 +334,7 @@ class Flights:
             if time.monotonic() >= deadline:
                 return TOO_LATE, NOTHING
             leader, pttl = text(news[0]).encode(), news[1]
-            if self._loop is None and overtake(leader):
+            if overtakes and overtake(leader):
                 return LEAD, (yield from self._take_over(key, token))
             look_again = time.monotonic() + min(FOLLOWER_CHECK_SECONDS, max(int(pttl), 1) / 1000)
             shared.computed = True

@@ -48,7 +48,7 @@ class InProcessFlight:
         self.outage: Exception | None = None  # Why Redis could not be asked.
 
 
-#: A key of one database, and the event loop of its callers (None: threads).
+#: A key of one database, and what stands for its callers (None: threads; see ``Flights``).
 FlightKey = tuple[Server, bytes, Any]
 
 #: The flights of this process. A single operation of a dict is atomic, so it needs no mutex.

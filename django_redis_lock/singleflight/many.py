@@ -52,7 +52,7 @@ class MultiFlight:
         flight_timeout: seconds after which the followers of a dead leader take over.
         producer: how to store the values; its ``compute`` is what ``produce`` calls.
         produce: computes those that this caller leads.
-        in_thread: the caller is a thread, no task.
+        in_thread: as for ``Flights``.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class MultiFlight:
                 try:
                     found.update((yield from self._lead(led)))
                 except Overtaken:  # It is asked again who computes these.
+                    self._in_thread = False
                     streams.update(dict.fromkeys(led, b""))
             # Not before those that others wait for are computed: it may fail.
             found.update((key, self._producer.decode(value)) for key, value in there.items())

@@ -68,6 +68,7 @@ class ThreadRunner:
         self._pid = os.getpid()
         self._afterwards = afterwards
         self.server = server_of(client)
+        self.in_thread = True
         self.flights = Flights(self.server, flight_timeout, threading.Event)
 
     def do(self, steps: Steps) -> Any:
@@ -135,13 +136,17 @@ class AsyncRunner:
     Args:
         client: redis.asyncio client of the primary.
         flight_timeout: seconds after which the followers of a dead leader take over.
+        thread: stands for the thread that waits for the task; None if none does. It may be the one
+            that a computation of this loop needs, so that must not be waited for.
     """
 
-    def __init__(self, client: Any, flight_timeout: float) -> None:
+    def __init__(self, client: Any, flight_timeout: float, thread: Any = None) -> None:
         self._client = client
-        loop = asyncio.get_running_loop()
         self.server = server_of(client)
-        self.flights = Flights(self.server, flight_timeout, asyncio.Event, loop)
+        self.in_thread = thread is not None
+        group = thread if self.in_thread else asyncio.get_running_loop()
+        callers = (asyncio.Event, group, self.in_thread)
+        self.flights = Flights(self.server, flight_timeout, *callers)
 
     async def do(self, steps: Steps) -> Any:
         """What ``steps`` return in the end."""

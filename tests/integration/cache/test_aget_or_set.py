@@ -206,6 +206,39 @@ def test_a_plain_function_waits_for_the_thread_that_needs_the_value(
     assert not client.exists(flight_key(KEY), flight_key(b":1:other"))
 
 
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "coroutine"])
+def test_a_task_that_the_thread_for_synchronous_code_waits_for_does_not_wait_for_it(
+    cache: RedisCache, client: redis.Redis, plain: bool, many: bool
+) -> None:
+    """It computes the value itself: the thread cannot come to the leader's function before."""
+    begun, go_on = threading.Event(), threading.Event()
+    view, never = Producer(), Producer()
+
+    async def compute(*_: Any) -> Any:
+        return {"report": view()} if many else view()
+
+    def in_the_thread() -> Any:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        function = (lambda *_: async_to_sync(compute)()) if plain else compute
+        if many:
+            return async_to_sync(cache.aget_or_set_many)(["report"], function)["report"]
+        return async_to_sync(cache.aget_or_set)("report", function)
+
+    async def ask() -> Any:
+        thread = asyncio.ensure_future(sync_to_async(in_the_thread)())
+        await happens(begun.is_set)
+        leader = asyncio.ensure_future(cache.aget_or_set("report", never))
+        await happens(lambda: client.exists(flight_key(KEY)))
+        go_on.set()
+        return await asyncio.gather(thread, leader)
+
+    assert run(ask()) == ["computed"] * 2
+    assert (view.calls, never.calls) == (1, 0)
+    assert not client.exists(flight_key(KEY))
+
+
 def test_following_does_not_hold_up_the_loop(cache: RedisCache, client: redis.Redis) -> None:
     async def ask() -> Any:
         elsewhere(client)
