@@ -1,4 +1,5 @@
-"""The cache backend: django-redis's, with locks and with a ``get_or_set`` that computes once."""
+"""The cache backends: django-redis's, and Django's for local memory, with locks and with a
+``get_or_set`` that computes once."""
 
 from .backend import RedisCache
 from .lock_factory import (
@@ -10,6 +11,7 @@ from .lock_factory import (
     lock_cache,
     lock_caches,
 )
+from .locmem import LocMemCache
 from .options import SETTING, GetOrSetArguments, GetOrSetOptions
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "BackendCannotLock",
     "GetOrSetArguments",
     "GetOrSetOptions",
+    "LocMemCache",
     "RedisCache",
     "check_policy",
     "check_using",

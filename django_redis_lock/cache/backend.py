@@ -9,19 +9,20 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from django.core.cache.backends.base import DEFAULT_TIMEOUT, default_key_func
+from django.core.cache.backends.base import DEFAULT_TIMEOUT
+from django.core.exceptions import ImproperlyConfigured
+from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
-from django_redis.client import ShardClient
+from django_redis.client import DefaultClient, HerdClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 from redis.exceptions import ResponseError
 
 from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
-from ..protocol import RESERVED, refuse_reserved
 from ..transport import OUTAGE
 from .get_or_set_many import GetOrSetMany
 from .invalidation import flight_ending
-from .python_redis_lock import reset_all
+from .reading import RedisReading
 
 __all__ = ["RedisCache"]
 
@@ -38,27 +39,29 @@ def _guarded(method: _Method) -> _Method:
     return guarded
 
 
-def _allowed(key_func: Callable[..., Any]) -> Callable[..., Any]:
-    """``key_func``, refusing keys at which the data of locks are kept."""
-
-    def make_key(key: str, prefix: str, version: Any) -> Any:
-        made = key_func(key, prefix, version)
-        refuse_reserved(str(made).encode(errors="surrogatepass"))
-        return made
-
-    return make_key
-
-
-class RedisCache(GetOrSetMany):
+class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no types
     """django-redis's cache; what differs is documented at each method."""
 
-    key_func: Any
+    def _lock_client(self) -> Any:
+        """That of the primary: whatever decides must be asked there."""
+        client = self.client
+        if isinstance(client, ShardClient) or not isinstance(client, DefaultClient):
+            raise ImproperlyConfigured(
+                f"{type(client).__name__} cannot lock: it has no single primary server. "
+                "Use django-redis's DefaultClient or SentinelClient, or our ClusterClient"
+            )
+        return client.get_client(write=True)
 
-    def __init__(self, server: str, params: dict[str, Any]) -> None:
-        super().__init__(server, params)
-        # Django's own keys begin with the prefix: only with others need each be looked at.
-        if self.key_func is not default_key_func or str(self.key_prefix).startswith(RESERVED):
-            self.key_func = _allowed(self.key_func)
+    def _encode(self, value: Any) -> Any:
+        if isinstance(self.client, HerdClient):
+            raise ImproperlyConfigured(
+                "HerdClient keeps values in a form of its own, which get_or_set cannot share. "
+                "Use django-redis's DefaultClient: get_or_set needs no herd"
+            )
+        return self.client.encode(value)
+
+    def _decode(self, kept: Any) -> Any:
+        return self.client.decode(kept)
 
     # -- writes end flights ------------------------------------------------------------------
 
@@ -245,41 +248,3 @@ class RedisCache(GetOrSetMany):
         if isinstance(self.client, ShardClient):
             return {} if client is None else {"client": client}
         return {"client": flight_ending(client or self.client.get_client(write=True))}
-
-    # -- the names of python-redis-lock ----------------------------------------------------------
-
-    def locked_get_or_set(
-        self,
-        key: str,
-        value_creator: Callable[[], Any],
-        version: int | None = None,
-        expire: float | None = None,
-        id: str | bytes | None = None,
-        lock_key: str | None = None,
-        timeout: float | None = DEFAULT_TIMEOUT,
-    ) -> Any:
-        """``get_or_set`` by python-redis-lock's name. None is a value here, and kept.
-
-        Args:
-            lock_key: a lock to hold while ``value_creator`` runs, so that values with the same
-                ``lock_key`` are computed one after another. Left out, no lock is needed: a value
-                is computed once in any case.
-            expire: seconds that lock lives; left out, the setting TIMEOUT, renewed meanwhile.
-                Without ``lock_key`` it means nothing: FLIGHT_TIMEOUT and its renewal do.
-            id: the token of that lock.
-        """
-
-        def create() -> Any:
-            if lock_key is None:
-                return value_creator()
-            lifetime: dict[str, Any] = {} if expire is None else {"timeout": expire}
-            with self.lock(lock_key, id=id, **lifetime):
-                return value_creator()
-
-        return self.get_or_set(key, create, timeout, version)
-
-    def reset_all(self) -> int:
-        """Release the locks of this cache and its default version, whoever holds them; the number
-        of those released. Their holders are told that they are lost. Values are not touched, nor
-        are locks with another key prefix."""
-        return reset_all(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None))

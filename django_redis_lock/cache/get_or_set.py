@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from django_redis.client import HerdClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
@@ -37,7 +36,7 @@ __all__ = ["GetOrSet", "awaitable"]
 
 
 class GetOrSet(Reading):
-    """The part of ``RedisCache`` that computes missing values."""
+    """The part of ``RedisCache`` and ``LocMemCache`` that computes missing values."""
 
     def get_or_set(
         self,
@@ -148,6 +147,36 @@ class GetOrSet(Reading):
         nkey = self._encoded_key(key, version)
         return await runner.do(runner.flights.compute_anyway(nkey, producer))
 
+    def locked_get_or_set(
+        self,
+        key: str,
+        value_creator: Callable[[], Any],
+        version: int | None = None,
+        expire: float | None = None,
+        id: str | bytes | None = None,
+        lock_key: str | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> Any:
+        """``get_or_set`` by python-redis-lock's name. None is a value here, and kept.
+
+        Args:
+            lock_key: a lock to hold while ``value_creator`` runs, so that values with the same
+                ``lock_key`` are computed one after another. Left out, no lock is needed: a value
+                is computed once in any case.
+            expire: seconds that lock lives; left out, the setting TIMEOUT, renewed meanwhile.
+                Without ``lock_key`` it means nothing: FLIGHT_TIMEOUT and its renewal do.
+            id: the token of that lock.
+        """
+
+        def create() -> Any:
+            if lock_key is None:
+                return value_creator()
+            lifetime: dict[str, Any] = {} if expire is None else {"timeout": expire}
+            with self.lock(lock_key, id=id, **lifetime):
+                return value_creator()
+
+        return self.get_or_set(key, create, timeout, version)
+
     # -- the same for threads and tasks --------------------------------------------------------
 
     def _value(
@@ -201,15 +230,10 @@ class GetOrSet(Reading):
         timeout: float | None,
         terms: GetOrSetOptions,
     ) -> Producer:
-        if isinstance(self.client, HerdClient):
-            raise ImproperlyConfigured(
-                "HerdClient keeps values in a form of its own, which get_or_set cannot share. "
-                "Use django-redis's DefaultClient: get_or_set needs no herd"
-            )
         return Producer(
             default if callable(default) else lambda: default,
             self._encoded,
-            self.client.decode,
+            self._decode,
             terms.lifetime(self._timeout(timeout)),
             int(terms.stale * 1000),
             int(terms.error_ttl * 1000),
@@ -218,9 +242,15 @@ class GetOrSet(Reading):
             self,
         )
 
+    def _encode(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def _decode(self, kept: Any) -> Any:
+        raise NotImplementedError
+
     def _encoded(self, value: Any) -> bytes | int:
-        """As Redis is to keep it. Serializers and compressors may give any buffer."""
-        encoded: bytes | int = self.client.encode(value)
+        """As the server is to keep it. Serializers and compressors may give any buffer."""
+        encoded = self._encode(value)
         return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
 
     def _timeout(self, timeout: float | None) -> float | None:

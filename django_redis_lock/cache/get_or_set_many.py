@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
-from django_redis.exceptions import ConnectionInterrupted
 
 from ..exceptions import LockNotAcquired
 from ..singleflight import AsyncRunner, CoordinationError, MultiFlight, Steps, ThreadRunner
-from ..transport import is_pool_exhausted
 from .get_or_set import GetOrSet, awaitable
 from .options import GetOrSetOptions
 
@@ -25,7 +23,7 @@ __all__ = ["GetOrSetMany"]
 
 
 class GetOrSetMany(GetOrSet):
-    """The part of ``RedisCache`` that computes several missing values at once."""
+    """The part of both backends that computes several missing values at once."""
 
     def get_or_set_many(
         self,
@@ -77,17 +75,6 @@ class GetOrSetMany(GetOrSet):
             if name in given:
                 raise TypeError(f"get_or_set_many has no option {name!r}")
         return GetOrSetOptions.of(self.conf, self._timeout(timeout), **given, stale=0.0)
-
-    def _look_for(
-        self, names: list[str], version: int | None
-    ) -> tuple[dict[str, Any], BaseException | None]:
-        """What is there, and why Redis could not be asked. If the pool is used up, nothing is
-        found: it is asked again with the question who computes."""
-        try:
-            return self._heeded(self.client.get_many, names, version=version), None
-        except ConnectionInterrupted as error:
-            cause = error.__cause__ or error
-            return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
 
     def _values(
         self,

@@ -8,11 +8,9 @@ from typing import Any, TypeVar, cast
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
+from django.core.cache.backends.base import BaseCache, default_key_func
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
-from django_redis.cache import RedisCache as DjangoRedisCache
-from django_redis.client import DefaultClient, ShardClient
 
 from ..conf import Conf, given
 from ..fallback import (
@@ -24,9 +22,10 @@ from ..fallback import (
 )
 from ..inventory import Inventory, list_held
 from ..locking import AsyncLock, Lock
-from ..protocol import check_name_in_cache, longest_hold
+from ..protocol import RESERVED, check_name_in_cache, longest_hold, refuse_reserved
 from ..redlock import AsyncRedlock, Redlock
 from ..transport import asyncio_client
+from .python_redis_lock import reset_all
 
 __all__ = [
     "BACKEND",
@@ -61,12 +60,26 @@ class BackendCannotLock(ImproperlyConfigured):
         )
 
 
-class LockCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships no types
-    """The part of ``RedisCache`` that makes locks."""
+class LockCache(BaseCache):
+    """The part of ``RedisCache`` and ``LocMemCache`` that makes locks."""
 
-    @cached_property
-    def conf(self) -> Conf:
-        return Conf(self._params.get("OPTIONS"))
+    def __init__(self, location: str, params: dict[str, Any]) -> None:
+        super().__init__(location, params)  # type: ignore[call-arg,arg-type]  # of a real backend
+        self.conf = Conf(params.get("OPTIONS"))
+        # Django's own keys begin with the prefix: only with others need each be looked at.
+        if self.key_func is not default_key_func or str(self.key_prefix).startswith(RESERVED):
+            self.key_func = _allowed(self.key_func)
+
+    def _lock_client(self) -> Any:
+        """The redis-py client of the server that decides who holds a lock."""
+        raise NotImplementedError
+
+    def _client_for(self, client: Any) -> Any:
+        """The client of a lock: ``client``, if the caller has given one."""
+        return client or self._lock_client()
+
+    def _aclient_for(self, client: Any) -> Any:
+        return client or asyncio_client(self._lock_client())
 
     def lock(
         self,
@@ -138,7 +151,7 @@ class LockCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships n
         return {"timeout": self.conf.TIMEOUT, "renew": renew, "grant_timeout": grant_timeout}
 
     def _lock_name(self, key: str, version: int | None) -> str:
-        name: str = self.client.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version)
+        name: str = self.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version)
         return name
 
     def held_locks(self, limit: int = 500) -> Inventory:
@@ -146,19 +159,26 @@ class LockCache(DjangoRedisCache):  # type: ignore[misc]  # django-redis ships n
         are held now, for the admin and for monitoring; at most ``limit`` of them."""
         return list_held(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None), limit)
 
-    def _lock_client(self) -> Any:
-        """The redis-py client of the primary: whatever decides must be asked there."""
-        client = self.client
-        if isinstance(client, ShardClient) or not isinstance(client, DefaultClient):
-            raise ImproperlyConfigured(
-                f"{type(client).__name__} cannot lock: it has no single primary server. "
-                "Use django-redis's DefaultClient or SentinelClient, or our ClusterClient"
-            )
-        return client.get_client(write=True)
+    def reset_all(self) -> int:
+        """Release the locks of this cache and its default version, whoever holds them; the number
+        of those released. Their holders are told that they are lost. Values are not touched, nor
+        are locks with another key prefix."""
+        return reset_all(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None))
 
     def _encoded_key(self, key: str, version: int | None) -> bytes:
-        nkey = self.client.make_key(key, version=version)
-        return bytes(self._lock_client().get_encoder().encode(nkey))
+        made = self.make_key(key, version=version)
+        return bytes(self._lock_client().get_encoder().encode(made))
+
+
+def _allowed(key_func: Callable[..., Any]) -> Callable[..., Any]:
+    """``key_func``, refusing keys at which the data of locks are kept."""
+
+    def make_key(key: str, prefix: str, version: Any) -> Any:
+        made = key_func(key, prefix, version)
+        refuse_reserved(str(made).encode(errors="surrogatepass"))
+        return made
+
+    return make_key
 
 
 def for_threads(cache: LockCache, client: Any, options: dict[str, Any]) -> Callable[..., Lock]:
@@ -168,7 +188,7 @@ def for_threads(cache: LockCache, client: Any, options: dict[str, Any]) -> Calla
         clients = [lock_cache(alias)._lock_client() for alias in several]
         kind: Any = partial(FallbackRedlock if policy else Redlock, clients)
     else:
-        kind = partial(FallbackLock if policy else Lock, client or cache._lock_client())
+        kind = partial(FallbackLock if policy else Lock, cache._client_for(client))
     return cast(Callable[..., Lock], partial(kind, **policy))
 
 
@@ -179,7 +199,7 @@ def for_tasks(cache: LockCache, client: Any, options: dict[str, Any]) -> Callabl
         clients = [asyncio_client(lock_cache(alias)._lock_client()) for alias in several]
         kind: Any = partial(AsyncFallbackRedlock if policy else AsyncRedlock, clients)
     else:
-        client = client or asyncio_client(cache._lock_client())
+        client = cache._aclient_for(client)
         kind = partial(AsyncFallbackLock if policy else AsyncLock, client)
     return cast(Callable[..., AsyncLock], partial(kind, **policy))
 

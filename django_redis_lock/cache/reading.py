@@ -35,7 +35,7 @@ from ..transport import (
 )
 from .lock_factory import LockCache
 
-__all__ = ["MISSING", "Reading"]
+__all__ = ["MISSING", "Reading", "RedisReading"]
 
 #: What is found where there is no value.
 MISSING = object()
@@ -74,38 +74,25 @@ def cold_read(server: Server) -> Iterator[bool]:
 
 
 class Reading(LockCache):
-    """The part of ``RedisCache`` that reads values for ``get_or_set``."""
+    """The part of ``RedisCache`` and ``LocMemCache`` that reads values for ``get_or_set``."""
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
-        """The value, or MISSING.
+        """The value, or MISSING, which is also the answer where the caller is to join a computation
+        of this process.
 
         Raises:
             ConnectionInterrupted: Redis could not be asked.
         """
-        if self._pool is None or not _must_connect(self._pool):
-            return self._read_value(key, version, self._in_flight(key, version))
-        with cold_read(server_of(self._lock_client())) as waited:
-            flight = self._in_flight(key, version)
-            return MISSING if waited and flight else self._read_value(key, version, flight)
+        raise NotImplementedError
 
-    def _read_value(self, key: str, version: int | None, flight: InProcessFlight | None) -> Any:
-        """The value, or MISSING. While this process computes it, in ``flight``, one thread at a
-        time reads it; the others wait for the flight."""
-        if flight and not flight.read_lock.acquire(blocking=False):
-            return MISSING
-        try:
-            return self._heeded(self.client.get, key, default=MISSING, version=version)
-        except ConnectionInterrupted as error:
-            # With all connections of the pool in use, the caller asks who computes the value, on a
-            # connection of our own. So it does while the server is busy with a script: that
-            # question is repeated until the server answers.
-            cause = error.__cause__
-            if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
-                return MISSING
-            raise
-        finally:
-            if flight:
-                flight.read_lock.release()
+    def _look_for(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        """What is there, and why Redis could not be asked."""
+        raise NotImplementedError
+
+    def _without_redis(self, error: BaseException) -> BaseException:
+        raise NotImplementedError
 
     def _read(self, flight_id: FlightKey, stale: bool) -> Steps:
         """The stored value with its remaining lifetime; None if there is none, or if it need not be
@@ -137,6 +124,38 @@ class Reading(LockCache):
             return None
         flight_id = (server_of(self._lock_client()), self._encoded_key(key, version), None)
         return in_flight.get(flight_id)
+
+
+class RedisReading(Reading):
+    """How values are read from Redis, by way of django-redis."""
+
+    client: Any
+
+    def _read_or_join(self, key: str, version: int | None) -> Any:
+        if self._pool is None or not _must_connect(self._pool):
+            return self._read_value(key, version, self._in_flight(key, version))
+        with cold_read(server_of(self._lock_client())) as waited:
+            flight = self._in_flight(key, version)
+            return MISSING if waited and flight else self._read_value(key, version, flight)
+
+    def _read_value(self, key: str, version: int | None, flight: InProcessFlight | None) -> Any:
+        """The value, or MISSING. While this process computes it, in ``flight``, one thread at a
+        time reads it; the others wait for the flight."""
+        if flight and not flight.read_lock.acquire(blocking=False):
+            return MISSING
+        try:
+            return self._heeded(self.client.get, key, default=MISSING, version=version)
+        except ConnectionInterrupted as error:
+            # With all connections of the pool in use, the caller asks who computes the value, on a
+            # connection of our own. So it does while the server is busy with a script: that
+            # question is repeated until the server answers.
+            cause = error.__cause__
+            if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
+                return MISSING
+            raise
+        finally:
+            if flight:
+                flight.read_lock.release()
 
     @cached_property
     def _breaker(self) -> Breaker | None:
@@ -184,6 +203,16 @@ class Reading(LockCache):
         if breaker.failing:
             breaker.answered()
         return found
+
+    def _look_for(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        # Nothing is found if the pool is used up: the question who computes asks again.
+        try:
+            return self._heeded(self.client.get_many, names, version=version), None
+        except ConnectionInterrupted as error:
+            cause = error.__cause__ or error
+            return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
 
 
 def _must_connect(pool: Any) -> bool:

@@ -118,9 +118,12 @@ class Database(Commands):
         name: for people.
 
     Attributes:
+        unix_time: the clock.
         mutex: held while a command is carried out.
         away: while true, no connection can be made.
     """
+
+    unix_time: Callable[[], float] = staticmethod(time.time)
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -139,8 +142,7 @@ class Database(Commands):
     # -- time, which tests can move ----------------------------------------------------------
 
     def microseconds(self) -> int:
-        """The Unix time."""
-        return int(time.time() * 1e6)
+        return int(self.unix_time() * 1e6)
 
     def wait(
         self, condition: threading.Condition, ready: Callable[[], Any], seconds: float | None

@@ -17,7 +17,7 @@ from .in_process import DeferredCall, FlightKey, InProcessFlight, in_flight
 from .many import MultiFlight
 from .producer import Producer
 from .runners import AsyncRunner, ThreadRunner
-from .scripts import DELETE, END_FLIGHT, EXPIRE_AT, LET_GO, LETTING_GO, READ, WRITE
+from .scripts import DELETE, END_FLIGHT, EXPIRE_AT, LET_GO, LETTING_GO, ON_VALUES, READ, WRITE
 from .steps import TOO_LATE, CoordinationError, Run, Steps
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "EXPIRE_AT",
     "LETTING_GO",
     "LET_GO",
+    "ON_VALUES",
     "READ",
     "TOO_LATE",
     "WRITE",

@@ -14,6 +14,7 @@ __all__ = [
     "EXPIRE_AT",
     "LETTING_GO",
     "LET_GO",
+    "ON_VALUES",
     "READ",
     "RENEW_FLIGHT",
     "STORE",
@@ -264,3 +265,6 @@ return found
 #: KEYS  the flight        ARGV  none        returns 1
 #: atomic because another flight may begin.
 LET_GO = script("let_go(KEYS[1]) return 1", LETTING_GO)
+
+#: The scripts that read or write the value at their first key.
+ON_VALUES = frozenset({READ, STORE, TAKE_FLIGHT, TAKE_OVER})
