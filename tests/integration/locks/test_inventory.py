@@ -486,7 +486,7 @@ import sys, time, redis
 from django_redis_lock import Lock
 from tests.processes import until
 client = redis.Redis.from_url(sys.argv[1])
-with Lock(client, "a", 2, label="nightly"):
+with Lock(client, "a", float(sys.argv[2]), label="nightly"):
     until(lambda: client.exists("{a}:owner"))
     print("described", flush=True)
     sys.stdin.readline()
@@ -494,9 +494,9 @@ with Lock(client, "a", 2, label="nightly"):
 
 
 @contextmanager
-def command(redis_server: RedisServer) -> Iterator[subprocess.Popen[str]]:
+def command(redis_server: RedisServer, timeout: float) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the lock "a" and is described there, until it is told to end."""
-    words = [sys.executable, "-c", COMMAND, redis_server.url]
+    words = [sys.executable, "-c", COMMAND, redis_server.url, str(timeout)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
         assert process.stdout is not None
@@ -510,7 +510,7 @@ def command(redis_server: RedisServer) -> Iterator[subprocess.Popen[str]]:
 def test_what_a_process_does_last_is_noted_too(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    with command(redis_server) as process:
+    with command(redis_server, timeout=60) as process:
         process.communicate("end\n")
     assert [event.what for event in inspect(client, b"a").events] == ["released"]
 
@@ -523,7 +523,7 @@ def test_who_dies_is_remembered_by_who_has_the_lock_next(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     lock = Lock(client, "a", 30)
-    with command(redis_server) as process:
+    with command(redis_server, timeout=2) as process:
         if next_one == "waits":
             with in_the_background(lock):
                 until(lambda: inspect(client, b"a").waiters)
@@ -547,7 +547,7 @@ def test_who_dies_is_remembered_by_who_has_the_lock_next(
 def test_who_died_is_to_be_seen_before_anybody_has_the_lock_again(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    with command(redis_server) as process:
+    with command(redis_server, timeout=2) as process:
         process.kill()
         process.wait()
         assert inspect(client, b"a").events == ()  # It may still come back.
