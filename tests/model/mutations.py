@@ -116,6 +116,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "local over = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', at, 'LIMIT', 0, 64)",
     ): "a flight is over a millisecond earlier",
     (
+        "CLEAR",
+        "if left == 0 then left = 1 elseif left <= 0 then left = 0 end"
+        "  -- RESTORE's 0 is for ever.",
+    ): "0 has become 1 before",
+    (
         "EXPIRE_AT",
         "if ARGV[2] * unit < now() then let_go(KEYS[2]) end",
     ): "the time has passed a microsecond later",
