@@ -16,13 +16,12 @@ from redis.exceptions import RedisError
 
 from ..exceptions import LockNotAcquired
 from ..protocol import AcquireRequest, Acquisition, Call, Hold, HolderInfo, Owner, check_seconds
-from ..transport import Answer, arun, server_of
+from ..transport import Answer, afinish, arun, cancellable
 from .handle import BaseLock
 from .heartbeat import question_about, with_answer
-from .history import note_vanished
 from .local_state import TaskState, for_the_caller
 from .replication import aconfirm, patience_of
-from .waiting import TaskWaiter, in_background
+from .waiting import Refusal, TaskWaiter, in_background
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,15 +69,18 @@ class AsyncLock(BaseLock):
         return True
 
     async def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
-        began = time.monotonic()
-        if wait == 0:
-            reply = (await self._run(request.acquire())).value
-            if len(reply) > 3:
-                note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
-            return request.acquired(reply[1], began) if reply[0] else None
-        if wait is not None:
-            request = request._replace(deadline=began + wait)
-        return await TaskWaiter(self.redis, request).wait()
+        acquired: Acquisition | None = await afinish(self._obtain(request, wait))
+        return acquired
+
+    async def _ask(self, request: AcquireRequest) -> Any:
+        call, patience = request.acquire(request.waiter), request.patience()
+        return (await cancellable(arun(self.redis, call, patience=patience))).value
+
+    async def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Acquisition | None:
+        return await TaskWaiter(self.redis, request).wait(refusal)
+
+    def _loop(self) -> Any:
+        return asyncio.get_running_loop()
 
     async def _confirm(
         self, request: AcquireRequest, wait: float | None, asked_at: float, granted: Acquisition
@@ -133,7 +135,7 @@ class AsyncLock(BaseLock):
         hold: Hold | None = self.local.hold
         if hold is not None and hold.confirm_pending is not None:
             # The change must not overtake TAKE_GRANT, which has a connection of its own.
-            await hold.pending.settled()
+            await hold.pending.confirmed()
             hold.confirm()
         at = time.monotonic()
         self._extended((await self._run(call)).value, verb, seconds, replace, at)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -29,13 +30,18 @@ from ..protocol import (
     milliseconds,
     new_token,
     release_call,
+    waiter_id,
 )
-from ..transport import is_cluster
+from ..transport import ServerBusy, is_cluster, server_of
+from .history import note_vanished
 from .kept import LockRenewal
 from .local_state import ThreadState
 from .telling import LockEvents
+from .waiting import Refusal, queues
 
 __all__ = ["BaseLock"]
+
+Steps = Generator[Any, Any, Any]
 
 
 class BaseLock(LockRenewal, LockEvents):
@@ -192,7 +198,14 @@ class BaseLock(LockRenewal, LockEvents):
         whose = (self.keys, mine, attempt)
         how = (self.timeout, self.grant_timeout, pause)
         extras: Any = {"replicas": self.replicas, "subject": self.subject}
+        if wait != 0:
+            extras["waiter"] = self._new_waiter()
+            extras["deadline"] = None if wait is None else time.monotonic() + wait
         return AcquireRequest(*whose, *how, may_hold=[(mine, attempt)], **extras), wait
+
+    def _new_waiter(self) -> bytes:
+        """The id under which the first request of ``acquire`` registers."""
+        return waiter_id()
 
     def _refuse_to_wait_for_itself(self) -> None:
         hold: Hold | None = self.local.hold
@@ -203,6 +216,42 @@ class BaseLock(LockRenewal, LockEvents):
                 "for itself for ever; release it first, or give a blocking_timeout",
                 self._shown,
             )
+
+    def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps:
+        """The steps that take the lock on one server; None at the end of the wait.
+
+        The first request registers a waiter if the lock is taken, so the queue is made only then.
+        If others of this process wait already, the caller waits behind them.
+        """
+        server = server_of(self.redis)
+        if wait != 0 and (server, self.keys.lock, self._loop()) in queues:
+            return (yield self._wait(request._replace(waiter=b""), None))
+        sent_at, refusal = time.monotonic(), None
+        try:
+            reply = yield self._ask(request)
+            if reply[0]:
+                if len(reply) > 3:
+                    note_vanished(server, self.keys, reply[3], self.subject)
+                return request.acquired(reply[1], sent_at)
+            refusal = reply, sent_at
+        except ServerBusy:
+            if wait == 0:
+                raise  # A waiter waits until the script that keeps the server busy has ended.
+        if wait == 0:
+            return None
+        return (yield self._wait(request.with_margin(sent_at), refusal))
+
+    def _loop(self) -> Any:
+        """The event loop whose tasks this lock is for, None for threads."""
+        return None
+
+    def _ask(self, request: AcquireRequest) -> Any:
+        """Send ACQUIRE; what it returns."""
+        raise NotImplementedError
+
+    def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Any:
+        """Wait for the lock behind others; the lock, or None at the end of the wait."""
+        raise NotImplementedError
 
     def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
         """``on_lost`` as the keeper's thread may call it: it starts the user's code elsewhere."""

@@ -10,6 +10,7 @@ from ..protocol import AcquireRequest, Acquisition, Call, Hold
 from ..transport import Server, may_have_run, server_of
 from .renewal import DeferredRelease, Renewal, Renewals
 from .replication import Confirmed
+from .waiting import unregister
 
 __all__ = ["LockRenewal"]
 
@@ -75,7 +76,10 @@ class LockRenewal:
     def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
         """The call of ``acquire`` ends with ``error``: release whatever Redis may have given to it,
         also if the reply was lost, or an interrupt came before it was noted."""
-        unsent = None if may_have_run(error) else (request.token, request.attempt)
+        sent = may_have_run(error)
+        if sent and request.waiter:
+            unregister(server_of(self.redis), request)
+        unsent = None if sent else (request.token, request.attempt)
         for noted in request.may_hold:
             if noted != unsent:
                 self._hand_over(request.give_back(*noted))

@@ -20,12 +20,11 @@ from ..protocol import (
     check_seconds,
     in_a_thread,
 )
-from ..transport import Answer, run, server_of
+from ..transport import Answer, finish, run
 from .handle import BaseLock
 from .heartbeat import question_about, with_answer
-from .history import note_vanished
 from .replication import confirm, patience_of
-from .waiting import ThreadWaiter
+from .waiting import Refusal, ThreadWaiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -94,15 +93,14 @@ class Lock(BaseLock):
             raise
 
     def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
-        began = time.monotonic()
-        if wait == 0:
-            reply = self._run(request.acquire()).value
-            if len(reply) > 3:
-                note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
-            return request.acquired(reply[1], began) if reply[0] else None
-        if wait is not None:
-            request = request._replace(deadline=began + wait)
-        return ThreadWaiter(self.redis, request).wait()
+        acquired: Acquisition | None = finish(self._obtain(request, wait))
+        return acquired
+
+    def _ask(self, request: AcquireRequest) -> Any:
+        return run(self.redis, request.acquire(request.waiter), patience=request.patience()).value
+
+    def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Acquisition | None:
+        return ThreadWaiter(self.redis, request).wait(refusal)
 
     def _confirm(
         self, request: AcquireRequest, wait: float | None, asked_at: float, granted: Acquisition

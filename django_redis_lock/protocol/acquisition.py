@@ -144,6 +144,7 @@ class AcquireRequest(NamedTuple):
             what to release.
         replicas: how many replicas are to confirm the acquisition.
         subject: the lock, for those who want to hear of it.
+        waiter: the waiter id with which ACQUIRE was sent, empty if it was sent without.
     """
 
     keys: LockKeys
@@ -158,6 +159,7 @@ class AcquireRequest(NamedTuple):
     may_hold: Any = ()
     replicas: int = 0
     subject: Subject | None = None
+    waiter: bytes = b""
 
     @property
     def chosen(self) -> bool:

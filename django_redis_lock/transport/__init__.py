@@ -16,7 +16,7 @@ from .aio_pools import asyncio_client
 from .circuit_breaker import Breaker, CircuitOpen, Outage, set_limits
 from .cluster import Cluster
 from .discovery import Topology
-from .drive import adrive, drive
+from .drive import adrive, afinish, drive, finish
 from .execute import (
     OUTAGE,
     Answer,
@@ -49,6 +49,7 @@ __all__ = [
     "aconnect",
     "admitted",
     "adrive",
+    "afinish",
     "areceive",
     "arun",
     "arun_all",
@@ -57,6 +58,7 @@ __all__ = [
     "cancellable",
     "cut",
     "drive",
+    "finish",
     "is_busy",
     "is_cluster",
     "is_outage",

@@ -1,12 +1,21 @@
-"""Rules that are written once, for threads and for tasks: a generator says what is to be done next,
-and is sent what came of it."""
+"""Rules that are written once, for threads and for tasks, as generators.
+
+With ``drive`` and ``adrive`` a generator yields descriptions of what is to be done next, and is
+sent what came of it. With ``finish`` and ``afinish`` it calls methods that do it, and yields what
+they return: for threads that is the result itself, for tasks an awaitable::
+
+    answer = yield self._run(call)
+
+A thread may be interrupted by a signal handler between two steps, when no code of the generator
+runs. So what an interrupt must undo is undone by the caller of ``finish``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-__all__ = ["adrive", "drive"]
+__all__ = ["adrive", "afinish", "drive", "finish"]
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -43,3 +52,23 @@ async def adrive(steps: Generator[S, Any, R], do: Callable[[S], Awaitable[Any]])
     except StopIteration as end:
         result: R = end.value
         return result
+
+
+def finish(steps: Generator[Any, Any, R]) -> R:
+    """What ``steps`` return in the end, when each was done before it was yielded."""
+    try:
+        came = next(steps)
+        while True:
+            came = steps.send(came)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+
+
+def afinish(steps: Generator[Any, Any, R]) -> Coroutine[Any, Any, R]:
+    """What ``steps`` return in the end, when each yields an awaitable."""
+    return adrive(steps, _itself)
+
+
+def _itself(step: Awaitable[Any]) -> Awaitable[Any]:
+    return step

@@ -17,7 +17,7 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.keeper.thread import keeper
-from django_redis_lock.locking.waiting.watch import Unregister
+from django_redis_lock.locking.waiting.queue import Unregister
 from django_redis_lock.transport.aio_execute import _in_a_task, cancellable
 from tests.integration.locks.test_lock import places
 from tests.processes import PATIENCE

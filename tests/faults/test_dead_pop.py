@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from typing import Any
@@ -13,7 +12,7 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
-from django_redis_lock.locking.waiting import queue
+from django_redis_lock.locking.waiting import queues
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
 from django_redis_lock.transport import cut
 from tests.processes import until
@@ -70,11 +69,11 @@ def test_one_that_dies_just_at_the_deadline_is_no_error(
     """The keeper ends a pop that Redis seems not to know, at any moment."""
     last_try, died = ThreadWaiter._last_try, threading.Event()
 
-    def dying(waiter: ThreadWaiter, connection: Any, wake: bytes) -> Any:
+    def dying(waiter: ThreadWaiter, wake: bytes) -> Any:
         if not died.is_set():
-            connection._sock.shutdown(socket.SHUT_RDWR)
+            waiter.queue.wake()
             died.set()
-        return last_try(waiter, connection, wake)
+        return last_try(waiter, wake)
 
     monkeypatch.setattr(ThreadWaiter, "_last_try", dying)
     with Lock(client, "report", timeout=30):
@@ -93,8 +92,8 @@ def test_a_tasks_that_dies_just_at_the_deadline_is_no_error(
             )
             while not client.info("clients")["blocked_clients"]:
                 await asyncio.sleep(0.001)
-            (line,) = queue._lines.values()
-            cut(line.connection)
+            (queue,) = queues.values()
+            cut(queue.connection)
             time.sleep(0.6)  # The loop hears of both together.
             return await waiting
 

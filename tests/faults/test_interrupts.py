@@ -3,8 +3,8 @@ at the entry of each function, before each line, and after each call of a functi
 acquire or a release.
 
 Whatever the point: nobody is kept from the lock for as long as its lifetime lasts, a minute here.
-Only a grant that arrives just when its waiter is interrupted may be lost, and keeps others from the
-lock for its own lifetime, half a minute here.
+Only a grant that is just being read when its waiter is interrupted may be lost, and keeps others
+from the lock for its own lifetime, half a minute here.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from django_redis_lock.decorators import section
 from django_redis_lock.fallback.file_lock import held_locally
 from django_redis_lock.fallback.locks import FallbackLock
 from django_redis_lock.keeper.thread import keeper
-from django_redis_lock.locking.waiting.threads import ThreadWaiter
-from django_redis_lock.locking.waiting.watch import Unregister
-from django_redis_lock.transport import RawConnection, server_of
+from django_redis_lock.locking.waiting.queue import Unregister
+from django_redis_lock.locking.waiting.threads import CancelWait, ThreadQueue, ThreadWaiter
+from django_redis_lock.transport import server_of
 from tests.integration.cache.test_get_or_set import renewals
 from tests.integration.locks.test_lock import places
 from tests.integration.locks.test_lock_waiting import blocked
@@ -171,8 +171,9 @@ def _stack(frame: FrameType | None) -> Iterator[tuple[Any, int]]:
 
 def _in_a_pop(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code is ThreadWaiter._wait_in_redis.__code__:
-            return frame.f_locals["self"]._reply is None
+        if frame.f_code is ThreadWaiter.wait.__code__:
+            waiter = frame.f_locals["self"]
+            return waiter._popping and waiter._reply is None
         frame = frame.f_back
     return False
 
@@ -223,7 +224,8 @@ def prepare(client: redis.Redis) -> None:
 
 def until_nobody_leaves() -> None:
     """As long as somebody is registered, a grant may be made for him."""
-    while any(isinstance(job, Unregister) for job in tuple(keeper()._jobs)):
+    jobs = (Unregister, CancelWait)
+    while any(isinstance(job, jobs) for job in tuple(keeper()._jobs)):
         time.sleep(0.0005)
 
 
@@ -308,7 +310,7 @@ def test_other_kinds(three: list[redis.Redis], tmp_path: Path, make: Any, conten
         holder = make(servers, tmp_path)
         if contended:
             holder.acquire()
-            points.function, points.meanwhile = "threads._wait_in_redis", holder.release
+            points.function, points.meanwhile = "steps._wait_in_redis", holder.release
         try:
             with points.watched(), lock:
                 assert lock.fence
@@ -356,22 +358,53 @@ def test_without_redis(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
         each_point(attempt, modules=("django_redis_lock.",))
 
 
-def test_a_grant_that_is_lost_with_its_waiter_ends_with_its_own_lifetime(
+def test_a_grant_that_arrives_unread_is_given_back(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holder = Lock(client, NAME, timeout=60, grant_timeout=0.5)
-    lock = Lock(client, NAME, timeout=60, thread_local=False)
+    holder = Lock(client, NAME, timeout=60, grant_timeout=GRANT)
+    lock = Lock(client, NAME, timeout=60, grant_timeout=GRANT, thread_local=False)
 
-    def interrupted(self: ThreadWaiter, connection: RawConnection) -> None:
-        raise Interrupt  # The answer is there, and nobody has read it.
+    def interrupted(self: ThreadQueue) -> None:
+        raise Interrupt
 
     prepare(client)
     holder.acquire()
     with monkeypatch.context() as patch:
-        patch.setattr(ThreadWaiter, "_popped", interrupted)
+        patch.setattr(ThreadQueue, "reply", interrupted)
         waiting = Background(lock.acquire)
         until(lambda: blocked(client))
         holder.release()
+        with pytest.raises(Interrupt):
+            waiting.result()
+    assert lock.local.token is None
+    expect_free(client, Points())
+
+
+@pytest.mark.parametrize("when", ["sending", "reading"])
+def test_a_grant_that_is_lost_with_its_waiter_ends_with_its_own_lifetime(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    holder = Lock(client, NAME, timeout=60, grant_timeout=0.5, thread_local=False)
+    lock = Lock(client, NAME, timeout=60, thread_local=False)
+    method = {"sending": "begin_pop", "reading": "reply"}[when]
+    do = getattr(ThreadQueue, method)
+
+    def interrupted(self: ThreadQueue, *args: Any) -> None:
+        do(self, *args)
+        if when == "sending":
+            until(lambda: blocked(client))
+            holder.release()
+        self.disconnect()  # As redis-py does when it is interrupted.
+        raise Interrupt
+
+    prepare(client)
+    holder.acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadQueue, method, interrupted)
+        waiting = Background(lock.acquire)
+        if when == "reading":
+            until(lambda: blocked(client))
+            holder.release()
         with pytest.raises(Interrupt):
             waiting.result()
     assert lock.local.token is None
@@ -399,9 +432,7 @@ def test_a_wait_that_ends(client: redis.Redis, freed: bool) -> None:
         expect_free(client, points)
 
     free = (lambda: client.delete(NAME)) if freed else None
-    each_point(
-        attempt, begin="threads._wait_in_redis", function="threads._last_try", meanwhile=free
-    )
+    each_point(attempt, begin="steps._wait_in_redis", function="steps._last_try", meanwhile=free)
 
 
 def test_a_thread_behind_another(client: redis.Redis) -> None:

@@ -20,7 +20,7 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock, LockLost
 from django_redis_lock.keeper.thread import keeper
-from django_redis_lock.locking.waiting.thread_line import PendingReply
+from django_redis_lock.locking.waiting.threads import PendingReply
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
@@ -390,7 +390,7 @@ async def fork_in_a_task(url: str, own: dict[str, Any]) -> dict[str, Any]:
         in_a_child(lambda: use_a_parents_grant(lock, lambda act: asyncio.run(act())))
     _, status = os.waitpid(pid, 0)
     await lock.extend(60)
-    answer = await lock.local.hold.pending.settled()
+    answer = await lock.local.hold.pending.confirmed()
     await lock.release()
     return {"child": status, "answer": "the parent's" if answer else answer}
 

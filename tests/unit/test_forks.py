@@ -22,7 +22,7 @@ MUTEXES = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore
 OF_THE_PARENT = {
     "memory/database.py": 1,
     "protocol/hold.py": 1,
-    "locking/waiting/thread_line.py": 2,
+    "locking/waiting/threads.py": 2,
     "keeper/thread.py": 2,
     "notices.py": 2,
     "singleflight/in_process.py": 2,

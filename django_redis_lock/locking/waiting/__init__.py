@@ -1,7 +1,17 @@
 """How threads and tasks wait for a lock that is taken."""
 
-from .aio_line import in_background
-from .tasks import TaskWaiter
-from .threads import FIRST_PAUSE, LONGEST_PAUSE, ThreadWaiter
+from .queue import queues, unregister
+from .steps import FIRST_PAUSE, LONGEST_PAUSE, Refusal
+from .tasks import TaskWaiter, in_background
+from .threads import ThreadWaiter
 
-__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "TaskWaiter", "ThreadWaiter", "in_background"]
+__all__ = [
+    "FIRST_PAUSE",
+    "LONGEST_PAUSE",
+    "Refusal",
+    "TaskWaiter",
+    "ThreadWaiter",
+    "in_background",
+    "queues",
+    "unregister",
+]

@@ -1,7 +1,7 @@
-"""The line of those in one process that wait for one lock on one server. No input or output here.
+"""The queue of those in one process that wait for one lock on one server. No input or output here.
 
-Only the first in a line waits in Redis; the others wait for their turn in memory. The threads of a
-process form one line, the tasks of each event loop another.
+Only the first of them waits in Redis; the others wait in memory for their turn. The threads of a
+process form one queue, the tasks of each event loop another.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from ...forks import after_fork, free_after_fork
-from ...keeper import keeper
+from ...keeper import Job, keeper
 from ...protocol import (
     MAX_GRANT_AGE_SECONDS,
     WATCH_INTERVAL_SECONDS,
@@ -27,10 +28,18 @@ from ...protocol import (
 )
 from ...transport import Server
 from ..history import note_vanished
-from ..renewal import DeferredRelease
-from .watch import Unregister, WaiterHeartbeat
 
-__all__ = ["ReceivedGrant", "WaitQueue", "Waiter", "join"]
+__all__ = [
+    "QueuedWaiter",
+    "ReceivedGrant",
+    "Unregister",
+    "WaitQueue",
+    "WaiterHeartbeat",
+    "WakeEvent",
+    "join",
+    "queues",
+    "unregister",
+]
 
 
 class WakeEvent(Protocol):
@@ -39,10 +48,26 @@ class WakeEvent(Protocol):
     def set(self) -> None: ...
 
 
-class ReceivedGrant(NamedTuple):
-    """A grant that came.
+class QueuedWaiter(Protocol):
+    """A member of a queue.
 
     Attributes:
+        queue: the queue.
+        turn: set when it is this member's turn; None for the first member of a new queue.
+    """
+
+    queue: Any
+    turn: Any
+
+    @property
+    def outage_patience(self) -> float: ...
+
+
+class ReceivedGrant(NamedTuple):
+    """A grant that the blocking pop has returned.
+
+    Attributes:
+        at: monotonic time at which it was received.
         call: gives it its full lifetime.
         believed: the lock, if the grant is fresh enough to be believed without an answer to that.
     """
@@ -55,165 +80,167 @@ class ReceivedGrant(NamedTuple):
 
 
 class WaitQueue(ABC):
-    """Those in this process that want one lock on one server and are ready to wait, in their order.
+    """The waiters of this process for one lock on one server, in the order of their arrival.
 
-    The first asks for the lock; if it is held, the line is registered in Redis under one waiter
-    id, and the first waits there. A line closes when its last member has the lock; who comes later
-    starts another line under another id, so that taking the old id off the register can never hide
-    the new one.
+    The queue is registered in Redis under one waiter id, and its first member waits there. A queue
+    closes when its last member has the lock; a later caller starts another queue under another id,
+    so that removing the old id from the register can never hide the new one.
+
+    Args:
+        request: the first member's. If it has a waiter id, ACQUIRE was sent with that id.
 
     Attributes:
-        node: where the first one waits.
-        registered: whether Redis knows of the line, so that a release makes a grant for it.
-        _listed: whether Redis may know of it, so that its id must be taken off the register.
+        id: the waiter id.
+        node: the server where the first member waits.
+        registered: whether the id is registered, so that a release makes a grant for it.
+        connection: where the first member's blocking pop is sent.
     """
+
+    connection: Any = None
 
     def __init__(self, server: Server, request: AcquireRequest, loop: Any = None) -> None:
         self.server = server
         self.request = request
         self.key = (server, request.keys.lock, loop)
         self.loop = loop
-        self.waiter = waiter_id()
+        self.id = request.waiter or waiter_id()
         self.node: Server | None = None
         self.registered = False
-        self._listed = False
-        self._asking = False
+        #: Whether Redis may know the id, so that it must be unregistered in the end.
+        self._may_be_registered = bool(request.waiter)
         self.clock: Clock | None = None
-        self.places: deque[Waiter[Any]] = deque()
-        self._watch: WaiterHeartbeat | None = None
-
-    connection: Any = None
+        self.waiters: deque[QueuedWaiter] = deque()
+        self._heartbeat: WaiterHeartbeat | None = None
 
     @abstractmethod
     def end(self) -> None:
-        """The line is empty: let its connection go."""
+        """The queue is empty: let its connection go."""
 
     @abstractmethod
     def wake(self) -> None:
         """End the blocking pop from the keeper's thread, as if its connection had broken."""
 
-    # -- coming and going --------------------------------------------------------------------
+    # -- members -----------------------------------------------------------------------------
 
-    def leave(self, place: Waiter[Any]) -> None:
-        """``place`` is given up. Done again, it completes what an interrupt had cut short."""
+    def leave(self, waiter: QueuedWaiter) -> None:
+        """``waiter`` leaves. Called again, it completes what an interrupt has cut short."""
         with _mutex:
-            if place in self.places:
-                self.places.remove(place)
-            # Who leaves without an answer may have put us on the register.
-            self._listed, self._asking = self._listed or self._asking, False
-            if self.places:
-                if self.places[0].turn is not None:
-                    self.places[0].turn.set()
+            if waiter in self.waiters:
+                self.waiters.remove(waiter)
+            if self.waiters:
+                if self.waiters[0].turn is not None:
+                    self.waiters[0].turn.set()
                 return
             self.dissolve()
         self.end()
 
-    def abandon(self, place: Waiter[Any]) -> None:
-        """As ``leave``, for whoever leaves in the middle of anything: what was to take the line
-        off the register may not have been sent."""
-        self._listed = self._listed or self.registered
-        self.leave(place)
+    def abandon(self, waiter: QueuedWaiter) -> None:
+        """As ``leave``, for a waiter that was interrupted at any point: the call that was to
+        unregister the queue may not have been sent."""
+        self._may_be_registered = self._may_be_registered or self.registered
+        self.leave(waiter)
 
-    def led_by(self, place: Waiter[Any]) -> bool:
-        """Whether ``place`` is the one that waits in Redis, if the line does."""
+    def is_led_by(self, waiter: QueuedWaiter) -> bool:
+        """Whether ``waiter`` is the one that waits in Redis."""
         with _mutex:
-            return bool(self.places) and self.places[0] is place
+            return bool(self.waiters) and self.waiters[0] is waiter
 
     @property
     def closed(self) -> bool:
-        """Whether nobody comes to wait here any more."""
-        return _lines.get(self.key) is not self
-
-    def listed_again(self) -> None:
-        """The line is on the register, perhaps after it had been taken off: the keeper has put it
-        there, or what was to take it off was not heard."""
-        with _mutex:
-            self._listed = True
-            if not self.places:
-                self.dissolve()
+        """Whether no new waiter joins this queue any more."""
+        return queues.get(self.key) is not self
 
     def dissolve(self) -> None:
-        """Nobody waits here any more."""
+        """The last waiter has left."""
         with _mutex:
             if not self.closed:
-                del _lines[self.key]
-        if self._watch is not None:
-            keeper().discard(self._watch)
-        if self._listed:
-            keeper().add(Unregister(self))
-            self._listed = False
+                del queues[self.key]
+        if self._heartbeat is not None:
+            keeper().discard(self._heartbeat)
+        if self._may_be_registered:
+            keeper().add(Unregister(self.server, self.request, self.id))
+            self._may_be_registered = False
 
     def _close_if_last(self) -> bool:
-        """Close the line if one member is left in it; says whether it did. What is sent then must
-        take its id off the register."""
+        """Close the queue if one member is left in it; return whether it was closed. What is sent
+        next must unregister its id."""
         with _mutex:
-            if len(self.places) > 1 or self.closed:
+            if len(self.waiters) > 1 or self.closed:
                 return False
-            del _lines[self.key]
-            self._listed = False
+            del queues[self.key]
+            self._may_be_registered = False
             return True
 
-    def farewell(self) -> bytes:
-        """The first member stops waiting: the id to take off the register, if nobody else waits."""
-        return self.waiter if self._close_if_last() else b""
+    def id_to_unregister(self) -> bytes:
+        """The first member stops waiting: the id to unregister, if no other member waits."""
+        return self.id if self._close_if_last() else b""
 
-    # -- what the server said ----------------------------------------------------------------
+    # -- what the server has answered --------------------------------------------------------
 
     def ask(self, request: AcquireRequest) -> Call:
-        """What takes the lock, or else puts the line on the register."""
-        self._asking = True
-        return request.acquire(self.waiter)
+        """The call that takes the lock, or else registers the queue."""
+        self._may_be_registered = True
+        return request.acquire(self.id)
 
     def asked(self, request: AcquireRequest, reply: Any, sent_at: float) -> Acquisition | None:
-        """The answer to ACQUIRE: the lock, or a place on the register and when to look again."""
-        if (won := self.won(request, reply, sent_at)) is not None:
-            self._asking = False
-            return won
-        _, pttl, server_us = reply
-        self.registered = self._listed = True
-        self._asking = False
-        if self._watch is None:
-            self._watch = WaiterHeartbeat(self)
-        self._watch.due = self.heard(int(pttl), Clock(int(server_us), sent_at))
-        keeper().add(self._watch)
-        return None
+        """The answer to ACQUIRE: the lock, or None for a queue that is registered now."""
+        acquired = self.acquired(request, reply, sent_at)
+        if acquired is None:
+            self.refused(reply, sent_at)
+        return acquired
 
-    def won(self, request: AcquireRequest, reply: Any, sent_at: float) -> Acquisition | None:
-        """The answer to ACQUIRE or LEAVE: the lock, if that is what it was."""
+    def refused(self, reply: Any, sent_at: float) -> None:
+        """ACQUIRE, sent with this queue's id, has not got the lock: the queue is registered."""
+        _, pttl, server_us = reply
+        self.registered = self._may_be_registered = True
+        if self._heartbeat is None:
+            self._heartbeat = WaiterHeartbeat(self)
+        self._heartbeat.due = self.next_look(int(pttl), Clock(int(server_us), sent_at))
+        keeper().add(self._heartbeat)
+
+    def acquired(self, request: AcquireRequest, reply: Any, sent_at: float) -> Acquisition | None:
+        """The answer to ACQUIRE or LEAVE: the lock, if the call got it."""
         if not reply[0]:
             return None
         if len(reply) > 3:
             note_vanished(self.server, request.keys, reply[3], request.subject)
         return request.acquired(reply[1], sent_at)
 
-    def heard(self, pttl: int, clock: Clock) -> float:
-        """The server has said how long the present holder's lifetime still is. Returns when to
-        look again, in monotonic seconds."""
+    def next_look(self, pttl: int, clock: Clock) -> float:
+        """When the keeper looks at the lock again, in monotonic seconds: ``pttl`` is how long the
+        present holder's lifetime still is."""
         self.clock = clock
         left = pttl / 1000 if pttl >= 0 else math.inf
         return time.monotonic() + min(WATCH_INTERVAL_SECONDS, left)
 
-    def misplaced(self) -> bool:
-        """Whether the lock has gone to another server than the one where we wait for it."""
+    def registered_again(self) -> None:
+        """The id may be registered again after it was removed: by the keeper, or because the call
+        that was to remove it was not answered."""
+        with _mutex:
+            self._may_be_registered = True
+            if not self.waiters:
+                self.dissolve()
+
+    def has_moved(self) -> bool:
+        """Whether the lock is now on another server than the one where the first member waits."""
         return self.node is not None and self.server.seen_at(self.request.keys) is not self.node
 
     def grant_in(self, reply: Any) -> tuple[bytes, int] | None:
-        """Token and fence of the grant the blocking pop brought. None for the farewell, and for a
-        pop that an operator has ended (CLIENT UNBLOCK)."""
+        """Token and fence of the grant that the blocking pop has returned. None if LEAVE or an
+        operator (CLIENT UNBLOCK) has ended the pop."""
         if reply is None or reply[0] != self.request.keys.grants:
             return None
         return parse_grant(reply[1])
 
-    def came(self, request: AcquireRequest, reply: Any) -> ReceivedGrant | None:
-        """The answer to the blocking pop: a grant, or None for the farewell."""
+    def received(self, request: AcquireRequest, reply: Any) -> ReceivedGrant | None:
+        """What the blocking pop has returned: a grant, or None."""
         at = time.monotonic()
         (self.node or self.server).answered()
         grant = self.grant_in(reply)
         if grant is None:
             return None
         token, fence = grant
-        closed = self._close_if_last()
-        call = request.take(token, self.waiter if closed else b"", fence)
+        call = request.take(token, self.id_to_unregister(), fence)
         age = self.clock.age(fence) if self.clock else math.inf
         max_age = min(MAX_GRANT_AGE_SECONDS, request.grant_timeout / 4)
         fresh = abs(age) < max_age and not request.believes_nothing
@@ -221,67 +248,98 @@ class WaitQueue(ABC):
         return ReceivedGrant(token, fence, at, call, believed)
 
     def confirmed(
-        self, request: AcquireRequest, came: ReceivedGrant, until: float
+        self, request: AcquireRequest, grant: ReceivedGrant, until: float
     ) -> Acquisition | None:
-        """The answer about a grant that was not believed: the lock, or nothing."""
+        """The answer about a grant that was not believed: the lock, or None."""
         if until > -math.inf:
-            return request.taken(came.token, came.fence, came.at, until)
+            return request.taken(grant.token, grant.fence, grant.at, until)
         self.registered = False  # Or perhaps not; asking again makes sure.
         return None
 
 
-AnyQueue = TypeVar("AnyQueue", bound=WaitQueue)
-
-
-class Waiter(Generic[AnyQueue]):
-    """One member's place in a line."""
-
-    line: AnyQueue
-    #: Set when it is this member's turn; None for who came first and need not wait for it.
-    turn: Any = None
-
-    _request: AcquireRequest
-
-    def new_turn(self) -> WakeEvent:
-        raise NotImplementedError
-
-    def _keep_one(self, won: Acquisition, reply: Any) -> Acquisition:
-        """The last try has won; a grant that the pop brought as well is not needed."""
-        self._abandon_in(reply)
-        return won
-
-    def _abandon_in(self, reply: Any) -> None:
-        """The grant that the pop brought, if it did, is nobody's."""
-        if (grant := self.line.grant_in(reply)) is not None:
-            self._abandon(grant[0])
-
-    def _abandon(self, token: bytes) -> None:
-        """Whatever Redis may yet carry out for ``token`` is nobody's."""
-        release = self._request.give_back(token)
-        keeper().add(DeferredRelease(self.line.server, release, self._request.lifetime))
-        noted = self._request.may_hold
-        noted[:] = [each for each in noted if each[0] != token]
-
-
-_lines: dict[tuple[Server, bytes, Any], WaitQueue] = {}
+#: The queues of this process.
+queues: dict[tuple[Server, bytes, Any], WaitQueue] = {}
 _mutex = free_after_fork(threading.RLock())
 
 
 @after_fork
-def _forget_lines() -> None:
-    """Its parent waits in them; a child that drops the frames of its parent leaves none of them."""
-    for line in _lines.values():
-        line.places.clear()
-        line.registered = line._listed = line._asking = False
-        line.connection = None
-    _lines.clear()
+def _forget_queues() -> None:
+    """They are the parent's: a child that drops its parent's frames leaves none of them."""
+    for queue in queues.values():
+        queue.waiters.clear()
+        queue.registered = queue._may_be_registered = False
+        queue.connection = None
+    queues.clear()
 
 
-def join(place: Waiter[AnyQueue], line: AnyQueue) -> None:
-    """Take ``place`` at the end of the line for the lock; ``line`` is used if there is none."""
+def join(waiter: QueuedWaiter, queue: WaitQueue, new_turn: Callable[[], WakeEvent]) -> None:
+    """Add ``waiter`` at the end of the queue for the lock, which is ``queue`` if there is none."""
     with _mutex:
-        found = _lines.setdefault(line.key, line)
-        place.line = found  # type: ignore[assignment]  # the key holds the loop, and so the type
-        if found.places:
-            place.turn = place.new_turn()
-        found.places.append(place)
+        waiter.queue = found = queues.setdefault(queue.key, queue)
+        if found.waiters:
+            waiter.turn = new_turn()
+        found.waiters.append(waiter)
+    if found is not queue and queue.request.waiter:
+        unregister(queue.server, queue.request)
+
+
+def unregister(server: Server, request: AcquireRequest) -> None:
+    """Have the keeper unregister the waiter id of ``request``, unless a queue goes on with it."""
+    if not any(queue.id == request.waiter for queue in tuple(queues.values())):
+        keeper().add(Unregister(server, request, request.waiter))
+
+
+class WaiterHeartbeat(Job):
+    """Keeps a queue registered, and makes the grant for a holder that has vanished."""
+
+    def __init__(self, queue: WaitQueue) -> None:
+        super().__init__(queue.server, time.monotonic() + WATCH_INTERVAL_SECONDS)
+        self._queue = queue
+        self._untaken = 0
+
+    def call(self, now: float) -> Call | None:
+        if self._queue.loop is not None and self._queue.loop.is_closed():
+            self._queue.dissolve()  # Its tasks will never run again.
+            self._queue.wake()
+            return None
+        return self._queue.request.watch(self._queue.id)
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        pttl, server_us, untaken = map(int, value[:3])
+        if len(value) > 3:
+            request = self._queue.request
+            note_vanished(self.server, request.keys, value[3], request.subject)
+        self.due = self._queue.next_look(pttl, Clock(server_us, sent_at))
+        self._queue.registered_again()
+        # A grant is untaken although we wait: Redis does not know our blocking pop, because its
+        # connection has died without a word. Only the second time in a row: it may be on its way.
+        self._untaken = self._untaken + 1 if untaken else 0
+        if untaken:
+            self.due = min(self.due, time.monotonic() + 0.2)
+        if self._untaken > 1 or self._queue.has_moved():
+            self._untaken = 0
+            self._queue.wake()
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.due = now + WATCH_INTERVAL_SECONDS / 4
+        if any(waiter.outage_patience < math.inf for waiter in tuple(self._queue.waiters)):
+            self._queue.wake()  # One of them does not wait for a frozen server.
+
+
+class Unregister(Job):
+    """Removes a waiter id that nobody uses any more from the register in Redis."""
+
+    flush_at_exit = True
+
+    def __init__(self, server: Server, request: AcquireRequest, waiter: bytes) -> None:
+        super().__init__(server, time.monotonic())
+        self._call = request.take(b"", waiter)
+
+    def call(self, now: float) -> Call:
+        return self._call
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        keeper().discard(self)
+
+    def failed(self, error: Exception, now: float) -> None:
+        keeper().discard(self)  # The id expires by itself within seconds.

@@ -1,207 +1,232 @@
-"""How a task waits for a lock: ``waiting`` with ``await``.
+"""How a task waits for a lock. See ``steps`` for the rules.
 
-A reply is read by a task of its own, which nobody cancels: cancelling a read would close the
-connection, and lose the grant that may be on it.
+Another task reads the reply to the blocking pop, and nobody cancels it: cancelling a read would
+close the connection, and lose the grant that may be on it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import time
-from contextlib import suppress
 from typing import Any
 
-from redis.exceptions import NoPermissionError, RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
 
 from ...notices import get_logger
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, printable, wake_key
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable, wake_key
 from ...transport import (
     AsyncRawConnection,
-    ServerBusy,
+    aconnect,
+    afinish,
+    areceive,
     arun,
     asend,
     cancellable,
-    is_outage,
-    may_have_run,
-    note_sent,
-    pack_words,
+    cut,
     server_of,
 )
-from .aio_line import ANSWER, TaskExtension, TaskQueue, TaskWakeEvent, in_background
-from .queue import Waiter, join
-from .threads import FIRST_PAUSE, LONGEST_PAUSE
+from .steps import BlockingQueue, Refusal, Waiter
 
-__all__ = ["TaskWaiter"]
+__all__ = ["PendingAnswer", "TaskQueue", "TaskWaiter", "TaskWakeEvent", "in_background"]
 
 logger = get_logger("django_redis_lock.waiting")
 
+#: Seconds the answer about a grant may take before its connection is given up.
+ANSWER_TIMEOUT_SECONDS = 5.0
+
+
+class PendingAnswer:
+    """The answer to TAKE_GRANT, read in the background."""
+
+    def __init__(self, connection: AsyncRawConnection, call: Call, until: float) -> None:
+        self._until = until
+        self._reading = asyncio.ensure_future(self._read(connection, call))
+
+    async def _read(self, connection: AsyncRawConnection, call: Call) -> float | None:
+        try:
+            taken = await asyncio.wait_for(areceive(connection, call), ANSWER_TIMEOUT_SECONDS)
+        except (RedisError, OSError, asyncio.TimeoutError):
+            await connection.disconnect(nowait=True)  # Unknown; the keeper's renewal will tell.
+            return None
+        return self._until if taken else -math.inf
+
+    def confirm(self, wait: bool) -> float | None:
+        """See ``PendingLifetime``. It never waits: the loop that asks is the one that reads."""
+        done = self._reading.done() and not self._reading.cancelled()
+        return self._reading.result() if done else None
+
+    async def confirmed(self) -> float | None:
+        return await asyncio.shield(self._reading)
+
+
+class TaskQueue(BlockingQueue):
+    """A queue of the tasks of one event loop.
+
+    Attributes:
+        reading: reads the reply to the blocking pop.
+    """
+
+    connection: AsyncRawConnection | None = None
+    pending: PendingAnswer | None = None
+    reading: asyncio.Future[Any] | None = None
+
+    async def connect(self, client: Any) -> None:
+        if self.pending is not None:
+            await self.pending.confirmed()
+            self.pending = None
+        if self.connection is None:
+            self.node = self.server.seen_at(self.request.keys)
+            connecting = aconnect(client, self.request.keys, timeout=5.0)
+            self.connection = await cancellable(connecting)
+
+    async def begin_pop(self, command: bytes) -> None:
+        assert self.connection is not None
+        await self.connection.send_packed_command([command])
+        # Whatever fails, the queue closes its connection; a reader that is collected with its loop
+        # could not do it.
+        reading = self.connection.read_response(disconnect_on_error=False)
+        self.reading = asyncio.ensure_future(reading)
+
+    async def pop_ended(self, seconds: float) -> bool:
+        assert self.reading is not None
+        await asyncio.wait({self.reading}, timeout=seconds)
+        return self.reading.done()
+
+    def reply(self) -> Any:
+        reading, self.reading = self.reading, None
+        assert reading is not None
+        return reading.result()
+
+    async def extend(self, call: Call, until: float) -> PendingAnswer:
+        assert self.connection is not None
+        await asend(self.connection, call)
+        self.pending = PendingAnswer(self.connection, call, until)
+        return self.pending
+
+    async def disconnect(self) -> None:
+        connection, self.connection, self.pending = self.connection, None, None
+        self.stop_reading()
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+
+    def stop_reading(self) -> None:
+        reading, self.reading = self.reading, None
+        if reading is not None:
+            reading.cancel()
+
+    def end(self) -> None:
+        connection, self.connection = self.connection, None
+        pending, self.pending = self.pending, None
+        if connection is None:
+            return
+        if asyncio._get_running_loop() is self.loop:
+            in_background(self._close(connection, pending))
+        else:  # A coroutine of this loop was closed, and nothing runs in the loop.
+            cut(connection)
+
+    @staticmethod
+    async def _close(connection: AsyncRawConnection, pending: PendingAnswer | None) -> None:
+        if pending is not None:
+            await pending.confirmed()
+        await connection.disconnect(nowait=True)
+
+    def wake(self) -> None:
+        connection = self.connection
+        if connection is None:
+            return
+        if self.loop.is_closed():
+            cut(connection)
+        else:
+            closing = connection.disconnect(nowait=True)
+            asyncio.run_coroutine_threadsafe(closing, self.loop)
+
 
 class TaskWaiter(Waiter[TaskQueue]):
-    """One task's place in a line."""
-
-    turn: TaskWakeEvent | None
-    new_turn = TaskWakeEvent
+    """A task that waits."""
 
     def __init__(self, client: Any, request: AcquireRequest) -> None:
-        self._client = client
-        self._request = request
-        #: Whether there was no answer to something that Redis may have carried out.
-        self._unheard = False
-        join(self, TaskQueue(server_of(client), request, asyncio.get_running_loop()))
+        queue = TaskQueue(server_of(client), request, asyncio.get_running_loop())
+        super().__init__(client, request, queue)
 
-    async def wait(self) -> Acquisition | None:
+    async def wait(self, refusal: Refusal | None = None) -> Acquisition | None:
         """As ``ThreadWaiter.wait``; cancelling it leaves no trace and loses no grant."""
         try:
-            turn = self.turn
-            while turn is not None and not await turn.wait(self._request.left()):
-                if self._request.deadline is not None:
-                    return None
-            with suppress(ServerBusy):
-                if not self.line.registered and (granted := await self._ask()):
-                    return granted if turn is None else granted._replace(contended=True)
-            granted = await self._wait_through_outages()
-            return granted and granted._replace(contended=True)
-        except BaseException:
-            self.line.abandon(self)
+            return await afinish(self._wait(refusal))
+        except asyncio.CancelledError:
+            await self._cancel_pop()
+            self.queue.abandon(self)
+            raise
+        except BaseException as error:
+            reading = self.queue.reading if self.queue.is_led_by(self) else None
+            # After GeneratorExit nothing runs in this loop any more, perhaps it is closed.
+            if isinstance(error, GeneratorExit) and reading is not None:
+                if reading.done() and not reading.cancelled() and not reading.exception():
+                    self._reply = reading.result()
+                    self._give_back_grant()
+            elif reading is not None:
+                self.queue.stop_reading()  # Its connection is about to be closed.
+            self.queue.abandon(self)
             raise
         finally:
-            self.line.leave(self)
+            self.queue.leave(self)
 
-    async def _ask(self) -> Acquisition | None:
-        """Take the lock if it is free, else get on the register."""
-        sent_at = time.monotonic()
-        call, patience = self.line.ask(self._request), self._request.patience()
-        reply = (await cancellable(arun(self._client, call, patience=patience))).value
-        self._request = self._request.with_margin(sent_at)
-        return self.line.asked(self._request, reply, sent_at)
+    async def _cancel_pop(self) -> None:
+        """The wait is cancelled: pass on the grant that the blocking pop may have returned."""
+        queue, connection, reading = self.queue, self.queue.connection, self.queue.reading
+        if reading is None or connection is None or not queue.is_led_by(self):
+            return
+        queue.connection = queue.reading = None
+        # On its own, so that a second cancellation does not stop it half-way.
+        leaving = self._give_up(connection, reading)
+        await asyncio.shield(in_background(leaving))
 
-    async def _wait_through_outages(self) -> Acquisition | None:
-        line, pause, away_since = self.line, FIRST_PAUSE, math.inf
-        while True:
-            try:
-                if not line.registered and (granted := await self._ask()):
-                    return granted
-                pause, away_since = FIRST_PAUSE, math.inf
-                return await self._pop(await cancellable(line.connected(self._client)))
-            except NoPermissionError:
-                logger.info("No right to block; polling for %s", printable(line.request.keys.lock))
-                await line.disconnect()
-                return await self._poll()
-            except Exception as error:
-                await line.disconnect()
-                line.server.on_error(error)
-                self._unheard = self._unheard or may_have_run(error)
-                away_since = min(away_since, time.monotonic())
-                waits_on = time.monotonic() < away_since + self._request.outage_patience
-                # At the deadline, one more question: the keeper may have ended the pop just then.
-                over = self._request.left() <= 0 and not line.registered
-                if not is_outage(error) or over or not waits_on:
-                    note_sent(error, self._unheard)
-                    raise
-                # The lock may be free by then, and the server may not know of us any more.
-                line.registered = False
-                logger.info("Waiting for %s: %s", printable(line.request.keys.lock), error)
-                await asyncio.sleep(min(pause, self._request.left()))
-                pause = min(pause * 2, LONGEST_PAUSE)
-
-    async def _pop(self, connection: AsyncRawConnection) -> Acquisition | None:
+    async def _give_up(self, connection: AsyncRawConnection, reading: asyncio.Future[Any]) -> None:
         request = self._request
         wake = wake_key(request.keys.lock, request.token)
-        while True:
-            pop = pack_words(b"BLPOP", request.keys.grants, wake, b"0")
-            await connection.send_packed_command([pop])
-            # Whatever fails, the line's connection is closed here; a reader that is collected with
-            # its loop could not do it.
-            reading = asyncio.ensure_future(connection.read_response(disconnect_on_error=False))
-            try:
-                while not (await asyncio.wait({reading}, timeout=(left := request.left())))[0]:
-                    if left <= 0:
-                        return await self._last_try(connection, reading, wake)
-            except asyncio.CancelledError:
-                # On its own, so that a second cancellation does not stop it half-way.
-                leaving = self._give_up(connection, reading, wake)
-                self.line.connection = None
-                await asyncio.shield(in_background(leaving))
-                raise
-            except GeneratorExit:  # Nothing runs in this loop any more, perhaps it is closed.
-                if reading.done() and not reading.cancelled() and not reading.exception():
-                    self._abandon_in(reading.result())
-                raise
-            except BaseException:
-                reading.cancel()  # Its connection is about to be closed.
-                raise
-            granted = await self._popped(connection, reading.result())
-            if granted is None and not self.line.registered:
-                granted = await self._ask()
-            if granted is not None:
-                return granted
-
-    async def _poll(self) -> Acquisition | None:
-        """Wait without a blocking pop, which this Redis user may not use."""
-        while (left := self._request.left()) > 0:
-            await asyncio.sleep(min(self._request.sleep, left))
-            if granted := await self._ask():
-                return granted
-        return None
-
-    async def _popped(self, connection: AsyncRawConnection, reply: Any) -> Acquisition | None:
-        came = self.line.came(self._request, reply)
-        if came is None:
-            return None
-        sent_at = time.monotonic()
-        self._request.may_hold.append((came.token, b""))
         try:
-            await asend(connection, came.call)
-            extension = TaskExtension(connection, came.call, self._request.until(sent_at))
-            self.line.extension = extension
-            if came.believed is not None:
-                return came.believed._replace(pending=extension)
-            until = await extension.settled()
-            if until is None:
-                raise RedisTimeoutError("the connection broke while a grant was taken")
-        except Exception:
-            # Redis may carry it out all the same; then the lock would be nobody's.
-            self._abandon(came.token)
-            raise
-        return self.line.confirmed(self._request, came, until)
-
-    async def _last_try(
-        self, connection: AsyncRawConnection, reading: asyncio.Future[Any], wake: bytes
-    ) -> Acquisition | None:
-        sent_at = time.monotonic()
-        try:
-            answer = await self._leave(wake, try_again=True)
-        except RedisTimeoutError:
-            self._abandon(self._request.token)
-            self.line.listed_again()
-            reading.cancel()
-            await self.line.disconnect()
-            return None
-        won = self.line.won(self._request, answer, sent_at)
-        if not (await asyncio.wait({reading}, timeout=LAST_TRY_SECONDS))[0]:
-            reading.cancel()
-            await self.line.disconnect()
-            return won
-        reply = reading.result()
-        return await self._popped(connection, reply) if won is None else self._keep_one(won, reply)
-
-    async def _leave(self, wake: bytes, *, try_again: bool) -> Any:
-        call = self._request.leave(self.line.farewell(), wake, try_again=try_again)
-        return (await cancellable(arun(self._client, call, patience=LAST_TRY_SECONDS))).value
-
-    async def _give_up(
-        self, connection: AsyncRawConnection, reading: asyncio.Future[Any], wake: bytes
-    ) -> None:
-        """The wait is cancelled: pass on what came."""
-        try:
-            await self._leave(wake, try_again=False)
-            reply = await asyncio.wait_for(reading, ANSWER)
-            if (grant := self.line.grant_in(reply)) is not None:
-                await arun(self._client, self._request.give_back(grant[0]))
+            leave = request.leave(self.queue.id_to_unregister(), wake, try_again=False)
+            await self._run(leave, LAST_TRY_SECONDS)
+            self._reply = await asyncio.wait_for(reading, ANSWER_TIMEOUT_SECONDS)
+            if (grant := self.queue.grant_in(self._reply)) is not None:
+                await arun(self._client, request.give_back(grant[0]))
         except (RedisError, OSError, asyncio.TimeoutError) as error:
-            name = printable(self._request.keys.lock)
+            name = printable(request.keys.lock)
             logger.info("Left the wait for %s without Redis: %s", name, error)
         finally:
             await connection.disconnect(nowait=True)
+
+    async def _run(self, call: Call, patience: float | None) -> Any:
+        return (await cancellable(arun(self._client, call, patience=patience))).value
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def _new_turn(self) -> TaskWakeEvent:
+        return TaskWakeEvent()
+
+
+class TaskWakeEvent:
+    """``threading.Event`` for tasks; waiting for it loses no cancellation."""
+
+    def __init__(self) -> None:
+        self._event: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def set(self) -> None:
+        if not self._event.done() and not self._event.get_loop().is_closed():
+            self._event.set_result(None)
+
+    async def wait(self, seconds: float) -> bool:
+        if not self._event.done():
+            await asyncio.wait({self._event}, timeout=seconds)
+        return self._event.done()
+
+
+_background: set[asyncio.Future[Any]] = set()
+
+
+def in_background(work: Any) -> asyncio.Future[Any]:
+    """Run ``work`` as a task that is kept until it is done."""
+    task: asyncio.Future[Any] = asyncio.ensure_future(work)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+    return task

@@ -1,82 +1,197 @@
-"""How a thread waits for a lock: first in memory, behind the other threads of its process; then,
-as its process's only one, in Redis, with a blocking pop on the lock's list of grants.
+"""How a thread waits for a lock. See ``steps`` for the rules.
 
-Redis serves blocked clients in the order in which they came and forgets those whose connection is
-gone: that is the whole fair queue. So the pop stays open for the entire wait, without a timeout of
-its own; whoever times out and asks again has lost its place. To end a wait, LEAVE pushes an element
-to a second list that the same pop listens to; what the pop answers then says beyond doubt whether
-a grant came first.
-
-A waiter that a signal handler interrupts closes its connection. A grant that arrives in just that
-moment is lost with it, and ends with its own short lifetime.
+When a signal handler interrupts a waiter, the keeper ends its blocking pop. If it is interrupted
+just while it reads a grant, the grant is lost, and ends with its own short lifetime.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import socket
+import threading
 import time
-from contextlib import suppress
 from typing import Any
 
-from redis.exceptions import NoPermissionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import NoScriptError, RedisError
 
-from ...notices import get_logger
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, printable, wake_key
-from ...transport import (
-    RawConnection,
-    ServerBusy,
-    is_outage,
-    may_have_run,
-    note_sent,
-    pack_words,
-    receive,
-    run,
-    send,
-    server_of,
-)
-from .queue import ReceivedGrant, Waiter, join
-from .thread_line import PendingReply, ThreadQueue, ThreadWakeEvent
+from ...keeper import Job, keeper
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, wake_key
+from ...transport import RawConnection, Server, finish, pack, run, server_of
+from ..renewal import DeferredRelease
+from .steps import BlockingQueue, Refusal, Waiter
 
-__all__ = ["ThreadWaiter"]
+__all__ = ["CancelWait", "PendingReply", "ThreadQueue", "ThreadWaiter", "ThreadWakeEvent"]
 
-logger = get_logger("django_redis_lock.waiting")
 
-#: Pauses between attempts to reach a server that is away, in seconds.
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+class PendingReply:
+    """A connection with the answer to TAKE_GRANT still to come, for which nobody has waited."""
+
+    def __init__(self, connection: RawConnection, call: Call, server: Server, until: float) -> None:
+        self._connection = connection
+        self._server = server
+        self._until = until
+        self._mutex = threading.Lock()
+        self._pid = os.getpid()
+        self._open = True
+        self._answer: float | None = None
+        # By its source until the server knows it: the next command may follow before the answer.
+        connection.send_packed_command([pack(call, known=server.knows_grants)])
+        server.knows_grants = True
+
+    def confirmed(self) -> float | None:
+        return self.confirm(True)
+
+    def confirm(self, wait: bool) -> float | None:
+        """See ``PendingLifetime``."""
+        if self._pid != os.getpid():
+            return None  # The answer is the parent's; to read it would leave the parent without.
+        if not wait and self._mutex.locked():
+            return self._answer  # Somebody is just reading it; he may have to wait for that.
+        with self._mutex:
+            if self._open and (wait or self._has_come()):
+                self._open = False
+                try:
+                    taken = self._connection.read_response()
+                except NoScriptError:
+                    self._server.knows_grants = False  # The keeper's renewal will make up for it.
+                except (RedisError, OSError):
+                    self._connection.disconnect()  # Unknown; the keeper's renewal will tell.
+                except BaseException:  # A signal handler's: half of the answer may be left there.
+                    self._connection.disconnect()
+                    raise
+                else:
+                    self._server.answered()
+                    self._answer = self._until if taken else -math.inf
+            return self._answer
+
+    def _has_come(self) -> bool:
+        try:
+            return self._connection.can_read(0)
+        except (RedisError, OSError):
+            return True  # Reading will say what is wrong.
+
+
+class ThreadQueue(BlockingQueue):
+    """A queue of threads."""
+
+    connection: RawConnection | None = None
+    pending: PendingReply | None = None
+
+    def connect(self, client: Any) -> None:
+        if self.connection is None:
+            self.node = self.server.at(self.request.keys)
+            self.connection = self.node.checkout()
+        if self.pending is not None:
+            self.pending.confirm(True)
+            self.pending = None
+
+    def begin_pop(self, command: bytes) -> None:
+        self._connected.send_packed_command([command])
+
+    def pop_ended(self, seconds: float) -> bool:
+        # The system waits for 24 days at most.
+        return self._connected.can_read(min(seconds, 3600.0))
+
+    def reply(self) -> Any:
+        return self._connected.read_response()
+
+    def extend(self, call: Call, until: float) -> PendingReply:
+        self.pending = PendingReply(self._connected, call, self.node or self.server, until)
+        return self.pending
+
+    def is_connected(self) -> bool:
+        """Whether the connection is open: redis-py closes one on which a call is interrupted."""
+        return getattr(self.connection, "_sock", None) is not None
+
+    def disconnect(self) -> None:
+        connection, self.connection, self.pending = self.connection, None, None
+        if connection is not None:
+            connection.disconnect()
+
+    def end(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None and self.node is not None:
+            self.node.checkin(connection, self.pending)
+
+    def wake(self) -> None:
+        sock: socket.socket | None = getattr(self.connection, "_sock", None)
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # It had broken.
+
+    @property
+    def _connected(self) -> RawConnection:
+        assert self.connection is not None
+        return self.connection
+
+
+class CancelWait(Job):
+    """Ends the blocking pop of a waiter that was interrupted, and gives back the grant that it may
+    have returned. The pop's connection is used by nothing else now."""
+
+    flush_at_exit = True
+
+    def __init__(self, queue: ThreadQueue, request: AcquireRequest) -> None:
+        super().__init__(queue.server, time.monotonic())
+        assert queue.connection is not None
+        self._connection = queue.connection
+        self._queue = queue
+        self._request = request
+        self._gives_up_at = self.due + request.grant_timeout
+
+    def call(self, now: float) -> Call:
+        wake = wake_key(self._request.keys.lock, self._request.token)
+        return self._request.leave(b"", wake, try_again=False)
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        try:
+            # Redis has ended the pop before it answered us.
+            came = self._connection.can_read(LAST_TRY_SECONDS)
+            reply = self._connection.read_response() if came else None
+        except (RedisError, OSError):
+            reply = None  # At worst a grant ends with its own lifetime.
+        if (grant := self._queue.grant_in(reply)) is not None:
+            release = self._request.give_back(grant[0])
+            keeper().add(DeferredRelease(self.server, release, self._request.lifetime))
+        self._end()
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.due = now + 0.1
+        if now >= self._gives_up_at:
+            self._end()
+
+    def _end(self) -> None:
+        keeper().discard(self)
+        self._connection.disconnect()
 
 
 class ThreadWaiter(Waiter[ThreadQueue]):
-    """One thread's place in a line."""
-
-    turn: ThreadWakeEvent | None
-    new_turn = ThreadWakeEvent
+    """A thread that waits."""
 
     def __init__(self, client: Any, request: AcquireRequest) -> None:
-        self._client = client
-        self._request = request
-        #: What the last blocking pop answered.
-        self._reply: list[bytes] | None = None
-        #: Whether there was no answer to something that Redis may have carried out.
-        self._unheard = False
-        self.line = ThreadQueue(server_of(client), request)
+        super().__init__(client, request, ThreadQueue(server_of(client), request))
 
-    def wait(self) -> Acquisition | None:
+    def wait(self, refusal: Refusal | None = None) -> Acquisition | None:
         """Wait until the lock is ours, or until the request's deadline. A caller that is
         interrupted before it has noted the outcome must release ``AcquireRequest.may_hold``.
+
+        Args:
+            refusal: the answer to the ACQUIRE with the request's waiter id, if one was sent.
 
         Raises:
             redis.exceptions.RedisError: the deadline came while the server could not be reached.
         """
         try:
-            join(self, self.line)
             try:
-                granted = self._wait()
+                acquired = finish(self._wait(refusal))
             except Exception:
                 self._leave_anywhere()
                 raise
-            self.line.leave(self)
-            return granted
+            self.queue.leave(self)
+            return acquired
         except Exception:
             raise
         except BaseException:  # It may also have come while an error was handled.
@@ -84,128 +199,43 @@ class ThreadWaiter(Waiter[ThreadQueue]):
             raise
 
     def _leave_anywhere(self) -> None:
-        """Leave no trace, wherever the wait has stopped. Nothing is asked of Redis here: the keeper
+        """Leave no trace, wherever the wait has stopped. Nothing is sent to Redis here: the keeper
         does that, in its own thread, which no signal interrupts."""
-        self._abandon_in(self._reply)
-        if self.line.led_by(self):
-            self.line.disconnect()  # What is half sent or half read there is of no use.
-        self.line.abandon(self)
+        if self.queue.is_led_by(self):
+            if self._popping and self._reply is None and self.queue.is_connected():
+                wait = CancelWait(self.queue, self._request)
+                self.queue.connection = None
+                keeper().add(wait)
+            self.queue.disconnect()  # What is half sent or half read there is of no use.
+        self._give_back_grant()
+        self.queue.abandon(self)
 
-    def _wait(self) -> Acquisition | None:
-        turn = self.turn
-        while turn is not None and not turn.wait(self._request.left()):
-            if self._request.deadline is not None:
-                return None
-        # Who finds Redis away at the first question is told so; who waits already, waits on. A
-        # server that is busy with somebody's script has answered: that will pass.
-        with suppress(ServerBusy):
-            if not self.line.registered and (granted := self._ask()):
-                return granted if turn is None else granted._replace(contended=True)
-        granted = self._wait_through_outages()
-        return granted and granted._replace(contended=True)
+    def _run(self, call: Call, patience: float | None) -> Any:
+        return run(self._client, call, patience=patience).value
 
-    def _ask(self) -> Acquisition | None:
-        """Take the lock if it is free, else get on the register."""
-        sent_at = time.monotonic()
-        call, patience = self.line.ask(self._request), self._request.patience()
-        reply = run(self._client, call, patience=patience).value
-        self._request = self._request.with_margin(sent_at)
-        return self.line.asked(self._request, reply, sent_at)
+    def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
-    def _wait_through_outages(self) -> Acquisition | None:
-        line, pause, away_since = self.line, FIRST_PAUSE, math.inf
-        while True:
-            try:
-                if not line.registered and (granted := self._ask()):
-                    return granted
-                pause, away_since = FIRST_PAUSE, math.inf
-                return self._wait_in_redis(line.connected())
-            except NoPermissionError:
-                logger.info("No right to block; polling for %s", printable(line.request.keys.lock))
-                line.disconnect()
-                return self._poll()
-            except Exception as error:
-                line.disconnect()
-                line.server.on_error(error)
-                self._unheard = self._unheard or may_have_run(error)
-                away_since = min(away_since, time.monotonic())
-                waits_on = time.monotonic() < away_since + self._request.outage_patience
-                # At the deadline, one more question: the keeper may have ended the pop just then.
-                over = self._request.left() <= 0 and not line.registered
-                if not is_outage(error) or over or not waits_on:
-                    note_sent(error, self._unheard)
-                    raise
-                # The lock may be free by then, and the server may not know of us any more.
-                line.registered = False
-                logger.info("Waiting for %s: %s", printable(line.request.keys.lock), error)
-                time.sleep(min(pause, self._request.left()))
-                pause = min(pause * 2, LONGEST_PAUSE)
+    def _new_turn(self) -> ThreadWakeEvent:
+        return ThreadWakeEvent()
 
-    def _wait_in_redis(self, connection: RawConnection) -> Acquisition | None:
-        request, keys = self._request, self._request.keys
-        wake = wake_key(keys.lock, request.token)
-        while True:
-            connection.send_packed_command([pack_words(b"BLPOP", keys.grants, wake, b"0")])
-            # The system waits for 24 days at most.
-            while not connection.can_read(min(left := request.left(), 3600.0)):
-                if left <= 0:
-                    return self._last_try(connection, wake)
-            granted = self._popped(connection)
-            if granted is None and not self.line.registered:
-                granted = self._ask()
-            if granted is not None:
-                return granted
 
-    def _poll(self) -> Acquisition | None:
-        """Wait without a blocking pop, which this Redis user may not use."""
-        while (left := self._request.left()) > 0:
-            time.sleep(min(self._request.sleep, left))
-            if granted := self._ask():
-                return granted
-        return None
+class ThreadWakeEvent:
+    """``threading.Event`` without its innards: an exception from a signal handler that came in the
+    middle of them would leave it locked, and its thread waiting for ever."""
 
-    def _popped(self, connection: RawConnection) -> Acquisition | None:
-        """What the pop brought: the lock, or nothing (the farewell, or a grant that is over)."""
-        # Kept where ``_leave_anywhere`` finds it.
-        self._reply = connection.read_response()
-        came = self.line.came(self._request, self._reply)
-        if came is None:
-            return None
-        self._request.may_hold.append((came.token, b""))
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def set(self) -> None:
         try:
-            return self._take(connection, came)
-        except Exception:
-            # Redis may carry it out all the same; then the lock would be nobody's.
-            self._abandon(came.token)
-            raise
+            self._gate.release()
+        except RuntimeError:
+            pass  # It was set before.
 
-    def _take(self, connection: RawConnection, came: ReceivedGrant) -> Acquisition | None:
-        until = self._request.until(time.monotonic())
-        if came.believed is not None:
-            node = self.line.node or self.line.server
-            extension = PendingReply(connection, came.call, node, until)
-            self.line.extension = extension
-            return came.believed._replace(pending=extension)
-        send(connection, came.call)
-        taken = receive(connection, came.call)
-        return self.line.confirmed(self._request, came, until if taken else -math.inf)
-
-    def _last_try(self, connection: RawConnection, wake: bytes) -> Acquisition | None:
-        sent_at = time.monotonic()
-        leave = self._request.leave(self.line.farewell(), wake, try_again=True)
-        try:
-            reply = run(self._client, leave, patience=LAST_TRY_SECONDS).value
-        except RedisTimeoutError:
-            # It may still be carried out, and what it gets then is nobody's; or it was never sent.
-            self._abandon(self._request.token)
-            self.line.listed_again()
-            self.line.disconnect()
-            return None
-        won = self.line.won(self._request, reply, sent_at)
-        if not connection.can_read(LAST_TRY_SECONDS):
-            self.line.disconnect()  # Dead without a word; a grant lost on it runs out by itself.
-            return won
-        if won is None:
-            return self._popped(connection)
-        self._reply = connection.read_response()
-        return self._keep_one(won, self._reply)
+    def wait(self, seconds: float) -> bool:
+        if not self._gate.acquire(timeout=seconds):
+            return False
+        self.set()
+        return True

@@ -13,7 +13,7 @@ import redis
 
 from django_redis_lock import Lock, LockNotOwnedError
 from django_redis_lock.locking import renewal
-from django_redis_lock.locking.waiting import queue
+from django_redis_lock.locking.waiting import queues
 from django_redis_lock.protocol.lock_scripts import RELEASE, Call
 from tests.lock_contract import Backend, Background, LockContract
 from tests.processes import PATIENCE, until
@@ -22,7 +22,7 @@ from tests.processes import PATIENCE, until
 def places(name: str | bytes) -> int:
     """How many of this process wait for the lock at ``name``."""
     key = name if isinstance(name, bytes) else name.encode()
-    return sum(len(found.places) for found in tuple(queue._lines.values()) if found.key[1] == key)
+    return sum(len(found.waiters) for found in tuple(queues.values()) if found.key[1] == key)
 
 
 class OnRedis(Backend):

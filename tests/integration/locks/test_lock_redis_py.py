@@ -22,7 +22,7 @@ import redis.asyncio.lock
 import redis.lock
 
 from django_redis_lock import AsyncLock, Lock, LockError
-from django_redis_lock.locking.waiting import queue
+from django_redis_lock.locking.waiting import queues
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, in_threads, until
@@ -317,7 +317,7 @@ class TestClients:
                 waiter = Background(lambda: Lock(other, "name", timeout=30).acquire())
                 for _ in range(2):
                     until(lambda: client.info("clients")["blocked_clients"])
-                    next(iter(queue._lines.values())).wake()
+                    next(iter(queues.values())).wake()
                     until(lambda: not client.info("clients")["blocked_clients"])
                 holder.release()
                 assert waiter.result() is True

@@ -14,7 +14,9 @@ from redis.asyncio import BlockingConnectionPool
 
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.keeper.thread import keeper
-from django_redis_lock.locking.waiting.watch import Unregister
+from django_redis_lock.locking.waiting.queue import Unregister
+from django_redis_lock.locking.waiting.threads import ThreadWaiter
+from django_redis_lock.protocol import AcquireRequest
 from django_redis_lock.transport.execute import FOR_COMMAND
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
@@ -354,6 +356,39 @@ def test_a_last_try_that_is_never_sent_leaves_no_trace(
         assert not asyncio.run(wait())
         until(lambda: not any(isinstance(job, Unregister) for job in tuple(keeper()._jobs)))
         assert not client.exists("{taken}:waiters")
+
+
+@pytest.mark.parametrize("blocking_timeout", [None, 5])
+def test_a_free_lock_needs_no_queue(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, blocking_timeout: float | None
+) -> None:
+    monkeypatch.setattr(ThreadWaiter, "__init__", None)
+    with Lock(client, NAME, timeout=5, blocking_timeout=blocking_timeout):
+        assert not client.exists(f"{{{NAME}}}:waiters")
+
+
+def test_a_waiter_that_finds_a_queue_after_its_request_is_registered_once(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread of the process came between its first request and the queue."""
+    ask, waiters = Lock._ask, f"{{{NAME}}}:waiters"
+    others: list[Background] = []
+
+    def with_another(self: Lock, request: AcquireRequest) -> Any:
+        refusal = ask(self, request)
+        monkeypatch.undo()
+        others.append(Background(wait_and_release, Lock(client, NAME, timeout=5)))
+        until(lambda: places(NAME) == 1)
+        assert client.zcard(waiters) == 2
+        return refusal
+
+    with Lock(client, NAME, timeout=30):
+        monkeypatch.setattr(Lock, "_ask", with_another)
+        others.append(Background(wait_and_release, Lock(client, NAME, timeout=5)))
+        until(lambda: places(NAME) == 2)
+        until(lambda: client.zcard(waiters) == 1)
+    assert all(other.result() for other in others)
+    until(lambda: not client.exists(waiters))
 
 
 def test_the_longest_wait(client: redis.Redis) -> None:

@@ -11,8 +11,8 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
-from django_redis_lock.locking.waiting import aio_line
-from django_redis_lock.locking.waiting.thread_line import PendingReply
+from django_redis_lock.locking.waiting import tasks
+from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.transport.server import Server
 from tests.lock_contract import Background
 from tests.processes import until
@@ -46,13 +46,13 @@ def test_a_lifetime_that_is_shortened_is_not_undone(
 def test_a_task_that_shortens_a_lifetime_is_not_undone(
     client: redis.Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    receive = aio_line.areceive
+    receive = tasks.areceive
 
     async def late(*args: Any) -> Any:
         await asyncio.sleep(0.3)
         return await receive(*args)
 
-    monkeypatch.setattr(aio_line, "areceive", late)
+    monkeypatch.setattr(tasks, "areceive", late)
     holder = Lock(client, NAME, timeout=30)
     holder.acquire()
 

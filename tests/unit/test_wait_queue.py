@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from django_redis_lock.keeper.thread import Job, Keeper
-from django_redis_lock.locking.waiting.queue import Waiter, WaitQueue
-from django_redis_lock.locking.waiting.thread_line import ThreadWakeEvent
-from django_redis_lock.locking.waiting.watch import Unregister, WaiterHeartbeat
+from django_redis_lock.locking.waiting.queue import Unregister, WaiterHeartbeat, WaitQueue
+from django_redis_lock.locking.waiting.threads import ThreadWakeEvent
 from django_redis_lock.protocol.acquisition import (
     MAX_GRANT_AGE_SECONDS,
     AcquireRequest,
@@ -31,12 +30,16 @@ class FakeServer:
         pass
 
 
-class FakeLine(WaitQueue):
+class FakeQueue(WaitQueue):
     def end(self) -> None:
         pass
 
     def wake(self) -> None:
         pass
+
+
+class FakeWaiter:
+    turn: Any = None
 
 
 @pytest.fixture
@@ -51,11 +54,11 @@ def request(grant_timeout: float = 2.0, attempt: bytes = b"", **options: Any) ->
     return AcquireRequest(KEYS, new_token(), attempt, options.get("lifetime", 30.0), grant_timeout)
 
 
-def line_for(wanted: AcquireRequest) -> FakeLine:
+def queue_for(wanted: AcquireRequest) -> FakeQueue:
     server: Any = FakeServer()
-    line = FakeLine(server, wanted)
-    line.clock = Clock(NOW, time.monotonic())
-    return line
+    queue = FakeQueue(server, wanted)
+    queue.clock = Clock(NOW, time.monotonic())
+    return queue
 
 
 def grant_made(ago: float) -> tuple[bytes, bytes]:
@@ -64,10 +67,10 @@ def grant_made(ago: float) -> tuple[bytes, bytes]:
 
 
 def believed(wanted: AcquireRequest, ago: float) -> Acquisition | None:
-    came = line_for(wanted).came(wanted, grant_made(ago))
-    assert came is not None
-    assert came.token == b"T"
-    return came.believed
+    grant = queue_for(wanted).received(wanted, grant_made(ago))
+    assert grant is not None
+    assert grant.token == b"T"
+    return grant.believed
 
 
 class TestAge:
@@ -93,11 +96,11 @@ class TestAge:
 
     def test_a_clock_that_was_never_heard_proves_nothing(self) -> None:
         wanted = request()
-        line = line_for(wanted)
-        line.clock = None
-        came = line.came(wanted, grant_made(0))
-        assert came is not None
-        assert came.believed is None
+        queue = queue_for(wanted)
+        queue.clock = None
+        grant = queue.received(wanted, grant_made(0))
+        assert grant is not None
+        assert grant.believed is None
 
     def test_one_for_a_chosen_token_is_asked_about(self) -> None:
         assert believed(request(attempt=b"1"), ago=0) is None
@@ -113,33 +116,33 @@ class TestRegister:
         self, jobs: list[Job]
     ) -> None:
         """WATCH was under way while the last member left."""
-        line = line_for(request())
-        place = Waiter()
-        line.places.append(place)
-        line.registered = True
-        watch = WaiterHeartbeat(line)
+        queue = queue_for(request())
+        waiter = FakeWaiter()
+        queue.waiters.append(waiter)
+        queue.registered = True
+        watch = WaiterHeartbeat(queue)
         assert watch.call(time.monotonic()) is not None
-        line.leave(place)  # Its farewell has taken the line off the register.
+        queue.leave(waiter)  # LEAVE has unregistered the queue.
         assert not jobs
         watch.answered([1000, NOW, 0], time.monotonic())
         assert [type(job) for job in jobs] == [Unregister]
 
     def test_who_is_interrupted_leaves_it_to_the_keeper(self, jobs: list[Job]) -> None:
-        line = line_for(request())
-        place = Waiter()
-        line.places.append(place)
-        line.registered = True
+        queue = queue_for(request())
+        waiter = FakeWaiter()
+        queue.waiters.append(waiter)
+        queue.registered = True
         for _ in range(2):
-            line.abandon(place)
-        assert not line.places
+            queue.abandon(waiter)
+        assert not queue.waiters
         assert Unregister in [type(job) for job in jobs]
 
     def test_a_turn_is_passed_on_even_if_it_was_cut_short(self, jobs: list[Job]) -> None:
-        line = line_for(request())
-        first, second = Waiter(), Waiter()
+        queue = queue_for(request())
+        first, second = FakeWaiter(), FakeWaiter()
         second.turn = ThreadWakeEvent()
-        line.places.append(second)  # The first has got as far as this.
-        line.abandon(first)
+        queue.waiters.append(second)  # The first has got as far as this.
+        queue.abandon(first)
         assert second.turn.wait(0)
         assert not jobs
 
@@ -147,27 +150,27 @@ class TestRegister:
 class TestAnswers:
     def test_the_farewell_is_no_grant(self) -> None:
         wanted = request()
-        assert line_for(wanted).came(wanted, (b"{report}:wake:x", b"leave")) is None
+        assert queue_for(wanted).received(wanted, (b"{report}:wake:x", b"leave")) is None
 
     def test_nor_is_a_pop_that_an_operator_ended(self) -> None:
         wanted = request()
-        assert line_for(wanted).came(wanted, None) is None
+        assert queue_for(wanted).received(wanted, None) is None
 
     def test_a_grant_that_was_over_sends_the_waiter_to_ask_again(self) -> None:
         wanted = request()
-        line = line_for(wanted)
-        line.registered = True
-        came = line.came(wanted, grant_made(60))
-        assert came is not None
-        assert line.confirmed(wanted, came, -math.inf) is None
-        assert not line.registered
+        queue = queue_for(wanted)
+        queue.registered = True
+        grant = queue.received(wanted, grant_made(60))
+        assert grant is not None
+        assert queue.confirmed(wanted, grant, -math.inf) is None
+        assert not queue.registered
 
     def test_a_confirmed_one_is_the_lock(self) -> None:
         for wanted in (request(), request(attempt=b"1")):
-            line = line_for(wanted)
-            came = line.came(wanted, grant_made(60))
-            assert came is not None
-            granted = line.confirmed(wanted, came, 1234.0)
+            queue = queue_for(wanted)
+            grant = queue.received(wanted, grant_made(60))
+            assert grant is not None
+            granted = queue.confirmed(wanted, grant, 1234.0)
             assert granted is not None
             assert granted.deadline == 1234.0
             assert granted.token == (wanted.token if wanted.chosen else b"T")

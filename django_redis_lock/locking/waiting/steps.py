@@ -1,0 +1,248 @@
+"""How a thread or a task waits for a lock: first in memory, behind the others of its process; then,
+as its process's only one, in Redis, with a blocking pop on the lock's list of grants.
+
+Redis serves blocked clients in the order in which they came and forgets those whose connection is
+gone: that is the whole fair queue. So the pop stays open for the entire wait, without a timeout of
+its own; a waiter that timed out and asked again would lose its place. To end a wait, LEAVE pushes
+an element to a second list that the same pop listens to; what the pop returns then says beyond
+doubt whether a grant came first.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from typing import Any, Generic, TypeVar
+
+from redis.exceptions import NoPermissionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ...keeper import keeper
+from ...notices import get_logger
+from ...protocol import (
+    LAST_TRY_SECONDS,
+    AcquireRequest,
+    Acquisition,
+    Call,
+    printable,
+    wake_key,
+)
+from ...transport import is_outage, may_have_run, note_sent, pack_words
+from ..renewal import DeferredRelease
+from .queue import WaitQueue, WakeEvent, join
+
+__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "BlockingQueue", "Refusal", "Waiter"]
+
+logger = get_logger("django_redis_lock.waiting")
+
+#: Pauses between attempts to reach a server that is away, in seconds.
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+
+#: The answer to an ACQUIRE that did not get the lock, and the monotonic time at which it was sent.
+Refusal = tuple[Any, float]
+Steps = Generator[Any, Any, Acquisition | None]
+
+
+class BlockingQueue(WaitQueue):
+    """A queue and the connection its first member waits on. Its methods return what they did for
+    threads, and awaitables for tasks."""
+
+    @abstractmethod
+    def connect(self, client: Any) -> Any:
+        """Have a connection for blocking pops, with nothing left to read on it."""
+
+    @abstractmethod
+    def begin_pop(self, command: bytes) -> Any:
+        """Send a blocking pop."""
+
+    @abstractmethod
+    def pop_ended(self, seconds: float) -> Any:
+        """Whether the pop ends within so many seconds."""
+
+    @abstractmethod
+    def reply(self) -> Any:
+        """What the pop has returned, after it ended; for tasks too not an awaitable."""
+
+    @abstractmethod
+    def extend(self, call: Call, until: float) -> Any:
+        """Send TAKE_GRANT; the ``PendingLifetime`` whose answer comes later."""
+
+    @abstractmethod
+    def disconnect(self) -> Any:
+        """Close the connection."""
+
+
+AnyQueue = TypeVar("AnyQueue", bound=BlockingQueue)
+
+
+class Waiter(ABC, Generic[AnyQueue]):
+    """One call of ``acquire`` that waits.
+
+    Attributes:
+        queue: the queue it is a member of, once it has joined one.
+        turn: set when it is this member's turn; None for the first member of a new queue.
+    """
+
+    turn: Any = None
+
+    def __init__(self, client: Any, request: AcquireRequest, queue: AnyQueue) -> None:
+        self._client = client
+        self._request = request
+        #: Whether a blocking pop was sent, and what the last one has returned.
+        self._popping = False
+        self._reply: Any = None
+        #: Whether there was no answer to something that Redis may have carried out.
+        self._unanswered = False
+        self.queue = queue
+
+    @property
+    def outage_patience(self) -> float:
+        return self._request.outage_patience
+
+    @abstractmethod
+    def _run(self, call: Call, patience: float | None) -> Any:
+        """What ``call`` returns."""
+
+    @abstractmethod
+    def _sleep(self, seconds: float) -> Any:
+        """Let so many seconds pass."""
+
+    @abstractmethod
+    def _new_turn(self) -> WakeEvent:
+        """An event for ``turn``."""
+
+    # -- steps -------------------------------------------------------------------------------
+
+    def _wait(self, refusal: Refusal | None) -> Steps:
+        """Join the queue and wait until the lock is ours, or until the request's deadline."""
+        mine = self.queue
+        join(self, mine, self._new_turn)
+        if refusal is not None and self.queue is mine:
+            mine.refused(*refusal)
+        turn = self.turn
+        while turn is not None and not (yield turn.wait(self._request.left())):
+            if self._request.deadline is not None:
+                return None
+        acquired = yield from self._wait_through_outages()
+        return acquired and acquired._replace(contended=True)
+
+    def _ask(self) -> Steps:
+        """Take the lock if it is free, else register the queue."""
+        sent_at = time.monotonic()
+        call, patience = self.queue.ask(self._request), self._request.patience()
+        reply = yield self._run(call, patience)
+        self._request = self._request.with_margin(sent_at)
+        return self.queue.asked(self._request, reply, sent_at)
+
+    def _wait_through_outages(self) -> Steps:
+        queue, name = self.queue, printable(self._request.keys.lock)
+        pause, away_since = FIRST_PAUSE, math.inf
+        while True:
+            try:
+                if not queue.registered and (acquired := (yield from self._ask())):
+                    return acquired
+                pause, away_since = FIRST_PAUSE, math.inf
+                return (yield from self._wait_in_redis())
+            except NoPermissionError:
+                logger.info("No right to block; polling for %s", name)
+                yield queue.disconnect()
+                return (yield from self._poll())
+            except Exception as error:
+                yield queue.disconnect()
+                queue.server.on_error(error)
+                self._unanswered = self._unanswered or may_have_run(error)
+                away_since = min(away_since, time.monotonic())
+                waits_on = time.monotonic() < away_since + self._request.outage_patience
+                # At the deadline, one more request: the keeper may have ended the pop just then.
+                over = self._request.left() <= 0 and not queue.registered
+                if not is_outage(error) or over or not waits_on:
+                    note_sent(error, self._unanswered)
+                    raise
+                # The lock may be free by then, and the server may not know of us any more.
+                queue.registered = False
+                logger.info("Waiting for %s: %s", name, error)
+                yield self._sleep(min(pause, self._request.left()))
+                pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _wait_in_redis(self) -> Steps:
+        request, queue = self._request, self.queue
+        wake = wake_key(request.keys.lock, request.token)
+        yield queue.connect(self._client)
+        while True:
+            self._popping, self._reply = True, None
+            yield queue.begin_pop(pack_words(b"BLPOP", request.keys.grants, wake, b"0"))
+            while not (yield queue.pop_ended(left := request.left())):
+                if left <= 0:
+                    return (yield from self._last_try(wake))
+            acquired = yield from self._take_grant()
+            if acquired is None and not queue.registered:
+                acquired = yield from self._ask()
+            if acquired is not None:
+                return acquired
+
+    def _poll(self) -> Steps:
+        """Wait without a blocking pop, which this Redis user may not use."""
+        while (left := self._request.left()) > 0:
+            yield self._sleep(min(self._request.sleep, left))
+            if acquired := (yield from self._ask()):
+                return acquired
+        return None
+
+    def _take_grant(self) -> Steps:
+        """What the pop has returned: the lock, or None (it was ended, or its grant is over)."""
+        request, queue = self._request, self.queue
+        self._reply = queue.reply()  # Kept here for the case of an interrupt.
+        self._popping = False
+        grant = queue.received(request, self._reply)
+        if grant is None:
+            return None
+        request.may_hold.append((grant.token, b""))
+        try:
+            pending = yield queue.extend(grant.call, request.until(time.monotonic()))
+            if grant.believed is not None:
+                return grant.believed._replace(pending=pending)
+            until = yield pending.confirmed()
+            if until is None:
+                raise RedisTimeoutError("the connection broke while a grant was taken")
+        except Exception:
+            # Redis may carry it out all the same; then the lock would be nobody's.
+            self._give_back(grant.token)
+            raise
+        return queue.confirmed(request, grant, until)
+
+    def _last_try(self, wake: bytes) -> Steps:
+        queue, sent_at = self.queue, time.monotonic()
+        leave = self._request.leave(queue.id_to_unregister(), wake, try_again=True)
+        try:
+            reply = yield self._run(leave, LAST_TRY_SECONDS)
+        except RedisTimeoutError:
+            # It may still be carried out, and what it gets then is nobody's; or it was never sent.
+            self._give_back(self._request.token)
+            queue.registered_again()
+            yield queue.disconnect()
+            return None
+        acquired = queue.acquired(self._request, reply, sent_at)
+        if not (yield queue.pop_ended(LAST_TRY_SECONDS)):
+            yield queue.disconnect()  # Dead without a word; a grant lost on it ends by itself.
+            return acquired
+        if acquired is None:
+            return (yield from self._take_grant())
+        self._reply = queue.reply()
+        self._give_back_grant()
+        return acquired
+
+    # -- what is nobody's --------------------------------------------------------------------
+
+    def _give_back_grant(self) -> None:
+        """Release the grant that the pop has returned, if it has."""
+        if (grant := self.queue.grant_in(self._reply)) is not None:
+            self._give_back(grant[0])
+
+    def _give_back(self, token: bytes) -> None:
+        """Have the keeper release what Redis has given to ``token``, or may yet give to it."""
+        release = self._request.give_back(token)
+        keeper().add(DeferredRelease(self.queue.server, release, self._request.lifetime))
+        noted = self._request.may_hold
+        noted[:] = [each for each in noted if each[0] != token]
