@@ -7,6 +7,7 @@ import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
@@ -17,12 +18,11 @@ from testproject.demo.scenes import show_line, show_stampede
 from testproject.demo.screen import Screen
 from testproject.demo.site import Site
 from testproject.demo.team import Team
-from testproject.demo.which_redis import chosen_redis
+from testproject.demo.which_redis import chosen_redis, keep_in_memory
 from testproject.demo.work import work
-from testproject.embedded_redis import EmbeddedRedis
 from testproject.reports.sample_data import create_sample_data
 
-__all__ = ["play"]
+__all__ = ["play", "play_without_redis"]
 
 USER = "demo"
 ASKERS = 9
@@ -40,9 +40,7 @@ def play(command: BaseCommand, screen: Screen, *, scenes: bool, port: int | None
             if embedded
             else "The Redis is the one that REDIS_URL names."
         )
-        command.check()
-        call_command("migrate", verbosity=0, interactive=False)
-        create_sample_data()
+        _prepare(command)
         if scenes:
             screen.say(f"Starting {ASKERS} processes ...")
             with Team(ASKERS) as team:
@@ -51,11 +49,35 @@ def play(command: BaseCommand, screen: Screen, *, scenes: bool, port: int | None
         if site is not None:
             with Team(WORKERS) as team:
                 team.start_all(work)
-                _invite(site, embedded, screen)
-                site.serve()
+                _invite(site, "processes", screen)
+                if embedded:
+                    screen.say("Take one yourself, in another terminal:")
+                    screen.copyable(
+                        f"REDIS_URL={embedded.url} {_python()} manage.py nightly_report"
+                    )
+                _serve(site, screen)
 
 
-def _invite(site: Site, embedded: EmbeddedRedis | None, screen: Screen) -> None:
+def play_without_redis(command: BaseCommand, screen: Screen, port: int) -> None:
+    """Serve the site at ``port`` with its locks in the memory of this process, whose threads take
+    them."""
+    with Site(port) as site:
+        keep_in_memory()
+        screen.say("No Redis is used: the locks are in the memory of this process.")
+        _prepare(command)
+        for _ in range(WORKERS):
+            Thread(target=work, daemon=True).start()
+        _invite(site, "threads", screen)
+        _serve(site, screen)
+
+
+def _prepare(command: BaseCommand) -> None:
+    command.check()
+    call_command("migrate", verbosity=0, interactive=False)
+    create_sample_data()
+
+
+def _invite(site: Site, workers: str, screen: Screen) -> None:
     locks = reverse("admin:django_redis_lock_heldlock_changelist")
     screen.heading("The site is up")
     screen.copyable(f"Site        {site.url}{reverse('home')}")
@@ -64,13 +86,14 @@ def _invite(site: Site, embedded: EmbeddedRedis | None, screen: Screen) -> None:
     screen.copyable(f"Password    {_new_password()}")
     screen.gap()
     screen.say(
-        f"{WORKERS} processes take locks and queue for them, so there are always some to see."
+        f"{WORKERS} {workers} take locks and queue for them, so there are always some to see."
     )
-    if embedded:
-        screen.say("Take one yourself, in another terminal:")
-        screen.copyable(f"REDIS_URL={embedded.url} {_python()} manage.py nightly_report")
+
+
+def _serve(site: Site, screen: Screen) -> None:
     screen.gap()
     screen.say("Ctrl-C stops everything.")
+    site.serve()
 
 
 def _python() -> str:

@@ -1,4 +1,4 @@
-"""Which Redis the demo uses: the one in REDIS_URL, or an embedded one if there is none."""
+"""Which Redis the demo uses: the one in REDIS_URL, or an embedded one if there is none; or none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from django.core.management.base import CommandError
 
 from testproject.embedded_redis import EmbeddedRedis, RedisNotStarted
 
-__all__ = ["chosen_redis"]
+__all__ = ["chosen_redis", "keep_in_memory"]
+
+
+def keep_in_memory() -> None:
+    """Keep values and locks in this process. Django has read its settings already, but has not
+    made a cache from them yet."""
+    for alias in settings.CACHES:
+        settings.CACHES[alias] = {"BACKEND": "django_redis_lock.cache.LocMemCache"}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Processes that take locks, hold them, and queue for them, as those of a busy site do."""
+"""Workers that take locks, hold them, and queue for them, as those of a busy site do."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ JOBS = (
 )
 
 
-def work(member: Member) -> None:
-    """Do one job after the other until this process is told to end.
+def work(member: Member | None = None) -> None:
+    """Do one job after the other until the process ends.
 
-    There are fewer jobs than processes, so some are always at work and some mostly wait.
+    There are fewer jobs than workers, so some are always at work and some mostly wait.
     """
     while True:
         name, label, seconds = random.choice(JOBS)

@@ -165,9 +165,12 @@ def test_a_signal_stops_all_of_it(start: Start, signum: signal.Signals) -> None:
 
 
 @pytest.mark.slow
-def test_the_site_has_locks_to_show(start: Start) -> None:
-    demo = start("--only-serve", "--port", "0")
+@pytest.mark.parametrize("how", ["--only-serve", "--no-redis"])
+def test_the_site_has_locks_to_show(start: Start, how: str) -> None:
+    demo = start(how, "--port", "0")
     demo.read_until(UP)
+    servers = [each for each in demo.processes() if "redis-server" in each.name()]
+    assert len(servers) == (how == "--only-serve")
     site, locks, user, password = (
         row(demo.output, title)[0] for title in ("Site", "Held locks", "User", "Password")
     )

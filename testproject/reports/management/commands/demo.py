@@ -27,6 +27,11 @@ class Command(BaseCommand):
         part = parser.add_mutually_exclusive_group()
         part.add_argument("--no-serve", action="store_true", help="end after the tables")
         part.add_argument("--only-serve", action="store_true", help="leave the tables out")
+        part.add_argument(
+            "--no-redis",
+            action="store_true",
+            help="the same, with locks in memory: the tables need several processes, and so Redis",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not settings.DEBUG:
@@ -36,7 +41,7 @@ class Command(BaseCommand):
             )
         try:
             # Not above: rich comes with the extra only, and its absence needs a word.
-            from testproject.demo.play import play  # noqa: PLC0415
+            from testproject.demo.play import play, play_without_redis  # noqa: PLC0415
             from testproject.demo.screen import Screen  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise CommandError(
@@ -46,12 +51,11 @@ class Command(BaseCommand):
         screen = Screen(no_color=options["no_color"])
         try:
             with interrupts():
-                play(
-                    self,
-                    screen,
-                    scenes=not options["only_serve"],
-                    port=options["port"] if serve else None,
-                )
+                if options["no_redis"]:
+                    play_without_redis(self, screen, options["port"])
+                else:
+                    scenes = not options["only_serve"]
+                    play(self, screen, scenes=scenes, port=options["port"] if serve else None)
         except Interrupted as interrupted:
             screen.gap()
             screen.say("Stopped.")
