@@ -188,7 +188,9 @@ def blocks(root: Path = ROOT) -> list[Block]:
             is_script = isinstance(value, ast.Call) and getattr(value.func, "id", "") == "script"
             if text is None or not (is_script or re.search(r"redis\.p?call", text.value)):
                 continue
-            texts[name] = path, range(text.lineno - 1, text.end_lineno or text.lineno)
+            # What stands before a line break that the text begins with is Python.
+            first = text.lineno - (not text.value.startswith("\n"))
+            texts[name] = path, range(first, text.end_lineno or text.lineno)
             parts[name] = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
             if is_script:
                 scripts.add(name)
