@@ -22,29 +22,6 @@ from typing import Any, NamedTuple
 
 from .notices import get_logger, in_keeper, run_later
 
-__all__ = [
-    "Acquired",
-    "Computed",
-    "Computing",
-    "FellBack",
-    "Listener",
-    "Lost",
-    "RefreshFailed",
-    "Rejected",
-    "Released",
-    "ServerDown",
-    "ServerUp",
-    "Shared",
-    "Subject",
-    "TimedOut",
-    "as_group",
-    "check_group",
-    "emit",
-    "group_of",
-    "subscribe",
-    "unsubscribe",
-]
-
 logger = get_logger("django_redis_lock.events")
 
 #: Seconds between two lines of the log about the same failing listener.

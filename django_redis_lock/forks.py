@@ -10,8 +10,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-__all__ = ["after_fork", "free_after_fork"]
-
 F = TypeVar("F", bound=Callable[[], Any])
 M = TypeVar("M")
 

@@ -37,8 +37,6 @@ from .inventory import release as release_forced
 from .protocol import Owner, printable
 from .transport import Outage, server_of
 
-__all__ = ["Failure", "HeldLock", "HeldLocks", "held_locks", "look_closely", "name_of", "release"]
-
 logger = logging.getLogger("django_redis_lock.admin")
 
 #: What keeps one cache's locks from being listed without being a mistake of ours.

@@ -19,8 +19,6 @@ from weakref import WeakSet
 
 from .forks import after_fork
 
-__all__ = ["ThreadPool", "enter_keeper", "flush", "get_logger", "in_keeper", "run_later"]
-
 Work = Callable[[], object]
 
 

@@ -24,23 +24,21 @@ from .get_or_set_many import GetOrSetMany
 from .invalidation import flight_ending
 from .reading import RedisReading
 
-__all__ = ["RedisCache"]
-
 _MISSING = object()
-#: A command that was not carried out, by an outage or by Redis's refusal.
+#: The errors of an outage, or of a command that Redis refuses.
 _FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _guarded(method: _Method) -> _Method:
-    """django-redis's guard: IGNORE_EXCEPTIONS decides whether an outage shows."""
-    guarded: _Method = omit_exception(method)
-    return guarded
+def _ignoring_outages(method: _Method) -> _Method:
+    """``method``, not raising outages if IGNORE_EXCEPTIONS is set, as in django-redis."""
+    decorated: _Method = omit_exception(method)
+    return decorated
 
 
 class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no types
-    """django-redis's cache; what differs is documented at each method."""
+    """django-redis's cache. Each method documents its differences."""
 
     def _lock_client(self) -> Any:
         """That of the primary: whatever decides must be asked there."""
@@ -65,7 +63,7 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
 
     # -- writes end flights ------------------------------------------------------------------
 
-    @_guarded
+    @_ignoring_outages
     def set(
         self,
         key: str,
@@ -82,8 +80,8 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
         except ConnectionInterrupted:
             if client is not None or self.client._replica_read_only:
                 raise
-            # The servers are peers, and django-redis tries the others. There are no flights then:
-            # the first server, where they are noted, is away.
+            # The servers are peers, and django-redis tries the others. The first server, which
+            # stores the flights, is down, so there are none to end.
             return self.client.set(*values, nx=nx, xx=xx)
 
     def add(
@@ -96,7 +94,7 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
     ) -> Any:
         return self.set(key, value, timeout, version, client, nx=True)
 
-    @_guarded
+    @_ignoring_outages
     def delete(
         self,
         key: str,
@@ -114,10 +112,10 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
         client: Any = None,
         **options: Any,
     ) -> list[Any]:
-        """As in Django: the keys that could not be set, which django-redis does not tell."""
+        """As in Django, returns the keys that could not be set; django-redis returns nothing."""
         return [] if self._set_many(data, timeout, version, client, options) else list(data)
 
-    @_guarded
+    @_ignoring_outages
     def _set_many(
         self,
         data: dict[str, Any],
@@ -130,11 +128,11 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
             self.client.set_many(data, timeout, version, **self._by(client), **options)
         return True
 
-    @_guarded
+    @_ignoring_outages
     def delete_many(self, keys: Any, version: int | None = None, client: Any = None) -> Any:
         return self.client.delete_many(keys, version, **self._by(client))
 
-    @_guarded
+    @_ignoring_outages
     def delete_pattern(
         self,
         pattern: str,
@@ -143,10 +141,10 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
         client: Any = None,
         itersize: int | None = None,
     ) -> Any:
-        """As in django-redis; held locks whose keys match are left alone.
+        """As in django-redis, but does not delete held locks whose keys match.
 
         Args:
-            itersize: how many keys Redis looks at in one step; at most 500, which is the default.
+            itersize: how many keys Redis scans in one step; at most 500, the default.
         """
         if isinstance(self.client, ShardClient):
             by = {} if client is None else {"client": client}
@@ -158,7 +156,7 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
         except _FAILED as error:
             raise ConnectionInterrupted(connection=redis) from error
 
-    @_guarded
+    @_ignoring_outages
     def incr_version(
         self, key: str, delta: int = 1, version: int | None = None, client: Any = None
     ) -> Any:
@@ -166,7 +164,7 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
         try:
             return self.client.incr_version(key, delta, version, **by)
         except ValueError:
-            # To django-redis a value that is None is missing.
+            # django-redis treats None as a missing value.
             if self.client.get(key, _MISSING, version=version, **by) is _MISSING:
                 raise
         version = self.version if version is None else version
@@ -177,7 +175,7 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
         self.client.delete(key, version, **by)
         return version + delta
 
-    @_guarded
+    @_ignoring_outages
     def incr(
         self,
         key: str,
@@ -189,11 +187,11 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
         by = {"ignore_key_check": ignore_key_check, **self._by(client)}
         return self.client.incr(key, delta, version, **by)
 
-    @_guarded
+    @_ignoring_outages
     def decr(self, key: str, delta: int = 1, version: int | None = None, client: Any = None) -> Any:
         return self.client.decr(key, delta, version, **self._by(client))
 
-    @_guarded
+    @_ignoring_outages
     def touch(
         self,
         key: str,
@@ -231,10 +229,9 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
     ) -> Any:
         return self.client.pexpire_at(key, when, version, **self._by(client))
 
-    @_guarded
+    @_ignoring_outages
     def clear(self) -> Any:
-        """Empty the database, as django-redis does, but for the locks that are held in it and
-        the figures of how they behave."""
+        """Empty the database, as django-redis does, except for held locks and their metrics."""
         if isinstance(self.client, ShardClient):
             return self.client.clear()
         redis = self._lock_client()
@@ -244,7 +241,7 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
             raise ConnectionInterrupted(connection=redis) from error
 
     def _by(self, client: Any) -> dict[str, Any]:
-        """The argument that makes a method of django-redis's client write by way of ours."""
+        """The argument that makes a method of django-redis's client end flights."""
         if isinstance(self.client, ShardClient):
             return {} if client is None else {"client": client}
         return {"client": flight_ending(client or self.client.get_client(write=True))}

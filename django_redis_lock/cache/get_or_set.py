@@ -1,4 +1,4 @@
-"""``get_or_set`` and ``compute``: Django's arguments on one side, ``singleflight`` on the other."""
+"""``get_or_set`` and ``compute``: they turn Django's arguments into those of ``singleflight``."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from .options import GetOrSetArguments
 
-__all__ = ["GetOrSet", "awaitable"]
-
 
 class GetOrSet(Reading):
     """The part of ``RedisCache`` and ``LocMemCache`` that computes missing values."""
@@ -46,36 +44,36 @@ class GetOrSet(Reading):
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
-        """The value of ``key``; if there is none, ``default`` is called for it, once.
+        """The value of ``key``. If it is missing, one caller computes it with ``default``.
 
-        Callers that ask while it runs (threads, tasks, processes and hosts) wait for that one
-        result. A ``set`` or ``delete`` of the key in that time wins: the result is then returned to
-        its own caller but not stored. None is a value like any other.
+        Other callers (threads, tasks, processes and hosts) wait for that result. If the key is set
+        or deleted during the computation, the result is returned to its caller but not stored. None
+        is a value like any other.
 
         Args:
             default: a callable without arguments, or the value itself.
-            timeout: seconds after which the value is computed again; left out, the cache's own;
-                None, never.
-            stale: seconds after that for which the old value may still be served, at once, while
-                one caller computes the new one; also if that fails.
-            background: the caller that computes gets the old value at once, too.
-            wait: seconds to wait at most for another's computation of a missing value.
+            timeout: seconds after which the value is computed again. Default: that of the cache;
+                None: never.
+            stale: seconds after the timeout during which callers get the old value at once while
+                one of them computes the new one; also if the computation fails.
+            background: compute in the background, so that this one gets the old value at once too.
+            wait: seconds to wait at most for another caller's computation of a missing value.
             on_wait_timeout: what to do then: ``"compute"`` the value here as well, ``"raise"``
                 LockNotAcquired, or return the ``"default"``: the value given as ``default``, None
                 for a callable.
-            jitter: shorten the timeout by a random share of up to this much (0 to 1), so that what
-                was stored together does not have to be computed together again.
+            jitter: shorten the timeout by a random share up to this much (0 to 1), so that values
+                stored together do not expire together.
             error_ttl: seconds after a failed computation during which no caller tries again; they
-                fail with the same message.
-            group: under which it is counted in metrics, such as ``"report-{year}"``; None: the key
-                with ``*`` for each number, UUID and hash in it.
+                get an error with the same message.
+            group: the metrics group, such as ``"report-{year}"``. Default: the key with ``*`` for
+                each number, UUID and hash in it.
 
         Raises:
             LockNotAcquired: see ``on_wait_timeout``.
             ComputationFailed: see ``error_ttl``.
-            LockError: ``default`` asked for its own key.
-            TypeError, ValueError: an option makes no sense.
-            redis.exceptions.RedisError: Redis is away, and VALUES_ON_REDIS_DOWN is ``"raise"``;
+            LockError: ``default`` requested its own key.
+            TypeError, ValueError: an option is invalid.
+            redis.exceptions.RedisError: Redis is down, and VALUES_ON_REDIS_DOWN is ``"raise"``;
                 otherwise the value is computed, and not stored.
         """
         # A hit must cost what a plain GET costs, so the settings are read after it.
@@ -92,12 +90,10 @@ class GetOrSet(Reading):
                     return value
             except ConnectionInterrupted as error:
                 outage = self._without_redis(error.__cause__ or error)
-        terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        producer = self._producer(key, default, timeout, terms)
         runner = self._thread_runner()
-        nkey = self._encoded_key(key, version)
-        read = bool(terms.stale)
-        return runner.do(self._value(runner, key, nkey, producer, terms, default, outage, read))
+        prepared = self._prepared(key, default, timeout, version, options)
+        read = bool(prepared[0].stale)
+        return runner.do(self._value(runner, key, default, *prepared, outage, read))
 
     async def aget_or_set(
         self,
@@ -107,14 +103,11 @@ class GetOrSet(Reading):
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
-        """As ``get_or_set``, for asyncio. ``default`` may be a coroutine function, which is
-        awaited; any other callable runs in Django's thread for synchronous code."""
-        terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        producer = self._producer(key, awaitable(default), timeout, terms)
+        """``get_or_set`` for asyncio. A coroutine function as ``default`` is awaited; any other
+        callable runs in Django's thread for synchronous code."""
         runner = self._async_runner()
-        nkey = self._encoded_key(key, version)
-        steps = self._value(runner, key, nkey, producer, terms, default, outage=None, read=True)
-        return await runner.do(steps)
+        prepared = self._prepared(key, awaitable(default), timeout, version, options)
+        return await runner.do(self._value(runner, key, default, *prepared, None, read=True))
 
     def compute(
         self,
@@ -124,13 +117,12 @@ class GetOrSet(Reading):
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
-        """Compute and store the value of ``key`` even if there is one, and return it. Callers that
-        find none while it is computed wait for this one; a write in that time wins. Arguments as
-        for ``get_or_set``."""
-        terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        producer = self._producer(key, default, timeout, terms)
+        """Compute, store and return the value of ``key`` even if there is one. Callers that find no
+        value wait for this one. If the key is written during the computation, the result
+        is not stored. Arguments as for ``get_or_set``."""
         runner = self._thread_runner()
-        return runner.do(runner.flights.compute_anyway(self._encoded_key(key, version), producer))
+        _, producer, nkey = self._prepared(key, default, timeout, version, options)
+        return runner.do(runner.flights.compute_anyway(nkey, producer))
 
     async def acompute(
         self,
@@ -140,11 +132,9 @@ class GetOrSet(Reading):
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
-        """As ``compute``, for asyncio."""
-        terms = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        producer = self._producer(key, awaitable(default), timeout, terms)
+        """``compute`` for asyncio."""
         runner = self._async_runner()
-        nkey = self._encoded_key(key, version)
+        _, producer, nkey = self._prepared(key, awaitable(default), timeout, version, options)
         return await runner.do(runner.flights.compute_anyway(nkey, producer))
 
     def locked_get_or_set(
@@ -157,14 +147,13 @@ class GetOrSet(Reading):
         lock_key: str | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
     ) -> Any:
-        """``get_or_set`` by python-redis-lock's name. None is a value here, and kept.
+        """``get_or_set`` under python-redis-lock's name. None is a value, and stored.
 
         Args:
             lock_key: a lock to hold while ``value_creator`` runs, so that values with the same
-                ``lock_key`` are computed one after another. Left out, no lock is needed: a value
-                is computed once in any case.
-            expire: seconds that lock lives; left out, the setting TIMEOUT, renewed meanwhile.
-                Without ``lock_key`` it means nothing: FLIGHT_TIMEOUT and its renewal do.
+                ``lock_key`` are computed one after another. Not needed to compute a value once.
+            expire: timeout of that lock in seconds. Default: the setting TIMEOUT, renewed. No
+                effect without ``lock_key``.
             id: the token of that lock.
         """
 
@@ -177,31 +166,44 @@ class GetOrSet(Reading):
 
         return self.get_or_set(key, create, timeout, version)
 
-    # -- the same for threads and tasks --------------------------------------------------------
+    # -- one body for threads and tasks --------------------------------------------------------
+
+    def _prepared(
+        self,
+        key: str,
+        default: Any,
+        timeout: float | None,
+        version: int | None,
+        options: GetOrSetArguments,
+    ) -> tuple[GetOrSetOptions, Producer, bytes]:
+        """The options with the settings, the producer, and the key in Redis."""
+        chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
+        producer = self._producer(key, default, timeout, chosen)
+        return chosen, producer, self._encoded_key(key, version)
 
     def _value(
         self,
         runner: ThreadRunner | AsyncRunner,
         key: str,
-        nkey: bytes,
-        producer: Producer,
-        terms: GetOrSetOptions,
         default: Any,
+        chosen: GetOrSetOptions,
+        producer: Producer,
+        nkey: bytes,
         outage: BaseException | None,
         read: bool,
     ) -> Steps:
-        deadline = time.monotonic() + terms.wait
+        deadline = time.monotonic() + chosen.wait
         flights = runner.flights
         if read:
-            kept = None
+            stored = None
             try:
-                kept = yield from self._read(flights.flight_id(nkey), bool(producer.stale))
+                stored = yield from self._read(flights.flight_id(nkey), bool(producer.stale))
             except (RedisError, OSError) as error:
                 outage = self._without_redis(error)
-            if kept is not None:
-                value, left = kept
+            if stored is not None:
+                value, left = stored
                 if 0 <= int(left) <= producer.stale:
-                    return (yield from flights.refresh(nkey, value, producer, terms.background))
+                    return (yield from flights.refresh(nkey, value, producer, chosen.background))
                 return producer.decode(value)
         try:
             found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
@@ -210,15 +212,15 @@ class GetOrSet(Reading):
             found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
         if found is not TOO_LATE:
             return found
-        if terms.on_wait_timeout == "raise":
-            raise LockNotAcquired("The value is still being computed elsewhere", key)
-        if terms.on_wait_timeout == "default":
+        if chosen.on_wait_timeout == "raise":
+            raise LockNotAcquired("Another caller is still computing the value", key)
+        if chosen.on_wait_timeout == "default":
             return None if callable(default) else default
         return (yield from flights.compute_anyway(nkey, producer, outage))
 
     def _without_redis(self, error: BaseException) -> BaseException:
-        """Redis is away, or refuses to answer: ``error``. The caller gets its value nevertheless
-        (invariant C3), unless the setting VALUES_ON_REDIS_DOWN is ``"raise"``."""
+        """``error``, an outage or a refusal of Redis; raises it if VALUES_ON_REDIS_DOWN is
+        ``"raise"``. Otherwise the caller gets a computed value (invariant C3)."""
         if self.conf.VALUES_ON_REDIS_DOWN == "raise":
             raise error
         return error
@@ -228,28 +230,28 @@ class GetOrSet(Reading):
         key: str,
         default: Any,
         timeout: float | None,
-        terms: GetOrSetOptions,
+        chosen: GetOrSetOptions,
     ) -> Producer:
         return Producer(
             default if callable(default) else lambda: default,
             self._encoded,
             self._decode,
-            terms.lifetime(self._timeout(timeout)),
-            int(terms.stale * 1000),
-            int(terms.error_ttl * 1000),
+            chosen.lifetime(self._timeout(timeout)),
+            int(chosen.stale * 1000),
+            int(chosen.error_ttl * 1000),
             str(key),
-            terms.group or "",
+            chosen.group or "",
             self,
         )
 
     def _encode(self, value: Any) -> Any:
         raise NotImplementedError
 
-    def _decode(self, kept: Any) -> Any:
+    def _decode(self, stored: Any) -> Any:
         raise NotImplementedError
 
     def _encoded(self, value: Any) -> bytes | int:
-        """As the server is to keep it. Serializers and compressors may give any buffer."""
+        """``value`` as the server stores it. Serializers and compressors may return any buffer."""
         encoded = self._encode(value)
         return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
 

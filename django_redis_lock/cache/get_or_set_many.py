@@ -1,4 +1,4 @@
-"""``get_or_set_many``: as ``get_or_set``, for several keys at once."""
+"""``get_or_set_many``: ``get_or_set`` for several keys at once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .options import GetOrSetManyArguments
 
-__all__ = ["GetOrSetMany"]
-
 
 class GetOrSetMany(GetOrSet):
     """The part of both backends that computes several missing values at once."""
@@ -33,22 +31,21 @@ class GetOrSetMany(GetOrSet):
         version: int | None = None,
         **options: Unpack[GetOrSetManyArguments],
     ) -> dict[str, Any]:
-        """The values of ``keys``; ``default_many`` is called once for the missing ones.
+        """The values of ``keys``; one call of ``default_many`` computes the missing ones.
 
-        It is given the list of just those keys that nobody else is computing, and returns a dict;
-        a key it leaves out is left out of the result too. What others compute is waited for. If it
-        raises, the caller gets the exception and nothing of what was found; the cache loses
-        nothing.
+        ``default_many`` gets the list of the keys that no other caller is computing, and returns a
+        dict; a key that is not in it is not in the result either. This call waits for the values
+        that others compute. If ``default_many`` raises, the caller gets the exception.
 
-        Args and Raises: as for ``get_or_set``; ``stale`` and ``background`` do not apply. All are
-        counted in one group: where none is given, that of the first key.
+        Args and Raises: as for ``get_or_set``, without ``stale`` and ``background``. All keys are
+        counted in one metrics group; the default is that of the first key.
         """
-        terms = self._many_options(timeout, options)
+        chosen = self._many_options(timeout, options)
         names = list(dict.fromkeys(keys))
-        found, outage = self._look_for(names, version)
+        found, outage = self._read_many(names, version)
         runner = self._thread_runner()
         produce = default_many
-        steps = self._values(runner, names, found, produce, timeout, version, terms, outage)
+        steps = self._values(runner, names, found, produce, timeout, version, chosen, outage)
         return _in_order(names, runner.do(steps))
 
     async def aget_or_set_many(
@@ -59,12 +56,12 @@ class GetOrSetMany(GetOrSet):
         version: int | None = None,
         **options: Unpack[GetOrSetManyArguments],
     ) -> dict[str, Any]:
-        """As ``get_or_set_many``, for asyncio."""
-        terms = self._many_options(timeout, options)
+        """``get_or_set_many`` for asyncio."""
+        chosen = self._many_options(timeout, options)
         names = list(dict.fromkeys(keys))
         runner = self._async_runner()
         produce = awaitable(default_many)
-        steps = self._values(runner, names, {}, produce, timeout, version, terms)
+        steps = self._values(runner, names, {}, produce, timeout, version, chosen)
         return _in_order(names, await runner.do(steps))
 
     def _many_options(
@@ -84,13 +81,13 @@ class GetOrSetMany(GetOrSet):
         default_many: Callable[[list[str]], Any],
         timeout: float | None,
         version: int | None,
-        terms: GetOrSetOptions,
+        chosen: GetOrSetOptions,
         outage: BaseException | None = None,
     ) -> Steps:
-        deadline = time.monotonic() + terms.wait
+        deadline = time.monotonic() + chosen.wait
         missing = {self._encoded_key(name, version): name for name in names if name not in found}
         first = names[0] if names else ""
-        producer = self._producer(first, default_many, timeout, terms)
+        producer = self._producer(first, default_many, timeout, chosen)
 
         def by_key(values: Any, nkeys: list[bytes]) -> dict[bytes, Any]:
             if not isinstance(values, Mapping):
@@ -109,19 +106,19 @@ class GetOrSetMany(GetOrSet):
         if not missing:
             return found
         callers = (producer, produce, runner.in_thread)
-        several = MultiFlight(runner.server, self.conf.FLIGHT_TIMEOUT, *callers)
+        flight = MultiFlight(runner.server, self.conf.FLIGHT_TIMEOUT, *callers)
         got, late = {}, list(missing)
         if outage is None:
             try:
-                got, late = yield from several.get_or_compute(late, deadline)
+                got, late = yield from flight.get_or_compute(late, deadline)
             except CoordinationError as error:
                 outage = self._without_redis(error.__cause__ or error)
         if outage is not None:
-            got, late = (yield from several.compute_alone(late, outage)), []
-        if late and terms.on_wait_timeout == "raise":
-            raise LockNotAcquired("A value is still being computed elsewhere", missing[late[0]])
-        if late and terms.on_wait_timeout == "compute":
-            got.update((yield from several.compute_anyway(late)))
+            got, late = (yield from flight.compute_alone(late, outage)), []
+        if late and chosen.on_wait_timeout == "raise":
+            raise LockNotAcquired("Another caller is still computing a value", missing[late[0]])
+        if late and chosen.on_wait_timeout == "compute":
+            got.update((yield from flight.compute_anyway(late)))
         return {**found, **{missing[nkey]: value for nkey, value in got.items()}}
 
 

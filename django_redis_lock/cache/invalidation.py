@@ -1,8 +1,8 @@
-"""Writes that end flights (invariant C2): what is computed from older data must not overwrite them.
+"""Writes that end flights: a value computed from older data must not overwrite them (invariant C2).
 
-``FlightEnding`` stands in for a redis-py client in django-redis's own methods, which keep their
-encoding, time-outs and versions. Every write goes out as one script, so it costs no extra trip and
-gives one result in a pipeline.
+django-redis's methods, with their encoding, timeouts and versions, get a ``FlightEnding`` instead
+of a redis-py client. It sends each write as one script, so there is no additional round trip,
+and one result in a pipeline.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from ..protocol import Call, Script, flight_key
 from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, WRITE
 from ..transport import is_cluster, run_all
 
-__all__ = ["FlightEnding", "flight_ending"]
-
 
 class FlightEnding:
     """A redis-py client, or pipeline, whose writes end the flights of the keys they write."""
@@ -25,8 +23,8 @@ class FlightEnding:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._encode = client.get_encoder().encode if hasattr(client, "get_encoder") else None
-        #: What a pipeline will have told the server of by the time its next command is carried out.
-        self._taught: set[Script] = set()
+        #: The scripts whose source a pipeline has sent before its next command.
+        self._sent: set[Script] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -66,7 +64,7 @@ class FlightEnding:
         return self._run(Call(EXPIRE_AT, (key, flight_key(key)), (command, at)))
 
     def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
-        """How django-redis counts, by a script that returns nothing where there is no number."""
+        """django-redis increments by a script, which returns nothing if there is no number."""
         key = self._key(name)
         counting = f"""
 {LETTING_GO}
@@ -91,12 +89,12 @@ return number
         args = (a if isinstance(a, bytes) else str(a).encode() for a in call.args)
         words = (b"%d" % len(call.keys), *call.keys, *args)
         stack = getattr(self._client, "command_stack", None)
-        if stack is not None:  # A pipeline cannot react to a missing script: the first teaches it.
+        if stack is not None:  # A pipeline cannot react to NOSCRIPT: send the source first.
             if not stack:
-                self._taught.clear()
-            if call.script in self._taught:
+                self._sent.clear()
+            if call.script in self._sent:
                 return execute("EVALSHA", call.script.sha, *words)
-            self._taught.add(call.script)
+            self._sent.add(call.script)
             return execute("EVAL", call.script.source, *words)
         try:
             return execute("EVALSHA", call.script.sha, *words)
@@ -105,7 +103,7 @@ return number
 
 
 class ClusterFlightEnding(FlightEnding):
-    """The same for a cluster's client: what concerns several keys goes to each one's node."""
+    """The same for a cluster's client: a command with several keys goes to the node of each."""
 
     def delete(self, *names: str) -> Any:
         calls = [Call(DELETE, (key, flight_key(key)), ()) for key in map(self._key, names)]
@@ -116,7 +114,7 @@ class ClusterFlightEnding(FlightEnding):
 
 
 class Batch(ClusterFlightEnding):
-    """Writes that go out together, in one trip for each node."""
+    """Writes that are sent together, in one round trip for each node."""
 
     def __init__(self, client: Any) -> None:
         super().__init__(client)
@@ -135,5 +133,5 @@ class Batch(ClusterFlightEnding):
 
 
 def flight_ending(client: Any) -> FlightEnding:
-    """``client`` in a form whose writes end flights."""
+    """A client like ``client`` whose writes end flights."""
     return (ClusterFlightEnding if is_cluster(client) else FlightEnding)(client)

@@ -27,22 +27,12 @@ from ..redlock import AsyncRedlock, Redlock
 from ..transport import asyncio_client
 from .python_redis_lock import reset_all
 
-__all__ = [
-    "BACKEND",
-    "BackendCannotLock",
-    "LockCache",
-    "check_policy",
-    "check_using",
-    "lock_cache",
-    "lock_caches",
-]
-
-#: What a cache's BACKEND must be, or be derived from.
+#: The BACKEND of a cache that can lock, or a subclass of it.
 BACKEND = "django_redis_lock.cache.RedisCache"
 #: The same without Redis: its locks exclude the threads and tasks of one process.
 LOCAL_BACKEND = "django_redis_lock.cache.LocMemCache"
 
-#: For an argument left out where None means something.
+#: Stands for an argument left out; None would be a value.
 _SETTING: Any = object()
 
 AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
@@ -68,7 +58,7 @@ class LockCache(BaseCache):
         self.conf = Conf(params.get("OPTIONS"))
         # Django's own keys begin with the prefix: only with others need each be looked at.
         if self.key_func is not default_key_func or str(self.key_prefix).startswith(RESERVED):
-            self.key_func = _allowed(self.key_func)
+            self.key_func = _refusing_reserved(self.key_func)
 
     def _lock_client(self) -> Any:
         """The redis-py client of the server that decides who holds a lock."""
@@ -93,24 +83,23 @@ class LockCache(BaseCache):
         thread_local: bool = True,
         **options: Any,
     ) -> Lock:
-        """A lock named ``key``, in a key space of its own: no cache key can touch it.
+        """A lock named ``key``. Its key in Redis cannot be the key of a cached value.
 
         Args:
-            timeout: seconds; left out, the setting TIMEOUT, and renewed until it is released;
-                None: never expires, which a crash makes for ever.
-            using: three or more cache aliases: a ``Redlock`` over their servers.
-            on_redis_down: ``"raise"``, ``"local"`` or ``"run"`` (``docs/choosing_guarantees.md``);
-                left out, the setting.
-            critical: never do without Redis, whatever the setting says.
-            replicas: how many replicas must have confirmed it before the lock counts; left out,
-                the setting.
+            timeout: seconds. Default: the setting TIMEOUT, and the lock is renewed. None: the lock
+                never expires, not even after a crash.
+            using: three or more cache aliases, for a ``Redlock`` over their servers.
+            on_redis_down: ``"raise"``, ``"local"`` or ``"run"`` (``docs/choosing_guarantees.md``).
+                Default: the setting.
+            critical: never hold the lock without Redis, regardless of the setting.
+            replicas: how many replicas must confirm the lock. Default: the setting.
             options: see ``django_redis_lock.Lock``.
         """
         options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
         options.update(thread_local=thread_local, **self._lifetime(timeout, options))
-        make = for_threads(self, client, options)
+        make = _sync_factory(self, client, options)
         name = check_name_in_cache(key)
-        return self._own(make(self._lock_name(name, version), **options), name)
+        return self._configured(make(self._lock_name(name, version), **options), name)
 
     def alock(
         self,
@@ -121,21 +110,21 @@ class LockCache(BaseCache):
         client: Any = None,
         **options: Any,
     ) -> AsyncLock:
-        """As ``lock``, for asyncio: ``async with cache.alock("import"):``.
+        """``lock`` for asyncio: ``async with cache.alock("import"):``.
 
         Args:
-            client: a redis.asyncio client; left out, one of the running event loop's own, to the
-                server of this cache.
+            client: a redis.asyncio client. Default: one of the running event loop, to the server of
+                this cache.
 
         Raises:
             RuntimeError: no event loop is running.
         """
         options.update(self._lifetime(timeout, options))
-        make = for_tasks(self, client, options)
+        make = _async_factory(self, client, options)
         name = check_name_in_cache(key)
-        return self._own(make(self._lock_name(name, version), **options), name)
+        return self._configured(make(self._lock_name(name, version), **options), name)
 
-    def _own(self, lock: AnyLock, key: str) -> AnyLock:
+    def _configured(self, lock: AnyLock, key: str) -> AnyLock:
         lock.cache, lock.cache_key = self, key
         if lock.warn_after is None:
             longest = longest_hold(lock.renew, lock.timeout, lock.max_hold)
@@ -143,7 +132,7 @@ class LockCache(BaseCache):
         return lock
 
     def _lifetime(self, timeout: float | None, options: dict[str, Any]) -> dict[str, Any]:
-        """What the settings say of a lock's lifetime where the caller does not."""
+        """The options of a lock's lifetime, completed by the settings."""
         grant_timeout = options.get("grant_timeout", self.conf.GRANT_TIMEOUT)
         if timeout is not _SETTING:
             return {"timeout": timeout, "grant_timeout": grant_timeout}
@@ -155,8 +144,8 @@ class LockCache(BaseCache):
         return name
 
     def held_locks(self, limit: int = 500) -> Inventory:
-        """The locks taken by ``lock()`` and ``locked()`` in this cache and its default version that
-        are held now, for the admin and for monitoring; at most ``limit`` of them."""
+        """The locks of ``lock()`` and ``locked()`` that are held in this cache and its default
+        version, at most ``limit`` of them."""
         return list_held(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None), limit)
 
     def reset_all(self) -> int:
@@ -170,7 +159,7 @@ class LockCache(BaseCache):
         return bytes(self._lock_client().get_encoder().encode(made))
 
 
-def _allowed(key_func: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing_reserved(key_func: Callable[..., Any]) -> Callable[..., Any]:
     """``key_func``, refusing keys at which the data of locks are kept."""
 
     def make_key(key: str, prefix: str, version: Any) -> Any:
@@ -181,52 +170,54 @@ def _allowed(key_func: Callable[..., Any]) -> Callable[..., Any]:
     return make_key
 
 
-def for_threads(cache: LockCache, client: Any, options: dict[str, Any]) -> Callable[..., Lock]:
-    """What makes the lock, given its name and those of ``options`` that are left."""
-    several, policy = _chosen(cache.conf, client, options)
-    if several:
-        clients = [lock_cache(alias)._lock_client() for alias in several]
-        kind: Any = partial(FallbackRedlock if policy else Redlock, clients)
+def _sync_factory(cache: LockCache, client: Any, options: dict[str, Any]) -> Callable[..., Lock]:
+    """The function that makes the lock from its name and the remaining ``options``."""
+    aliases, fallback = _chosen(cache.conf, client, options)
+    if aliases:
+        clients = [lock_cache(alias)._lock_client() for alias in aliases]
+        kind: Any = partial(FallbackRedlock if fallback else Redlock, clients)
     else:
-        kind = partial(FallbackLock if policy else Lock, cache._client_for(client))
-    return cast(Callable[..., Lock], partial(kind, **policy))
+        kind = partial(FallbackLock if fallback else Lock, cache._client_for(client))
+    return cast(Callable[..., Lock], partial(kind, **fallback))
 
 
-def for_tasks(cache: LockCache, client: Any, options: dict[str, Any]) -> Callable[..., AsyncLock]:
-    """As ``for_threads``, for asyncio."""
-    several, policy = _chosen(cache.conf, client, options)
-    if several:
-        clients = [asyncio_client(lock_cache(alias)._lock_client()) for alias in several]
-        kind: Any = partial(AsyncFallbackRedlock if policy else AsyncRedlock, clients)
+def _async_factory(
+    cache: LockCache, client: Any, options: dict[str, Any]
+) -> Callable[..., AsyncLock]:
+    """``_sync_factory`` for asyncio."""
+    aliases, fallback = _chosen(cache.conf, client, options)
+    if aliases:
+        clients = [asyncio_client(lock_cache(alias)._lock_client()) for alias in aliases]
+        kind: Any = partial(AsyncFallbackRedlock if fallback else AsyncRedlock, clients)
     else:
         client = cache._aclient_for(client)
-        kind = partial(AsyncFallbackLock if policy else AsyncLock, client)
-    return cast(Callable[..., AsyncLock], partial(kind, **policy))
+        kind = partial(AsyncFallbackLock if fallback else AsyncLock, client)
+    return cast(Callable[..., AsyncLock], partial(kind, **fallback))
 
 
 def _chosen(
     conf: Conf, client: Any, options: dict[str, Any]
 ) -> tuple[Sequence[str], dict[str, Any]]:
-    """The caches of a lock on several servers, and what it does when they are down."""
-    several = check_using(options.pop("using", None))
-    if several and client is not None:
+    """The cache aliases of a lock on several servers, and the options of a fallback."""
+    aliases = check_using(options.pop("using", None))
+    if aliases and client is not None:
         raise ValueError("give either using or client: both say where the lock is")
     given, critical = options.pop("on_redis_down", None), options.pop("critical", False)
     check_policy(given, critical)
     if options.get("replicas") is None:
-        # A lock on several servers has none: its servers are each other's.
-        options["replicas"] = 0 if several else conf.REPLICAS
+        # A lock on several servers needs none.
+        options["replicas"] = 0 if aliases else conf.REPLICAS
     policy = "raise" if critical else given or conf.ON_REDIS_DOWN
     if policy == "raise":
-        return several, {}
-    return several, {"on_redis_down": policy, "local_folder": conf.LOCAL_LOCK_FOLDER}
+        return aliases, {}
+    return aliases, {"on_redis_down": policy, "local_folder": conf.LOCAL_LOCK_FOLDER}
 
 
 def check_using(value: Any) -> tuple[str, ...]:
-    """``value`` as the aliases of several caches; none for None.
+    """``value`` as the aliases of several caches; empty for None.
 
     Raises:
-        TypeError, ValueError: it is something else.
+        TypeError, ValueError: the value is invalid.
     """
     if value is None:
         return ()
@@ -242,7 +233,7 @@ def check_using(value: Any) -> tuple[str, ...]:
 def check_policy(on_redis_down: Any, critical: Any) -> None:
     """
     Raises:
-        TypeError, ValueError: they make no sense, or not together.
+        TypeError, ValueError: a value is invalid, or they contradict each other.
     """
     if on_redis_down is not None:
         check_on_redis_down("on_redis_down", on_redis_down)
@@ -250,13 +241,13 @@ def check_policy(on_redis_down: Any, critical: Any) -> None:
         raise TypeError(f"critical must be True or False, not {critical!r}")
     if critical and on_redis_down not in (None, "raise"):
         raise ValueError(
-            f"a critical lock never does without Redis: leave on_redis_down={on_redis_down!r} out"
+            f"a critical lock always needs Redis: leave on_redis_down={on_redis_down!r} out"
         )
 
 
 def lock_caches() -> Iterator[str]:
-    """The aliases of the caches that can hold locks, that of the setting USING first; other
-    backends are not even connected."""
+    """The aliases of the caches that can hold locks, that of the setting USING first. Does not
+    connect to other backends."""
     preferred = given().get("USING")
     for alias in sorted(settings.CACHES, key=lambda alias: alias != preferred):
         if can_lock(alias):

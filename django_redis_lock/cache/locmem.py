@@ -127,14 +127,14 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
             self._cache.move_to_end(made, last=False)
         return pickle.loads(pickled)
 
-    def _look_for(self, names: list[str], version: int | None) -> tuple[dict[str, Any], None]:
+    def _read_many(self, names: list[str], version: int | None) -> tuple[dict[str, Any], None]:
         return self.get_many(names, version), None
 
     def _encode(self, value: Any) -> bytes:
         return pickle.dumps(value, self.pickle_protocol)
 
-    def _decode(self, kept: bytes) -> Any:
-        return pickle.loads(kept)
+    def _decode(self, stored: bytes) -> Any:
+        return pickle.loads(stored)
 
     def _has_expired(self, key: str) -> bool:
         end = self._expire_info.get(key, -1)

@@ -1,4 +1,4 @@
-"""The options of one call of ``get_or_set``; the settings give what it leaves out."""
+"""The options of one call of ``get_or_set``, completed by the settings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ from ..conf import ON_WAIT_TIMEOUT, Conf
 from ..events import check_group
 from ..protocol import check_seconds, check_share
 
-__all__ = [
-    "SETTING",
-    "GetOrSetArguments",
-    "GetOrSetManyArguments",
-    "GetOrSetOptions",
-    "OnWaitTimeout",
-]
-
-#: For an argument left out: the setting of the same name holds.
+#: Stands for an argument left out: the setting of the same name applies.
 SETTING: Any = object()
 
 OnWaitTimeout = Literal["compute", "raise", "default"]
@@ -44,7 +36,7 @@ _NAMES = frozenset(GetOrSetArguments.__annotations__)
 
 
 class GetOrSetOptions(NamedTuple):
-    """As ``GetOrSetArguments``, checked and complete."""
+    """``GetOrSetArguments``, checked and complete."""
 
     stale: float
     wait: float
@@ -57,7 +49,7 @@ class GetOrSetOptions(NamedTuple):
     @classmethod
     def of(cls, conf: Conf, timeout: float | None, **arguments: Any) -> GetOrSetOptions:
         """The ``arguments`` of a call, completed by the settings. A value without a ``timeout`` is
-        never stale, whatever the setting says.
+        never stale, regardless of the setting.
 
         Raises:
             TypeError, ValueError: see ``check``.
@@ -71,11 +63,11 @@ class GetOrSetOptions(NamedTuple):
 
     @classmethod
     def check(cls, **arguments: Any) -> dict[str, Any]:
-        """Those of ``arguments`` that are not left out.
+        """The ``arguments`` that are not SETTING.
 
         Raises:
             TypeError: there is no such option, or its value has the wrong type.
-            ValueError: a value makes no sense.
+            ValueError: a value is invalid.
         """
         given = {name: value for name, value in arguments.items() if value is not SETTING}
         for name, value in given.items():
@@ -94,10 +86,10 @@ class GetOrSetOptions(NamedTuple):
         return given
 
     def lifetime(self, timeout: float | None) -> int:
-        """Milliseconds to keep a value: 0 without end, negative not at all.
+        """Milliseconds to store a value: 0 without end, negative not at all.
 
         Raises:
-            ValueError: a value that may be stale needs a timeout.
+            ValueError: ``stale`` is given, and ``timeout`` is None.
         """
         if timeout is None:
             if self.stale:

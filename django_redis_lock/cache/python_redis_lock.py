@@ -8,16 +8,14 @@ from ..exceptions import LockError
 from ..inventory import list_held
 from ..locking import Lock
 
-__all__ = ["AlreadyAcquired", "NotAcquired", "reset_all"]
-
-#: Raised where python-redis-lock raises these: when a lock object acquires a lock that it already
-#: holds without a timeout, and when a lock that is not held is released or extended.
+#: Raised when a lock object acquires a lock that it already holds without a timeout, and when a
+#: lock that is not held is released or extended.
 AlreadyAcquired = NotAcquired = LockError
 
 
 def reset_all(redis_client: Any, prefix: bytes = b"") -> int:
-    """Release all locks of a database. Their holders notice that they have lost them. Locks of
-    other libraries and all other keys are left alone.
+    """Release all locks of a database; ``on_lost`` of their holders is called. Does not touch
+    locks of other libraries or other keys.
 
     Args:
         redis_client: a redis-py client.
@@ -27,7 +25,7 @@ def reset_all(redis_client: Any, prefix: bytes = b"") -> int:
         the number of locks released.
 
     Raises:
-        redis.exceptions.RedisError: Redis could not be asked. Some may be released.
+        redis.exceptions.RedisError: a request failed. Some locks may be released.
     """
     released = 0
     while True:

@@ -1,9 +1,8 @@
 """How ``get_or_set`` reads a value: few connections under a stampede, no waiting in an outage.
 
-A *cold* read is one that has to open a connection first. When many threads ask at once for values,
-each would open one; so at most ``COLD_READS`` threads per server do so at a time, and the next ones
-find a connection that is free by then. django-redis's own commands know nothing of the circuit
-breaker; the reads here ask it.
+A *cold* read has to open a connection first. When many threads read at once, at most ``COLD_READS``
+of them open a connection to a server at a time; the others then reuse a free one. django-redis does
+not use the circuit breaker; the reads here do.
 """
 
 from __future__ import annotations
@@ -35,14 +34,12 @@ from ..transport import (
 )
 from .lock_factory import LockCache
 
-__all__ = ["MISSING", "Reading", "RedisReading"]
-
-#: What is found where there is no value.
+#: Returned if there is no value.
 MISSING = object()
 
-#: How many threads of this process open a connection to one server at a time in order to read.
+#: How many threads of this process open a connection for reading to one server at a time.
 COLD_READS = 2
-#: Seconds to wait for one of them; then a thread reads without waiting any longer.
+#: Seconds a thread waits for its turn; then it reads in any case.
 COLD_READ_TIMEOUT_SECONDS = 0.25
 
 T = TypeVar("T")
@@ -53,24 +50,24 @@ after_fork(_cold_reads.clear)
 
 @contextmanager
 def cold_read(server: Server) -> Iterator[bool]:
-    """Wait until few enough threads open a connection to ``server``; gives whether it had to wait.
+    """Wait for the turn to open a connection to ``server``; yields whether this thread waited.
 
-    A thread that waited too long goes ahead, and the next ones wait for it no more: the threads
-    before it hang, or a signal handler's exception kept one from giving its place back.
+    A thread that has waited too long goes ahead, and later threads use a new semaphore: the threads
+    that hold the old one hang, or an exception from a signal handler prevented its release.
     """
-    room = _cold_reads.get(server)
-    if room is None:
-        room = _cold_reads.setdefault(server, threading.BoundedSemaphore(COLD_READS))
-    waited = not room.acquire(blocking=False)
-    if waited and not room.acquire(timeout=COLD_READ_TIMEOUT_SECONDS):
-        if _cold_reads.get(server) is room:
+    semaphore = _cold_reads.get(server)
+    if semaphore is None:
+        semaphore = _cold_reads.setdefault(server, threading.BoundedSemaphore(COLD_READS))
+    waited = not semaphore.acquire(blocking=False)
+    if waited and not semaphore.acquire(timeout=COLD_READ_TIMEOUT_SECONDS):
+        if _cold_reads.get(server) is semaphore:
             _cold_reads.pop(server, None)
         yield True
         return
     try:
         yield waited
     finally:
-        room.release()
+        semaphore.release()
 
 
 class Reading(LockCache):
@@ -85,18 +82,18 @@ class Reading(LockCache):
         """
         raise NotImplementedError
 
-    def _look_for(
+    def _read_many(
         self, names: list[str], version: int | None
     ) -> tuple[dict[str, Any], BaseException | None]:
-        """What is there, and why Redis could not be asked."""
+        """The stored values, and the error if Redis is down."""
         raise NotImplementedError
 
     def _without_redis(self, error: BaseException) -> BaseException:
         raise NotImplementedError
 
     def _read(self, flight_id: FlightKey, stale: bool) -> Steps:
-        """The stored value with its remaining lifetime; None if there is none, or if it need not be
-        read: a caller that accepts no stale value gets it with the answer to who computes it."""
+        """The stored value with its remaining lifetime; None if there is none, or if this read can
+        be left out because TAKE_FLIGHT returns the value."""
         server, _, group = flight_id
         if not stale and flight_id not in in_flight:
             return None
@@ -144,11 +141,10 @@ class RedisReading(Reading):
         if flight and not flight.read_lock.acquire(blocking=False):
             return MISSING
         try:
-            return self._heeded(self.client.get, key, default=MISSING, version=version)
+            return self._with_breaker(self.client.get, key, default=MISSING, version=version)
         except ConnectionInterrupted as error:
-            # With all connections of the pool in use, the caller asks who computes the value, on a
-            # connection of our own. So it does while the server is busy with a script: that
-            # question is repeated until the server answers.
+            # If all connections of the pool are in use, or the server is busy with a script, the
+            # caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
             cause = error.__cause__
             if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
                 return MISSING
@@ -159,7 +155,7 @@ class RedisReading(Reading):
 
     @cached_property
     def _breaker(self) -> Breaker | None:
-        """The server's; None where django-redis may read from another server than this."""
+        """The circuit breaker; None if django-redis may read from another server."""
         client = self.client
         if isinstance(client, ShardClient) or not isinstance(client, DefaultClient):
             return None
@@ -170,18 +166,17 @@ class RedisReading(Reading):
 
     @cached_property
     def _pool(self) -> Any:
-        """Where django-redis's reads take their connections, if it says which are at rest."""
+        """django-redis's connection pool, if it shows its idle connections."""
         if self._breaker is None:
             return None
         pool = self.client.get_client(write=False).connection_pool
         return pool if hasattr(pool, "_available_connections") else None
 
-    def _heeded(self, read: Callable[..., T], *args: Any, **options: Any) -> T:
-        """What ``read`` returns.
+    def _with_breaker(self, read: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call ``read``, unless the circuit breaker is open.
 
         Raises:
-            ConnectionInterrupted: as django-redis does, at once while the server is known to be
-                away.
+            ConnectionInterrupted: Redis is down.
         """
         breaker = self._breaker
         if breaker is None:
@@ -196,27 +191,27 @@ class RedisReading(Reading):
             found = read(*args, **options)
         except ConnectionInterrupted as error:
             cause = error.__cause__
-            in_vain = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
-            if cause is not None and in_vain and not is_pool_exhausted(cause):
+            unreachable = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
+            if cause is not None and unreachable and not is_pool_exhausted(cause):
                 breaker.failed(cause, time.monotonic() - began)
             raise
         if breaker.failing:
             breaker.answered()
         return found
 
-    def _look_for(
+    def _read_many(
         self, names: list[str], version: int | None
     ) -> tuple[dict[str, Any], BaseException | None]:
-        # Nothing is found if the pool is used up: the question who computes asks again.
+        # If all connections of the pool are in use, TAKE_FLIGHT reads the values.
         try:
-            return self._heeded(self.client.get_many, names, version=version), None
+            return self._with_breaker(self.client.get_many, names, version=version), None
         except ConnectionInterrupted as error:
             cause = error.__cause__ or error
             return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
 
 
 def _must_connect(pool: Any) -> bool:
-    """Whether the next connection that ``pool`` gives has yet to be made."""
+    """Whether the next connection from ``pool`` is not open yet."""
     try:
         return pool._available_connections[-1]._sock is None
     except IndexError:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ..cache import GetOrSetArguments
 
-__all__ = ["CachedFunction", "cached"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)

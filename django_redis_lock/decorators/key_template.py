@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any, NamedTuple
 
-__all__ = ["MAX_NAME_CHARACTERS", "Template", "bound_method", "namer", "short"]
-
 #: The longest name; the end of a longer one is replaced by a hash.
 MAX_NAME_CHARACTERS = 200
 

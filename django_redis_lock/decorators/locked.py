@@ -15,8 +15,6 @@ from .targets import decorate
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Locked", "LockedWithDefault", "locked"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D")

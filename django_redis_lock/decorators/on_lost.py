@@ -17,14 +17,6 @@ from django.core.management import BaseCommand, CommandError
 from ..locking import unwinding
 from ..protocol import printable
 
-__all__ = [
-    "CLEANUP_SECONDS",
-    "CommandTerminator",
-    "LockLostExit",
-    "interrupt_main_thread",
-    "release_on_sigterm",
-]
-
 T = TypeVar("T")
 
 logger = logging.getLogger("django_redis_lock.lost")

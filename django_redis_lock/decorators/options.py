@@ -15,17 +15,6 @@ from ..events import as_group, check_group
 from ..locking import AsyncLock, Lock
 from ..protocol import check_count, check_seconds
 
-__all__ = [
-    "MISSING",
-    "Declaration",
-    "Defaults",
-    "LockOptions",
-    "OnLost",
-    "Options",
-    "declarations",
-    "declare",
-]
-
 OnLost = Callable[[], Any] | None
 
 #: Made once because each call asks for the cache; each attribute reads its setting.

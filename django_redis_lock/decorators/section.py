@@ -26,15 +26,6 @@ from ..transport import adrive, drive, is_outage
 from . import transactions
 from .options import Defaults, OnLost, Options
 
-__all__ = [
-    "AsyncSection",
-    "RetryUntil",
-    "Section",
-    "caller",
-    "current_lock",
-    "outages_not_logged",
-]
-
 logger = logging.getLogger("django_redis_lock.locked")
 
 #: Seconds between two attempts to reach Redis: the first time, and at most.

@@ -14,8 +14,6 @@ from .key_template import bound_method
 from .options import Options
 from .wrapper import ONLY_COMMANDS, LockedFunction, is_api_view
 
-__all__ = ["decorate"]
-
 
 def decorate(options: Options, target: Any) -> Any:
     """``target``, decorated.

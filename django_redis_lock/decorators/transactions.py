@@ -23,8 +23,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..locking import BaseLock
 from ..protocol import printable
 
-__all__ = ["open_transactions", "take_up", "wait_for"]
-
 logger = logging.getLogger("django_redis_lock.locked")
 
 Key = tuple[str, str]

@@ -24,8 +24,6 @@ from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Defaults, Options, declare
 from .section import AsyncSection, Section, outages_not_logged
 
-__all__ = ["ONLY_COMMANDS", "LockedFunction", "is_api_view"]
-
 ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
     "call current_lock().ensure_held() before each step that needs the lock"

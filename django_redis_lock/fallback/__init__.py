@@ -1,4 +1,4 @@
-"""What a lock does while Redis is away."""
+"""What a lock does while Redis is down."""
 
 from .base import Fallback, check_on_redis_down
 from .file_lock import held_locally

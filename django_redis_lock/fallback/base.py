@@ -2,9 +2,9 @@
 
 ``"raise"``: fail. ``"local"``: take a lock of this host instead. ``"run"``: go ahead unlocked.
 
-With ``"local"`` the lock of this host is held *also while Redis answers*, in addition to the one in
-Redis. Otherwise the holder of one would not know of the holder of the other: a caller that took the
-lock locally goes on when Redis is back, and one that took it in Redis goes on when Redis is gone.
+With ``"local"`` a caller holds the lock of this host *also while Redis answers*, in addition to the
+one in Redis. Otherwise two callers of this host could hold the lock at once after Redis went down
+or came back: one in Redis, and one on the host.
 """
 
 from __future__ import annotations
@@ -29,17 +29,15 @@ from ..protocol import AcquireRequest, Hold, HolderInfo, Owner, check_wait, new_
 from ..transport import Breaker, Server, is_outage, server_of
 from .file_lock import LocalLock, pauses
 
-__all__ = ["ON_REDIS_DOWN", "Fallback", "Pause", "Step", "check_on_redis_down"]
-
 logger = get_logger("django_redis_lock.outage")
 
-#: What can be done.
+#: The choices.
 ON_REDIS_DOWN = ("raise", "local", "run")
-#: Seconds a waiter keeps trying to reach a Redis that went away, before it goes on without.
+#: Seconds for which a waiter tries to reach a Redis that went down, before it falls back.
 OUTAGE_PATIENCE_SECONDS = 3.0
-#: Seconds between two lines of the log about the same outage.
+#: Seconds between two log lines about the same outage.
 LOG_EVERY_SECONDS = 60.0
-#: An acquisition of this host's lock that took no longer did not have to wait.
+#: An acquisition of this host's lock that took longer had to wait.
 NO_WAIT_SECONDS = 0.05
 
 
@@ -64,9 +62,9 @@ class Attempt(NamedTuple):
     """One call of ``acquire``.
 
     Attributes:
-        before: what the lock knew when it was called.
-        file_lock: the lock of this host, if it is wanted; not taken yet.
-        until: monotonic time at which the call gives up; -inf: after one try.
+        before: the state of the lock object when the call began.
+        file_lock: the lock of this host, not taken yet; None with ``"run"``.
+        until: monotonic time at which the call ends; -inf: after one try.
     """
 
     before: tuple[Any, Any, Any]
@@ -78,7 +76,7 @@ def check_on_redis_down(what: str, value: Any) -> str:
     """``value`` as one of ON_REDIS_DOWN.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one of them.
     """
     if value not in ON_REDIS_DOWN:
         raise ValueError(f"{what} must be 'raise', 'local' or 'run', not {value!r}")
@@ -97,13 +95,12 @@ class FallbackHold(Hold):
 
 
 class Fallback(BaseLock):
-    """What the locks that can do without Redis have in common. What their methods do is written
-    once, as generators of steps.
+    """The algorithms of the locks that can fall back, written once as generators of steps.
 
     Args:
         on_redis_down: see the module's docstring.
-        local_folder: where this host's locks are; left out, a folder of this user in the system's
-            folder for temporary files.
+        local_folder: the folder of this host's locks. Default: a folder of this user in the
+            system's folder for temporary files.
     """
 
     def __init__(
@@ -122,26 +119,26 @@ class Fallback(BaseLock):
     @property
     def degraded(self) -> str | None:
         """How the caller holds the lock without Redis: ``"local"`` or ``"run"``; None if it holds
-        it in Redis, or not at all."""
+        the lock in Redis, or not at all."""
         hold = self.local.hold
         return hold.how if isinstance(hold, FallbackHold) and not hold.ended else None
 
     @property
     def fence(self) -> int | None:
-        """None for a lock that was taken without Redis, because only Redis counts the holders."""
+        """None for a lock that was taken without Redis, because only Redis makes fences."""
         return None if isinstance(self.local.hold, FallbackHold) else super().fence
 
     # -- acquiring ---------------------------------------------------------------------------
 
     def _attempt(self, blocking: bool | None, blocking_timeout: float | None) -> Attempt:
-        """What a call of ``acquire`` with these arguments begins with."""
+        """The state at the beginning of a call of ``acquire``."""
         until = -math.inf
         check_wait(blocking_timeout)
         if self.blocking if blocking is None else blocking:
             wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
             until = math.inf if wait is None else time.monotonic() + wait
         hold = self.local.hold
-        if hold is not None and not hold.is_valid:  # The file lock of a hold that has expired.
+        if hold is not None and not hold.is_valid:  # Its file lock is still held.
             self._release_file(self.local.file_lock)
         file_lock = self._file_lock() if self.on_redis_down == "local" else None
         return Attempt(self._state(), file_lock, until)
@@ -156,7 +153,7 @@ class Fallback(BaseLock):
                 if not (yield OnRedis("acquire", options)):
                     return False
             except Exception as error:
-                if not self._goes_on_without(error):
+                if not self._falls_back_on(error):
                     raise
                 hold = self._new_hold()
                 taken = file_lock is None or (
@@ -169,7 +166,7 @@ class Fallback(BaseLock):
             if file_lock is None:
                 return True
             hold, began = self.local.hold, time.monotonic()
-            if not (yield from self._take_file(file_lock, hold.owner(), until, beside=True)):
+            if not (yield from self._take_file(file_lock, hold.owner(), until, in_addition=True)):
                 try:
                     yield OnRedis("release", {})
                 except (RedisError, OSError):
@@ -178,16 +175,16 @@ class Fallback(BaseLock):
             if hold.is_valid or time.monotonic() < began + NO_WAIT_SECONDS:
                 self.local.file_lock = file_lock
                 return True
-            file_lock.release()  # The lock in Redis expired while this host's was waited for.
+            file_lock.release()  # The lock in Redis expired during the wait for this host's.
 
     def _take_file(
-        self, file_lock: LocalLock, owner: Owner, until: float, *, beside: bool = False
+        self, file_lock: LocalLock, owner: Owner, until: float, *, in_addition: bool = False
     ) -> Steps:
-        """Take this host's lock. Its release is not signalled, so it is tried again and again."""
+        """Take this host's lock. Its release signals nothing, so this polls."""
         tries = pauses(until)
-        while not file_lock.try_acquire(owner, beside):
-            if beside and file_lock.is_beside():
-                return True  # What its holder had in Redis has ended: Redis has just said so.
+        while not file_lock.try_acquire(owner, in_addition):
+            if in_addition and file_lock.is_in_addition():
+                return True  # Its holder has lost the lock in Redis, which this caller holds.
             pause = next(tries, None)
             if pause is None:
                 return False
@@ -200,23 +197,23 @@ class Fallback(BaseLock):
 
     def _refuse_to_wait_for_itself(self) -> None:
         if self.degraded and self.thread_local:
-            raise LockError("This handle holds the lock already, without Redis", self._shown)
+            raise LockError("This lock object already holds the lock, without Redis", self._shown)
         super()._refuse_to_wait_for_itself()
 
-    def _goes_on_without(self, error: BaseException) -> bool:
-        """Whether ``error`` is an outage that this lock is to bridge. A lock that wants replicas to
-        confirm it wants more than one server, not less."""
+    def _falls_back_on(self, error: BaseException) -> bool:
+        """Whether ``error`` is an outage after which this lock falls back. Missing replicas are
+        none: the caller asked for more safety, not less."""
         if self.on_redis_down == "raise" or isinstance(error, TooFewReplicas):
             return False
         return is_outage(error)
 
     def _file_lock(self) -> LocalLock:
         """This host's lock."""
-        servers = ",".join(sorted(server.breaker.server for server in self._asked()))
+        servers = ",".join(sorted(server.breaker.server for server in self._servers()))
         shown = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
         return LocalLock(b"%b\0%b" % (servers.encode(), self.keys.lock), shown, self._local_folder)
 
-    def _asked(self) -> tuple[Server, ...]:
+    def _servers(self) -> tuple[Server, ...]:
         found = getattr(self, "servers", None)
         return found if found is not None else (server_of(self.redis),)
 
@@ -235,14 +232,14 @@ class Fallback(BaseLock):
         return hold
 
     def _fall_back(self, hold: FallbackHold, file_lock: LocalLock | None, error: Exception) -> None:
-        """Redis is down, and the caller holds the lock all the same."""
+        """Record that the caller holds the lock without Redis."""
         self.local.hold, self.local.token = hold, hold.token
         self.local.renewal, self.local.file_lock = None, file_lock
-        breaker = _failing(self._asked())
+        breaker = _failing(self._servers())
         breaker.fallbacks += 1
         if events.listeners:
             events.emit(FellBack(self.subject, hold.how, error))
-        if _is_news(breaker, hold.how):
+        if _is_to_be_logged(breaker, hold.how):
             local = hold.how == "local"
             how = "is held on this host only" if local else "is skipped, its code runs unlocked"
             name = printable(self.keys.lock)
@@ -251,7 +248,7 @@ class Fallback(BaseLock):
     # -- releasing ---------------------------------------------------------------------------
 
     def _release_fallback(self) -> bool:
-        """Release a lock that was taken without Redis; whether it was."""
+        """Release a lock that was taken without Redis; False if it was taken in Redis."""
         if not isinstance(self.local.hold, FallbackHold):
             return False
         self._owned_token("release")
@@ -264,7 +261,7 @@ class Fallback(BaseLock):
         self._release_file(self.local.file_lock)
 
     def _leave_to_keeper(self) -> None:
-        """Complete what an interrupt has cut short: nothing of this host stays locked."""
+        """Finish a call that was interrupted: the lock of this host is released."""
         hold: Hold | None = self.local.hold
         if hold is None or hold.from_parent_process or (hold.is_valid and not hold.by_this_thread):
             return
@@ -274,8 +271,8 @@ class Fallback(BaseLock):
             super()._leave_to_keeper()
             self._release_file(self.local.file_lock)
 
-    def _break_off(self, attempt: Attempt) -> None:
-        """``acquire`` was interrupted, or cannot go on: nothing stays locked."""
+    def _abort(self, attempt: Attempt) -> None:
+        """``acquire`` was interrupted or has failed: release whatever it holds."""
         if self.local.hold is not attempt.before[1]:
             self._leave_to_keeper()
         self._release_file(attempt.file_lock)
@@ -283,13 +280,14 @@ class Fallback(BaseLock):
     def _release_file(self, file_lock: LocalLock | None) -> None:
         if file_lock is not None:
             file_lock.release()
-        if self.local.file_lock is file_lock:  # Or another user of this handle has one by now.
+        if self.local.file_lock is file_lock:  # Another user of this lock object may have one.
             self.local.file_lock = None
 
-    # -- everything else ---------------------------------------------------------------------
+    # -- other methods ---------------------------------------------------------------------
 
-    def _holds_without(self, verb: str) -> bool:
-        """Whether there is nothing to ``verb`` in Redis: this lock lives until it is released."""
+    def _is_held_without_redis(self, verb: str) -> bool:
+        """Whether the lock was taken without Redis: then it has no lifetime, and ``verb`` does
+        nothing."""
         if not isinstance(self.local.hold, FallbackHold):
             return False
         self._owned_token(verb)
@@ -299,20 +297,19 @@ class Fallback(BaseLock):
         """The steps of ``held``."""
         try:
             found = None if self.degraded else (yield OnRedis("held", {}))
-            return found or self._held_here()
+            return found or self._held_on_host()
         except Exception as error:
             if self.on_redis_down != "local" or not is_outage(error):
                 raise
-            return self._held_here(away=True)
+            return self._held_on_host(away=True)
 
-    def _held_here(self, *, away: bool = False) -> HolderInfo | None:
-        """Who holds the lock of this host instead of the one in Redis; while Redis is ``away``,
-        also who holds it in addition to that."""
+    def _held_on_host(self, *, away: bool = False) -> HolderInfo | None:
+        """The holder of this host's lock who has none in Redis; while Redis is ``away``, any."""
         hold = self.local.hold
         owner = hold.owner() if self.degraded and hold is not None else None
         if owner is None and self.on_redis_down == "local":
             file_lock = self._file_lock()
-            owner = file_lock.holder() if away or not file_lock.is_beside() else None
+            owner = file_lock.holder() if away or not file_lock.is_in_addition() else None
         if owner is None:
             return None
         held = HolderInfo([b"", -1, [], 0, 0])
@@ -325,13 +322,13 @@ def _failing(servers: tuple[Server, ...]) -> Breaker:
     return next((s.breaker for s in servers if s.breaker.failing), servers[0].breaker)
 
 
-#: For each server and way of going on, the outage that was logged last, and when.
+#: For each server and kind of fallback, the outage that was logged last, and when.
 _logged: dict[tuple[str, str], tuple[int, float]] = {}
 _log_mutex = free_after_fork(threading.Lock())
 
 
-def _is_news(breaker: Breaker, how: str) -> bool:
-    """Whether the log has not had this outage yet, or not for a while."""
+def _is_to_be_logged(breaker: Breaker, how: str) -> bool:
+    """Whether this outage is to be logged: once, or once a minute."""
     with _log_mutex:
         now = time.monotonic()
         outage, at = _logged.get((breaker.server, how), (0, -math.inf))

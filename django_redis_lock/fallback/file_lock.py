@@ -1,8 +1,8 @@
-"""A lock for the threads and processes of one host, while Redis is down: a file, locked by the
-kernel (``flock``). It ends with its process, however that ends.
+"""A lock for the threads and processes of one host, while Redis is down: a file that the kernel
+locks (``flock``). The kernel releases it when the process ends, also after a crash.
 
-A release removes the file while it is still locked. So a caller that has locked a file checks that
-it is still the file at that path.
+``release`` removes the file while it is locked. So after locking a file, a caller checks that it is
+still the file at that path.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from ..protocol import Owner
 try:
     import fcntl
 except ImportError:  # pragma: no cover  # only on Windows
-    fcntl = None  # type: ignore[assignment]  # looked at before it is used
-
-__all__ = ["LocalLock", "held_locally", "local_folder"]
+    fcntl = None  # type: ignore[assignment]  # checked before it is used
 
 #: Seconds between two attempts to lock a file: at first, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.001, 0.02
@@ -37,11 +35,11 @@ SUFFIX = ".lock"
 
 
 def local_folder(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Where this host's local locks are: ``folder``, or one in the system's folder for temporary
-    files that belongs to this user alone.
+    """The folder of this host's locks: ``folder``, or one in the system's folder for temporary
+    files that belongs to this user.
 
     Raises:
-        LockError: it cannot be used.
+        LockError: the folder cannot be used.
     """
     path = Path(folder) if folder else Path(tempfile.gettempdir(), f"django_redis_lock-{_user()}")
     try:
@@ -50,7 +48,7 @@ def local_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     except OSError as error:
         raise LockError(f"Local locks cannot be kept in {path}: {error}") from error
     if not folder and (not stat.S_ISDIR(found.st_mode) or found.st_uid != _user()):
-        raise LockError(f"Local locks cannot be kept in {path}: it is another user's")
+        raise LockError(f"Local locks cannot be kept in {path}: it belongs to another user")
     return path
 
 
@@ -62,44 +60,44 @@ class LocalLock:
     """One attempt to hold a lock on this host.
 
     Args:
-        where: what tells the lock apart from all others.
-        name: of the lock, for people.
+        identity: the servers and the key of the lock; different for different locks.
+        name: of the lock, to be shown.
         folder: see ``local_folder``.
 
     Raises:
-        LockError: there can be no local locks here.
+        LockError: this system or folder cannot have local locks.
     """
 
     def __init__(
-        self, where: bytes, name: str, folder: str | os.PathLike[str] | None = None
+        self, identity: bytes, name: str, folder: str | os.PathLike[str] | None = None
     ) -> None:
         if fcntl is None:
             raise LockError("Local locks need a POSIX system, such as Linux or macOS", name)
         self.name = name
-        digest = hashlib.sha256(where).hexdigest()[:40]
+        digest = hashlib.sha256(identity).hexdigest()[:40]
         self.path = local_folder(folder) / f"{digest}{SUFFIX}"
-        #: An object and no number, so that Python closes it if an interrupt loses it.
+        #: A file object, so that Python closes it if an interrupt loses the reference.
         self._file: FileIO | None = None
 
-    def try_acquire(self, owner: Owner, beside: bool = False) -> bool:
+    def try_acquire(self, owner: Owner, in_addition: bool = False) -> bool:
         """Take it if it is free.
 
         Args:
-            owner: what other callers are shown.
-            beside: the caller holds the lock in Redis as well; this one does not replace it.
+            owner: the description for other callers.
+            in_addition: whether the caller holds the lock in Redis as well.
         """
         for attempt in range(3):
             if attempt:
                 time.sleep(FIRST_PAUSE_SECONDS)  # Another process may be reading the holder.
             if self._take():
-                self._describe(owner, beside)
+                self._describe(owner, in_addition)
                 return True
         return False
 
-    def is_beside(self) -> bool:
+    def is_in_addition(self) -> bool:
         """Whether its holder took it in addition to the lock in Redis."""
-        found = _said(self.path)
-        return found is not None and bool(found.get("beside"))
+        found = _description(self.path)
+        return found is not None and bool(found.get("in_addition"))
 
     def _take(self) -> bool:
         try:
@@ -119,11 +117,11 @@ class LocalLock:
         except FileNotFoundError:
             return False
 
-    def _describe(self, owner: Owner, beside: bool) -> None:
+    def _describe(self, owner: Owner, in_addition: bool) -> None:
         assert self._file is not None
-        said = {"name": self.name, "beside": beside, "fields": owner.fields()}
-        text = json.dumps(said)
-        with suppress(OSError):  # A full disk; the lock is held all the same.
+        described = {"name": self.name, "in_addition": in_addition, "fields": owner.fields()}
+        text = json.dumps(described)
+        with suppress(OSError):  # A full disk does not matter: the lock is held.
             os.truncate(self._file.fileno(), 0)
             os.pwrite(self._file.fileno(), text.encode(), 0)
 
@@ -143,13 +141,13 @@ class LocalLock:
         _held.discard(self)
 
     def __del__(self) -> None:
-        # A handle that was dropped without release(); in Redis its lock would expire.
+        # A lock object that was dropped without release(). In Redis its lock would expire.
         if getattr(self, "_file", None) is not None:
             with suppress(Exception):  # The interpreter may be going down.
                 self.release()
 
     def forget(self) -> None:
-        """In a forked child: it is the parent's."""
+        """In a forked child: the parent holds it."""
         if self._file is not None:
             self._file.close()
 
@@ -159,7 +157,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def pauses(deadline: float) -> Iterator[float]:
-    """Seconds between tries of what cannot be waited for, until ``deadline`` (monotonic)."""
+    """The pauses in seconds between polls, until ``deadline`` (monotonic)."""
     pause = FIRST_PAUSE_SECONDS
     while (left := deadline - time.monotonic()) > 0:
         yield min(pause, left)
@@ -173,7 +171,7 @@ def held_locally(folder: str | os.PathLike[str] | None = None) -> list[tuple[str
 
 
 def _holder(path: Path) -> tuple[str, Owner] | None:
-    said = _said(path)
+    said = _description(path)
     if said is None:
         return None
     try:
@@ -181,11 +179,11 @@ def _holder(path: Path) -> tuple[str, Owner] | None:
         described = dict(zip(fields[::2], fields[1::2], strict=True))
         return str(said["name"]), Owner.from_fields(described, described["id"])
     except (ValueError, KeyError, TypeError):
-        return path.stem, Owner(path.stem[:8])  # It is just being written.
+        return path.stem, Owner(path.stem[:8])  # Its holder is writing it.
 
 
-def _said(path: Path) -> dict[str, Any] | None:
-    """What the holder of the lock at ``path`` has written; None if it is free."""
+def _description(path: Path) -> dict[str, Any] | None:
+    """What the holder of the lock at ``path`` wrote; None if the lock is free."""
     try:
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError:

@@ -1,4 +1,4 @@
-"""The locks that can do without Redis, for threads and for asyncio. See ``Fallback``."""
+"""The locks that can fall back, for threads and for asyncio. See ``Fallback``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from ..redlock import AsyncRedlock, Redlock
 from ..transport import adrive, drive
 from .base import Fallback, Pause, Step
 
-__all__ = ["AsyncFallbackLock", "AsyncFallbackRedlock", "FallbackLock", "FallbackRedlock"]
-
 
 class FallbackLock(Fallback, Lock):
-    """``Lock`` that can do without Redis."""
+    """``Lock`` with a fallback for outages."""
 
     def _carry_out(self, step: Step) -> Any:
         if isinstance(step, Pause):
@@ -30,14 +28,14 @@ class FallbackLock(Fallback, Lock):
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """As ``Lock.acquire``. When Redis is down, as ``on_redis_down`` says."""
+        """``Lock.acquire``, or while Redis is down what ``on_redis_down`` says."""
         attempt = self._attempt(blocking, blocking_timeout)
         options = {"blocking": blocking, "blocking_timeout": blocking_timeout}
         try:
             steps = self._acquire_or_fall_back(attempt, sleep=sleep, token=token, **options)
             return bool(drive(steps, self._carry_out))
         except BaseException:
-            self._break_off(attempt)
+            self._abort(attempt)
             raise
 
     def release(self) -> None:
@@ -56,23 +54,23 @@ class FallbackLock(Fallback, Lock):
             raise
 
     def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
-        return self._holds_without(verb) or super()._change(verb, seconds, replace)
+        return self._is_held_without_redis(verb) or super()._change(verb, seconds, replace)
 
     def owned(self) -> bool:
         return self.degraded is not None or super().owned()
 
     def held(self) -> HolderInfo | None:
-        """As ``Lock.held``; also who holds the lock of this host."""
+        """``Lock.held``, or the holder of this host's lock."""
         found: HolderInfo | None = drive(self._held_anywhere(), self._carry_out)
         return found
 
 
 class FallbackRedlock(FallbackLock, Redlock):
-    """``Redlock`` that can do without its servers."""
+    """``Redlock`` with a fallback for outages."""
 
 
 class AsyncFallbackLock(Fallback, AsyncLock):
-    """``AsyncLock`` that can do without Redis."""
+    """``AsyncLock`` with a fallback for outages."""
 
     async def _carry_out(self, step: Step) -> Any:
         if isinstance(step, Pause):
@@ -88,14 +86,14 @@ class AsyncFallbackLock(Fallback, AsyncLock):
         *,
         sleep: float | None = None,
     ) -> bool:
-        """As ``AsyncLock.acquire``. When Redis is down, as ``on_redis_down`` says."""
+        """``AsyncLock.acquire``, or while Redis is down what ``on_redis_down`` says."""
         attempt = self._attempt(blocking, blocking_timeout)
         options = {"blocking": blocking, "blocking_timeout": blocking_timeout}
         try:
             steps = self._acquire_or_fall_back(attempt, sleep=sleep, token=token, **options)
             return bool(await adrive(steps, self._carry_out))
         except BaseException:
-            self._break_off(attempt)
+            self._abort(attempt)
             raise
 
     @for_the_caller
@@ -109,7 +107,7 @@ class AsyncFallbackLock(Fallback, AsyncLock):
             self._release_file(file_lock)
 
     async def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
-        return self._holds_without(verb) or await super()._change(verb, seconds, replace)
+        return self._is_held_without_redis(verb) or await super()._change(verb, seconds, replace)
 
     @for_the_caller
     async def owned(self) -> bool:
@@ -121,4 +119,4 @@ class AsyncFallbackLock(Fallback, AsyncLock):
 
 
 class AsyncFallbackRedlock(AsyncFallbackLock, AsyncRedlock):
-    """``AsyncRedlock`` that can do without its servers."""
+    """``AsyncRedlock`` with a fallback for outages."""

@@ -24,8 +24,6 @@ from ..protocol import (
 from ..singleflight import LET_GO
 from ..transport import Cluster, run, run_all, run_at, server_of
 
-__all__ = ["KEYS_PER_SCRIPT", "delete_matching", "empty", "indexed_locks", "indexes"]
-
 #: Which of the indexes of its slots a cluster's node has.
 #:
 #: KEYS  none: they are in many slots, all of them this node's

@@ -26,8 +26,6 @@ from ..singleflight import END_FLIGHT
 from ..transport import is_cluster, run
 from .listing import FLIGHT, LOCK, REPLY_TIMEOUT_SECONDS
 
-__all__ = ["Outcome", "release"]
-
 #: Milliseconds the followers of a computation that was ended can read of it.
 STREAM_LIFETIME = 10_000
 

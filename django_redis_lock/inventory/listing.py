@@ -41,19 +41,6 @@ from ..protocol import (
 from ..transport import is_cluster, run, run_all
 from .database import indexes
 
-__all__ = [
-    "FLIGHT",
-    "LOCK",
-    "Inspection",
-    "Inventory",
-    "LockInfo",
-    "WaiterInfo",
-    "find_lock",
-    "inspect",
-    "list_flights",
-    "list_held",
-]
-
 #: The kinds of what is listed: locks, and computations of cache values.
 LOCK, FLIGHT = "lock", "computation"
 

@@ -30,8 +30,6 @@ from ..notices import get_logger
 from ..protocol import Call
 from ..transport import OUTAGE, RawConnection, Server, pack
 
-__all__ = ["Job", "Keeper", "keeper"]
-
 logger = get_logger("django_redis_lock.keeper")
 
 #: Seconds without a job after which the thread ends.

@@ -25,19 +25,6 @@ from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH, Call
 from .owner import encodable, hostname
 from .validation import milliseconds
 
-__all__ = [
-    "LAST_TRY_SECONDS",
-    "MAX_GRANT_AGE_SECONDS",
-    "WAITER_LIFETIME_SECONDS",
-    "WATCH_INTERVAL_SECONDS",
-    "AcquireRequest",
-    "Acquisition",
-    "Clock",
-    "new_token",
-    "release_call",
-    "waiter_id",
-]
-
 #: Seconds a waiter counts as alive after its keeper has last said so.
 WAITER_LIFETIME_SECONDS = 6.0
 #: Seconds between two looks of the keeper at a lock its process waits for.

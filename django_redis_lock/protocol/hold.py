@@ -20,8 +20,6 @@ from ..notices import get_logger
 from .keys import LockKeys
 from .owner import Owner, encodable, fingerprint, hostname, process_id
 
-__all__ = ["Hold", "in_a_thread", "printable"]
-
 logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
 

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from .lock_scripts import _NOW, _VANISHED, script
 
-__all__ = [
-    "DESCRIBE",
-    "DESCRIBE_FLIGHTS",
-    "HEARTBEAT",
-    "HEARTBEATS",
-    "LIST",
-    "LIST_FLIGHTS",
-    "RECORD_EVENT",
-    "WAITING",
-]
-
 # read(part, ...): what a command answers; nil where the key of that part of a lock is of another
 # kind or has more in it than anybody of us keeps there, and then `broken` names the part. One lock
 # that somebody has damaged must not keep all others from being listed.

@@ -22,30 +22,6 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = [
-    "FIGURES",
-    "FLIGHTS",
-    "INDEX",
-    "RESERVED",
-    "SLOTS",
-    "LockKeys",
-    "events_key",
-    "flight_key",
-    "flight_leader",
-    "flight_stream",
-    "flights_pattern",
-    "index_key",
-    "is_of_a_database",
-    "is_reserved",
-    "key_of_companion",
-    "lock_keys",
-    "process_key",
-    "refuse_reserved",
-    "slot_of",
-    "slot_tag",
-    "wake_key",
-]
-
 #: Sorted set of the locks held in one database: key of the lock -> Unix time in ms of its expiry.
 #: One for the database and not one for each key prefix, because emptying a cache empties the
 #: whole database and must give every site's locks back. On a cluster, see ``index_key``.

@@ -21,22 +21,6 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-__all__ = [
-    "ACQUIRE",
-    "CLOCK",
-    "EXTEND",
-    "HELD",
-    "LEAVE",
-    "RELEASE",
-    "RENEW",
-    "RESET",
-    "TAKE_GRANT",
-    "WATCH",
-    "Call",
-    "Script",
-    "script",
-]
-
 
 class Script(NamedTuple):
     """A Lua script and the name Redis keeps it under."""

@@ -13,22 +13,6 @@ from typing import Any
 
 from ..forks import after_fork
 
-__all__ = [
-    "HEARTBEAT_EVERY",
-    "MAX_PID",
-    "MAX_UNIX_TIME",
-    "SILENT_AFTER",
-    "HolderInfo",
-    "Owner",
-    "as_bytes",
-    "bounded",
-    "encodable",
-    "fields_of",
-    "fingerprint",
-    "hostname",
-    "process_id",
-]
-
 #: Unix times beyond this are none: about the year 5000.
 MAX_UNIX_TIME = 1e11
 #: No process id is greater.

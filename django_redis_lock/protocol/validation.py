@@ -6,18 +6,6 @@ import math
 from functools import lru_cache
 from typing import Any
 
-__all__ = [
-    "check_count",
-    "check_name",
-    "check_name_in_cache",
-    "check_seconds",
-    "check_share",
-    "check_token",
-    "check_wait",
-    "longest_hold",
-    "milliseconds",
-]
-
 #: The shortest lifetime: Redis counts in milliseconds.
 MIN_SECONDS = 0.001
 #: The longest lifetime or wait. Redis takes more, but a value beyond this is a wrong unit.

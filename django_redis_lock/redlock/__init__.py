@@ -1,6 +1,5 @@
 """One lock over several independent servers."""
 
-from .aio import AsyncRedlock
-from .lock import Redlock
+from .lock import AsyncRedlock, Redlock
 
 __all__ = ["AsyncRedlock", "Redlock"]

@@ -1,12 +1,12 @@
-"""How a lock on several servers is taken: ``Election`` is one call of ``acquire``, ``Quorum`` the
-lock. The rule is written once, as generators that yield the next step (``Ask``, ``Queue``,
-``Pause``); ``lock`` carries the steps out for threads, ``aio`` for tasks.
+"""The algorithm of a lock on several servers: ``Election`` is one call of ``acquire``, ``Quorum``
+the lock. It is written once, as generators that yield the next step (``Ask``, ``Queue``,
+``Pause``), and ``lock`` executes the steps, for threads and for asyncio.
 
-All servers are asked at once. A caller that gets more than half of them has the lock. Any other
-caller gives back what came after the first server that refused, keeps what came before it, and
-waits in the fair queue of that server. All callers wait for the servers in the same order, so no
-two can wait for each other, and two that came at the same moment are put in order within a few
-round trips, without random retries. While a server is away, the next in order takes its place.
+A caller sends its request to all servers at once, and has the lock if more than half of them grant
+it. Otherwise it releases what it got from the servers after the first one that refused, keeps what
+it got before, and waits in the fair queue of the server that refused. All callers use the same
+order of servers, so no two wait for each other, and two simultaneous callers get an order within a
+few round trips, without random retries. If a server is down, the next in order takes its place.
 """
 
 from __future__ import annotations
@@ -37,18 +37,24 @@ from ..protocol import (
     new_token,
 )
 from ..transport import Server, Topology, is_outage, may_have_run, server_of
-from .renewal import VotedRenewal
-from .scripts import VOTE
-from .votes import Ballot, QuorumAcquisition, QuorumHold, drift, majority, merged, too_few
+from .votes import (
+    VOTE,
+    Ballot,
+    QuorumAcquisition,
+    QuorumHold,
+    VotedRenewal,
+    drift,
+    majority,
+    merged,
+    too_few,
+)
 
-__all__ = ["Ask", "Pause", "Queue", "Quorum", "Step"]
-
-#: The shortest lifetime, in seconds, of which something is left when clocks have run apart.
+#: The shortest lifetime, in seconds, that the clock drift leaves usable.
 MIN_TIMEOUT_SECONDS = 0.01
-#: Seconds to wait for one server, at most, if the caller does not say.
+#: The default of ``server_timeout``, at most.
 SERVER_TIMEOUT_SECONDS = 0.25
-#: Microseconds by which a round's fences lie ahead of the fastest clock among the servers, so that
-#: all of them store the same number.
+#: Microseconds by which the fence of a round is ahead of the fastest server's clock, so that all
+#: servers store the same number.
 FENCE_LEAD_MICROSECONDS = 10_000
 
 
@@ -75,9 +81,9 @@ class Pause(NamedTuple):
 Step = Ask | Queue | Pause
 Steps = Generator[Step, Any, Any]
 
-#: What the servers' clocks show.
+#: The last known reading of each server's clock.
 _clocks: WeakKeyDictionary[Server, Clock] = WeakKeyDictionary()
-#: The last fence of any lock that each of them gave to this process.
+#: The last fence that each server gave to this process, for any lock.
 _fences: WeakKeyDictionary[Server, int] = WeakKeyDictionary()
 
 
@@ -85,16 +91,15 @@ class Election:
     """One call of ``acquire``.
 
     Args:
-        request: what the call wants.
+        request: the arguments of the call.
         servers: the servers, by place.
         places: their places, in the order in which all callers wait for them.
         limit: seconds to wait for one server.
-        leave: has the keeper send a release to the servers at these places.
+        release_later: has the keeper send a release to the servers at these places.
 
     Attributes:
-        request: with the token and the attempt in use now. Both change when a server did not
-            answer a release: it may carry that release out at any later time, and must not end
-            what it has granted since.
+        request: has the current token and attempt. Both change when a server does not reply to a
+            release: the server may execute the release later, and must not end a newer grant.
     """
 
     def __init__(
@@ -103,32 +108,32 @@ class Election:
         servers: Sequence[Server],
         places: Sequence[int],
         limit: float,
-        leave: Callable[[Iterable[int], Call], None],
+        release_later: Callable[[Iterable[int], Call], None],
     ) -> None:
         self._chosen = request.chosen
         self._servers = servers
         self._places = places
         self._limit = limit
-        self._release_later = leave
+        self._release_later = release_later
         self._unanswered: set[int] = set()
         self.request = request
         request.may_hold.clear()
         if not self._chosen:
-            self._rename()
+            self._renew_token()
 
-    def _rename(self) -> None:
+    def _renew_token(self) -> None:
         token = self.request.token if self._chosen else new_token()
         attempt = secrets.token_hex(8).encode()
         self.request = self.request._replace(token=token, attempt=attempt)
 
     def _record_token(self) -> None:
-        """Note the token before it is sent; see ``AcquireRequest.may_hold``."""
-        mine, noted = (self.request.token, self.request.attempt), self.request.may_hold
-        if mine not in noted:
-            noted.append(mine)
+        """Record the token before sending it; see ``AcquireRequest.may_hold``."""
+        mine, recorded = (self.request.token, self.request.attempt), self.request.may_hold
+        if mine not in recorded:
+            recorded.append(mine)
 
     def vote(self, floor: int = 0) -> Steps:
-        """One round of asking all, with a fence of at least ``floor``."""
+        """One round of requests to all servers, with a fence of at least ``floor``."""
         self._record_token()
         request, limit = self.request, self._limit
         if request.deadline is not None:
@@ -156,12 +161,12 @@ class Election:
             (int(c.server_us + (now - c.at) * 1e6) + FENCE_LEAD_MICROSECONDS for c in clocks),
             default=0,
         )
-        # This estimate of the clocks is not that exact, and the servers may have lost their data.
+        # The estimate is not exact, and the servers may have lost their data.
         last = max((_fences.get(s, 0) for s in self._servers), default=0)
         return last + 1 if ahead <= last < ahead + FENCE_LEAD_MICROSECONDS else ahead
 
     def queue(self, gate: int) -> Steps:
-        """Wait at ``gate``; False at the deadline."""
+        """Wait in the queue of the server at ``gate``; False at the deadline."""
         self._record_token()
         try:
             return (yield Queue(gate, self.request)) is not None
@@ -169,20 +174,20 @@ class Election:
             if not is_outage(error):
                 raise
             self._unanswered.add(gate)
-            return True  # Perhaps the others are enough.
+            return True  # The other servers may be enough.
 
     def give_back(self, ballot: Ballot, gate: int | None = None) -> Steps:
-        """Give back what was got: all of it, or only from ``gate`` on."""
+        """Release what the servers granted: all of it, or only from ``gate`` on."""
         begin = 0 if gate is None else self._places.index(gate)
         yield from self._release(p for p in self._places[begin:] if p in ballot.fences)
         if self._unanswered:
-            # Go on with a new token, so that late effects do no harm: neither those of the calls
-            # without a reply, nor the release that the keeper repeats until it is answered.
+            # Use a new token from now on, so that late effects do no harm: neither those of calls
+            # without a reply, nor the release that the keeper repeats.
             yield from self._release(p for p in self._places[:begin] if p in ballot.fences)
             self._release_later(self._unanswered, self._back)
             self._unanswered = set()
             self.request.may_hold.clear()
-            self._rename()
+            self._renew_token()
         elif gate is None:
             self.request.may_hold.clear()
 
@@ -198,14 +203,14 @@ class Election:
 
 
 class Quorum(BaseLock):
-    """The part of a lock on several servers that does no input or output.
+    """A lock on several servers, without input and output.
 
     Args:
         redis: the redis-py clients, one for each server; at least three.
-        server_timeout: seconds to wait for one server; those that answer later count as down.
-            Left out: a quarter of a second, and no more than a quarter of ``timeout``.
+        server_timeout: seconds to wait for one server, which then counts as down. Default: a
+            quarter of a second, but at most a quarter of ``timeout``.
 
-    The others are those of ``BaseLock``.
+    The other arguments are those of ``BaseLock``.
     """
 
     redis: Sequence[Any]
@@ -225,7 +230,7 @@ class Quorum(BaseLock):
         if self.timeout is not None and self.timeout < MIN_TIMEOUT_SECONDS:
             raise ValueError(
                 f"timeout must be at least {MIN_TIMEOUT_SECONDS} seconds for a lock on several "
-                f"servers: their clocks may run apart by as much, not {timeout!r}"
+                f"servers: their clocks may drift by as much, not {timeout!r}"
             )
         if self.replicas:
             raise ValueError("replicas are for a lock on one server; this one has several")
@@ -242,19 +247,19 @@ class Quorum(BaseLock):
         return encoded
 
     def _server(self) -> Server:
-        """Where its figures are kept: on the first of them."""
+        """The server that stores the metrics: the first one."""
         return server_of(self.redis[0])
 
-    # -- taking it -----------------------------------------------------------------------------
+    # -- acquire ------------------------------------------------------------------------------
 
     def _new_waiter(self) -> bytes:
         return b""  # It waits under an id of its own on each server.
 
     def _elect(self, request: AcquireRequest, wait: float | None) -> Steps:
-        """The lock, or None at the end of the wait.
+        """The acquired lock, or None at the end of the wait.
 
         Raises:
-            TooFewServers: at the first question, or at the end of the wait.
+            TooFewServers: after the first round, or at the end of the wait.
         """
         deadline = None if not wait else time.monotonic() + wait
         request = request._replace(deadline=deadline, outage_patience=0.0)
@@ -281,7 +286,7 @@ class Quorum(BaseLock):
                 pause, contended = min(pause * 2, LONGEST_PAUSE), True
                 continue
             pause, contended = FIRST_PAUSE, True
-            if not ballot.refused:  # They answered, but too late.
+            if not ballot.refused:  # They granted the lock, but too late.
                 yield from election.give_back(ballot)
                 continue
             gate = ballot.refused[0]
@@ -291,13 +296,13 @@ class Quorum(BaseLock):
                 return None
 
     def _order(self) -> list[int]:
-        """The places in the order in which everybody waits for them: not every lock begins with
-        the same server."""
+        """The places in the order in which all callers wait for them. It differs between locks, to
+        distribute the load."""
         count = len(self.redis)
         first = zlib.crc32(self.keys.lock) % count
         return [(first + n) % count for n in range(count)]
 
-    # -- everything else -----------------------------------------------------------------------
+    # -- other methods ------------------------------------------------------------------------
 
     def _reset(self) -> Steps:
         """End the lock on each server, whichever caller holds it, as ``Lock.reset`` does on one.
@@ -317,11 +322,11 @@ class Quorum(BaseLock):
         return found is not None
 
     def _calls(self, call: Call) -> dict[int, Call]:
-        """The first in order is asked last: a waiter there then finds the others released."""
+        """Sends to the first in order last: a waiter there then finds the others released."""
         return dict.fromkeys(reversed(self._order()), call)
 
     def _merge(self, call: Call, answers: Mapping[int, Any], sent_at: float) -> Any:
-        """What the servers returned, as one would."""
+        """The common reply of the servers."""
         if call.script is RELEASE:
             self._release_later((p for p, a in answers.items() if isinstance(a, Exception)), call)
         hold: QuorumHold | None = self.local.hold
@@ -347,7 +352,7 @@ class Quorum(BaseLock):
         hold = self._won(granted)
         assert isinstance(hold, QuorumHold)
         assert isinstance(granted, QuorumAcquisition)
-        hold.elected(granted.votes)
+        hold.set_votes(granted.votes)
         jobs = (VotedRenewal(server, hold, place) for place, server in enumerate(self.servers))
         self.local.renewal = Renewals(*jobs)
         return hold
@@ -376,7 +381,7 @@ def _checked(redis: Iterable[Any]) -> tuple[Any, ...]:
     """The clients of a lock on several servers.
 
     Raises:
-        TypeError: not redis-py clients.
+        TypeError: they are not redis-py clients.
         ValueError: too few of them, or one server twice.
     """
     if isinstance(redis, (str, bytes)) or not isinstance(redis, Iterable):
@@ -386,7 +391,7 @@ def _checked(redis: Iterable[Any]) -> tuple[Any, ...]:
         raise ValueError(f"a lock on several servers needs at least 3 of them, not {len(clients)}")
     servers = [server_of(client) for client in clients]
     if any(isinstance(server, Topology) for server in servers):
-        raise TypeError("a lock on several servers needs single ones: no cluster, no Sentinel")
+        raise TypeError("a lock on several servers needs single servers: no cluster, no Sentinel")
     if len({server.database for server in servers}) < len(clients):
         raise ValueError("the servers of a lock must be different ones")
     return clients

@@ -1,5 +1,5 @@
-"""Sends calls to several servers at once: all are sent before any reply is read. Only a server to
-which a connection must be made first is asked by a thread, because connecting may take long."""
+"""Requests to several servers at once: all are sent before any reply is read. If there is no idle
+connection to a server, a thread connects and sends, because connecting may take long."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..protocol import Call
 from ..transport import RawConnection, Server, admitted, note_sent, pack, receive, send
 
-__all__ = ["ask", "spared"]
-
-#: Into how many parts the time to wait is divided. A standstill of this process counts as one part.
+#: The number of parts of the time to wait. A standstill of this process counts as one part.
 PARTS = 10
 
 
 def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
-    """What ``calls`` return, or the errors they end with, by place.
+    """The replies to ``calls``, or their errors, by place.
 
     Args:
         servers: the servers, by place.
         calls: the call for each place, in the order in which they are sent.
-        patience: seconds to wait for all replies together. If this process stands still during
-            that time, replies may have come, so a standstill counts for a tenth at most.
+        patience: seconds to wait for all replies together. If the process is stopped during that
+            time, replies may have arrived, so a standstill counts for a tenth at most.
     """
     asking = _FanOut(servers, calls)
     asking.answers.update(spared(servers, calls))
@@ -48,8 +46,8 @@ def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -
 
 
 def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, Any]:
-    """The servers that are not asked because they are a minority and known not to answer: by place,
-    with the circuit breaker's error. The keeper releases a lock there."""
+    """The servers that get no request because their circuit breaker is open and they are a
+    minority: by place, with the circuit breaker's error. The keeper releases a lock there."""
     away: dict[int, Any] = {}
     held_back = [place for place in calls if servers[place].breaker.held_back]
     if 2 * len(held_back) >= len(servers):
@@ -68,7 +66,7 @@ class _FanOut:
         self._calls = calls
         #: Connections on which a reply is expected.
         self._connections: dict[int, RawConnection] = {}
-        #: What the threads reply.
+        #: The replies of the threads.
         self._replies: dict[int, Future[Any]] = {}
         self.answers: dict[int, Any] = {}
 
@@ -85,7 +83,7 @@ class _FanOut:
             try:
                 send(connection, call)
             except (RedisError, OSError):
-                connection.disconnect()  # The server has closed it; another may work.
+                connection.disconnect()  # The server has closed it; try the next.
             else:
                 self._connections[place] = connection
                 return
@@ -98,7 +96,7 @@ class _FanOut:
         left, part = patience, patience / PARTS
         while self._connections or self._replies:
             began = time.monotonic()
-            # One server after the other, so that one that hangs does not keep us from the rest.
+            # Each server in turn, so that one that hangs does not delay the others.
             for place, connection in tuple(self._connections.items()):
                 self._read(place, connection, min(left, part) / len(self._connections))
             if self._replies and not self._connections:
@@ -134,8 +132,8 @@ class _FanOut:
             self.answers[place] = reply.exception() or reply.result()
 
     def close(self) -> None:
-        """Give up what has not been answered. A connection on which a reply may still come cannot
-        be used again."""
+        """Cancel the requests without a reply. A connection on which a reply may still arrive
+        cannot be used again."""
         for reply in self._replies.values():
             reply.cancel()
         for connection in self._connections.values():
@@ -143,7 +141,7 @@ class _FanOut:
 
 
 def _ask(server: Server, call: Call, reply: Future[Any]) -> None:
-    """Connect, then send ``call`` unless the caller has given up by then."""
+    """Connect, then send ``call`` unless the caller has stopped waiting."""
     try:
         connection = server.connect()
     except Exception as error:

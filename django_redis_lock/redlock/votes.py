@@ -1,9 +1,10 @@
-"""What the answers of several servers mean together. Decisions only: no input or output here.
+"""Votes: how each of several servers gives and keeps its part of a lock, and what the replies of
+all servers mean together.
 
-The holder of a lock on several servers is the caller that holds it on more than half of them, until
-the deadline that more than half of them have confirmed. A server's clock may run faster than ours,
-so a little is taken off each lifetime (Salvatore Sanfilippo, "Distributed Locks with Redis": a
-hundredth, and two milliseconds).
+The holder is the caller that holds the lock on more than half of the servers, until the deadline
+that more than half of them have confirmed. A server's clock may run faster than ours, so each
+lifetime is shortened by a hundredth and two milliseconds (Salvatore Sanfilippo, "Distributed Locks
+with Redis").
 """
 
 from __future__ import annotations
@@ -14,18 +15,67 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..exceptions import TooFewServers
-from ..protocol import EXTEND, HEARTBEATS, HELD, Acquisition, Call, Hold, as_bytes, fingerprint
+from ..keeper import keeper
+from ..locking import DeferredRelease, Renewal
+from ..notices import get_logger
+from ..protocol import (
+    _BY_ATTEMPT,
+    _FENCE,
+    _NOW,
+    _SET_LOCK,
+    _TRY,
+    _UNTAKEN,
+    _VANISHED,
+    EXTEND,
+    HEARTBEATS,
+    HELD,
+    Acquisition,
+    Call,
+    Hold,
+    as_bytes,
+    fingerprint,
+    new_token,
+    printable,
+    release_call,
+    script,
+)
+from ..transport import Server
 
-__all__ = ["Ballot", "QuorumAcquisition", "QuorumHold", "drift", "majority", "merged", "too_few"]
+logger = get_logger("django_redis_lock.keeper")
+
+#: Take one server's part of the lock, as ACQUIRE does, with a fence of at least ``floor``. If the
+#: caller holds the lock, restore the lifetime. Redis out of memory does not refuse it: only one
+#: server grants the lock to a waiter, who takes the other servers with this script.
+#:
+#: KEYS  lock keys
+#: ARGV  token, lifetime, attempt, floor
+#: returns {1, fence, server time in microseconds, vanished()}
+#:         or {0, the holder's remaining lifetime as PTTL gives it, server time in microseconds}
+#: atomic for the same reason as ACQUIRE.
+VOTE = script(
+    """
+redis.call('PEXPIRE', KEYS[4], '86400000')  -- Never refused, so the rest is not either.
+local fence, gone = try(ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]))
+if fence then return {1, fence, now(), gone} end
+return {0, redis.call('PTTL', KEYS[1]), now()}
+""",
+    _NOW,
+    _FENCE,
+    _VANISHED,
+    _SET_LOCK,
+    _UNTAKEN,
+    _BY_ATTEMPT,
+    _TRY,
+)
 
 
 def majority(servers: int) -> int:
-    """How many of so many are more than half."""
+    """The smallest number that is more than half of ``servers``."""
     return servers // 2 + 1
 
 
 def drift(lifetime: float) -> float:
-    """Seconds by which the clocks may have run apart at the end of ``lifetime`` seconds."""
+    """Seconds by which clocks may differ at the end of ``lifetime`` seconds."""
     return 0.0 if math.isinf(lifetime) else lifetime * 0.01 + 0.002
 
 
@@ -33,21 +83,21 @@ class QuorumAcquisition(Acquisition):
     """A lock on several servers.
 
     Attributes:
-        votes: until when each of them holds it for us (monotonic; -inf: not at all).
+        votes: until when each server holds the lock for this caller (monotonic; -inf: not at all).
     """
 
     votes: tuple[float, ...] = ()
 
 
 class Ballot:
-    """The answers to one round of VOTE.
+    """The replies to one round of VOTE.
 
     Args:
-        servers: how many there are.
-        order: their places in the order in which everybody waits for them.
-        answers: by place: what VOTE returned, or the error there was instead.
-        sent_at: monotonic time before the first was sent.
-        lifetime: seconds that were asked for, None without end.
+        servers: the number of servers.
+        order: their places in the order in which all callers wait for them.
+        answers: by place: what VOTE returned, or the error.
+        sent_at: monotonic time before the first request.
+        lifetime: the requested seconds, None without end.
     """
 
     def __init__(
@@ -59,7 +109,7 @@ class Ballot:
         lifetime: float | None,
     ) -> None:
         replies = {p: answers[p] for p in order if not isinstance(answers[p], Exception)}
-        #: The fences of those that gave us their vote, and those that refused, in order.
+        #: The fences of the servers that granted the lock; the servers that refused, in order.
         self.fences = {p: int(reply[1]) for p, reply in replies.items() if reply[0]}
         self.refused = [p for p, reply in replies.items() if not reply[0]]
         self.errors = {p: e for p, e in answers.items() if isinstance(e, Exception)}
@@ -72,20 +122,19 @@ class Ballot:
 
     @property
     def too_few(self) -> bool:
-        """Whether not even a majority has answered."""
+        """Whether less than a majority replied."""
         return len(self.fences) + len(self.refused) < self._needed
 
     @property
     def won(self) -> bool:
-        """Whether the lock is ours: in time, on a majority, and on the first server in order that
-        can be reached. The last condition keeps a new caller from overtaking those that wait there.
-        """
+        """Whether the caller has the lock: in time, on a majority, and on the first server in order
+        that can be reached. The last condition keeps a new caller from overtaking waiters there."""
         in_time = time.monotonic() < self.deadline
         return in_time and len(self.fences) >= self._needed and self._first in self.fences
 
     @property
     def fence(self) -> int:
-        """Greater than all before: a majority stores the last one, and two majorities overlap."""
+        """Greater than every earlier one, because a majority stores it, and majorities overlap."""
         return max(self.fences.values())
 
     @property
@@ -99,15 +148,15 @@ class QuorumHold(Hold):
 
     __slots__ = ("_answered_at", "votes")
 
-    def elected(self, votes: Sequence[float]) -> None:
-        """Until when each server holds the lock for us, to begin with."""
+    def set_votes(self, votes: Sequence[float]) -> None:
+        """Set until when each server holds the lock for this caller."""
         self.votes = list(votes)
         self._answered_at = [-math.inf] * len(self.votes)
 
     def vote(self, place: int, deadline: float, asked_at: float) -> None:
-        """The server at ``place`` has confirmed, to what was sent at ``asked_at``, that it holds
-        the lock for us until ``deadline`` (both monotonic; -inf: it does not). Of two commands
-        that were under way together the shorter lifetime counts, as in ``held_until``."""
+        """The server at ``place`` has replied to a request sent at ``asked_at`` that it holds the
+        lock for this caller until ``deadline`` (both monotonic; -inf: it does not). Of two
+        concurrent requests the shorter lifetime counts, as in ``held_until``."""
         with self._mutex:
             if asked_at < self._answered_at[place]:
                 deadline = min(deadline, self.votes[place])
@@ -116,14 +165,73 @@ class QuorumHold(Hold):
                 self.deadline = sorted(self.votes)[-majority(len(self.votes))]
 
 
+class VotedRenewal(Renewal):
+    """Renews a hold on the server at ``place``. A server that does not have the lock was down at
+    the acquisition or has lost its data; VOTE is sent to it again, so that the servers can be
+    restarted one after the other while a lock is held."""
+
+    hold: QuorumHold
+
+    def __init__(self, server: Server, hold: QuorumHold, place: int) -> None:
+        self._place = place
+        self._requesting_vote = False
+        super().__init__(server, hold)
+
+    def call(self, now: float) -> Call | None:
+        renewal, hold = super().call(now), self.hold
+        self._requesting_vote = False
+        wanted = self._wanted(now)
+        if renewal is None or not wanted or hold.votes[self._place] > -math.inf:
+            return renewal
+        self._requesting_vote = True
+        return Call(VOTE, hold.keys, (hold.token, max(wanted, 0), hold.attempt, hold.fence))
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        hold = self.hold
+        if self._requesting_vote:
+            left = (hold.lifetime or math.inf) * 1000 if int(value[0]) else -2.0
+        else:
+            left = math.inf if int(value) == -1 else float(value)
+            self._renewals += 1
+        if left < 0:
+            self.named = False
+            hold.vote(self._place, -math.inf, sent_at)
+            if hold.deadline == -math.inf:
+                self._lose("most of its servers no longer hold it")
+                return
+        else:
+            hold.vote(self._place, sent_at + left / 1000 - drift(left / 1000), sent_at)
+            if hold.ended and self._requesting_vote:
+                self._give_back()
+            elif not self._requesting_vote:
+                self._described()
+        self._schedule(sent_at)
+
+    def _give_back(self) -> None:
+        """The vote arrived after the lock was released."""
+        hold = self.hold
+        call = release_call(hold.keys, hold.token, new_token(), 2.0, attempt=hold.attempt)
+        keeper().add(DeferredRelease(self.server, call, hold.lifetime))
+
+    def failed(self, error: Exception, now: float) -> None:
+        # Not a warning: the lock is held as long as a majority replies.
+        logger.info("Could not renew the lock %s: %s", printable(self.hold.keys.lock), error)
+        self._try_again(now)
+
+    def _schedule(self, last: float) -> None:
+        super()._schedule(last)
+        if self.due <= last:
+            self.due = last + self._third
+
+
 def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | bytes) -> Any:
-    """What ``call`` returned on most of the servers, as one server would.
+    """The reply to ``call`` of a majority of servers.
 
     Args:
-        answers: by place: what it returned, or the error there was instead.
+        answers: by place: the reply, or the error.
 
     Raises:
-        TooFewServers: less than a majority has answered.
+        TooFewServers: less than a majority replied.
     """
     needed = majority(servers)
     replies = [a for a in answers.values() if not isinstance(a, Exception)]
@@ -135,17 +243,17 @@ def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | byt
         return min(replies, key=lambda reply: int(reply[0]) - _number(reply[1]))
     if call.script is EXTEND:
         return next((n for n in (1, -1) if sum(int(r) == n for r in replies) >= needed), 0)
-    # A release: what cannot be asked has not refused either.
+    # A release: a server that is down has not refused it.
     return int(sum(not int(reply) for reply in replies) < needed)
 
 
-def _number(kept: Any) -> int:
-    digits = as_bytes(kept)
+def _number(stored: Any) -> int:
+    digits = as_bytes(stored)
     return int(digits) if digits.isdigit() and len(digits) < 20 else 0
 
 
 def _held(replies: Sequence[Any], needed: int) -> Any:
-    """The holder that most of ``replies`` to HELD name, if they do."""
+    """The reply to HELD about the holder that a majority names; None if there is none."""
     by_token: dict[bytes, list[Any]] = {}
     for reply in replies:
         if reply is not None:
@@ -160,11 +268,11 @@ def _held(replies: Sequence[Any], needed: int) -> Any:
 
 
 def _describes(fields: Sequence[Any], token: bytes) -> bool:
-    """Whether ``fields`` say who the holder with ``token`` is."""
+    """Whether ``fields`` describe the holder with ``token``."""
     return fingerprint(token).encode() in [as_bytes(field) for field in fields]
 
 
 def too_few(answers: Mapping[int, Any], servers: int, name: str | bytes) -> TooFewServers:
-    """The error that says so; it has the servers' own."""
+    """The error, with those of the servers."""
     errors = [e for e in answers.values() if isinstance(e, Exception)]
     return TooFewServers(servers - len(errors), servers, errors, name)

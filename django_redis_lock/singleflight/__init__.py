@@ -1,16 +1,17 @@
-"""The rule of ``get_or_set``: one computation of a missing value, awaited by everyone else.
+"""The algorithm of ``get_or_set``: one caller computes a missing value, all others wait for it.
 
-The first caller to find nothing leads a *flight*: it computes and stores. The others follow: the
-threads of one process (or the tasks of one event loop) behind one of them, in memory, and that one
-with a blocking read of the flight's stream, which wakes all followers of all processes at once.
-Then each process reads the value once, and each caller decodes a copy of its own.
+The first caller that finds no value leads a *flight*: it computes the value and stores it. The
+other callers follow. The threads of one process (or the tasks of one event loop) wait in memory for
+one of them, and that one waits with a blocking read of the flight's stream, which wakes the
+followers of all processes at once. Then each process reads the value once, and each caller decodes
+a separate copy.
 
-The leader's flight lives ``flight_timeout`` seconds and is renewed while it computes; if it dies,
-the followers find the flight gone and one of them leads the next.
+A flight lives ``flight_timeout`` seconds, and the leader's keeper renews it during the computation.
+If the leader dies, the flight expires, and one of the followers leads the next.
 
 The algorithm is written once, as generators that yield a step (``Run``, ``Compute``,
 ``WaitForLeader``, ``WaitForEvent``) and are sent its result. ``runners`` executes the steps, for
-threads and for asyncio. Knows Redis, not Django.
+threads and for asyncio. This package does not import Django.
 """
 
 from .in_process import DeferredCall, FlightKey, InProcessFlight, in_flight

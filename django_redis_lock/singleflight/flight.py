@@ -1,4 +1,4 @@
-"""One computation of one value: who leads, who follows, what becomes of the result."""
+"""The flight of one value: lead or follow, then store or read the result."""
 
 from __future__ import annotations
 
@@ -54,13 +54,11 @@ from .steps import (
     text,
 )
 
-__all__ = ["Flights"]
-
 logger = get_logger("django_redis_lock.flights")
 
 
 class Flights:
-    """Computes missing values of one database, each once at a time.
+    """Computes missing values of one database, each by one caller at a time.
 
     Args:
         server: where the values are.
@@ -86,27 +84,27 @@ class Flights:
         self._in_thread = in_thread
 
     def flight_id(self, key: bytes) -> FlightKey:
-        """Where those of this process meet who are after the value at ``key``."""
+        """Identifies the flight that callers of this process share for ``key``."""
         return self._server, key, self._group
 
     def get_or_compute(
         self, key: bytes, producer: Producer, deadline: float, outage: BaseException | None = None
     ) -> Steps:
-        """The value at ``key``, computed here or by whoever already does; or ``TOO_LATE``.
+        """The value at ``key``, computed by this caller or by another; or ``TOO_LATE``.
 
         Args:
-            deadline: monotonic time until which to wait for another's computation.
-            alone: why Redis cannot be asked; only those of this process share the computation.
+            deadline: monotonic time until which to wait for another caller's computation.
+            outage: why Redis is unavailable; then only this process shares the computation.
 
         Raises:
-            LockError: the producer of this key asked for this key again.
-            ComputationFailed: another's computation has just failed, and nobody is to try again.
-            CoordinationError: Redis could not be asked who computes.
+            LockError: the producer of this key requested the key again.
+            ComputationFailed: another computation has just failed, and ``error_ttl`` is not over.
+            CoordinationError: a request to Redis failed, and nothing was computed.
             Exception: whatever the producer raises, to the caller that ran it.
         """
         flight_id = self.flight_id(key)
         if flight_id[:2] in being_computed():
-            raise LockError("get_or_set needs the value it is just computing", key)
+            raise LockError("the function that computes this value requests the value", key)
         asked: int | None = None
         leader_ref = LeaderRef()
         while True:
@@ -120,8 +118,8 @@ class Flights:
                     leave(flight_id, mine)
             if shared is mine:
                 return self._found(shared, producer) if value is FOUND else value
-            # An answer to what was asked before we came may be older than a write before we came.
-            # Those who speak after the first that we have waited for ask later than that.
+            # A reply to a request sent before this caller joined may be older than a write before
+            # that. Requests of the leaders after the first one are later.
             asked = shared.asked if asked is None else 0
             if not (yield WaitForEvent(shared.ended, deadline)):
                 return TOO_LATE if outage else (yield from self._final_read(key, producer))
@@ -133,8 +131,8 @@ class Flights:
     def compute_anyway(
         self, key: bytes, producer: Producer, outage: BaseException | None = None
     ) -> Steps:
-        """The value, computed here although another computes it. This caller leads from now on:
-        the result of who began last is kept, and a write meanwhile wins over both."""
+        """The value, computed by this caller even if another is computing it. This caller leads
+        from now on; the result of the earlier leader is not stored. A write wins over both."""
         if outage:
             return (yield from self._compute(key, producer, outage))[0]
         token = token_for(producer.compute)
@@ -151,11 +149,11 @@ class Flights:
             return (yield from self.get_or_compute(key, producer, math.inf))
 
     def refresh(self, key: bytes, old: Any, producer: Producer, background: bool) -> Steps:
-        """A stale value computed anew, unless somebody does that already; otherwise the old one.
+        """Compute a stale value again; if another caller is doing so, return the old one.
 
         Args:
-            old: the value as Redis keeps it.
-            background: give the old one at once, and compute behind the caller's back.
+            old: the value as Redis stores it.
+            background: return the old value at once, and compute in the background.
         """
         token = token_for(producer.compute)
         try:
@@ -170,7 +168,7 @@ class Flights:
             return producer.decode(old)
         shared = InProcessFlight(self._event())
         flight = self._flight(key, token, shared, producer)
-        refreshing = self._lead_or_keep(flight, shared, old, producer, news)
+        refreshing = self._lead_or_return_old(flight, shared, old, producer, news)
         if not background:
             return (yield from refreshing)
         if not (yield RunInBackground(refreshing, flight)):
@@ -180,7 +178,7 @@ class Flights:
             yield from self._completion(key, token).fail()
         return producer.decode(old)
 
-    def _lead_or_keep(
+    def _lead_or_return_old(
         self,
         flight: FlightRenewal,
         shared: InProcessFlight,
@@ -206,10 +204,10 @@ class Flights:
     def _lead(
         self, flight: FlightRenewal, shared: InProcessFlight, producer: Producer, replaced: Seen
     ) -> Steps:
-        """The value, computed and stored; and for those shared what they may have of it.
+        """Compute the value, store it, and hand it to the callers that share this flight.
 
         Args:
-            replaced: what was at its key when the flight began.
+            replaced: what was at the key when the flight began.
 
         Raises:
             Overtaken: another thread leads instead.
@@ -217,7 +215,7 @@ class Flights:
         key, token = flight.key, flight.token
         try:
             keeper().add(flight)
-            value, kept = yield from self._compute(key, producer)
+            value, encoded = yield from self._compute(key, producer)
         except ProducerFailed as failed:
             if isinstance(failed.error, Overtaken):
                 yield from self._completion(key, token).fail()
@@ -225,21 +223,21 @@ class Flights:
             pause = producer.error_ttl if isinstance(failed.error, Exception) else 0
             yield from self._completion(key, token).fail(failed.describe(), pause)
             raise
-        finally:  # However it ends: a flight that is renewed for ever would be followed for ever.
+        finally:  # In every case: followers would wait for ever for a flight that is renewed.
             keeper().discard(flight)
         shared.asked += 1
         [stored] = yield from self._completion(key, token).store(
-            {key: kept}, producer, {key: replaced}
+            {key: encoded}, producer, {key: replaced}
         )
         if stored is False:
-            # A write or a delete came in between: what we computed is for our caller alone.
+            # A write or a delete came in between: only the caller gets the result.
             logger.info("%s was written while it was computed; not stored", printable(key))
         else:
-            shared.found, shared.computed = kept, True
+            shared.found, shared.computed = encoded, True
         return value
 
     def _found(self, shared: InProcessFlight, producer: Producer) -> Any:
-        """What those shared have not computed themselves."""
+        """The value that another caller of this process got."""
         if shared.computed:
             emit_shared(self._server, producer)
         return producer.decode(shared.found)
@@ -262,7 +260,7 @@ class Flights:
     def _compute(
         self, key: bytes, producer: Producer, outage: BaseException | None = None
     ) -> Steps:
-        """The value, and the value as Redis is to keep it."""
+        """The value, and the value as Redis stores it."""
         if outage:
             log_without_redis(self._server, key, outage)
         without_redis = outage is not None
@@ -273,7 +271,7 @@ class Flights:
             value = yield Compute(producer.compute)
         try:
             return value, producer.encode(value)
-        except BaseException as error:  # It cannot be kept, and so not be shared either.
+        except BaseException as error:  # It cannot be stored, so it cannot be shared.
             raise ProducerFailed(error) from error
 
     def _ask_redis(
@@ -284,7 +282,7 @@ class Flights:
         deadline: float,
         outage: BaseException | None,
     ) -> Steps:
-        """The value, TOO_LATE, or FOUND; and for those shared what they may have."""
+        """The value, TOO_LATE, or FOUND with the value in ``shared``."""
         if outage:
             value, shared.found = yield from self._compute(key, producer, outage)
             shared.asked += 1
@@ -315,8 +313,7 @@ class Flights:
         deadline: float,
         overtakes: bool,
     ) -> Steps:
-        """LEAD and what is there to be replaced; FOUND as soon as Redis keeps a value at ``key``;
-        or TOO_LATE."""
+        """LEAD and what is at the key now; FOUND when Redis has a value; or TOO_LATE."""
         while True:
             shared.asked += 1
             take = partial(self._take, key, token, producer)
@@ -336,20 +333,20 @@ class Flights:
             leader, pttl = text(news[0]).encode(), news[1]
             if overtakes and overtake(leader):
                 return LEAD, (yield from self._take_over(key, token))
-            look_again = time.monotonic() + min(FOLLOWER_CHECK_SECONDS, max(int(pttl), 1) / 1000)
+            next_check = time.monotonic() + min(FOLLOWER_CHECK_SECONDS, max(int(pttl), 1) / 1000)
             shared.computed = True
-            yield WaitForLeader((flight_stream(key, leader),), min(look_again, deadline))
+            yield WaitForLeader((flight_stream(key, leader),), min(next_check, deadline))
 
     def _final_read(self, key: bytes, producer: Producer) -> Steps:
-        """The value, or TOO_LATE: whom we have waited for may have been a mere reader of it."""
+        """The value, or TOO_LATE. The caller we waited for may have found a value in Redis."""
         try:
-            [kept] = yield Run((Call(READ, (key,), ()),))
+            [stored] = yield Run((Call(READ, (key,), ()),))
         except (RedisError, OSError):
             return TOO_LATE
-        return TOO_LATE if kept is None else producer.decode(kept[0])
+        return TOO_LATE if stored is None else producer.decode(stored[0])
 
     def _take_over(self, key: bytes, token: bytes) -> Steps:
-        """Lead from now on; what is there to be replaced."""
+        """Lead from now on; returns what is at the key now."""
         call = Call(TAKE_OVER, (key, flight_key(key)), (token, self._lifetime))
         [replaced] = yield from run_or_abort([key], token, call)
         return replaced

@@ -1,4 +1,4 @@
-"""Callers of one process that want the same value: one asks Redis, the others wait for it."""
+"""Callers of one process that want the same value: one queries Redis, the others wait for it."""
 
 from __future__ import annotations
 
@@ -14,38 +14,22 @@ from ..protocol import new_token
 from ..transport import Server
 from .producer import Overtaken
 
-__all__ = [
-    "DeferredCall",
-    "FlightKey",
-    "InProcessFlight",
-    "LeaderRef",
-    "being_computed",
-    "computing",
-    "in_flight",
-    "join",
-    "leave",
-    "overtake",
-    "token_for",
-]
-
 
 class LeaderRef:
-    """The caller that asks Redis for all of a flight, as long as there is a reference to this."""
+    """Exists as long as the caller that queries Redis for the callers of an ``InProcessFlight``."""
 
 
 class InProcessFlight:
-    """The callers of this process that want one value; the first asks Redis for all of them."""
+    """The callers of this process that want one value; the first queries Redis for all of them."""
 
     def __init__(self, ended: Any, leader_ref: LeaderRef | None = None) -> None:
         self.ended = ended
         self.leader_ref = weakref.ref(leader_ref or self)
-        self.read_lock = (
-            threading.Lock()
-        )  # Of those who come later one at a time looks for a value.
-        self.asked = 0  # How often Redis was asked.
-        self.found: Any = None  # What Redis keeps, for each to decode; None: look again.
-        self.computed = False  # Whether what was found was being computed when Redis was asked.
-        self.outage: Exception | None = None  # Why Redis could not be asked.
+        self.read_lock = threading.Lock()  # One later caller at a time reads the key.
+        self.asked = 0  # How many requests the first caller has sent.
+        self.found: Any = None  # The encoded value; None: query Redis again.
+        self.computed = False  # Whether the value was computed, not only read.
+        self.outage: Exception | None = None  # Why a request failed.
 
 
 #: A key of one database, and what stands for its callers (None: threads; see ``Flights``).
@@ -53,17 +37,17 @@ FlightKey = tuple[Server, bytes, Any]
 
 #: The flights of this process. A single operation of a dict is atomic, so it needs no mutex.
 in_flight: dict[FlightKey, InProcessFlight] = {}
-#: What the present thread or task is computing.
+#: What this thread or task is computing.
 _computing: ContextVar[tuple[set[tuple[Server, bytes]], ...]] = ContextVar("computing", default=())
 
 
 class DeferredCall:
-    """A function for another thread, which runs it when it has time: Django's thread for
-    synchronous code. That thread may be waiting for the very value. So as long as the function has
-    not begun, a thread that would wait for it may ``overtake`` it and compute the value itself.
+    """A function that runs in another thread: Django's thread for synchronous code. If that thread
+    itself waits for the value, the function would never begin. So a thread that would wait for a
+    function that has not begun may ``overtake`` it, and computes the value instead.
 
     Args:
-        defer: makes of a function one that runs in that thread, and is awaited.
+        defer: turns a function into an awaitable one that runs in that thread.
     """
 
     def __init__(self, function: Callable[..., Any], defer: Callable[..., Any]) -> None:
@@ -84,18 +68,18 @@ class DeferredCall:
         return self._function(*args)
 
     def overtake(self) -> bool:
-        """Whether it has not begun. Then it will not, and its caller follows whoever computes."""
+        """Whether the function has not begun. Then it never will, and its caller follows."""
         with self._mutex:
             self._overtaken = not self._begun
             return self._overtaken
 
 
-#: Calls of this process that compute a value, or are about to, by the tokens of their flights.
+#: Deferred calls of this process by the tokens of their flights.
 _deferred: weakref.WeakValueDictionary[bytes, DeferredCall] = weakref.WeakValueDictionary()
 
 
 def token_for(compute: Callable[..., Any]) -> bytes:
-    """A token for the flight of a value that ``compute`` gives."""
+    """A token for the flight of a value that ``compute`` returns."""
     token = new_token()
     if isinstance(compute, DeferredCall):
         _deferred[token] = compute
@@ -103,41 +87,41 @@ def token_for(compute: Callable[..., Any]) -> bytes:
 
 
 def overtake(leader: bytes) -> bool:
-    """Whether the flight with the token ``leader`` is this process's and its function has not begun
-    to run, and will not."""
+    """Overtake the deferred call of the flight with the token ``leader``, if this process has it;
+    returns whether that succeeded."""
     call = _deferred.get(leader)
     return call is not None and call.overtake()
 
 
 def being_computed() -> set[tuple[Server, bytes]]:
-    """What the present thread or task is computing, or the one that has started it."""
+    """The keys that this thread or task is computing, or the one that started it."""
     return set().union(*_computing.get())
 
 
 @contextmanager
 def computing(server: Server, keys: Iterable[bytes]) -> Iterator[None]:
-    """Note that the present thread or task computes ``keys``."""
+    """In this block, ``being_computed`` contains ``keys``."""
     here = {(server, key) for key in keys}
     mark = _computing.set((*_computing.get(), here))
     try:
         yield
     finally:
-        here.clear()  # A task that was started meanwhile may go on, with what is in its context.
-        with suppress(ValueError):  # The garbage collector ends it, elsewhere.
+        here.clear()  # A task started in this block may outlive it, with a copy of the context.
+        with suppress(ValueError):  # The garbage collector closes the generator in another context.
             _computing.reset(mark)
 
 
 def join(flight_id: FlightKey, mine: InProcessFlight) -> InProcessFlight:
-    """The flight that is under way for the same value, or else ``mine``, which begins now."""
+    """The flight of another caller for the same value, or ``mine``, which then begins."""
     while True:
         shared = in_flight.setdefault(flight_id, mine)
         if shared is mine or shared.leader_ref() is not None:
             return shared
-        leave(flight_id, shared)  # An exception from a signal handler came just before that.
+        leave(flight_id, shared)  # A signal handler's exception kept its caller from that.
 
 
 def leave(flight_id: FlightKey, shared: InProcessFlight) -> None:
-    """End the flight ``shared`` of this process: its other callers go on."""
+    """End the flight ``shared`` of this process, and wake its other callers."""
     try:
         if in_flight.get(flight_id) is shared:
             del in_flight[flight_id]

@@ -1,5 +1,5 @@
-"""What a leader does in Redis: it keeps its flight alive, says who computes, and ends the flight:
-with a value, without one, or because it was broken off."""
+"""The leader's part in Redis: it renews its flight, describes itself, and ends the flight with a
+value, without one, or after an interruption."""
 
 from __future__ import annotations
 
@@ -33,24 +33,25 @@ from .producer import Producer
 from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE
 from .steps import Run, Steps
 
-__all__ = ["NOTHING", "Completion", "FlightRenewal", "Seen", "run_or_abort"]
-
 logger = get_logger("django_redis_lock.flights")
 
-#: What was at a value's key when its flight began: digest and expiry, as the scripts give them.
+#: What was at a value's key when its flight began: digest and expiry, as the scripts return them.
 Seen = Sequence[bytes | str]
 NOTHING: Seen = ("", "0")
 
-#: Milliseconds the end of a flight can be read after it: a follower may be late to its stream.
+#: Milliseconds for which followers can read the end of a flight.
 STREAM_LIFETIME_MILLISECONDS = 10_000
-#: A computation that takes longer than so many seconds is one that people may want to see.
+#: Seconds after which a computation is listed in the admin.
 DESCRIBE_AFTER_SECONDS = 0.5
 
 
 class FlightRenewal(Job):
-    """Keeps the flight of the cache key ``key`` alive while its leader, this thread, computes.
-    ``group`` is what its figures are counted under; empty: what its name says. When nobody
-    refers to ``leader`` any more, it ends of itself."""
+    """Renews the flight of the cache key ``key`` during the computation.
+
+    Args:
+        leader: when it is garbage-collected, the renewal ends.
+        group: the metrics group; empty: derived from the name.
+    """
 
     def __init__(
         self,
@@ -74,29 +75,27 @@ class FlightRenewal(Job):
         super().__init__(server, self._began + min(lifetime / 3, DESCRIBE_AFTER_SECONDS))
 
     def call(self, now: float) -> Call | None:
-        if (
-            self._leader_of_it() is None
-        ):  # An exception from a signal handler came just before that.
+        if self._leader_of_it() is None:  # A signal handler's exception kept it from that.
             keeper().discard(self)
             return None
         leader = () if self._named else self._leader(now)
         return Call(RENEW_FLIGHT, self._keys, (*self._args, self._renewals + 1, *leader))
 
     def _leader(self, now: float) -> tuple[str, ...]:
-        """For how many milliseconds it has been computing, and who it is."""
+        """The milliseconds since the computation began, and the description of the leader."""
         lifetime = self._args[1]
         leader = Owner(fingerprint(self.token), hostname(), os.getpid(), self._thread)
-        terms: tuple[str, ...] = ("lifetime", str(lifetime), "renews", "1")
+        facts: tuple[str, ...] = ("lifetime", str(lifetime), "renews", "1")
         if self._group:
-            terms = (*terms, "group", self._group)
-        return (f"{(now - self._began) * 1000:.0f}", *leader.fields()[:-2], *terms)
+            facts = (*facts, "group", self._group)
+        return (f"{(now - self._began) * 1000:.0f}", *leader.fields()[:-2], *facts)
 
     def answered(self, value: Any, sent_at: float) -> None:
         self._named = True
         self._renewals += 1
         self.due = sent_at + self._lifetime / 3
         if not value:
-            keeper().discard(self)  # A write has ended it, which the leader learns when it stores.
+            keeper().discard(self)  # A write has ended the flight. STORE will tell the leader.
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + min(self._lifetime / 12, 1.0)
@@ -116,21 +115,24 @@ class Completion(NamedTuple):
     timeout: float
 
     def store(
-        self, kept: Mapping[bytes, bytes | int], producer: Producer, replaced: Mapping[bytes, Seen]
+        self,
+        encoded: Mapping[bytes, bytes | int],
+        producer: Producer,
+        replaced: Mapping[bytes, Seen],
     ) -> Steps:
-        """End the flights, each with its value if there is one, in one trip and if Redis can be
-        reached: a computed value is not lost because it cannot.
+        """End the flights, each with its value if there is one, in one round trip. Does not raise
+        if Redis is down: the caller still gets the computed values.
 
         Args:
-            kept: the values as Redis is to keep them.
-            replaced: what was there when the flights began, by key; nothing, if left out.
+            encoded: the values as Redis stores them.
+            replaced: what was at the keys when the flights began.
 
-        Returns: for each whether it was the leader's still; None: not known.
+        Returns: for each key whether the value was stored; None: unknown.
         """
         about = (producer.lifetime, STREAM_LIFETIME_MILLISECONDS)
         calls = tuple(
-            Call(STORE, _keys(key, self.token), (self.token, kept[key], *about, *seen))
-            if key in kept and (seen := replaced.get(key) or NOTHING)
+            Call(STORE, _keys(key, self.token), (self.token, encoded[key], *about, *seen))
+            if key in encoded and (seen := replaced.get(key) or NOTHING)
             else _ending(key, self.token)
             for key in self.keys
         )
@@ -140,25 +142,24 @@ class Completion(NamedTuple):
         except (RedisError, OSError) as error:
             logger.warning("Could not store %s: %s", self, error)
             if is_outage(error):
-                self._later(calls)
-            else:  # Redis will not have it, so nobody is to wait for it.
+                self._end_later(calls)
+            else:  # Redis refuses the value, so the followers must not wait for it.
                 yield from self.fail()
             return [None for _ in self.keys]
 
     def fail(self, message: str = "", pause: int = 0) -> Steps:
-        """End the flights without a value, if Redis can be reached; for ``pause`` ms nobody is to
-        try again."""
+        """End the flights without a value. For ``pause`` ms other callers do not compute, but get
+        an error with ``message``."""
         calls = tuple(_ending(key, self.token, message, pause) for key in self.keys)
         try:
             yield from run_or_abort(self.keys, self.token, *calls)
         except (RedisError, OSError) as error:
             logger.warning("Could not end the computation of %s: %s", self, error)
             if is_outage(error):
-                self._later(calls)
+                self._end_later(calls)
 
-    def _later(self, calls: Sequence[Call]) -> None:
-        """Have the keeper do what could not be done: until then the followers, who may be back
-        sooner than we were, wait for it."""
+    def _end_later(self, calls: Sequence[Call]) -> None:
+        """Have the keeper repeat ``calls``, which failed: until then the followers wait."""
         for call in calls:
             keeper().add(DeferredRelease(self.server, call, self.timeout))
 
@@ -168,9 +169,8 @@ class Completion(NamedTuple):
 
 
 def run_or_abort(keys: Sequence[bytes], token: bytes, *calls: Call) -> Steps:
-    """The replies to ``calls``. Who is broken off meanwhile (cancelled, Ctrl-C, a time limit)
-    cannot know whether it leads the flights of ``keys``; from then on it does not, and nobody waits
-    for it."""
+    """The replies to ``calls``. A caller that is interrupted (by cancellation, Ctrl-C or a time
+    limit) cannot know whether it leads the flights of ``keys``, so it ends them."""
     try:
         return (yield Run(calls))
     except (RedisError, OSError, GeneratorExit):
@@ -179,7 +179,7 @@ def run_or_abort(keys: Sequence[bytes], token: bytes, *calls: Call) -> Steps:
         try:
             yield Run(tuple(_ending(key, token) for key in keys), done=True)
         except (RedisError, OSError):
-            pass  # Then they end by themselves.
+            pass  # Then they expire.
         raise
 
 

@@ -1,4 +1,4 @@
-"""Several values at once: one trip for each step of all their flights."""
+"""The flights of several values: one round trip for each step of all of them."""
 
 from __future__ import annotations
 
@@ -36,16 +36,14 @@ from .steps import (
     text,
 )
 
-__all__ = ["MultiFlight"]
-
 logger = get_logger("django_redis_lock.flights")
 
-#: Gives the values of just the keys it is called with; one it leaves out has none.
+#: Computes the values of the keys that it is called with; it may leave some out.
 Produce = Callable[[list[bytes]], Any]
 
 
 class MultiFlight:
-    """Computes what is missing of several values, each once at a time.
+    """Computes the missing ones of several values, each by one caller at a time.
 
     Args:
         server: where the values are.
@@ -71,19 +69,15 @@ class MultiFlight:
         self._token = token_for(producer.compute)
 
     def get_or_compute(self, keys: list[bytes], deadline: float) -> Steps:
-        """The values found or computed, and the keys others were still computing at ``deadline``
-        (monotonic seconds). Nobody waits while others wait for what it leads, so no two callers
-        wait for each other.
+        """The values, and the keys that others were still computing at ``deadline`` (monotonic
+        seconds). A caller computes the values it leads before it waits, so two callers never wait
+        for each other.
 
-        Raises:
-            LockError: the producer of one of them asked for it again.
-            ComputationFailed: another's computation has just failed, and nobody is to try again.
-            CoordinationError: Redis could not be asked who computes.
-            Exception: whatever the producer raises.
+        Raises: as ``Flights.get_or_compute``.
         """
         for key in keys:
             if (self._server, key) in being_computed():
-                raise LockError("get_or_set_many needs a value it is just computing", key)
+                raise LockError("the function that computes this value requests the value", key)
         found: dict[bytes, Any] = {}
         followed = False
         while keys:
@@ -98,7 +92,7 @@ class MultiFlight:
                 raise CoordinationError from error
             led: dict[bytes, Seen] = {}
             overtaken: list[bytes] = []
-            failed, streams, look_again = None, {}, time.monotonic() + FOLLOWER_CHECK_SECONDS
+            failed, streams, next_check = None, {}, time.monotonic() + FOLLOWER_CHECK_SECONDS
             there: dict[bytes, Any] = {}
             for key, (status, *news) in zip(keys, replies, strict=True):
                 if int(status) == 1:
@@ -111,7 +105,7 @@ class MultiFlight:
                     overtaken.append(key)
                 else:
                     streams[key] = flight_stream(key, text(news[0]).encode())
-                    look_again = min(look_again, time.monotonic() + max(int(news[1]), 1) / 1000)
+                    next_check = min(next_check, time.monotonic() + max(int(news[1]), 1) / 1000)
             if overtaken:
                 try:
                     led.update((yield from self._take_over(overtaken)))
@@ -123,10 +117,10 @@ class MultiFlight:
             if led:
                 try:
                     found.update((yield from self._lead(led)))
-                except Overtaken:  # It is asked again who computes these.
+                except Overtaken:  # Another thread leads these now.
                     self._in_thread = False
                     streams.update(dict.fromkeys(led, b""))
-            # Not before those that others wait for are computed: it may fail.
+            # Decoding may fail, so first compute the values for which others wait.
             found.update((key, self._producer.decode(value)) for key, value in there.items())
             if failed is not None:
                 raise failed
@@ -135,30 +129,30 @@ class MultiFlight:
                 break
             if keys and all(streams.values()):
                 followed = True
-                yield WaitForLeader(tuple(streams.values()), min(look_again, deadline))
+                yield WaitForLeader(tuple(streams.values()), min(next_check, deadline))
         return found, keys
 
     def compute_anyway(self, keys: list[bytes]) -> Steps:
-        """The values, computed here although others compute them."""
+        """The values, computed by this caller even if others are computing them."""
         replaced: dict[bytes, Seen] = dict.fromkeys(keys, NOTHING)
         try:
             replaced = yield from self._take_over(keys)
         except (RedisError, OSError):
-            pass  # Then nothing can be stored either, which is said there.
+            pass  # Storing will fail as well, and is logged.
         try:
             return (yield from self._lead(replaced))
         except Overtaken:
             return (yield from self.get_or_compute(keys, math.inf))[0]
 
     def _take_over(self, keys: list[bytes]) -> Steps:
-        """Lead from now on; what is there to be replaced, by key."""
+        """Lead from now on; returns what is at the keys now."""
         args = (self._token, milliseconds(self._flight_timeout))
         taking = (Call(TAKE_OVER, (key, flight_key(key)), args) for key in keys)
         replaced = yield from run_or_abort(keys, self._token, *taking)
         return dict(zip(keys, replaced, strict=True))
 
     def compute_alone(self, keys: list[bytes], why: BaseException) -> Steps:
-        """The values, computed without Redis, which is away: ``why``."""
+        """The values, computed without Redis because of ``why``."""
         log_without_redis(self._server, keys[0], why, len(keys))
         with computation_events(self._server, self._producer, len(keys), without_redis=True):
             return (yield Compute(lambda: self._produce(keys)))
@@ -168,7 +162,7 @@ class MultiFlight:
         return Call(TAKE_FLIGHT, (key, flight_key(key)), args)
 
     def _lead(self, replaced: dict[bytes, Seen]) -> Steps:
-        """The values of the keys this caller leads, each with what was there when it began."""
+        """Compute and store the values of the keys in ``replaced``."""
         keys = list(replaced)
         alive = (self._token, self._flight_timeout, self)
         flights = [FlightRenewal(self._server, key, *alive, self._producer.group) for key in keys]
@@ -180,7 +174,7 @@ class MultiFlight:
                 computation_events(self._server, self._producer, len(keys)),
             ):
                 values = yield Compute(lambda: self._produce(keys))
-            kept = self._encoded(values)
+            encoded = self._encoded(values)
         except ProducerFailed as failed:
             if isinstance(failed.error, Overtaken):
                 yield from self._completion(keys).fail()
@@ -191,7 +185,7 @@ class MultiFlight:
         finally:
             for flight in flights:
                 keeper().discard(flight)
-        yield from self._completion(keys).store(kept, self._producer, replaced)
+        yield from self._completion(keys).store(encoded, self._producer, replaced)
         return values
 
     def _completion(self, keys: list[bytes]) -> Completion:
@@ -200,5 +194,5 @@ class MultiFlight:
     def _encoded(self, values: dict[bytes, Any]) -> dict[bytes, bytes | int]:
         try:
             return {key: self._producer.encode(value) for key, value in values.items()}
-        except BaseException as error:  # What cannot be kept cannot be shared either.
+        except BaseException as error:  # It cannot be stored, so it cannot be shared.
             raise ProducerFailed(error) from error

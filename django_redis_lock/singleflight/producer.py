@@ -1,4 +1,4 @@
-"""What is computed and how it is stored, and what listeners and the log learn of it."""
+"""What to compute and how to store it, and the events and log lines about it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,25 @@ from ..notices import get_logger
 from ..protocol import printable
 from ..transport import Server
 
-__all__ = [
-    "Overtaken",
-    "Producer",
-    "ProducerFailed",
-    "computation_events",
-    "emit_refresh_failed",
-    "emit_shared",
-    "log_without_redis",
-]
-
 logger = get_logger("django_redis_lock.outage")
 
-#: How much of a failed computation's message other callers get, in characters.
+#: The longest message of a failed computation that other callers get.
 MAX_MESSAGE_CHARACTERS = 500
 #: Seconds between two lines of the log about values computed without one server.
 LOG_PAUSE_SECONDS = 60.0
 
 
 class Producer(NamedTuple):
-    """What to compute and how to keep it.
+    """What to compute and how to store it.
 
     Attributes:
-        compute: gives the value.
-        encode: the value as Redis is to keep it.
-        decode: the value from what Redis kept.
-        lifetime: milliseconds to keep it; 0 without end, negative not at all.
-        stale: how many of these it may be served although it is due to be computed anew.
-        error_ttl: milliseconds a failure keeps others from trying again; 0 not at all.
-        name, group, cache: what others are told of it, see ``events.Subject``.
+        compute: returns the value.
+        encode: turns the value into what Redis stores.
+        decode: turns that into the value.
+        lifetime: milliseconds to store it; 0 without end, negative not at all.
+        stale: at the end of its lifetime, the milliseconds for which it is stale.
+        error_ttl: milliseconds after a failure in which others do not try again; 0 for none.
+        name, group, cache: see ``events.Subject``.
     """
 
     compute: Callable[[], Any]
@@ -61,8 +51,8 @@ class Producer(NamedTuple):
 
 
 class ProducerFailed(Exception):
-    """A function to ``Compute`` raised ``error``; the caller is given that, as it was raised. (A
-    generator could not pass on each exception: GeneratorExit and StopIteration are its own.)"""
+    """The function of a ``Compute`` raised ``error``, which the runner raises to the caller. (Not
+    every exception can pass through a generator: it handles GeneratorExit and StopIteration.)"""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
@@ -77,8 +67,8 @@ class Overtaken(Exception):
 
 
 class _Unlogged:
-    """The values computed without one server since the last line of the log about them. Threads
-    may get in each other's way: then a line says one more or less."""
+    """The number of values computed without one server since the last log line. Not exact if
+    several threads count at once."""
 
     def __init__(self) -> None:
         self.logged_at = -math.inf

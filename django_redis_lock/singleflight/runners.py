@@ -1,4 +1,4 @@
-"""Who does what the rule of flights says: threads, and the tasks of an event loop."""
+"""Execute the steps of flights, in threads and in tasks of an event loop."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ from .steps import (
     WaitForLeader,
 )
 
-__all__ = ["AsyncRunner", "ThreadRunner"]
-
 #: Seconds a follower pauses after its connection broke.
 RETRY_PAUSE_SECONDS = 0.05
 
@@ -53,12 +51,12 @@ background = ThreadPool("django_redis_lock", threads=4, max_waiting=64, idle_sec
 
 
 class ThreadRunner:
-    """Does the steps of a flight in the calling thread.
+    """Executes the steps of a flight in the calling thread.
 
     Args:
         client: redis-py client of the primary.
         flight_timeout: seconds after which the followers of a dead leader take over.
-        afterwards: called in a background thread that has done its work.
+        afterwards: called in the background thread after a refresh.
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class ThreadRunner:
         self.flights = Flights(self.server, flight_timeout, threading.Event)
 
     def do(self, steps: Steps) -> Any:
-        """What ``steps`` return in the end."""
+        """Execute ``steps``; returns their result."""
         try:
             return drive(steps, self._do)
         except ProducerFailed as failed:
@@ -98,14 +96,14 @@ class ThreadRunner:
         return self._wait_for_leader(step)
 
     def _run_in_background(self, step: RunInBackground) -> bool:
-        keeper().add(step.meanwhile)
-        there_is_room = False
+        keeper().add(step.renewal)
+        accepted = False
         try:
-            there_is_room = background.submit(partial(self.do, step.steps), self._afterwards)
+            accepted = background.submit(partial(self.do, step.steps), self._afterwards)
         finally:
-            if not there_is_room:
-                keeper().discard(step.meanwhile)
-        return there_is_room
+            if not accepted:
+                keeper().discard(step.renewal)
+        return accepted
 
     def _wait_for_leader(self, step: WaitForLeader) -> None:
         streams = self.server.in_one_call(step.streams)
@@ -114,7 +112,7 @@ class ThreadRunner:
             server = self.server.at(streams)
             connection = server.checkout()
             connection.send_packed_command([_reading(streams, step.until)])
-            # Redis looks at the time-outs of blocked clients ten times a second only.
+            # Redis checks the timeouts of blocked clients only ten times a second.
             if connection.can_read(max(0.0, step.until - time.monotonic())):
                 connection.read_response()
                 server.answered()
@@ -131,7 +129,7 @@ class ThreadRunner:
 
 
 class AsyncRunner:
-    """Does the steps of a flight in the calling task.
+    """Executes the steps of a flight in the calling task.
 
     Args:
         client: redis.asyncio client of the primary.
@@ -149,7 +147,7 @@ class AsyncRunner:
         self.flights = Flights(self.server, flight_timeout, *callers)
 
     async def do(self, steps: Steps) -> Any:
-        """What ``steps`` return in the end."""
+        """Execute ``steps``; returns their result."""
         try:
             return await adrive(steps, self._do)
         except ProducerFailed as failed:
@@ -164,10 +162,10 @@ class AsyncRunner:
         if isinstance(step, Compute):
             try:
                 value = step.function()
-                while inspect.isawaitable(value):  # A plain function may give a coroutine, too.
+                while inspect.isawaitable(value):  # A plain function may return a coroutine.
                     value = await value
                 return value
-            except GeneratorExit:  # Our coroutine is closed: its loop is no more.
+            except GeneratorExit:  # The coroutine is closed: its loop has ended.
                 raise
             except BaseException as error:
                 raise ProducerFailed(error) from error
@@ -186,7 +184,7 @@ class AsyncRunner:
         except RedisConnectionError as error:
             if len(step.calls) == 1 or not is_pool_exhausted(error):
                 raise
-            # One at a time each gets a connection of our own.
+            # Single calls have their own connections.
             return [(await arun(self._client, call)).value for call in step.calls]
 
     async def _wait_for_leader(self, step: WaitForLeader) -> None:

@@ -8,21 +8,6 @@ from __future__ import annotations
 
 from ..protocol import _NOW, _PUT, script
 
-__all__ = [
-    "DELETE",
-    "END_FLIGHT",
-    "EXPIRE_AT",
-    "LETTING_GO",
-    "LET_GO",
-    "ON_VALUES",
-    "READ",
-    "RENEW_FLIGHT",
-    "STORE",
-    "TAKE_FLIGHT",
-    "TAKE_OVER",
-    "WRITE",
-]
-
 # let_go(flight): a write ends the computation, if one is under way, and its followers look again at
 # once. Their stream's name begins as the flight's does. A user who may write but not do this is
 # let be.

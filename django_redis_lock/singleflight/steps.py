@@ -1,4 +1,4 @@
-"""What the rule of flights asks for, step by step, and what it is given."""
+"""The steps that the generators of this package yield; see ``runners``."""
 
 from __future__ import annotations
 
@@ -12,31 +12,13 @@ from ..keeper import Job
 from ..protocol import Call
 from ..transport import Server, is_outage
 
-__all__ = [
-    "FOLLOWER_CHECK_SECONDS",
-    "FOUND",
-    "LEAD",
-    "TOO_LATE",
-    "Compute",
-    "CoordinationError",
-    "Pause",
-    "Run",
-    "RunInBackground",
-    "Step",
-    "Steps",
-    "WaitForEvent",
-    "WaitForLeader",
-    "retry_during_failover",
-    "text",
-]
-
-#: Seconds between two looks of a follower at whether its flight still exists.
+#: Seconds after which a follower checks whether its flight still exists.
 FOLLOWER_CHECK_SECONDS = 2.0
 
 
 class Run(NamedTuple):
-    """Run scripts, in one round trip; sends their replies. What must be ``done`` is done also if
-    who waits for it is cancelled."""
+    """Run scripts, in one round trip; sends their replies. With ``done`` also if the task is
+    cancelled."""
 
     calls: tuple[Call, ...]
     done: bool = False
@@ -69,11 +51,11 @@ class Pause(NamedTuple):
 
 
 class RunInBackground(NamedTuple):
-    """Do these steps in the background; sends whether there was room for them. If they cannot
-    begin at once, the keeper does ``meanwhile``, which they end."""
+    """Execute these steps in the background; sends whether the queue had room. Until they begin,
+    the keeper does ``renewal``; they end it."""
 
     steps: Generator[Any, Any, Any]
-    meanwhile: Job
+    renewal: Job
 
 
 Step = Run | Compute | WaitForLeader | WaitForEvent | Pause | RunInBackground
@@ -81,18 +63,18 @@ Steps = Generator[Step, Any, Any]
 
 
 class CoordinationError(Exception):
-    """Redis could not be asked who computes; the cause says why. Nothing was computed."""
+    """A request to Redis failed, and nothing was computed; has the error as its cause."""
 
 
-#: What ``get_or_compute`` gives when another's computation takes longer than the caller waits.
+#: The result of ``get_or_compute`` if another computation takes longer than the caller waits.
 TOO_LATE = object()
-#: This caller is to compute the value; it is there.
+#: The caller leads; the value is in Redis.
 LEAD, FOUND = object(), object()
 
 
 def retry_during_failover(server: Server, asking: Callable[[], Steps]) -> Steps:
-    """What ``asking`` returns. Where another server takes the place of one that has failed, it is
-    asked again until that has happened: who follows a computation wants its value, not an error."""
+    """What ``asking`` returns; an outage is retried until a failover would be complete, because a
+    follower wants the value and not an error."""
     until = time.monotonic() + server.FAILOVER_SECONDS
     while True:
         try:

@@ -16,7 +16,7 @@ from django_redis_lock.protocol.acquisition import AcquireRequest, parse_grant
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.protocol.lock_scripts import EXTEND, HELD, RENEW, RESET, Call
 from django_redis_lock.protocol.validation import milliseconds
-from django_redis_lock.redlock.scripts import VOTE
+from django_redis_lock.redlock.votes import VOTE
 from django_redis_lock.transport import execute
 from tests.lock_contract import Background
 from tests.processes import until

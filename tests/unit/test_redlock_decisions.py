@@ -20,7 +20,7 @@ from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.lock_scripts import Call
 from django_redis_lock.redlock import base, votes
 from django_redis_lock.redlock.base import Ask, Queue
-from django_redis_lock.redlock.scripts import VOTE
+from django_redis_lock.redlock.votes import VOTE
 
 SERVERS = 5
 LIFETIME = 1.0

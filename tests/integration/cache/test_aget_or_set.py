@@ -603,7 +603,7 @@ def test_a_value_that_needs_itself_is_refused(cache: RedisCache) -> None:
     async def recursive() -> Any:
         return await cache.aget_or_set("report", recursive)
 
-    with pytest.raises(LockError, match="needs the value it is just computing"):
+    with pytest.raises(LockError, match="requests the value"):
         run(cache.aget_or_set("report", recursive))
 
 
@@ -611,7 +611,7 @@ def test_a_value_that_needs_itself_by_way_of_a_thread_is_refused(cache: RedisCac
     def recursive() -> Any:
         return cache.get_or_set("report", recursive)
 
-    with pytest.raises(LockError, match="needs the value it is just computing"):
+    with pytest.raises(LockError, match="requests the value"):
         run(cache.aget_or_set("report", recursive))
 
 

@@ -360,7 +360,7 @@ def test_shards_are_not_given_a_client_they_warn_of(redis_server: RedisServer) -
 
 def test_a_herd_cannot_share_computations_and_says_so(redis_server: RedisServer) -> None:
     cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.HerdClient")
-    with pytest.raises(ImproperlyConfigured, match="HerdClient keeps values in a form of its own"):
+    with pytest.raises(ImproperlyConfigured, match="HerdClient stores values in a format"):
         cache.get_or_set("a", 1)
 
 

@@ -26,7 +26,7 @@ from django_redis_lock.protocol.lock_scripts import (
     Call,
     Script,
 )
-from django_redis_lock.redlock.scripts import VOTE
+from django_redis_lock.redlock.votes import VOTE
 from django_redis_lock.transport import execute
 from tests.redis_server import RedisServer
 
