@@ -1,4 +1,4 @@
-"""django-redis on Redis Cluster, which django-redis itself does not know.
+"""django-redis on Redis Cluster, which django-redis does not support.
 
 ``"CLIENT_CLASS": "django_redis_lock.clients.ClusterClient"``
 """
@@ -26,12 +26,12 @@ __all__ = ["ClusterClient"]
 
 
 class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships no types
-    """django-redis's client over redis-py's ``RedisCluster``. All of the cache's methods work;
-    what concerns several keys goes to each node that has some of them.
+    """django-redis's client with redis-py's ``RedisCluster``. All of the cache's methods work; a
+    command with several keys goes to each node that has some of them.
 
-    ``LOCATION`` names one node or several, as many as are sure to be there when a process starts;
-    the others are found. ``USERNAME``, ``PASSWORD``, ``SOCKET_TIMEOUT`` and
-    ``SOCKET_CONNECT_TIMEOUT`` hold for all nodes, and ``REDIS_CLIENT_KWARGS`` go to
+    ``LOCATION`` names one node or several, of which one must be up when a process starts; the
+    client finds the others. ``USERNAME``, ``PASSWORD``, ``SOCKET_TIMEOUT`` and
+    ``SOCKET_CONNECT_TIMEOUT`` apply to all nodes, and ``REDIS_CLIENT_KWARGS`` go to
     ``RedisCluster``.
     """
 
@@ -68,10 +68,10 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships 
 
 
 class ClusterFactory(ConnectionFactory):  # type: ignore[misc]
-    """The one client of this process for each cluster and its options."""
+    """Makes one client for each cluster and its options in this process."""
 
     def connect(self, urls: list[str]) -> LazyCluster:
-        nodes, settings = _understood(urls)
+        nodes, settings = _parsed(urls)
         for name in ("USERNAME", "PASSWORD", "SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT"):
             if self.options.get(name):
                 settings[name.lower()] = self.options[name]
@@ -88,8 +88,8 @@ class ClusterFactory(ConnectionFactory):  # type: ignore[misc]
         connection.disconnect()
 
 
-def _understood(urls: list[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Host and port of each node, and what the first URL says besides."""
+def _parsed(urls: list[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+    """Host and port of each node, and the other settings in the first URL."""
     nodes, settings = [], {}
     for url in reversed(urls):
         settings = dict(parse_url(url.strip()))  # type: ignore[no-untyped-call]
@@ -104,11 +104,11 @@ def _understood(urls: list[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]
 
 
 class LazyCluster:
-    """A ``RedisCluster`` that connects when it is first used: while the cluster is away, that is
-    an outage like any other, and IGNORE_EXCEPTIONS decides whether it shows.
+    """A ``RedisCluster`` that connects at its first use. So a cluster that is down causes an outage
+    like any other, which IGNORE_EXCEPTIONS may hide.
 
     Attributes:
-        nodes_manager: where the cluster is, for the locks, which have connections of their own.
+        nodes_manager: the addresses of the nodes, for the locks, which have separate connections.
     """
 
     def __init__(self, nodes: list[tuple[str, int]], settings: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ class LazyCluster:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "connection_pool":
-            raise AttributeError(name)  # There is none, and no need to connect to see that.
+            raise AttributeError(name)  # Known without a connection.
         return getattr(self._connected(), name)
 
     def get_encoder(self) -> Any:
@@ -157,7 +157,7 @@ class _Cluster(RedisCluster):
 
 @contextmanager
 def _outages_as_of_one_server() -> Iterator[None]:
-    """django-redis knows an outage by redis-py's ``ConnectionError``; its cluster has others."""
+    """Turn the outage errors of ``RedisCluster`` into ``ConnectionError``, for django-redis."""
     try:
         yield
     except (RedisClusterException, ClusterError) as error:
@@ -166,7 +166,7 @@ def _outages_as_of_one_server() -> Iterator[None]:
         raise RedisConnectionError(str(error)) from error
 
 
-#: A client connects to all nodes, so the threads of a process share it, as they share pools.
+#: A client connects to all nodes, so the threads of a process share it, like a pool.
 _clusters: dict[str, LazyCluster] = {}
 _mutex = free_after_fork(threading.Lock())
 after_fork(_clusters.clear)

@@ -1,14 +1,14 @@
-"""Settings: the dict ``DJANGO_REDIS_LOCK``, read whenever a value is needed.
+"""Settings: the dict ``DJANGO_REDIS_LOCK``, read at each use.
 
-The same names, prefixed ``LOCK_``, in a cache's ``OPTIONS`` override them for that alias.
+The same names with the prefix ``LOCK_`` in a cache's ``OPTIONS`` override them for that alias.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -21,13 +21,15 @@ from .transport import set_limits
 
 __all__ = ["FOR_THE_PROCESS", "ON_WAIT_TIMEOUT", "Conf"]
 
-#: What a follower can do when it has waited long enough.
+T = TypeVar("T")
+
+#: What a follower does when its wait has timed out.
 ON_WAIT_TIMEOUT = ("compute", "raise", "default")
-#: What ``get_or_set`` can do while Redis is away.
+#: What ``get_or_set`` does while Redis is down.
 VALUES_ON_REDIS_DOWN = ("compute", "raise")
-#: Settings that hold for the whole process: in one cache's options nobody reads them.
+#: Settings of the whole process, which have no effect in the options of a cache.
 FOR_THE_PROCESS = ("BREAKER_FAILURES", "BREAKER_PAUSE", "EXPORTERS", "USING")
-#: The exporters there are.
+#: The available exporters.
 EXPORTERS = ("prometheus", "opentelemetry")
 
 
@@ -35,8 +37,8 @@ _given: Mapping[str, Any] | None = None
 
 
 def given() -> Mapping[str, Any]:
-    """The dict ``DJANGO_REDIS_LOCK``. It is looked up once, and again after it was overridden:
-    asking Django for a setting that is not there costs more than all else in a cache hit."""
+    """The dict ``DJANGO_REDIS_LOCK``, looked up once and after each override: looking up a missing
+    setting in Django takes longer than the rest of a cache hit."""
     global _given
     if _given is None:
         found = getattr(settings, "DJANGO_REDIS_LOCK", {})
@@ -54,7 +56,7 @@ def _look_up_again(*, setting: str, **kwargs: Any) -> None:
 
 
 class Conf:
-    """The settings that hold for one cache alias; without ``options``, for all of them."""
+    """The settings for one cache alias; without ``options``, for all aliases."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         prefix = "LOCK_"
@@ -63,11 +65,11 @@ class Conf:
 
     @classmethod
     def names(cls) -> list[str]:
-        """Every setting there is: each is a property of this name, with its type and default."""
+        """The names of all settings; each is a property with this name, its type and default."""
         return sorted(name for name in dir(cls) if name.isupper())
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
-        """The settings whose values cannot be, each with a sentence that says what may be."""
+        """The settings with invalid values, each with a sentence that says what is allowed."""
         for name in self.names():
             try:
                 getattr(self, name)
@@ -75,16 +77,19 @@ class Conf:
                 yield name, str(error)
 
     def _get(self, name: str, default: Any) -> tuple[str, Any]:
-        """Where the value of ``name`` is set, and the value."""
+        """The place where ``name`` is set, for messages, and its value."""
         if name in self._own:
             return f"the cache's option LOCK_{name}", self._own[name]
         return f"DJANGO_REDIS_LOCK: {name}", given().get(name, default)
 
-    def _seconds(self, name: str, default: float, *, zero: bool = False) -> float:
+    def _checked(self, check: Callable[..., T], name: str, default: Any, **options: Any) -> T:
         try:
-            return check_seconds(*self._get(name, default), zero=zero) or 0.0
+            return check(*self._get(name, default), **options)
         except (TypeError, ValueError) as error:
             raise ImproperlyConfigured(str(error)) from None
+
+    def _seconds(self, name: str, default: float, *, zero: bool = False) -> float:
+        return self._checked(check_seconds, name, default, zero=zero) or 0.0
 
     def _switch(self, name: str, default: bool) -> bool:
         where, value = self._get(name, default)
@@ -100,20 +105,14 @@ class Conf:
             raise ImproperlyConfigured(f"{where} must be one of {allowed}, not {choice!r}")
         return str(choice)
 
-    def _share(self, name: str, default: float) -> float:
-        try:
-            return check_share(*self._get(name, default))
-        except (TypeError, ValueError) as error:
-            raise ImproperlyConfigured(str(error)) from None
-
     @property
     def TIMEOUT(self) -> float:
-        """Seconds a lock lives on the server between two renewals."""
+        """Seconds; the lifetime of a lock on the server, from one renewal to the next."""
         return self._seconds("TIMEOUT", 30.0)
 
     @property
     def FLIGHT_TIMEOUT(self) -> float:
-        """Seconds after which the followers of a leader that died take over."""
+        """Seconds after which a follower takes over from a leader that died."""
         return self._seconds("FLIGHT_TIMEOUT", 10.0)
 
     @property
@@ -123,14 +122,15 @@ class Conf:
 
     @property
     def STALE(self) -> float:
-        """Seconds a value is served on after its timeout while one caller computes the next."""
+        """Seconds after its timeout for which a value is served while one caller computes
+        the next."""
         if "STALE" not in self._own and "STALE" not in given():
-            return 0.0  # Each hit asks for this.
+            return 0.0  # Each hit reads this setting.
         return self._seconds("STALE", 0.0, zero=True)
 
     @property
     def BACKGROUND(self) -> bool:
-        """Whether that caller too gets the old value at once."""
+        """Whether that caller gets the old value at once, too, and computes in the background."""
         return self._switch("BACKGROUND", False)
 
     @property
@@ -146,46 +146,43 @@ class Conf:
     @property
     def JITTER(self) -> float:
         """The largest share of a value's timeout, 0 to 1, by which it is shortened at random."""
-        return self._share("JITTER", 0.0)
+        return self._checked(check_share, "JITTER", 0.0)
 
     @property
     def ERROR_TTL(self) -> float:
-        """Seconds after a failed computation in which nobody tries again."""
+        """Seconds after a failed computation during which no caller tries again."""
         return self._seconds("ERROR_TTL", 0.0, zero=True)
 
     @property
     def GRANT_TIMEOUT(self) -> float:
-        """Seconds a waiter has to take up a lock that is passed to it; the same on all hosts."""
+        """Seconds that a waiter has to take a grant; must be the same on all hosts."""
         return self._seconds("GRANT_TIMEOUT", 2.0)
 
     @property
     def WARN_SHARE(self) -> float:
-        """The share, 0 to 1, of the time a lock can be held at most after which a warning says that
-        it is held still; 0 for no warning."""
-        return self._share("WARN_SHARE", 0.8)
+        """The share, 0 to 1, of the longest time a lock can be held after which a warning is logged
+        that it is still held; 0 for no warning."""
+        return self._checked(check_share, "WARN_SHARE", 0.8)
 
     @property
     def WARN_AFTER(self) -> float | None:
         """The same in seconds, for locks that are renewed without end; None for no warning."""
-        where, value = self._get("WARN_AFTER", None)
-        try:
-            return check_seconds(where, value, none="no warning")
-        except (TypeError, ValueError) as error:
-            raise ImproperlyConfigured(str(error)) from None
+        return self._checked(check_seconds, "WARN_AFTER", None, none="no warning")
 
     def warn_after(self, longest: float) -> float:
-        """Seconds after which to warn of a lock that can be held for ``longest`` at most."""
+        """Seconds after which to warn of a lock that can be held for at most ``longest``
+        seconds."""
         after = self.WARN_AFTER if math.isinf(longest) else self.WARN_SHARE * longest
         return after or math.inf
 
     @property
     def METRICS(self) -> bool:
-        """Whether what happens to locks and computations is counted, and written to Redis."""
+        """Whether events of locks and computations are counted, and the counts written to Redis."""
         return self._switch("METRICS", True)
 
     @property
     def EXPORTERS(self) -> tuple[str, ...]:
-        """What is told of locks and computations beside Redis: "prometheus", "opentelemetry"."""
+        """The exporters of metrics and traces: "prometheus", "opentelemetry"."""
         where, names = self._get("EXPORTERS", ())
         if not isinstance(names, (list, tuple)) or not set(names) <= set(EXPORTERS):
             allowed = ", ".join(map(repr, EXPORTERS))
@@ -194,8 +191,7 @@ class Conf:
 
     @property
     def USING(self) -> str:
-        """The alias of the cache for the locks of ``locked()`` and ``run_locked`` where they name
-        none."""
+        """The default cache alias of ``locked()`` and ``run_locked``."""
         where, alias = self._get("USING", "default")
         if not isinstance(alias, str) or not alias:
             raise ImproperlyConfigured(f"{where} must be the alias of a cache, not {alias!r}")
@@ -203,7 +199,7 @@ class Conf:
 
     @property
     def LOCK_PREFIX(self) -> str:
-        """What stands before a lock's name in its cache key."""
+        """The prefix of a lock's name in its cache key."""
         where, prefix = self._get("LOCK_PREFIX", "lock:")
         if not isinstance(prefix, str):
             raise ImproperlyConfigured(f"{where} must be a str, not {prefix!r}")
@@ -211,27 +207,19 @@ class Conf:
 
     @property
     def ON_REDIS_DOWN(self) -> str:
-        """What a lock does when Redis is down: "raise", "local" (a lock of this host stands in) or
-        "run" (go ahead without)."""
-        where, choice = self._get("ON_REDIS_DOWN", "raise")
-        try:
-            return check_on_redis_down(where, choice)
-        except ValueError as error:
-            raise ImproperlyConfigured(str(error)) from None
+        """What a lock does when Redis is down: "raise", "local" (take a lock of this host instead)
+        or "run" (run without a lock)."""
+        return self._checked(check_on_redis_down, "ON_REDIS_DOWN", "raise")
 
     @property
     def REPLICAS(self) -> int:
-        """How many replicas of the server must have confirmed that a lock is taken before it
-        counts."""
-        try:
-            return check_count(*self._get("REPLICAS", 0))
-        except (TypeError, ValueError) as error:
-            raise ImproperlyConfigured(str(error)) from None
+        """How many replicas of the server must confirm a lock before it counts as acquired."""
+        return self._checked(check_count, "REPLICAS", 0)
 
     @property
     def LOCAL_LOCK_FOLDER(self) -> str | None:
-        """Where a host's local locks are; None: a folder of this user's own among the system's
-        temporary ones."""
+        """The folder of a host's local locks; None: a folder of this user in the system's folder
+        for temporary files."""
         where, folder = self._get("LOCAL_LOCK_FOLDER", None)
         if folder is not None and not isinstance(folder, (str, PathLike)):
             raise ImproperlyConfigured(f"{where} must be a path or None, not {folder!r}")
@@ -239,18 +227,14 @@ class Conf:
 
     @property
     def BREAKER_FAILURES(self) -> int:
-        """After how many calls in a row that waited for Redis in vain others fail at once; 0: they
-        always wait. For the whole process, not for one alias."""
-        where, count = self._get("BREAKER_FAILURES", 2)
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise ImproperlyConfigured(
-                f"{where} must be a whole number of 0 or more, not {count!r}"
-            )
-        return count
+        """The number of consecutive failed calls after which the circuit breaker opens, so that
+        further calls fail at once; 0: never. For the whole process, not for one alias."""
+        return self._checked(check_count, "BREAKER_FAILURES", 2)
 
     @property
     def BREAKER_PAUSE(self) -> float:
-        """Seconds between two attempts to reach such a Redis. For the whole process."""
+        """Seconds between two attempts to reach Redis while the circuit breaker is open. For the
+        whole process."""
         return self._seconds("BREAKER_PAUSE", 2.0)
 
 

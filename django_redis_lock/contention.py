@@ -1,8 +1,7 @@
-"""The answers of ``locked()`` when a lock is taken.
+"""What ``locked()`` returns or raises when a lock is taken.
 
-``locked(on_conflict=…)`` takes one of the ready-made answers at the end of this module, or any
-callable: it is given a ``Conflict`` and the arguments of the call, and returns what the decorated
-callable returns instead.
+``locked(on_conflict=…)`` takes one of the functions at the end of this module, or any callable. It
+is called with a ``Conflict`` and the arguments of the call, and the caller gets its result.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ __all__ = [
 
 TEMPLATE = "django_redis_lock/conflict.html"
 
-#: Seconds after which to try again where nothing is known of the holder.
+#: Seconds after which to try again if the holder is unknown.
 DEFAULT_RETRY_SECONDS = 2
-#: The longest such times: a guess from how long the lock has been held so far, and any.
+#: The longest such times: of an estimate from how long the lock has been held, and of any.
 MAX_GUESSED_RETRY_SECONDS, MAX_RETRY_SECONDS = 60.0, 3600.0
 
 
@@ -53,11 +52,11 @@ class Conflict:
 
     Attributes:
         name: the lock's name, as ``locked()`` was given it.
-        holder: who holds it; None if it is free again.
-        ttl: seconds its lifetime still lasts unless renewed; None if it is free again, ``inf`` if
-            it never expires.
-        held_for: seconds it has been held, if the holder has said so.
-        using: the alias of the cache it is in.
+        holder: the holder; None if the lock is free again.
+        ttl: seconds until the lock expires unless renewed; None if it is free again, ``inf`` if it
+            never expires.
+        held_for: seconds since the acquisition, if known.
+        using: the cache alias.
         retry_after: whole seconds after which trying again makes sense, from 1 to 3600.
     """
 
@@ -79,9 +78,9 @@ class Conflict:
     ) -> Conflict:
         """
         Args:
-            held: who holds the lock, as ``lock.held()`` says; None if it is not known.
-            retry_after: seconds, as the code that wants the lock has chosen them.
-            usual_hold: seconds for which such locks are held on average, where that is known.
+            held: the result of ``lock.held()``; None if unknown.
+            retry_after: seconds, if the caller has chosen them.
+            usual_hold: seconds for which such locks are held on average, if known.
         """
         if retry_after is None:
             retry_after = _retry_after(held, usual_hold)
@@ -91,7 +90,7 @@ class Conflict:
         return cls(name, held.owner, held.ttl, held.held_for, using, seconds)
 
     def __str__(self) -> str:
-        # In one line, whatever a lock or its holder is called.
+        # One line, even if a name contains line breaks.
         return " ".join(self._words().split())
 
     def _words(self) -> str:
@@ -112,13 +111,13 @@ class Conflict:
     def response(
         self, request: Any, status: int = 409, template: str = TEMPLATE, json: bool = False
     ) -> HttpResponse:
-        """HTML or JSON, as the client accepts, with ``Retry-After``, never cached. The template is
-        given ``retry_after`` (seconds), ``reload`` (whether the request may simply be repeated) and
-        ``stylesheet`` (an address), and is not told who the holder is.
+        """HTML or JSON, as the client accepts, with ``Retry-After``, never cached. The context of
+        the template has ``retry_after`` (seconds), ``reload`` (whether the request can be repeated)
+        and ``stylesheet`` (a URL), but not the holder.
 
         Args:
             request: Django's, or that of Django REST framework, which then chooses the format.
-            json: for a client that accepts both.
+            json: prefer JSON if the client accepts both.
         """
         detail = {
             "detail": _("This operation is already in progress."),
@@ -126,14 +125,14 @@ class Conflict:
         }
         response: HttpResponse
         if not isinstance(request, HttpRequest):
-            # Only such a request comes from there, so it is installed.
+            # A request of Django REST framework, so that is installed.
             from rest_framework.response import Response  # noqa: PLC0415
 
             response = Response(detail, status=status)
         elif self._wants_json(request, json):
             response = JsonResponse(detail, status=status)
         else:
-            again = request.method in ("GET", "HEAD")  # And not what was posted.
+            again = request.method in ("GET", "HEAD")  # A POST must not be repeated.
             context = {
                 "retry_after": self.retry_after,
                 "reload": again,
@@ -151,7 +150,7 @@ class Conflict:
         return wanted == "application/json" or (json and wanted is None)
 
     def line(self) -> str:
-        """For a terminal: who holds the lock, and the command that shows more."""
+        """One line for a terminal: the holder, and the command that shows more."""
         more = ["manage.py", "locks", "show", self.name]
         if self.using != Conf().USING:
             more += ["--using", self.using]
@@ -173,8 +172,8 @@ class Conflict:
 def _retry_after(held: HolderInfo | None, usual_hold: float | None) -> float:
     """Seconds after which the lock is probably free.
 
-    The lifetime left says little: while its holder lives, it is renewed again and again. It counts
-    only where nobody renews it, or where its renewal is overdue, so that the holder may be dead.
+    The remaining lifetime is meaningful only if the lock is not renewed, or if its renewal is
+    overdue, so that the holder may be dead.
     """
     if held is None:
         return DEFAULT_RETRY_SECONDS
@@ -183,15 +182,15 @@ def _retry_after(held: HolderInfo | None, usual_hold: float | None) -> float:
     held_for = held.held_for or 0.0
     if usual_hold is not None and held_for < usual_hold:
         left = usual_hold - held_for
-    else:  # The longer it has been held, the longer it may still take.
+    else:  # A lock held for long is likely to be held for longer.
         left = max(DEFAULT_RETRY_SECONDS, min(held_for, MAX_GUESSED_RETRY_SECONDS))
     is_last = held.held_for is not None and not held.renews
     return min(left, held.ttl) if is_last else left
 
 
 def _stylesheet() -> str:
-    """The address of the page's style sheet; empty if the static files were not collected: an
-    answer without style is better than none."""
+    """The URL of the page's style sheet; empty if the static files were not collected: a page
+    without style is better than an error."""
     try:
         return static("django_redis_lock/conflict.css")
     except ValueError:
@@ -207,7 +206,7 @@ def _seconds(seconds: float) -> str:
 
 
 def unavailable(name: str, error: Exception, exit_code: int) -> CommandError:
-    """One line for a command that did not run because its lock could not be requested."""
+    """The error of a command that did not run because its lock could not be requested."""
     answered = isinstance(error, TooFewReplicas)
     why = str(error) if answered else f"the lock {name} could not be requested: {error}"
     return CommandError(" ".join(f"nothing was run: {why}".split()), returncode=exit_code)
@@ -218,13 +217,13 @@ def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for argument in (*args[:2], *kwargs.values()):
         if isinstance(argument, HttpRequest):
             return argument
-        # Django REST framework's is another class, around Django's.
+        # Django REST framework wraps Django's request.
         if isinstance(getattr(argument, "_request", None), HttpRequest):
             return argument
     return None
 
 
-# -- ready-made answers ----------------------------------------------------------------------
+# -- ready-made functions --------------------------------------------------------------------
 
 #: Called with the conflict and the call's own arguments.
 OnConflict = Callable[..., Any]
@@ -232,7 +231,7 @@ OnConflict = Callable[..., Any]
 
 def skip(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
     """Do nothing: a function and a task return None, a command exits with 0 and prints nothing, a
-    view answers 204."""
+    view returns 204."""
     if request_of(args, kwargs) is None:
         return None
     return HttpResponse(status=204, headers={"Cache-Control": "no-store"})
@@ -245,11 +244,11 @@ def raise_error(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
 
 
 def respond(template: str = TEMPLATE, *, status: int = 409) -> OnConflict:
-    """Answer with another page.
+    """Respond with another page.
 
     Args:
-        template: given the same as the package's own; who prefers JSON gets JSON.
-        status: of the answer.
+        template: gets the same context as the default template; clients that prefer JSON get JSON.
+        status: of the response.
     """
 
     def answer(conflict: Conflict, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -259,12 +258,12 @@ def respond(template: str = TEMPLATE, *, status: int = 409) -> OnConflict:
 
 
 def redirect_to(to: Any, *arguments: Any, message: str = "", **keywords: Any) -> OnConflict:
-    """Send the browser elsewhere, for instance back to the list where the button was pressed.
+    """Redirect the browser, for instance back to the list with the button.
 
     Args:
         to: a URL, the name of a view or an object with ``get_absolute_url``, as for Django's
             ``redirect``; ``arguments`` and ``keywords`` are the view's.
-        message: shown there as a warning, by ``django.contrib.messages``.
+        message: shown as a warning by ``django.contrib.messages``.
     """
 
     def answer(conflict: Conflict, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -272,7 +271,7 @@ def redirect_to(to: Any, *arguments: Any, message: str = "", **keywords: Any) ->
         if message:
             messages.warning(getattr(request, "_request", request), message)
         response = HttpResponseRedirect(resolve_url(to, *arguments, **keywords))
-        response.status_code = 303  # "See other": what was posted is not posted again.
+        response.status_code = 303  # "See other": the browser does not repeat a POST.
         response["Cache-Control"] = "no-store"
         return response
 
@@ -280,7 +279,7 @@ def redirect_to(to: Any, *arguments: Any, message: str = "", **keywords: Any) ->
 
 
 def retry_task(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
-    """Let Celery retry the task when the lock may be free; for tasks with ``bind=True``. Each retry
+    """Let Celery retry the task when the lock may be free, for tasks with ``bind=True``. Each retry
     counts towards ``max_retries``."""
     task: Any = args[0] if args else None
     if not hasattr(task, "retry"):
@@ -293,5 +292,5 @@ def retry_task(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
 def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     request = request_of(args, kwargs)
     if request is None:
-        raise TypeError("this answer works only for views: the call has no request argument")
+        raise TypeError("this function works only for views: the call has no request argument")
     return request

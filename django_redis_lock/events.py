@@ -1,15 +1,14 @@
-"""What happens to locks and computations, told to whoever listens: metrics, signals, exporters.
+"""Events of locks and computations, for metrics, signals and exporters.
 
-A listener is called with each event, in the thread or task in which it happens, so it must be quick
-and must not block. What happens in the keeper's thread (``Lost`` mostly) it is told in a thread for
-that (``notices``). What it raises is logged and goes no further:
-no listener ever touches a lock. Without listeners no event is even made; whoever has something to
-tell looks first::
+``emit`` calls each listener in the thread or task of the event, so a listener must be quick and
+must not block. Events of the keeper's thread (mostly ``Lost``) are emitted in another thread
+(``notices``). An exception in a listener is logged, and does not affect the lock. Without listeners
+no event is made, so callers check first::
 
     if events.listeners:
-        events.tell(Acquired(self.subject, waited, contended, fence))
+        events.emit(Acquired(self.subject, waited, contended, fence))
 
-An event is any named tuple; a listener passes over those it does not know.
+An event is any named tuple; a listener ignores the ones it does not know.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from .notices import get_logger, in_keeper, run_later
 
 logger = get_logger("django_redis_lock.events")
 
-#: Seconds between two lines of the log about the same failing listener.
+#: Seconds between two log lines about the same failing listener.
 LOG_PAUSE_SECONDS = 60.0
 #: The longest group, in characters.
 MAX_GROUP_CHARACTERS = 200
 
 
 class Subject(NamedTuple):
-    """What an event is about.
+    """The lock or value of an event.
 
     Attributes:
-        name: of the lock or the cached value, as its user wrote it.
-        group: under which it is counted together with its like; see ``group_of``.
-        label: what the lock was taken for.
-        server: where it is; None in memory.
-        site: the cache's KEY_PREFIX: what tells apart the sites that share a database.
-        cache: the cache backend it came from, None if from none.
+        name: of the lock or the cached value, as the user wrote it.
+        group: the metrics group; see ``group_of``.
+        label: of the lock.
+        server: of the lock or value; None in memory.
+        site: the cache's KEY_PREFIX, which distinguishes sites that share a database.
+        cache: the cache backend, or None.
     """
 
     name: str
@@ -51,14 +50,14 @@ class Subject(NamedTuple):
 
     @classmethod
     def of(cls, name: str, group: str, label: str, server: Any, cache: Any) -> Subject:
-        """``group`` may be empty: then it is made from the name."""
+        """With an empty ``group``, the group is derived from the name."""
         site = str(getattr(cache, "key_prefix", ""))
         return cls(name, group or group_of(name), label, server, site, cache)
 
 
 class Acquired(NamedTuple):
-    """A lock was taken, ``waited`` seconds after it was asked for; ``contended``: it was not free
-    at once."""
+    """A lock was acquired ``waited`` seconds after the request; ``contended``: it was not free at
+    first."""
 
     subject: Subject
     waited: float
@@ -67,20 +66,20 @@ class Acquired(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """A single attempt to acquire a lock found it taken."""
+    """An attempt to acquire a lock without waiting found it taken."""
 
     subject: Subject
 
 
 class TimedOut(NamedTuple):
-    """A caller waited ``waited`` seconds for a lock and did not get it."""
+    """A caller waited ``waited`` seconds for a lock and did not acquire it."""
 
     subject: Subject
     waited: float
 
 
 class Released(NamedTuple):
-    """A lock was given up after ``held`` seconds."""
+    """A lock was released after ``held`` seconds."""
 
     subject: Subject
     held: float
@@ -88,7 +87,7 @@ class Released(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A lock ended, ``held`` seconds after it was taken, before its holder gave it up."""
+    """A lock ended ``held`` seconds after its acquisition, before its holder released it."""
 
     subject: Subject
     held: float
@@ -97,22 +96,22 @@ class Lost(NamedTuple):
 
 
 class Crashed(NamedTuple):
-    """A lock's lifetime ended and its ``owner`` had not released it: its process had crashed or was
-    cut off from Redis. Emitted by the process that finds this out."""
+    """A lock expired before its ``owner`` released it: the owner's process had crashed or was cut
+    off from Redis. The process that detects this emits the event."""
 
     subject: Subject
     owner: Any
 
 
 class Computing(NamedTuple):
-    """A value is about to be computed, in this thread or task; ``Computed`` follows in it."""
+    """The computation of a value begins; ``Computed`` follows in the same thread or task."""
 
     subject: Subject
 
 
 class Computed(NamedTuple):
-    """``values`` values were computed by one call in ``seconds``; or not, because of ``error``.
-    ``without_redis``: it was away, so others may have computed them as well."""
+    """One call computed ``values`` values in ``seconds``, or failed with ``error``.
+    ``without_redis``: Redis was down, so others may have computed them as well."""
 
     subject: Subject
     seconds: float
@@ -122,8 +121,8 @@ class Computed(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """A caller was saved the computation of ``values`` values: others computed them, or are at it
-    and the caller got the ``stale`` ones."""
+    """A caller got ``values`` values that others computed, or ``stale`` values while others compute
+    them."""
 
     subject: Subject
     stale: bool
@@ -131,22 +130,22 @@ class Shared(NamedTuple):
 
 
 class RefreshFailed(NamedTuple):
-    """A stale value could not be computed anew because of ``error``, and is served on."""
+    """The refresh of a stale value failed with ``error``; callers still get the stale value."""
 
     subject: Subject
     error: BaseException
 
 
 class ServerDown(NamedTuple):
-    """Redis at ``server`` does not answer: ``error``. Told once for each outage."""
+    """Redis at ``server`` does not reply: ``error``. Emitted once for each outage."""
 
     server: str
     error: BaseException
 
 
 class ServerUp(NamedTuple):
-    """It answers again, after ``seconds``; ``spared`` calls had failed at once, without waiting for
-    it, and ``fallbacks`` locks had been taken without it."""
+    """Redis replies again, after ``seconds``; ``spared`` calls had failed at once because of the
+    circuit breaker, and ``fallbacks`` locks had been taken without Redis."""
 
     server: str
     seconds: float
@@ -164,29 +163,29 @@ class FellBack(NamedTuple):
 
 Listener = Callable[[Any], object]
 
-#: Who listens. Look here before an event is made.
+#: Checked before an event is made.
 listeners: tuple[Listener, ...] = ()
 
-_complained: dict[Listener, float] = {}
+_logged_at: dict[Listener, float] = {}
 
 
 def subscribe(listener: Listener) -> None:
-    """Call ``listener`` with each event from now on; once each, however often this is called."""
+    """Call ``listener`` with each event from now on. A second call has no effect."""
     global listeners
     if listener not in listeners:
         listeners += (listener,)
 
 
 def unsubscribe(listener: Listener) -> None:
-    """Do so no more."""
+    """Stop calling ``listener``."""
     global listeners
     listeners = tuple(other for other in listeners if other != listener)
-    _complained.pop(listener, None)
+    _logged_at.pop(listener, None)
 
 
 def emit(event: Any) -> None:
-    """Call all listeners with ``event``: at once, or in the keeper's thread later, in another.
-    Raises nothing."""
+    """Call all listeners with ``event``; from the keeper's thread, later in another thread. Raises
+    nothing."""
     if in_keeper():
         run_later(partial(emit, event))
         return
@@ -194,13 +193,13 @@ def emit(event: Any) -> None:
         try:
             listener(event)
         except Exception:
-            _complain(listener, event)
+            _log_failure(listener, event)
 
 
-def _complain(listener: Listener, event: Any) -> None:
+def _log_failure(listener: Listener, event: Any) -> None:
     now = time.monotonic()
-    if now - _complained.get(listener, -LOG_PAUSE_SECONDS) >= LOG_PAUSE_SECONDS:
-        _complained[listener] = now
+    if now - _logged_at.get(listener, -LOG_PAUSE_SECONDS) >= LOG_PAUSE_SECONDS:
+        _logged_at[listener] = now
         logger.exception(
             "Listener %r failed on %s; nothing else is affected", listener, type(event).__name__
         )
@@ -211,8 +210,8 @@ _VARYING = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}|[
 
 @lru_cache(maxsize=1024)
 def group_of(name: str) -> str:
-    """The group of a name for which none was given: the name, with ``*`` for each number, UUID and
-    hash in it, so that ``invoice-17`` and ``invoice-18`` are counted together."""
+    """The default group of a name: the name with ``*`` for each number, UUID and hash in it, so
+    that ``invoice-17`` and ``invoice-18`` are counted together."""
     return as_group(_VARYING.sub("*", name))
 
 

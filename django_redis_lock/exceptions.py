@@ -1,6 +1,6 @@
-"""What can go wrong with a lock: one base, few children.
+"""The errors of locks.
 
-Each error carries the lock's name, and the holder if it is known, as data. The base classes are
+Each error has the lock's name, and the holder if it is known, as attributes. The base classes are
 redis-py's own, so ``except redis.exceptions.LockError`` keeps catching what it caught before.
 """
 
@@ -37,7 +37,7 @@ class LockError(redis_exceptions.LockError):
 
     Attributes:
         lock_name (str): the lock's name, as it was given.
-        holder (Owner | None): who held it when the error was made, if known.
+        holder (Owner | None): the holder at the time of the error, if known.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class LockError(redis_exceptions.LockError):
 
 
 class LockNotOwnedError(LockError, redis_exceptions.LockNotOwnedError):
-    """The lock is no longer (or was never) this handle's: it expired, or it was reset."""
+    """This lock object does not hold the lock (any more): it expired, or was reset."""
 
 
 class LockLost(LockNotOwnedError):
-    """The lock ended while its holder was still at work; raised by ``ensure_held()``."""
+    """The lock ended before its holder released it; raised by ``ensure_held()``."""
 
 
 class LockNotAcquired(LockError):
-    """The lock is held by another, and the time allowed for waiting is over.
+    """Another caller holds the lock, and the time to wait is over.
 
     Attributes:
         retry_after (float | None): seconds after which to try again. From ``locked()``: as
             ``Conflict.retry_after``; from a lock itself: until the present holder's lifetime runs
             out, None if that is not known.
-        held_for (float | None): seconds the holder has had it, if known.
+        held_for (float | None): seconds since the holder acquired it, if known.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LockNotAcquired(LockError):
 
     @classmethod
     def from_held(cls, lock_name: str | bytes, held: HolderInfo | None) -> Self:
-        """For who wanted a lock that is held like this; None: by whom is not known."""
+        """The error about a lock with this holder; None if the holder is unknown."""
         text = "Unable to acquire lock within the time specified"
         if held is None:
             return cls(text, lock_name)
@@ -108,11 +108,11 @@ class LockNotAcquired(LockError):
 
 
 class TooFewServers(LockError, redis_exceptions.ConnectionError):
-    """Of the servers of a lock less than a majority can be reached. It may be free, or taken.
+    """Less than a majority of a lock's servers can be reached. The lock may be free or taken.
 
     Attributes:
-        reached, servers (int): how many have answered, out of how many.
-        errors (tuple[Exception, ...]): what those that did not answer failed with.
+        reached, servers (int): how many servers replied, out of how many.
+        errors (tuple[Exception, ...]): the errors of the others.
     """
 
     def __init__(
@@ -134,10 +134,10 @@ class TooFewServers(LockError, redis_exceptions.ConnectionError):
 
 
 class TooFewReplicas(LockError, redis_exceptions.ConnectionError):
-    """The lock was free, but too few replicas have confirmed that it is taken: it was given back.
+    """Too few replicas confirmed the acquisition, so the lock was released.
 
     Attributes:
-        confirmed, wanted (int): how many have, out of how many.
+        confirmed, wanted (int): how many replicas confirmed, and how many should.
     """
 
     def __init__(self, confirmed: int, wanted: int, lock_name: str | bytes | None = None) -> None:
@@ -151,5 +151,5 @@ class TooFewReplicas(LockError, redis_exceptions.ConnectionError):
 
 
 class ComputationFailed(Exception):
-    """Another caller's computation of this value has just failed, and ``error_ttl`` keeps everybody
-    from trying again for a moment. The message is that of the failure."""
+    """Another caller's computation of this value has failed, and ``error_ttl`` is not over. Has the
+    message of that failure."""

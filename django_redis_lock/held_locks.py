@@ -1,9 +1,8 @@
-"""The held locks and running computations of all caches, and which caches could not be asked.
+"""The held locks and running computations of all caches, and the caches that failed.
 
-Locks belong to databases, and several caches may share one. A lock is listed under the cache whose
-key space it is in, by its name there. What is in no cache's key space (a bare ``Lock(redis, "x")``,
-another site's, another version's) is listed by its whole key, under the first cache of its
-database.
+Several caches may share a database. A lock is listed under the cache whose key prefix it has, by
+its name in that cache. A lock without the prefix of any cache (a bare ``Lock(redis, "x")``, or one
+of another site or version) is listed by its whole key, under the first cache of its database.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ from .transport import Outage, server_of
 
 logger = logging.getLogger("django_redis_lock.admin")
 
-#: What keeps one cache's locks from being listed without being a mistake of ours.
+#: The errors that a cache may have without a fault of this package.
 UNAVAILABLE = (RedisError, OSError, ImproperlyConfigured)
-#: Databases asked at the same time: one that is away holds up none of the others.
+#: The most databases that are queried at once, so that one that is down does not delay others.
 AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class HeldLock:
-    """A held lock or a running computation, and where it is listed.
+    """A held lock or a running computation, and its cache.
 
     Attributes:
-        alias: the cache.
-        name: its name there, or its whole key.
-        foreign: whether it is in no cache's key space, so that ``name`` is the whole key.
+        alias: of the cache.
+        name: its name in the cache, or its whole key.
+        foreign: whether it has the prefix of no cache, so that ``name`` is the whole key.
     """
 
     alias: str
@@ -62,15 +61,14 @@ class HeldLock:
 
     @property
     def group(self) -> str:
-        """Under which it is counted in metrics."""
-        said = self.lock.group
-        # The list was made without regard to this cache, so a group made of its whole key is not
-        # one that was said.
-        return group_of(self.name) if said == group_of(self.lock.name) else said
+        """The metrics group."""
+        group = self.lock.group
+        # A group that was derived from the whole key is replaced by one derived from the name.
+        return group_of(self.name) if group == group_of(self.lock.name) else group
 
 
 class Failure(NamedTuple):
-    """A cache that could not be asked, why, and what this process knows of its servers' outage."""
+    """A cache that failed, its error, and what this process knows of its servers' outages."""
 
     alias: str
     error: str
@@ -78,7 +76,7 @@ class Failure(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """A database with more than is listed of it."""
+    """A database whose list is incomplete."""
 
     alias: str
     kind: str
@@ -88,22 +86,22 @@ class Truncation(NamedTuple):
 
 @dataclass(slots=True)
 class HeldLocks:
-    """What was found, the longest held first.
+    """The lists, longest held first.
 
     Attributes:
-        cuts: databases of which only a part is listed.
-        failures: caches that could not be asked; everything else is listed all the same.
-        local: what is held on this host, name and holder, by those who do without them.
+        truncations: databases whose list is incomplete.
+        failures: caches that failed; everything else is listed.
+        local: the local locks that are held on this host, name and holder.
     """
 
     found: list[HeldLock] = field(default_factory=list)
-    cuts: list[Truncation] = field(default_factory=list)
+    truncations: list[Truncation] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     local: list[tuple[str, Owner]] = field(default_factory=list)
 
 
 class _Space(NamedTuple):
-    """What the keys of one cache begin with: those of its locks, and all of them."""
+    """The key prefixes of one cache: of its locks, and of its values."""
 
     alias: str
     locks: bytes
@@ -126,8 +124,8 @@ def held_locks(
 
     Args:
         kinds: LOCK, FLIGHT or both.
-        search: only those whose names have this in them; upper and lower case are the same.
-        limit: how many of each kind to list of each database, at most.
+        search: only those whose names contain this text; case is ignored.
+        limit: the largest number of each kind to list of each database.
     """
     wanted = list(lock_caches() if aliases is None else aliases)
     result = HeldLocks()
@@ -151,16 +149,16 @@ def held_locks(
                 continue
             for kind, inventory in zip(kinds, answer, strict=True):
                 _add(result, database, wanted, search, kind, inventory)
-    result.found.sort(key=lambda holding: holding.lock.held_for or 0.0, reverse=True)
+    result.found.sort(key=lambda held: held.lock.held_for or 0.0, reverse=True)
     result.local = _held_here(result.failures, search)
     return result
 
 
 def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[HeldLock | None, Inspection]:
-    """The lock at ``key`` of the cache ``alias``'s database; without a holding where it is free.
+    """The lock at ``key`` in the database of the cache ``alias``; None if it is free.
 
     Raises:
-        redis.exceptions.RedisError, ImproperlyConfigured: the cache could not be asked.
+        redis.exceptions.RedisError, ImproperlyConfigured: the request failed.
     """
     database = _database_of(alias)
     found = inspect(database.client, key, kind)
@@ -168,7 +166,7 @@ def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[HeldLock | N
 
 
 def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
-    """What a lock at ``key`` is called in the cache ``alias``, whether it is held or not."""
+    """The name of a lock at ``key`` in the cache ``alias``, held or not."""
     try:
         _, prefix, _ = _space(_database_of(alias), key, kind)
     except UNAVAILABLE:
@@ -179,7 +177,7 @@ def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
 def release(
     alias: str, key: bytes, owner_id: str, *, fence: int | None, kind: str = LOCK, by: str = ""
 ) -> Outcome:
-    """As ``locking.forced.release``, with the settings of the cache ``alias``."""
+    """``inventory.release`` with the settings of the cache ``alias``."""
     cache: Any = lock_cache(alias)
     client = cache._lock_client()
     grant = cache.conf.GRANT_TIMEOUT
@@ -187,7 +185,7 @@ def release(
 
 
 def _databases(result: HeldLocks) -> Iterator[_Database]:
-    """The databases of all caches; those that are not set up as they should be are failures."""
+    """The databases of all caches. Adds wrongly configured caches to the failures."""
     found: dict[Any, _Database] = {}
     for alias in lock_caches():
         try:
@@ -203,7 +201,7 @@ def _databases(result: HeldLocks) -> Iterator[_Database]:
 
 
 def _database_of(alias: str) -> _Database:
-    # Asking for its client first: what is wrong with this very cache is for the caller to see.
+    # First the client of this cache, so that its configuration error reaches the caller.
     database = server_of(lock_cache(alias)._lock_client()).database
     return next(d for d in _databases(HeldLocks()) if server_of(d.client).database == database)
 
@@ -217,8 +215,8 @@ def _space_of(alias: str, cache: Any) -> _Space:
 
 
 def _space(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, bool]:
-    """The alias under which ``key`` is listed, what to leave out of its name, and whether it is in
-    no cache's key space. Of two key spaces the narrower one is meant."""
+    """The alias under which ``key`` is listed, the prefix of that cache, and whether no cache has
+    its prefix. If several prefixes match, the longest one counts."""
     spaces = [
         (space.locks if kind == LOCK else space.values, space.alias) for space in database.spaces
     ]
@@ -245,12 +243,12 @@ def _add(
 ) -> None:
     lowered = search.lower()
     for lock in inventory.locks:
-        holding = _place(database, lock)
-        if holding.alias in wanted and lowered in holding.name.lower():
-            result.found.append(holding)
+        held = _place(database, lock)
+        if held.alias in wanted and lowered in held.name.lower():
+            result.found.append(held)
     if not inventory.complete:
         alias = next(space.alias for space in database.spaces if space.alias in wanted)
-        result.cuts.append(Truncation(alias, kind, len(inventory.locks), inventory.total))
+        result.truncations.append(Truncation(alias, kind, len(inventory.locks), inventory.total))
 
 
 def _failure(alias: str, error: Exception) -> Failure:
@@ -263,10 +261,10 @@ def _failure(alias: str, error: Exception) -> Failure:
 
 
 def _held_here(failures: Iterable[Failure], search: str) -> list[tuple[str, Owner]]:
-    """What is held on this host instead of, or beside, the locks of caches that are away."""
+    """The local locks that are held on this host, if a cache is down."""
     folders: set[str | None] = set()
     for failure in failures:
-        with suppress(ImproperlyConfigured):  # The cache is listed for that itself.
+        with suppress(ImproperlyConfigured):  # That is one of the failures.
             folders.add(lock_cache(failure.alias).conf.LOCAL_LOCK_FOLDER)
     try:
         held = [found for folder in folders for found in held_locally(folder)]

@@ -1,6 +1,6 @@
-"""Django signals for what happens to locks and computations.
+"""Django signals for events of locks and computations.
 
-They are sent with ``send_robust``: Django logs what a receiver raises, and the lock is not
+They are sent with ``send_robust``: Django logs the exception of a receiver, and the lock is not
 affected. A signal without receivers costs nothing. Receivers run
 
 * in the thread that acquired, released or computed, before the call returns;
@@ -10,7 +10,7 @@ affected. A signal without receivers costs nothing. Receivers run
 
 The signals of servers have the argument ``server`` (its address) and no sender. All others have the
 arguments ``sender`` (the class of the cache backend, or ``Lock`` for a lock made without one),
-``name``, ``group`` (under which it is counted), ``label`` and ``cache`` (the backend or None), and
+``name``, ``group`` (the metrics group), ``label`` and ``cache`` (the backend or None), and
 those listed with the signal.
 """
 
@@ -43,7 +43,7 @@ __all__ = [
 
 logger = logging.getLogger("django_redis_lock.signals")
 
-#: Also: fence (int), waited (seconds), contended (bool: it was not free at once).
+#: Also: fence (int), waited (seconds), contended (bool: it was not free at first).
 lock_acquired = Signal()
 #: Also: fence, held (seconds).
 lock_released = Signal()
@@ -56,14 +56,14 @@ lock_timed_out = Signal()
 #: A lock was taken without Redis (ON_REDIS_DOWN). Also: how ("local" or "run"), error.
 lock_fell_back = Signal()
 #: A value was computed. Also: seconds, values (how many, by ``get_or_set_many``), without_redis
-#: (bool: Redis was away).
+#: (bool: Redis was down).
 value_computed = Signal()
 #: The refresh of a stale value failed; callers still get the old one. Also: error.
 value_refresh_failed = Signal()
-#: A Redis server does not answer this process; sent once for each outage. Also: error.
+#: A Redis server does not reply to this process; sent once for each outage. Also: error.
 server_down = Signal()
-#: It answers again. Also: seconds (of the outage), spared (calls that failed at once during it),
-#: fallbacks (locks taken without it).
+#: The server replies again. Also: seconds (of the outage), spared (calls that failed at once during
+#: it), fallbacks (locks taken without it).
 server_up = Signal()
 
 _SIGNALS: dict[type, Signal] = {
@@ -78,10 +78,10 @@ _SIGNALS: dict[type, Signal] = {
     events.ServerDown: server_down,
     events.ServerUp: server_up,
 }
-#: Their receivers run in a background thread.
+#: The signals whose receivers run in a background thread.
 _IN_BACKGROUND = (lock_lost, server_down, server_up)
 
-#: How many events may wait for their receivers.
+#: The most events that may wait for their receivers.
 MAX_WAITING_EVENTS = 10_000
 _background = ThreadPool("django_redis_lock signals", 1, MAX_WAITING_EVENTS, idle_seconds=5.0)
 
@@ -90,28 +90,28 @@ def _send(event: Any) -> None:
     signal = _SIGNALS.get(type(event))
     if signal is None or not signal.receivers:
         return
-    news = event._asdict()
-    subject: Subject | None = news.pop("subject", None)
+    arguments = event._asdict()
+    subject: Subject | None = arguments.pop("subject", None)
     if subject is None:
-        news.update(sender=None)
+        arguments.update(sender=None)
     else:
-        news.update(
+        arguments.update(
             sender=Lock if subject.cache is None else type(subject.cache),
             name=subject.name,
             group=subject.group,
             label=subject.label,
             cache=subject.cache,
         )
-    if signal is value_computed and news.pop("error") is not None:
-        return  # Its caller gets the exception.
+    if signal is value_computed and arguments.pop("error") is not None:
+        return  # The caller gets the exception.
     if signal in _IN_BACKGROUND:
-        if not _background.submit(lambda: signal.send_robust(**news), connections.close_all):
-            of = event.server if subject is None else subject.group
-            logger.error("Too many locks lost at once: receivers are not called for %s", of)
+        if not _background.submit(lambda: signal.send_robust(**arguments), connections.close_all):
+            about = event.server if subject is None else subject.group
+            logger.error("Too many events at once: receivers are not called for %s", about)
     elif asyncio._get_running_loop() is not None:
-        in_background(signal.asend_robust(**news))
+        in_background(signal.asend_robust(**arguments))
     else:
-        signal.send_robust(**news)
+        signal.send_robust(**arguments)
 
 
 # A project imports this module to connect a receiver, so from then on events are made.

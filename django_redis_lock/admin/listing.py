@@ -98,7 +98,7 @@ class Listing:
         for failure in found.failures:
             told = (failure.alias, failure.error)
             logger.warning("The locks of the cache %s cannot be listed: %s", *told)
-        if self.search and found.cuts:
+        if self.search and found.truncations:
             # Redis knows the names of those that are not listed, too.
             listed = {(h.alias, h.lock.key, h.lock.kind) for h in found.found}
             named = held_locks(aliases, kinds=kinds, search=self.search).found
@@ -156,7 +156,7 @@ class Listing:
                 for name, owner in found.local
                 if self.search.lower() in name.lower()
             ],
-            "cuts": [{"id": f"{c.alias} {c.kind}", "text": _cut(c)} for c in found.cuts],
+            "cuts": [{"id": f"{c.alias} {c.kind}", "text": _cut(c)} for c in found.truncations],
             "summary": self._summary(),
             "nothing": self._nothing(),
             "count": self._count(),

@@ -209,11 +209,11 @@ class Fallback(BaseLock):
 
     def _file_lock(self) -> LocalLock:
         """This host's lock."""
-        servers = ",".join(sorted(server.breaker.server for server in self._servers()))
+        servers = ",".join(sorted(server.breaker.server for server in self._asked()))
         shown = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
         return LocalLock(b"%b\0%b" % (servers.encode(), self.keys.lock), shown, self._local_folder)
 
-    def _servers(self) -> tuple[Server, ...]:
+    def _asked(self) -> tuple[Server, ...]:
         found = getattr(self, "servers", None)
         return found if found is not None else (server_of(self.redis),)
 
@@ -235,7 +235,7 @@ class Fallback(BaseLock):
         """Record that the caller holds the lock without Redis."""
         self.local.hold, self.local.token = hold, hold.token
         self.local.renewal, self.local.file_lock = None, file_lock
-        breaker = _failing(self._servers())
+        breaker = _failing(self._asked())
         breaker.fallbacks += 1
         if events.listeners:
             events.emit(FellBack(self.subject, hold.how, error))

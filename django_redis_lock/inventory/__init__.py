@@ -1,4 +1,4 @@
-"""Which locks are held in a database, and ending them by force."""
+"""Which locks are held in a database, and their forced release."""
 
 from .database import KEYS_PER_SCRIPT, delete_matching, empty, indexed_locks
 from .forced_release import Outcome, release

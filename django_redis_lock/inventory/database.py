@@ -24,16 +24,16 @@ from ..protocol import (
 from ..singleflight import LET_GO
 from ..transport import Cluster, run, run_all, run_at, server_of
 
-#: Which of the indexes of its slots a cluster's node has.
+#: Find which of its slots' indexes a node of a cluster has.
 #:
 #: KEYS  none: they are in many slots, all of them this node's
 #: ARGV  what each index is called, then the tags of the slots
-#: returns the places of the tags, from 1, whose index is there
-#: atomic because so many questions are cheaper in one piece: some three milliseconds.
+#: returns the places of the tags, from 1, whose index exists
+#: atomic because one script is cheaper than many requests: about three milliseconds.
 EXISTING = script("""
 local found = {}
 for i = 2, #ARGV do
-  -- A slot may have gone to another node by now.
+  -- A slot may have moved to another node.
   if redis.pcall('EXISTS', ARGV[1] .. ':{' .. ARGV[i] .. '}') == 1 then
     found[#found + 1] = i - 1
   end
@@ -48,10 +48,10 @@ return found
 #: returns as SCAN
 SCAN = script("return redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])")
 
-#: Delete keys, but none of a lock that is held.
+#: Delete keys, except those of held locks.
 #:
 #: KEYS  the keys, then the index of held locks
-#: ARGV  for each key the lock that it would belong to: itself, or whose companion it is
+#: ARGV  for each key the key of its lock: the key itself, or the one whose companion it is
 #: returns the number of keys deleted
 #: atomic because a lock may be taken at any time before (invariant S6).
 DELETE_UNHELD = script("""
@@ -64,17 +64,16 @@ end
 return deleted
 """)
 
-#: Empty the database but keep the locks (invariant S6), if they are few. The script finds the locks
-#: themselves in the index, so that none slips through; their companions are named by the caller for
-#: the locks it saw there a moment before. A lock without its companions is still right, only its
-#: waiters are found later, by their own watch.
+#: Empty the database but keep the locks (invariant S6), if they are few. The script reads the locks
+#: from the index, so that it misses none; the caller passes the companions of the locks that it saw
+#: there before. A lock without its companions still works, but its waiters get it only by WATCH.
 #:
 #: KEYS  index; on a cluster none: there is one for each slot, and a node has many
-#: ARGV  how many locks may be on each index; how many bytes to keep, at most; 0; on a cluster the
+#: ARGV  the most locks on each index; the most bytes to keep; 0; on a cluster the
 #:       number of this node's slots, what the indexes are called, and the tags of the slots; then
 #:       companion keys to keep where they exist
-#: returns 1, or 0 if nothing was done because there is more to keep
-#: atomic because no lock may be seen missing in between.
+#: returns 1, or 0 if there is more to keep and nothing was done
+#: atomic because no client may see a lock missing.
 CLEAR = script("""
 local most, room, slots, rest = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), 4
 local indexes = {KEYS[1]}
@@ -88,7 +87,7 @@ local function keep(key)
   if not dump then return false end
   if type(dump) == 'table' then
     if not string.find(dump.err, 'non local') then error(dump.err) end
-    return false  -- Its slot has gone to another node.
+    return false  -- Its slot has moved to another node.
   end
   local left = redis.call('PTTL', key)
   if left == 0 then left = 1 elseif left < 0 then left = 0 end  -- RESTORE's 0 is for ever.
@@ -110,18 +109,18 @@ for _, entry in ipairs(kept) do redis.call('RESTORE', entry[1], entry[2], entry[
 return 1
 """)
 
-#: Keys looked at in one step, and deleted in one script: about a millisecond.
+#: The most keys that one script scans or deletes: about a millisecond.
 KEYS_PER_SCRIPT = 500
-#: Up to so many locks, and bytes of them and their companions, are kept aside while the database is
-#: emptied in one script: some three milliseconds. With more, its keys are deleted step by step.
+#: The most locks, and bytes of locks with their companions, that CLEAR restores: about three
+#: milliseconds. If there are more, the keys are deleted step by step.
 MAX_KEPT_LOCKS, MAX_KEPT_BYTES = 25, 50_000
 
 
 def indexes(client: Any, index: bytes) -> list[bytes]:
-    """Where INDEX, or FLIGHTS, is kept: on a cluster there is one for each slot that has any.
+    """The keys of INDEX, or FLIGHTS: on a cluster there is one for each slot that has entries.
 
     Raises:
-        redis.exceptions.RedisError: Redis could not be asked.
+        redis.exceptions.RedisError: a request failed.
     """
     server = server_of(client)
     if not isinstance(server, Cluster):
@@ -134,10 +133,10 @@ def indexes(client: Any, index: bytes) -> list[bytes]:
 
 
 def indexed_locks(client: Any, most: int) -> list[bytes]:
-    """The keys of locks on the index, at most ``most``; some may not be held any more.
+    """The keys of at most ``most`` locks on the index; some may no longer be held.
 
     Raises:
-        redis.exceptions.RedisError: Redis could not be asked.
+        redis.exceptions.RedisError: a request failed.
     """
     found: list[bytes] = []
     for index in indexes(client, INDEX):
@@ -147,24 +146,24 @@ def indexed_locks(client: Any, most: int) -> list[bytes]:
 
 
 def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) -> int:
-    """Delete the keys that match, but no locks that are held, nor anything of theirs; and end the
-    computations of keys that match. Keys that are set during the call may stay.
+    """Delete the keys that match, except those of held locks, and end the computations of matching
+    keys. Keys that are set during the call may remain.
 
     Args:
         client: a redis-py client.
         pattern: as for Redis's SCAN.
-        step: how many keys to look at in one script; at most KEYS_PER_SCRIPT.
+        step: how many keys one script scans; at most KEYS_PER_SCRIPT.
 
     Returns:
         the number of keys deleted.
 
     Raises:
-        redis.exceptions.RedisError: Redis could not be asked. A part may be deleted.
+        redis.exceptions.RedisError: a request failed. Some keys may be deleted.
     """
     step = min(step, KEYS_PER_SCRIPT)
-    # A key that is just being computed is not there to be found, so its flight is ended, and before
-    # anything is deleted: what was computed from older data is then either there to be deleted, or
-    # will not be stored (invariant C2).
+    # A scan does not find a key whose value is being computed. So the flights are ended first: a
+    # value from older data is then either there to be deleted, or will not be stored (invariant
+    # C2).
     beginning = re.split(rb"[*?\[\\]", pattern, maxsplit=1)[0]
     for page in _scan(client, flights_pattern(pattern), step):
         if flights := [key for key in page if _is_flight(key, beginning)]:
@@ -181,8 +180,8 @@ def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) ->
 
 
 def _scan(client: Any, pattern: bytes, step: int) -> Iterator[list[bytes]]:
-    """The keys that match, in pages; on a cluster those of all primaries. Those of the whole
-    database are left out."""
+    """The keys that match, in pages, without the keys of the whole database; on a cluster those of
+    all primaries."""
     server = server_of(client)
     for node in server.primaries() if isinstance(server, Cluster) else [None]:
         cursor = b""
@@ -195,7 +194,7 @@ def _scan(client: Any, pattern: bytes, step: int) -> Iterator[list[bytes]]:
 
 
 def _is_flight(key: bytes, beginning: bytes) -> bool:
-    """Whether ``key`` is the flight of a cache key that begins so."""
+    """Whether ``key`` is the flight of a cache key that begins with ``beginning``."""
     value = key_of_companion(key)
     return value is not None and value.startswith(beginning) and flight_key(value) == key
 
@@ -207,10 +206,10 @@ def _deleting(keys: Sequence[bytes], index: bytes) -> Call:
 
 
 def empty(client: Any) -> None:
-    """Delete everything but the locks that are held, and the figures.
+    """Delete everything except held locks and metrics.
 
     Raises:
-        redis.exceptions.RedisError: Redis could not be asked. A part may be emptied.
+        redis.exceptions.RedisError: a request failed. Some keys may be deleted.
     """
     if not _emptied_at_once(client):
         delete_matching(client, b"*")

@@ -1,4 +1,4 @@
-"""Ending another caller's lock, if it is still the acquisition that was shown."""
+"""Forced release of another caller's lock, if it is still the acquisition that was shown."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from ..singleflight import END_FLIGHT
 from ..transport import is_cluster, run
 from .listing import FLIGHT, LOCK, REPLY_TIMEOUT_SECONDS
 
-#: Milliseconds the followers of a computation that was ended can read of it.
+#: Milliseconds for which the followers of an ended computation can read its end.
 STREAM_LIFETIME = 10_000
 
 
 class Outcome(Enum):
-    """What became of a forced release."""
+    """The result of a forced release."""
 
-    #: It was held as it was shown, and is not any more; the first waiter has it.
+    #: The holder that was shown has lost it; the first waiter has it.
     RELEASED = "released"
     #: It was free.
     FREE = "free"
-    #: It had passed to another holder, who keeps it.
+    #: Another holder has it, and keeps it.
     NOT_OWNER = "changed hands"
 
 
@@ -51,22 +51,21 @@ def release(
     grant_timeout: float = 2.0,
     by: str = "",
 ) -> Outcome:
-    """End the lock at ``key`` if its holder is the one with the fingerprint ``owner_id``; the first
-    waiter has it at once. The holder is told with its next renewal, at a third of the lock's
-    lifetime; until then two may believe to hold it.
+    """End the lock at ``key`` if its holder has the fingerprint ``owner_id``; the first waiter gets
+    it at once. The holder learns of it at its next renewal, within a third of the lock's lifetime;
+    until then both act as holders.
 
     Args:
         client: a redis-py client.
-        key: the lock's, or the cache key of a computation.
+        key: of the lock, or the cache key of a computation.
         owner_id: ``LockInfo.owner.id``.
-        fence: ``LockInfo.fence``, which tells two acquisitions with one chosen token apart.
-        kind: LOCK, or FLIGHT to end a computation: its leader keeps what it computes for itself,
-            and a follower takes over.
-        grant_timeout: seconds the first waiter has to take it up.
-        by: who does it, for the lock's list of events.
+        fence: ``LockInfo.fence``, which distinguishes two acquisitions with one chosen token.
+        kind: LOCK, or FLIGHT to end a computation: its result is not stored, and a follower leads.
+        grant_timeout: seconds that the first waiter has to take the grant.
+        by: the user, for the lock's list of events.
 
     Raises:
-        redis.exceptions.RedisError: Redis could not be asked. It may have been carried out.
+        redis.exceptions.RedisError: the request failed; the lock may have been released.
     """
     if is_reserved(key):
         return Outcome.FREE
@@ -92,14 +91,14 @@ def release(
             patience=REPLY_TIMEOUT_SECONDS,
         )
     except (RedisError, OSError):
-        pass  # It is released all the same.
+        pass  # It is released nevertheless.
     return Outcome.RELEASED
 
 
 def _end_flight(client: Any, key: bytes, owner_id: str) -> Outcome:
     flight = flight_key(key)
-    kept = client.get(flight)
-    token = b"" if kept is None else as_bytes(kept)
+    stored = client.get(flight)
+    token = b"" if stored is None else as_bytes(stored)
     if not token or token.startswith(b"!"):
         return Outcome.FREE
     if fingerprint(token) != owner_id:

@@ -1,7 +1,7 @@
-"""Lists of the locks that are held and of the computations that run, and a closer look at one.
+"""Lists of held locks and running computations, and the details of one.
 
 The lists come from an index, so their cost depends on the number of held locks, not on the number
-of keys in the database. They are bounded, and say when they are incomplete.
+of keys in the database. They are bounded, and say whether they are complete.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ from ..protocol import (
 from ..transport import is_cluster, run, run_all
 from .database import indexes
 
-#: The kinds of what is listed: locks, and computations of cache values.
+#: The kinds of entries: locks, and computations of cache values.
 LOCK, FLIGHT = "lock", "computation"
 
-#: Entries of the index that are read, at most, and in one script (about two milliseconds).
+#: The most entries of the index that are read, in all and in one script (about two milliseconds).
 MAX_ENTRIES, ENTRIES_PER_SCRIPT = 10_000, 2_000
-#: Locks described, at most, to find the longest held among them, and in one script (about two
-#: milliseconds).
+#: The most locks that are described, in all and in one script (about two milliseconds).
 MAX_DESCRIBED, DESCRIBED_PER_SCRIPT = 2_000, 100
 #: Seconds to wait for each of the two replies.
 REPLY_TIMEOUT_SECONDS = 5.0
@@ -55,35 +54,34 @@ REPLY_TIMEOUT_SECONDS = 5.0
 RENEWALS_PER_LIFETIME, CHECK_EVERY_SECONDS = 3, 10.0
 #: Seconds that a check may be late before a holder without heartbeats counts as silent.
 MAX_DELAY_SECONDS = 2.0
-#: Waiters listed, at most. Each is a process, so there are seldom as many.
+#: The most waiters that are listed. Each is a process, so there are seldom more.
 MAX_WAITERS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class LockInfo:
-    """A lock that is held. It does not contain the token, so it cannot disclose it.
+    """A held lock. It does not contain the token, so it cannot disclose it.
 
     Attributes:
-        key: the lock's key in Redis, or the cache key of what is computed.
-        name: what follows the prefix in its key, for people to read.
-        owner: who holds it, or computes; its ``id`` tells one acquisition from another.
-        ttl: seconds it still lives unless renewed; ``inf`` if it never expires.
-        held_for: seconds since it was taken, by the server's clock; None while its holder has not
-            said who it is, which it does after half a second.
-        fence: the acquisition's fencing token, None where it is not known any more.
-        waiters: number of processes that wait for it; None where that cannot be known (a flight).
+        key: the lock's key in Redis, or the cache key of the computation.
+        name: the key without the prefix.
+        owner: the holder or leader; its ``id`` identifies one acquisition.
+        ttl: seconds until the lock expires unless renewed; ``inf`` if it never does.
+        held_for: seconds since the acquisition, by the server's clock; None until the holder
+            describes itself, after half a second.
+        fence: the fencing token of the acquisition; None if unknown.
+        waiters: number of waiting processes; None for a computation.
         kind: LOCK or FLIGHT.
-        lifetime: seconds it is given at each renewal; None where it is not known, ``inf`` where it
-            never expires.
-        renews: whether its holder's keeper renews it; None where that is not known.
-        renewals: how often that has happened; None where it is not known.
-        seen: seconds since its holder's process was last heard of, by its heartbeat or of any of
-            the locks that are listed; None where it never was.
-        heartbeats: whether that process sends heartbeats, as far as it is known.
-        broken: parts of it that cannot be read, because something else is at their keys:
-            "owner", "waiters", "fence", "grants" or "leader".
-        resting: it was released, and stays taken until its ``min_hold`` is over.
-        group: under which it is counted in metrics.
+        lifetime: seconds that each renewal gives; None if unknown, ``inf`` if it never expires.
+        renews: whether the holder's keeper renews the lock; None if unknown.
+        renewals: number of renewals; None if unknown.
+        seen: seconds since the last sign of life of the holder's process: a heartbeat, or a renewal
+            of any listed lock; None if there was none.
+        heartbeats: whether that process sends heartbeats, as far as is known.
+        broken: parts that cannot be read because their keys contain other data: "owner", "waiters",
+            "fence", "grants" or "leader".
+        resting: whether the lock was released and stays taken until its ``min_hold`` is over.
+        group: the metrics group.
     """
 
     key: bytes
@@ -105,8 +103,7 @@ class LockInfo:
 
     @property
     def renewal_interval(self) -> float | None:
-        """Seconds between two looks of its holder's keeper at the lock; None where it is not
-        known."""
+        """Seconds between two renewals or checks by the holder's keeper; None if unknown."""
         if self.lifetime is None:
             return None
         endless = math.isinf(self.lifetime)
@@ -114,14 +111,14 @@ class LockInfo:
 
     @property
     def heartbeat_interval(self) -> float | None:
-        """Seconds within which its holder's process is heard of; None where it is not known."""
+        """Seconds between two signs of life of the holder's process; None if unknown."""
         every = self.renewal_interval
         return min(every, HEARTBEAT_EVERY) if every is not None and self.heartbeats else every
 
     @property
     def silent(self) -> bool | None:
-        """Whether its holder's process should have been heard of since: it is stopped, cut off or
-        dead. None where nobody can tell: it never said who it is."""
+        """Whether signs of life of the holder's process are overdue: it is stopped, cut off or
+        dead. None if unknown, because the holder never described itself."""
         every = self.renewal_interval
         if self.seen is None or every is None:
             return None
@@ -130,10 +127,10 @@ class LockInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The locks held at one moment, the longest held first.
+    """The locks held at one moment, longest first.
 
     Attributes:
-        total: how many are held; at least so many where the list is not complete.
+        total: number of held locks; a lower bound if the list is incomplete.
         complete: whether ``locks`` has all of them.
     """
 
@@ -147,10 +144,10 @@ class WaiterInfo:
     """A process that waits for a lock.
 
     Attributes:
-        host, pid: where it runs; empty and 0 where its id does not say so.
-        thread: the first of its threads that waited; others may wait behind it.
-        since: Unix time in seconds at which that was, by its own clock.
-        waited: seconds since then, by the server's clock; None where its id does not say.
+        host, pid: where it runs; empty and 0 if unknown.
+        thread: the first of its waiting threads.
+        since: Unix time in seconds at which the wait began, by the waiter's clock.
+        waited: seconds since then, by the server's clock; None if unknown.
     """
 
     host: str = ""
@@ -162,12 +159,12 @@ class WaiterInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """All that is known of one lock.
+    """The details of one lock.
 
     Attributes:
         lock: as in the list; None if it is free.
-        waiters: in the order of arrival, by their own clocks; no more than MAX_WAITERS.
-        events: the last events, the latest first (``locking.history``).
+        waiters: in the order of arrival, by the waiters' clocks; at most MAX_WAITERS.
+        events: the last events, latest first (``locking.history``).
     """
 
     lock: LockInfo | None
@@ -180,51 +177,51 @@ def list_held(client: Any, prefix: bytes, limit: int = 500, search: str = "") ->
 
     Args:
         client: a redis-py client.
-        prefix: what one site's lock keys begin with; empty for every lock in the database, with
-            its whole key as its name.
-        limit: how many to list, at most: the longest held. Where there are more than
-            MAX_DESCRIBED, those that would end first by themselves are left out unseen.
-        search: only those in whose keys this is found; upper and lower case are the same.
+        prefix: the prefix of one site's lock keys; empty for every lock in the database, with the
+            whole key as its name.
+        limit: the largest number to list: the longest held. If there are more than MAX_DESCRIBED,
+            those that expire first are not considered.
+        search: only locks whose keys contain this text; case is ignored.
 
     Raises:
-        redis.exceptions.RedisError: Redis could not be asked.
+        redis.exceptions.RedisError: the request failed.
     """
     return _list(client, LOCK, prefix, limit, search)
 
 
 def list_flights(client: Any, prefix: bytes, limit: int = 500, search: str = "") -> Inventory:
-    """The computations by ``get_or_set`` that have taken half a second or longer, as
-    ``list_held`` lists locks."""
+    """The computations by ``get_or_set`` that have run for half a second or longer; arguments as
+    for ``list_held``."""
     return _list(client, FLIGHT, prefix, limit, search)
 
 
 def find_lock(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> LockInfo | None:
-    """What ``list_held`` or ``list_flights`` say of the one at ``key``; None if it is free.
+    """The entry of ``list_held`` or ``list_flights`` for ``key``; None if it is free.
 
     Raises:
-        redis.exceptions.RedisError: Redis could not be asked.
+        redis.exceptions.RedisError: the request failed.
     """
     found = _describe(client, kind, [key], prefix)
     return found[0] if found else None
 
 
 def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> Inspection:
-    """All that is known of the lock at ``key``, or of the computation of the cache key ``key``. The
-    waiters and events of a computation are not known.
+    """The details of the lock at ``key``, or of the computation of the cache key ``key``. Waiters
+    and events of a computation are unknown.
 
     Raises:
-        redis.exceptions.RedisError: Redis could not be asked.
+        redis.exceptions.RedisError: the request failed.
     """
     held = find_lock(client, key, kind, prefix)
     if kind != LOCK or is_reserved(key):
         return Inspection(held, (), ())
     asking = Call(WAITING, (*lock_keys(key)[:5], events_key(key)), (MAX_WAITERS,))
-    now_us, ids, kept, *vanished = run(client, asking, patience=REPLY_TIMEOUT_SECONDS).value
+    now_us, ids, stored, *vanished = run(client, asking, patience=REPLY_TIMEOUT_SECONDS).value
     waiters = [_waiter(as_bytes(id), int(now_us) / 1e6) for id in ids]
     return Inspection(
         held,
         tuple(sorted(waiters, key=lambda waiter: waiter.since or 0.0)),
-        read_events(as_bytes(kept), *vanished),
+        read_events(as_bytes(stored), *vanished),
     )
 
 
@@ -241,9 +238,8 @@ def _list(client: Any, kind: str, prefix: bytes, limit: int, search: str) -> Inv
 def _listed(
     client: Any, script: Script, places: Sequence[bytes], wanted: tuple[bytes, bytes]
 ) -> tuple[list[bytes], bool]:
-    """The keys ``wanted`` on the indexes at ``places``, and whether these were looked at to the
-    end."""
-    keys: dict[bytes, None] = {}  # While the index is read, an entry can move to the next page.
+    """The keys ``wanted`` on the indexes at ``places``, and whether these were read to the end."""
+    keys: dict[bytes, None] = {}  # An entry can move to the next page between two reads.
     starts = dict.fromkeys(places, 0)
     while starts and max(starts.values()) < MAX_ENTRIES:
         asking = [
@@ -267,9 +263,9 @@ def _answers(client: Any, calls: Sequence[Call]) -> list[Any]:
 
 
 def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> tuple[LockInfo, ...]:
-    """Those at ``keys`` that are held still, the longest held first."""
+    """The locks at ``keys`` that are still held, longest first."""
     keys = [key for key in keys if not is_reserved(key)]
-    size = 1 if is_cluster(client) else DESCRIBED_PER_SCRIPT  # On a cluster each is elsewhere.
+    size = 1 if is_cluster(client) else DESCRIBED_PER_SCRIPT  # Each may be on another node.
     groups = [keys[start : start + size] for start in range(0, len(keys), size)]
     asking = [Call(*_named(kind, group), ()) for group in groups]
     locks = [
@@ -281,8 +277,8 @@ def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> t
 
 
 def _with_heartbeats(client: Any, locks: Sequence[LockInfo]) -> list[LockInfo]:
-    """``locks`` with what was last heard of their holders' processes: all locks of one process are
-    judged by the latest."""
+    """``locks`` with the last sign of life of their holders' processes. All locks of one process
+    get the latest."""
     beats = last_heartbeats(client, (lock.owner.process for lock in locks))
     latest = dict(beats)
     for lock in locks:
@@ -309,7 +305,7 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Lock
     owner = Owner.from_fields(described, fingerprint(as_bytes(token)))
     resting = described.get("rests", "").encode() == as_bytes(token)
     if described.get("id") != owner.id:
-        described = {}  # Of a former holder.
+        described = {}  # The description of a former holder.
     fence, waiters = of_a_lock or (b"", None)
     digits = as_bytes(fence).partition(b" ")[0]
     seen = _number(described, "seen")
@@ -338,9 +334,9 @@ def _number(fields: Mapping[str, str], name: str) -> float | None:
 
 
 def _lifetime(fields: Mapping[str, str]) -> float | None:
-    """In seconds; it is kept in milliseconds, and as 0 where there is no end."""
-    kept = _number(fields, "lifetime")
-    return None if kept is None else kept / 1000 or math.inf
+    """In seconds. Redis stores milliseconds, and 0 for no end."""
+    stored = _number(fields, "lifetime")
+    return None if stored is None else stored / 1000 or math.inf
 
 
 def _longest_first(lock: LockInfo) -> tuple[float, str]:
@@ -348,7 +344,7 @@ def _longest_first(lock: LockInfo) -> tuple[float, str]:
 
 
 def _lower(search: str) -> bytes:
-    """Lower case as Lua knows it: that of ASCII."""
+    """In lower case as by Lua: ASCII only."""
     return search.encode(errors="surrogateescape").lower()
 
 

@@ -137,7 +137,7 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
     waiting = sum(h.lock.waiters or 0 for h in locks)
     held = len(locks)
     if options["older_than"] is None:
-        held += sum(cut.total - cut.shown for cut in result.cuts if cut.kind == LOCK)
+        held += sum(cut.total - cut.shown for cut in result.truncations if cut.kind == LOCK)
     parts = []
     if options["kind"] != "computation":
         parts.append(counted(held, "lock is held", "locks are held") if held else _none(options))
@@ -151,7 +151,7 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
     text = ", ".join(parts) + "."
     if result.failures:  # The others are unknown.
         text = f"In the caches that answered: {text[0].lower()}{text[1:]}"
-    for cut in result.cuts:
+    for cut in result.truncations:
         what = "locks" if cut.kind == LOCK else "computations"
         text += f" Only {cut.shown} of {cut.total} {what} of the cache {cut.alias} are listed."
     return text
@@ -169,7 +169,7 @@ def _document(result: HeldLocks) -> dict[str, Any]:
     return {
         "at": time.time(),
         "locks": [as_json(h) for h in result.found],
-        "cut": [cut._asdict() for cut in result.cuts],
+        "cut": [cut._asdict() for cut in result.truncations],
         "failures": [{"alias": f.alias, "error": f.error} for f in result.failures],
         "local": [{"name": name, "holder": str(owner)} for name, owner in result.local],
     }

@@ -1,4 +1,4 @@
-"""What is in Redis: keys, scripts, what their answers mean. No input or output."""
+"""The data in Redis: keys, scripts, and the meaning of their replies. No input or output."""
 
 from .acquisition import (
     LAST_TRY_SECONDS,

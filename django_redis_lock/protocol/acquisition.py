@@ -1,10 +1,10 @@
-"""What a waiter asks for, and what a grant is worth. Decisions only: no input or output here.
+"""The request of a waiter, and the validity of a grant. No input or output here.
 
-A grant is already the lock, for the short lifetime the releaser gave it. The granted waiter sends
-for its full lifetime and does not wait for the answer, unless the grant may be over: a process
-that was stopped, or a reply that was held up on the way, cannot know without asking. A grant's
-fence is the server's time in microseconds at which it was made, and every answer brings a reading
-of the server's clock; together they tell the grant's age.
+A grant is already the lock, for the short lifetime that the releaser gave it. The waiter sends
+TAKE_GRANT for the full lifetime and does not wait for the reply, unless the grant may have expired:
+the process may have been stopped, or the reply may have been delayed. A grant's fence is the
+server's time in microseconds at which it was made, and every reply has a reading of the server's
+clock; the difference is the age of the grant.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH, Call
 from .owner import encodable, hostname
 from .validation import milliseconds
 
-#: Seconds a waiter counts as alive after its keeper has last said so.
+#: Seconds for which a waiter counts as alive after its keeper has registered it.
 WAITER_LIFETIME_SECONDS = 6.0
-#: Seconds between two looks of the keeper at a lock its process waits for.
+#: Seconds between two checks of the keeper on a lock for which its process waits.
 WATCH_INTERVAL_SECONDS = 2.0
-#: Seconds the last try at the deadline may take before the wait ends without it.
+#: Seconds that the last try at the deadline may take.
 LAST_TRY_SECONDS = 0.1
-#: A grant reckoned to be older than this many seconds, or than a quarter of its lifetime, is asked
-#: about before it is believed; so is one that seems to come from the future by as much (the
-#: server's clock was set back).
+#: A grant that seems older than this many seconds, or than a quarter of its lifetime, must be
+#: confirmed first; so must one that seems to come from the future by as much (the server's clock
+#: was set back).
 MAX_GRANT_AGE_SECONDS = 0.5
-#: How a fence is written.
+#: The format of a fence.
 FENCE = re.compile(rb"\d{1,16}")
 
 
 def new_token() -> bytes:
-    """A value nobody can guess: whoever knows it owns the lock."""
+    """A random value that proves the ownership of a lock."""
     return secrets.token_hex(16).encode()
 
 
 def waiter_id() -> bytes:
-    """A name for a waiter: unique, and the admin reads from it who waits since when."""
+    """A unique id of a waiter, from which the admin reads its process, thread and begin."""
     return b"%d %.3f %b" % (next(_waiters), time.time(), _here.name or _name_thread())
 
 
@@ -53,7 +53,7 @@ _waiters = itertools.count(secrets.randbits(40))
 
 
 class _Here(threading.local):
-    """What this thread's waiters are called; it is asked for at each acquire."""
+    """The cached part of the waiter ids of this thread."""
 
     name = b""
 
@@ -73,36 +73,36 @@ def _forget_name() -> None:
 
 
 class Clock(NamedTuple):
-    """A reading of the server's clock: its microseconds, and our monotonic time before asking."""
+    """A reading of the server's clock: its microseconds, and the monotonic time of the request."""
 
     server_us: int
     at: float
 
     def age(self, server_us: int) -> float:
-        """At most how many seconds ago the server's clock showed ``server_us``."""
+        """The seconds since the server's clock showed ``server_us``, or a little more."""
         return (self.server_us - server_us) / 1e6 + time.monotonic() - self.at
 
 
 class PendingLifetime(Protocol):
-    """The answer to TAKE_GRANT, for which nobody has waited."""
+    """The reply to TAKE_GRANT, which has not been read yet."""
 
     def confirm(self, wait: bool) -> float | None:
-        """The confirmed deadline; None if there is no answer, ``-inf`` if the grant was over.
+        """The confirmed deadline; None if there is no reply, ``-inf`` if the grant had expired.
 
         Args:
-            wait: whether to wait for the answer, where that needs no event loop.
+            wait: whether to wait for the reply, if that needs no event loop.
         """
 
 
 class Acquisition(NamedTuple):
-    """The lock, with what is known of its end.
+    """An acquired lock, and its deadline.
 
     Attributes:
         began: monotonic time from which it counts as held.
-        deadline: monotonic time until which it is certain to be held.
-        attempt: the request's.
-        pending: for a grant whose full lifetime is not confirmed yet: the answer to come.
-        contended: whether it was waited for.
+        deadline: monotonic time until which it is certainly held.
+        attempt: of the request.
+        pending: the reply to come, for a grant whose full lifetime is not confirmed yet.
+        contended: whether the caller waited.
     """
 
     token: bytes
@@ -115,23 +115,22 @@ class Acquisition(NamedTuple):
 
 
 class AcquireRequest(NamedTuple):
-    """One call of ``acquire``: what it wants, for how long, and until when it waits.
+    """The arguments of one call of ``acquire``.
 
     Attributes:
-        attempt: empty for a fresh token; for a token the caller chose, what tells a repetition
-            of this call from another call with the same token.
+        attempt: empty for a random token; for a token that the caller chose, identifies this call
+            among other calls with the same token.
         deadline: monotonic time at which the wait ends, None without end.
-        sleep: seconds between two tries where Redis does not let us block.
-        margin: seconds before the deadline at which the last try is sent, so that its answer is
-            there in time.
+        sleep: seconds between two tries if Redis does not allow blocking commands.
+        margin: seconds before the deadline at which the last try is sent, so that the reply
+            arrives in time.
         outage_patience: seconds for which a waiter keeps trying to reach a server that is away.
-        may_hold: the tokens, each with its attempt, under which Redis may have given the lock to
-            this call; a list that all copies share. A token is noted before it is sent, and taken
-            off when Redis has confirmed its release: when the call is interrupted, these are
-            what to release.
-        replicas: how many replicas are to confirm the acquisition.
-        subject: the lock, for those who want to hear of it.
-        waiter: the waiter id with which ACQUIRE was sent, empty if it was sent without.
+        may_hold: the tokens, each with its attempt, with which this call may have acquired the
+            lock; a list that all copies share. A token is added before it is sent, and removed when
+            Redis has confirmed its release. An interrupted call releases all of them.
+        replicas: how many replicas must confirm the acquisition.
+        subject: the lock, for events.
+        waiter: the waiter id that ACQUIRE sent; empty if it sent none.
     """
 
     keys: LockKeys
@@ -150,63 +149,63 @@ class AcquireRequest(NamedTuple):
 
     @property
     def chosen(self) -> bool:
-        """Whether the caller chose the token, so that the lock must be held with just this one."""
+        """Whether the caller chose the token, which must then be the lock's."""
         return bool(self.attempt)
 
     @property
-    def believes_nothing(self) -> bool:
-        """Whether a grant is not the lock before its full lifetime is confirmed."""
+    def must_confirm_grants(self) -> bool:
+        """Whether a grant counts only after its full lifetime is confirmed."""
         return self.chosen or bool(self.replicas)
 
     def left(self) -> float:
-        """Seconds until the last try is due; an hour where there is no end."""
+        """Seconds until the last try; an hour if there is no deadline."""
         if self.deadline is None:
             return 3600.0
         return max(0.0, self.deadline - self.margin - time.monotonic())
 
     def patience(self) -> float | None:
-        """Seconds for which an answer is worth waiting, None without end."""
-        # The system waits for 24 days at most.
+        """Seconds to wait for a reply, None without end."""
+        # The operating system limits it to 24 days.
         return None if self.deadline is None else min(self.left(), 3600.0) + LAST_TRY_SECONDS
 
     def with_margin(self, asked_at: float) -> AcquireRequest:
-        """The same request, after an answer to what was sent at ``asked_at``: the last try will be
-        sent one such round trip before the deadline, but at most 2 % of the wait or 10 ms."""
+        """The request with a margin, after a reply to a command sent at ``asked_at``: one round
+        trip, but at most 2 % of the wait or 10 ms."""
         if self.deadline is None:
             return self
         trip = time.monotonic() - asked_at
         return self._replace(margin=min(trip, (self.deadline - asked_at) / 50, 0.01))
 
-    # -- what to send ------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------
 
     def acquire(self, waiter: bytes = b"") -> Call:
-        """Take the lock; with ``waiter``, register it if that fails."""
+        """Take the lock; if that fails, register ``waiter``, if given."""
         mine = (self.token, milliseconds(self.lifetime), self.attempt)
         return Call(ACQUIRE, self.keys, (*mine, waiter, milliseconds(WAITER_LIFETIME_SECONDS)))
 
     def leave(self, waiter: bytes, wake: bytes, *, try_again: bool) -> Call:
-        """Stop waiting, after a last try or without; take ``waiter``, if any, off the register."""
+        """Stop waiting, with or without a last try; unregister ``waiter``, if given."""
         token = self.token if try_again else b""
         mine = (token, milliseconds(self.lifetime), self.attempt)
         return Call(LEAVE, (*self.keys, wake), (*mine, waiter))
 
     def take(self, token: bytes, waiter: bytes, fence: int = 0) -> Call:
-        """Give a grant its full lifetime; take ``waiter``, if any, off the register."""
+        """Give a grant its full lifetime; unregister ``waiter``, if given."""
         own = (self.token, self.attempt, fence) if self.chosen else (b"", b"", 0)
         return Call(TAKE_GRANT, self.keys, (token, milliseconds(self.lifetime), waiter, *own))
 
     def watch(self, waiter: bytes) -> Call:
-        """Stay registered, and look whether the holder has vanished."""
+        """Stay registered, and check whether the holder has vanished."""
         grant = (new_token(), milliseconds(self.grant_timeout))
         return Call(WATCH, self.keys, (waiter, milliseconds(WAITER_LIFETIME_SECONDS), *grant))
 
     def give_back(self, token: bytes, attempt: bytes = b"") -> Call:
-        """Release what ``token``, a grant's or this request's own, may have got."""
+        """Release the lock if ``token``, of a grant or of this request, holds it."""
         if token == self.token:
             attempt = self.attempt
         return release_call(self.keys, token, new_token(), self.grant_timeout, attempt=attempt)
 
-    # -- what an answer means ----------------------------------------------------------------
+    # -- replies ----------------------------------------------------------------------------
 
     def until(self, sent_at: float) -> float:
         """The deadline of a lock whose lifetime was set by a command sent at ``sent_at``."""
@@ -221,7 +220,7 @@ class AcquireRequest(NamedTuple):
         return Acquisition(held_with, fence, came_at, until, self.attempt)
 
     def granted(self, token: bytes, fence: int, age: float, came_at: float) -> Acquisition:
-        """A fresh grant, believed until its own short lifetime is over."""
+        """A fresh grant, which counts until its short lifetime is over."""
         until = min(came_at + self.grant_timeout - max(age, 0.0), self.until(came_at))
         return Acquisition(token, fence, came_at, until)
 
@@ -235,7 +234,7 @@ def release_call(
     fence: int = 0,
     attempt: bytes = b"",
 ) -> Call:
-    """Give up what ``token`` holds; with ``attempt``, only if that attempt acquired it."""
+    """Release the lock that ``token`` holds; with ``attempt``, only if that attempt acquired it."""
     rest = milliseconds(min_hold) if min_hold else 0
     grant = milliseconds(grant_timeout)
     since = fence if rest else 0
@@ -243,7 +242,7 @@ def release_call(
 
 
 def parse_grant(element: bytes) -> tuple[bytes, int]:
-    """Token and fence of an element of the grants list; what is none is worth as much as a grant
-    that is over."""
+    """Token and fence of an element of the grants list; fence 0 for an invalid one, which thus
+    counts as expired."""
     token, _, fence = element.rpartition(b":")
     return (token, int(fence)) if FENCE.fullmatch(fence) else (element, 0)

@@ -1,8 +1,8 @@
-"""One acquisition: its token, its fence, and until when it counts. No input or output here.
+"""One acquisition: its token, its fence and its deadline. No input or output here.
 
-A hold's deadline is kept on this machine's monotonic clock and reckoned from the moment *before*
-the command that set the lifetime was sent, so it never lies after the server's. Past it the hold
-reports itself lost, whatever the server says (invariant S5).
+The deadline is on this machine's monotonic clock, and starts *before* the command that set the
+lifetime was sent, so it is never later than the server's. After it the hold is lost, whatever the
+server says (invariant S5).
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ BROKEN = "on_lost failed: %r"
 
 
 class Hold:
-    """What is known of one acquisition of one lock, shared by its handle and the keeper.
+    """One acquisition of one lock, shared by the lock object and the keeper.
 
     Attributes:
         token, fence, keys: what was acquired.
-        attempt: what tells this acquisition from another's with the same chosen token.
-        lifetime: seconds the lock was given, None without end.
+        attempt: identifies this acquisition among others with the same chosen token.
+        lifetime: seconds, None without end.
         deadline: monotonic time until which it counts as held.
         began: monotonic time of the acquisition.
-        renews_until: monotonic time after which it is renewed no more; -inf if never renewed.
-        label, thread: what for and by whom it was taken, for the admin.
-        subject: the lock, for those who want to hear of its loss.
-        warns_at: monotonic time at which the log is told that it is held long; inf for never.
-        ended: released, lost or handed to somebody else; the keeper lets go of it.
+        renews_until: monotonic time at which renewal ends; -inf if never renewed.
+        label, thread: of the acquisition, for the admin.
+        subject: the lock, for events.
+        warns_at: monotonic time of the warning that it is still held; inf for never.
+        ended: released, lost or reset; the keeper stops renewing it.
     """
 
     __slots__ = (
-        "_heard_at",
+        "_confirmed_at",
         "_lost",
         "_mutex",
         "_thread_id",
@@ -103,15 +103,15 @@ class Hold:
         self.pid = os.getpid()
         self.ended = False
         self._lost = False
-        self._heard_at = -math.inf
+        self._confirmed_at = -math.inf
         self._mutex = threading.Lock()
-        #: Asks for an answer that may already have come; set for a lock got by a grant.
+        #: Reads the reply that confirms a grant, if it has arrived; None if there is none to come.
         self.confirm_pending: Callable[[bool], None] | None = None
-        #: That answer.
+        #: That reply.
         self.pending: Any = None
 
     def owner(self) -> Owner:
-        """Who holds the lock, as it is written beside it."""
+        """The description of the holder, as it is stored in Redis."""
         since = self.fence / 1e6
         name = fingerprint(self.token)
         thread, label = encodable(self.thread), encodable(self.label)
@@ -119,28 +119,28 @@ class Hold:
 
     @property
     def from_parent_process(self) -> bool:
-        """Whether this is a parent process's hold, seen by a forked child."""
+        """Whether this process is a forked child, and its parent holds the lock."""
         return self.pid != os.getpid()
 
     @property
     def by_this_thread(self) -> bool:
-        """Whether it was this thread that took it."""
+        """Whether this thread acquired it."""
         return self._thread_id == threading.get_ident()
 
     @property
     def lost(self) -> bool:
-        """Whether the lock ended while its holder still counted on it."""
+        """Whether the lock ended before its holder released it."""
         if self.ended:
             return self._lost
         if self.now() < self.deadline:
             return False
         self.confirm()
-        # Meanwhile the keeper may have found out, too.
+        # The keeper may have ended it at the same time.
         return self._lost if self.ended else self.now() >= self.deadline
 
     @property
     def is_valid(self) -> bool:
-        """Whether the lock may be taken to be held by this process right now."""
+        """Whether this process certainly holds the lock now."""
         return not self.ended and not self.from_parent_process and not self.lost
 
     @property
@@ -149,20 +149,20 @@ class Hold:
         return self.ended and not self._lost
 
     def held_until(self, deadline: float, asked_at: float) -> None:
-        """The server has confirmed, to what was sent at ``asked_at``, a lifetime that ends at
+        """The reply to a command sent at ``asked_at`` has confirmed a lifetime that ends at
         ``deadline`` (both monotonic).
 
-        Of two commands that were under way together nobody knows which the server carried out
-        last. The shorter lifetime counts then, until the keeper has asked again.
+        The order in which the server executed two concurrent commands is unknown, so the shorter
+        lifetime counts until the next renewal.
         """
         with self._mutex:
-            if asked_at < self._heard_at:
+            if asked_at < self._confirmed_at:
                 deadline = min(deadline, self.deadline)
             if not self.ended:
-                self.deadline, self._heard_at = deadline, self.now()
+                self.deadline, self._confirmed_at = deadline, self.now()
 
     def confirm_with(self, ask: Callable[[bool], float | None]) -> None:
-        """The full lifetime is not confirmed yet; ``ask`` knows (``PendingLifetime.confirm``)."""
+        """Confirm the full lifetime later, by ``ask`` (``PendingLifetime.confirm``)."""
 
         def ask_now(wait: bool) -> None:
             until = ask(wait)
@@ -170,27 +170,27 @@ class Hold:
                 return
             self.confirm_pending = None
             if until == -math.inf:
-                self.lose("the grant was over before it could be taken up")
+                self.lose("the grant expired before it could be taken")
             else:
                 self.held_until(until, self.began)
 
         self.confirm_pending = ask_now
 
     def confirm(self, wait: bool = False) -> None:
-        """Take note of the answer about the full lifetime, if there is one to come."""
+        """Read the reply that confirms the full lifetime, if one is to come."""
         ask = self.confirm_pending
         if ask is not None:
             ask(wait)
 
     def end(self) -> None:
-        """The holder has given it up."""
+        """The holder has released it."""
         self.ended = True
 
     def warn(self) -> None:
-        """Say that it is held long, once."""
+        """Log once that it is still held."""
         self.warns_at = math.inf
         held_logger.warning(
-            "The lock %s has been held for %.1f s by now (fence %d, thread %s%s)",
+            "The lock %s has been held for %.1f s (fence %d, thread %s%s)",
             printable(self.keys.lock),
             self.now() - self.began,
             self.fence,
@@ -199,8 +199,8 @@ class Hold:
         )
 
     def lose(self, reason: str) -> bool:
-        """Tell the holder, once, that the lock is not its own any more. Returns whether that was
-        news."""
+        """End the hold as lost: log it, emit the event and call ``on_lost``. Returns False if it
+        had already ended."""
         with self._mutex:
             if self.ended or self._lost:
                 return False
@@ -224,13 +224,12 @@ class Hold:
 
 
 def in_a_thread(on_lost: Callable[[], Any]) -> Callable[[], None]:
-    """``on_lost`` as the keeper can call it: however long it takes, and whatever it raises, the
-    process's other locks are renewed meanwhile."""
+    """A function that runs ``on_lost`` in a new thread, so that it does not delay the keeper."""
 
     def run() -> None:
         try:
             on_lost()
-        except BaseException:  # Also sys.exit(), which Python would pass over in silence.
+        except BaseException:  # Also sys.exit(), which Python would ignore.
             logger.exception(BROKEN, on_lost)
 
     return threading.Thread(target=run, name="django_redis_lock on_lost", daemon=True).start

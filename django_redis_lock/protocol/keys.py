@@ -1,7 +1,7 @@
 """The only place that builds and reads key names.
 
-A lock named ``K`` lives at the key ``K`` itself, where a plain redis-py lock would be, and has
-companion keys beside it. In a cluster all of them must share a slot, so a companion has a hash tag:
+A lock named ``K`` has the key ``K``, like a plain redis-py lock, and companion keys. In a cluster
+all of them must be in one slot, so a companion has a hash tag:
 
 =====================  =========================================================================
 ``report``             ``{report}:fence``: ``K`` has no ``}``, so it can be the tag
@@ -9,10 +9,10 @@ companion keys beside it. In a cluster all of them must share a slot, so a compa
 ``a}b``                ``{<n>}|a}b|fence``: ``K`` cannot be a tag; the number ``n`` is in its slot
 =====================  =========================================================================
 
-A companion can be read in one way only: what follows the first ``}`` tells the forms apart, and in
-the second form the part is what follows the last ``|``. So no two keys share a companion. And no
-name is a companion: a lock name or a cache key that reads as one (each begins with ``{``), or that
-is one of the keys of a whole database, is refused. ``tests/unit/test_keys.py`` proves both.
+Each companion belongs to one key: the character after the first ``}`` distinguishes the forms, and
+in the second form the part follows the last ``|``. And no name is a companion: a lock name or a
+cache key with the form of one (each begins with ``{``), or of a key of the whole database, is
+refused. ``tests/unit/test_keys.py`` proves both.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 #: Sorted set of the locks held in one database: key of the lock -> Unix time in ms of its expiry.
-#: One for the database and not one for each key prefix, because emptying a cache empties the
-#: whole database and must give every site's locks back. On a cluster, see ``index_key``.
+#: One for the whole database, because emptying a cache empties the database, and must restore the
+#: locks of every site. On a cluster, see ``index_key``.
 INDEX = b"django_redis_lock:locks"
-#: The same for computations that have been under way for a while: cache key -> end of its flight.
+#: The same for computations that have run for a while: cache key -> end of its flight.
 FLIGHTS = b"django_redis_lock:flights"
 
-#: Hashes with the figures of locks and computations, by period; in one slot of a cluster.
+#: Hashes with metrics by period; in one slot of a cluster.
 FIGURES = {
     "hour": b"{django_redis_lock:metrics}:hour",
     "day": b"{django_redis_lock:metrics}:day",
@@ -83,7 +83,7 @@ def slot_of(key: bytes) -> int:
 
 @lru_cache(maxsize=1)
 def _numbers() -> list[bytes]:
-    """Of each slot the smallest number that is in it: a hash tag for where none is at hand."""
+    """For each slot the smallest number in it, to be used as a hash tag."""
     found: dict[int, bytes] = {}
     number = 0
     while len(found) < SLOTS:  # A tenth of a second, once.
@@ -99,8 +99,8 @@ def slot_tag(slot: int) -> bytes:
 
 
 def index_key(index: bytes, slot: int) -> bytes:
-    """On a cluster: what INDEX, or FLIGHTS, is for the keys of one slot. It is kept beside them,
-    and so by the same scripts."""
+    """The key of INDEX, or FLIGHTS, for one slot of a cluster: in that slot, so that the scripts
+    can write it."""
     return index + b":{" + slot_tag(slot) + b"}"
 
 
@@ -112,7 +112,7 @@ def _before_part(key: bytes) -> bytes:
 
 
 def key_of_companion(companion: bytes) -> bytes | None:
-    """The lock's or cache key beside which ``companion`` is kept; None: that is no companion."""
+    """The key to which ``companion`` belongs; None if it is not a companion."""
     found = _COMPANION.fullmatch(companion)
     if found is None:
         return None
@@ -121,7 +121,7 @@ def key_of_companion(companion: bytes) -> bytes | None:
 
 
 def is_of_a_database(key: bytes) -> bool:
-    """Whether ``key`` is an index, a heartbeat, or holds figures."""
+    """Whether ``key`` is an index, a heartbeat, or has metrics."""
     return _OF_A_DATABASE.fullmatch(key) is not None
 
 
@@ -137,8 +137,8 @@ def refuse_reserved(key: bytes) -> None:
     """
     if is_reserved(key):
         raise ValueError(
-            f"{key!r} is no name for a lock or a cache value: django_redis_lock keeps its own data "
-            "at keys of this form. Another KEY_PREFIX, which does not begin with '{', will do"
+            f"{key!r} is no name for a lock or a cache value: django_redis_lock stores its own "
+            "data at keys of this form. Choose a KEY_PREFIX that does not begin with '{'"
         )
 
 
@@ -167,38 +167,38 @@ def lock_keys(key: bytes, on_cluster: bool = False) -> LockKeys:
 
 
 def process_key(process: str) -> bytes:
-    """Where the last heartbeat of a process is noted; see ``owner.process_id``."""
+    """The key of the last heartbeat of a process; see ``owner.process_id``."""
     return b"django_redis_lock:process:" + process.encode()
 
 
 def wake_key(key: bytes, waiter: bytes) -> bytes:
-    """The list that wakes one waiter out of its blocking pop without giving it the lock."""
-    # The token may be any caller's; a "|" in it would be read as the end of the key.
+    """The list that ends the blocking pop of one waiter without a grant."""
+    # A waiter id may contain any text; a "|" in it would be parsed as a separator.
     quoted = waiter.replace(b"%", b"%25").replace(b"|", b"%7C")
     return _prefix(key) + b"wake:" + quoted
 
 
 def events_key(key: bytes) -> bytes:
-    """The list of what has happened last to the lock at ``key``."""
+    """The key of the last events of the lock at ``key``."""
     return _prefix(key) + b"events"
 
 
 def flight_key(key: bytes) -> bytes:
-    """Where the flight (the computation under way) of the cache key ``key`` is noted."""
+    """The key of the flight (the running computation) of the cache key ``key``."""
     return _prefix(key) + b"flight"
 
 
 def flights_pattern(pattern: bytes) -> bytes:
-    """A glob pattern for the flights of all keys that ``pattern`` matches, whatever form they have.
-    It matches some others too, also keys that are no flights: see ``key_of_companion``."""
+    """A glob pattern for the flights of all keys that ``pattern`` matches. It also matches other
+    keys, so check each with ``key_of_companion``."""
     return b"{*" + pattern + b"[}|]*flight"
 
 
 def flight_leader(key: bytes) -> bytes:
-    """Where it is noted who computes the cache key ``key``."""
+    """The key of the description of the leader for the cache key ``key``."""
     return _prefix(key) + b"leader"
 
 
 def flight_stream(key: bytes, token: bytes) -> bytes:
-    """Where the followers of one flight learn that it has ended."""
+    """The stream on which the followers of one flight wait for its end."""
     return _prefix(key) + b"done:" + token

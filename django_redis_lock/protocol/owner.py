@@ -1,4 +1,4 @@
-"""Who holds a lock, as an operator wants to read it."""
+"""The description of a lock's holder, for operators."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 from ..forks import after_fork
 
-#: Unix times beyond this are none: about the year 5000.
+#: The latest valid Unix time: about the year 5000.
 MAX_UNIX_TIME = 1e11
-#: No process id is greater.
+#: The greatest process id.
 MAX_PID = 2**32
-#: Seconds between two heartbeats of a process that holds locks (``heartbeat``), and seconds after
-#: the last one from which on it counts as silent.
+#: Seconds between two heartbeats of a process that holds locks (``heartbeat``), and seconds without
+#: one after which it counts as silent.
 HEARTBEAT_EVERY, SILENT_AFTER = 10.0, 15.0
 
 
@@ -29,8 +29,8 @@ def hostname() -> str:
 
 @lru_cache(maxsize=1)
 def process_id() -> str:
-    """What tells this process from all others, also from an earlier one with the same pid on the
-    same host."""
+    """A unique id of this process; an earlier process with the same pid on the same host has
+    another."""
     return secrets.token_urlsafe(6)
 
 
@@ -38,8 +38,8 @@ after_fork(process_id.cache_clear)
 
 
 def encodable(text: str) -> str:
-    """``text`` as it can be kept: what is no character (``os.fsdecode`` gives such, for a file name
-    that is no UTF-8) is written as an escape."""
+    """``text`` with escapes for lone surrogates, which ``os.fsdecode`` returns for file names that
+    are not UTF-8."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -54,14 +54,13 @@ def as_bytes(value: Any) -> bytes:
 
 
 def fields_of(reply: Any) -> dict[str, str]:
-    """What HGETALL answers in a script: names and values in turn."""
+    """The dict of a reply with alternating names and values, as of HGETALL in a script."""
     texts = [as_bytes(text).decode(errors="replace") for text in reply]
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
 def bounded(value: Any, most: float) -> float | None:
-    """``value``, of which nobody knows who wrote it, as a number from 0 to ``most``; None if it is
-    none."""
+    """The untrusted ``value`` as a number from 0 to ``most``; None if it is not one."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -75,11 +74,11 @@ class Owner:
 
     Attributes:
         id: a short, public fingerprint of the holder's token; never the token itself.
-        host, pid, thread: where it runs; empty and 0 when it has not said so (yet).
-        label: what the lock was taken for, in the words of the code that took it.
-        since: Unix time in seconds, by the server's clock, at which it took the lock.
-        process: what its process's heartbeats are known by; empty where it sends none.
-        seen: seconds since its process was last heard of; None where that is not known. More than
+        host, pid, thread: where it runs; empty and 0 until the holder describes itself.
+        label: given by the code that acquired the lock.
+        since: Unix time in seconds of the acquisition, by the server's clock.
+        process: the id in its process's heartbeats; empty if it sends none.
+        seen: seconds since the last sign of life of its process; None if unknown. More than
             SILENT_AFTER: it is stopped, cut off from Redis, or dead.
     """
 
@@ -93,7 +92,7 @@ class Owner:
     seen: float | None = None
 
     def fields(self) -> list[str]:
-        """Names and values in turn, as HSET takes them."""
+        """Alternating names and values, for HSET."""
         return [
             *("id", self.id, "host", self.host, "pid", str(self.pid)),
             *(("process", self.process) if self.process else ()),
@@ -102,7 +101,7 @@ class Owner:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, str], id: str) -> Owner:
-        """The owner that ``fields`` describe, or only ``id`` where they describe another's lock."""
+        """The owner that ``fields`` describe; only ``id`` if they describe another one."""
         if fields.get("id") != id:
             return cls(id)
         return cls(
@@ -126,17 +125,18 @@ class Owner:
 
 
 class HolderInfo:
-    """A lock somebody owns, as HELD reports it.
+    """The holder of a lock, as HELD reports it.
 
     Attributes:
-        owner: who.
-        ttl: seconds its lifetime still lasts unless renewed; ``inf`` without end.
-        held_for: seconds it has been held, by the server's clock; None until the owner is known.
-        renews: whether its keeper renews it, as far as the owner has said so.
-        overdue: whether a renewal should have come before now: its holder is stopped, cut off or
-            dead. A renewed lock never has less than two thirds of its lifetime left for long.
-        resting: nobody holds it any more; it stays taken until its ``min_hold`` is over.
-        fence: its fence, 0 if that is not on record.
+        owner: the holder.
+        ttl: seconds until the lock expires unless renewed; ``inf`` without end.
+        held_for: seconds since the acquisition, by the server's clock; None until the owner is
+            known.
+        renews: whether its keeper renews it, as far as is known.
+        overdue: whether a renewal is overdue: the holder is stopped, cut off or dead. A renewed
+            lock has less than two thirds of its lifetime left only for a moment.
+        resting: whether it was released and stays taken until its ``min_hold`` is over.
+        fence: its fence, 0 if unknown.
     """
 
     def __init__(self, reply: Any) -> None:

@@ -1,4 +1,4 @@
-"""Checks of what a caller passes in: wrong values are refused at the call (invariant W1)."""
+"""Checks of arguments: invalid values are refused at the call (invariant W1)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 #: The shortest lifetime: Redis counts in milliseconds.
 MIN_SECONDS = 0.001
-#: The longest lifetime or wait. Redis takes more, but a value beyond this is a wrong unit.
+#: The longest lifetime or wait. Redis accepts more, but a greater value is probably in
+#: milliseconds.
 MAX_SECONDS = 100 * 365 * 24 * 3600.0
 
 
@@ -20,13 +21,13 @@ def check_seconds(
     Args:
         what: the argument's name, for the message.
         value: int or float, in seconds.
-        zero: whether 0 is allowed, and anything down to it.
-        none: what None means for this argument; None is refused when this is not given.
+        zero: whether 0, and values below a millisecond, are allowed.
+        none: what None means for this argument; if left out, None is refused.
 
     Raises:
         TypeError: not a number.
-        ValueError: NaN, infinite, negative, longer than a hundred years; or 0, or shorter than a
-            millisecond, where that makes no sense.
+        ValueError: NaN, infinite, negative, longer than a hundred years; or below a millisecond,
+            unless ``zero`` is set.
     """
     if type(value) is float and MIN_SECONDS <= value <= MAX_SECONDS:
         return value
@@ -91,11 +92,11 @@ def check_name(value: Any) -> str | bytes:
 
 
 def check_name_in_cache(value: Any) -> str:
-    """``value`` as the name of a lock in a cache: a text, or what has one of its own, such as a
-    number or a UUID. Bytes are decoded.
+    """``value`` as the name of a lock in a cache: a str, bytes, or an object that defines
+    ``str()``, such as a number or a UUID.
 
     Raises:
-        TypeError: no text stands for it, as for a tuple or a list.
+        TypeError: another type, such as a tuple or a list.
         ValueError: empty or None, or bytes that are not UTF-8.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -105,7 +106,7 @@ def check_name_in_cache(value: Any) -> str:
             raise ValueError(f"a lock's name must be UTF-8 if it is bytes, not {value!r}") from None
     if value is None:
         value = ""
-    own_text: Any = type(value).__str__  # object's is the repr; numbers have no other.
+    own_text: Any = type(value).__str__  # Numbers inherit object's.
     has_text = isinstance(value, (str, int, float)) or own_text is not object.__str__
     if isinstance(value, bool) or not has_text:
         raise TypeError(f"a lock's name must be a str, bytes or number, not {value!r}")
@@ -113,7 +114,7 @@ def check_name_in_cache(value: Any) -> str:
 
 
 def check_token(value: Any) -> str | bytes:
-    """``value`` as what proves ownership of a lock.
+    """``value`` as a token.
 
     Raises:
         TypeError: neither str nor bytes.
@@ -132,11 +133,11 @@ def check_wait(value: Any) -> float | None:
 
 
 def longest_hold(renew: bool, timeout: float | None, max_hold: float | None) -> float:
-    """Seconds a lock with these options can be held; ``inf`` where there is no end."""
+    """Seconds for which a lock with these options can be held; ``inf`` without end."""
     return (max_hold if renew else timeout) or math.inf
 
 
 @lru_cache(maxsize=256)
 def milliseconds(seconds: float | None) -> int:
-    """Whole milliseconds for Redis, rounded up so that no lifetime becomes 0; 0 stands for none."""
+    """Whole milliseconds for Redis, rounded up so that no lifetime becomes 0; 0 for None."""
     return 0 if seconds is None else max(1, math.ceil(round(seconds * 1000, 6)))

@@ -163,7 +163,7 @@ def test_the_folder_is_this_users_own(tmp_path: Path, monkeypatch: pytest.Monkey
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     found.symlink_to(elsewhere)
-    with pytest.raises(LockError, match="another user's"):
+    with pytest.raises(LockError, match="belongs to another user"):
         local_folder()
 
 

@@ -243,7 +243,7 @@ class WaitQueue(ABC):
         call = request.take(token, self.id_to_unregister(), fence)
         age = self.clock.age(fence) if self.clock else math.inf
         max_age = min(MAX_GRANT_AGE_SECONDS, request.grant_timeout / 4)
-        fresh = abs(age) < max_age and not request.believes_nothing
+        fresh = abs(age) < max_age and not request.must_confirm_grants
         believed = request.granted(token, fence, age, at) if fresh else None
         return ReceivedGrant(token, fence, at, call, believed)
 
