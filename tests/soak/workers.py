@@ -15,6 +15,7 @@ if '"workload": "gevent"' in sys.argv[-1]:
     monkey.patch_all()
 
 import encodings.idna  # noqa: F401, connecting needs it; an interrupted import would stay broken.
+import faulthandler
 import gc
 import os
 import random
@@ -80,12 +81,16 @@ class Work:
         self.order = order
         self.history = History(Path(order.folder), order.name)
         self.random = random.Random(order.seed)
-        self.ledger = redis.Redis.from_url(order.ledger)
+        self.ledger = self.new_ledger()
         self.deadline = 0.0
         self._took = 0.0
 
     def goes_on(self) -> bool:
         return time.time() < self.deadline
+
+    def new_ledger(self) -> redis.Redis:
+        # With protocol 3 redis-py begins with HELLO and a whole number: see ``_ledger``.
+        return redis.Redis.from_url(self.order.ledger, protocol=2)
 
     def client(self, number: int = 0) -> redis.Redis:
         return redis.Redis.from_url(
@@ -151,8 +156,10 @@ class Work:
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
             except Interrupted:
-                # Whatever it left in the ledger's connection is not to be read as an answer.
-                self.ledger.connection_pool.disconnect()
+                # Whatever it left in the ledger's connection is not to be read as an answer; and a
+                # pool of redis-py that has been interrupted counts connections that are no more.
+                self.ledger.close()
+                self.ledger = self.new_ledger()
 
     def gevent(self) -> None:
         """Greenlets, of which some are killed wherever they wait."""
@@ -251,6 +258,7 @@ def resources() -> dict[str, int]:
 
 
 def main() -> None:
+    faulthandler.enable()  # If the process crashes, its errors say where.
     order = Order(**json.loads(sys.argv[-1]))
     os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
     os.environ["REDIS_URL"] = order.servers[0]
