@@ -48,8 +48,7 @@ class Proxy:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         with server.client() as client:
-            for name in lock_scripts.__all__:
-                script = getattr(lock_scripts, name)
+            for script in vars(lock_scripts).values():
                 if isinstance(script, Script):
                     # Else the first reply to be lost would be the news that it is not known.
                     client.script_load(script.source)
