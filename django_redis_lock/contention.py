@@ -91,9 +91,9 @@ class Conflict:
 
     def __str__(self) -> str:
         # One line, even if a name contains line breaks.
-        return " ".join(self._words().split())
+        return " ".join(self._sentence().split())
 
-    def _words(self) -> str:
+    def _sentence(self) -> str:
         if self.holder is None:
             return _("%(name)s is held by another caller, or was a moment ago") % {
                 "name": self.name

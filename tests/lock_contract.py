@@ -182,7 +182,7 @@ class LockContract:
         assert two.acquire(blocking=False) is True
         two.release()
 
-    def test_names_are_locks_of_their_own(self, backend: Backend) -> None:
+    def test_different_names_are_different_locks(self, backend: Backend) -> None:
         one, two = backend.make_lock("one", timeout=30), backend.make_lock("two", timeout=30)
         assert one.acquire(blocking=False)
         assert two.acquire(blocking=False)
@@ -232,7 +232,7 @@ class LockContract:
         with pytest.raises(LockError):
             lock.release()
 
-    def test_nobody_releases_anothers(self, make: Any) -> None:
+    def test_a_lock_of_another_owner_cannot_be_released(self, make: Any) -> None:
         one, two = make(timeout=30), make(timeout=30)
         one.acquire()
         with pytest.raises(LockError):
@@ -746,7 +746,9 @@ class LockContract:
         lock.release()
 
     @pytest.mark.parametrize("how", ["delete_key", "expire_now", "reset"])
-    def test_the_holder_is_told(self, backend: Backend, make: Any, how: str) -> None:
+    def test_on_lost_is_called_when_the_lock_is_lost(
+        self, backend: Backend, make: Any, how: str
+    ) -> None:
         told = threading.Event()
         lock = make(timeout=1, renew=True, on_lost=told.set)
         lock.acquire()
@@ -771,7 +773,7 @@ class LockContract:
         with pytest.raises(LockLost):
             lock.ensure_held()
 
-    def test_a_broken_on_lost_harms_nobody(self, make: Any) -> None:
+    def test_a_failing_on_lost_affects_no_other_lock(self, make: Any) -> None:
         def on_lost() -> None:
             raise RuntimeError("on_lost is broken")
 
@@ -788,7 +790,7 @@ class LockContract:
         with recording_events(self.name) as heard:
             yield heard
 
-    def test_others_are_told_of_it(self, make: Any, heard: RecordedEvents) -> None:
+    def test_an_acquisition_emits_an_event(self, make: Any, heard: RecordedEvents) -> None:
         lock = make(timeout=30, label="nightly report")
         lock.acquire()
         fence = lock.fence
@@ -802,7 +804,7 @@ class LockContract:
         assert 0.04 < timed_out.waited < released.held < PATIENCE
         assert acquired.subject.label == "nightly report"
 
-    def test_others_are_told_of_a_wait(
+    def test_a_wait_emits_an_event(
         self, backend: Backend, make: Any, heard: RecordedEvents
     ) -> None:
         lock = make(timeout=30)
@@ -815,7 +817,7 @@ class LockContract:
         assert [event.contended for event in heard.only(Acquired)] == [False, True]
 
     @pytest.mark.parametrize("how", ["delete_key", "expire_now", "reset"])
-    def test_others_are_told_of_its_loss(
+    def test_a_loss_emits_an_event(
         self, backend: Backend, make: Any, heard: RecordedEvents, how: str
     ) -> None:
         lock = make(timeout=1, renew=True)
@@ -829,7 +831,7 @@ class LockContract:
         assert lost.reason
         assert Released not in heard.kinds
 
-    def test_others_are_told_of_a_release_that_came_too_late(
+    def test_a_late_release_emits_a_loss(
         self, backend: Backend, make: Any, heard: RecordedEvents
     ) -> None:
         lock = make(timeout=30)

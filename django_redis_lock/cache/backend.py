@@ -53,7 +53,7 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
     def _encode(self, value: Any) -> Any:
         if isinstance(self.client, HerdClient):
             raise ImproperlyConfigured(
-                "HerdClient keeps values in a form of its own, which get_or_set cannot share. "
+                "HerdClient stores values in a format that get_or_set cannot use. "
                 "Use django-redis's DefaultClient: get_or_set needs no herd"
             )
         return self.client.encode(value)

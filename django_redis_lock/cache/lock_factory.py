@@ -39,7 +39,7 @@ AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
 
 
 class BackendCannotLock(ImproperlyConfigured):
-    """A cache has the BACKEND of somebody else."""
+    """A cache has another BACKEND, which cannot lock."""
 
     def __init__(self, alias: str) -> None:
         super().__init__(
@@ -149,9 +149,8 @@ class LockCache(BaseCache):
         return list_held(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None), limit)
 
     def reset_all(self) -> int:
-        """Release the locks of this cache and its default version, whoever holds them; the number
-        of those released. Their holders are told that they are lost. Values are not touched, nor
-        are locks with another key prefix."""
+        """Release all locks of this cache and its default version; ``on_lost`` of their holders is
+        called. Returns how many. Does not touch values or locks with another key prefix."""
         return reset_all(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None))
 
     def _encoded_key(self, key: str, version: int | None) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from .lock_scripts import _NOW, _VANISHED, script
 
 # read(part, ...): what a command answers; nil where the key of that part of a lock is of another
-# kind or has more in it than anybody of us keeps there, and then `broken` names the part. One lock
-# that somebody has damaged must not keep all others from being listed.
+# kind or has more in it than this package stores there, and then `broken` names the part. One
+# damaged lock must not prevent the list of all others.
 _READ = """
 local broken
 local function read(part, ...)
@@ -50,10 +50,10 @@ local passed = start + #entries - dropped
 return {passed, redis.call('ZCARD', KEYS[1]) - passed, keys}
 """)
 
-#: What is to be said of locks that somebody owns. What is no lock any more is passed over.
+#: Describe the locks that are held; others are left out.
 #:
 #: KEYS  of each lock in turn: the lock, grants, waiters, fence, owner
-#: returns {server time in microseconds, then of each lock that somebody owns {its place among those
+#: returns {server time in microseconds, then of each lock that is held {its place among those
 #:         asked for, from 1; the token; remaining lifetime as PTTL gives it; owner's fields and
 #:         values; the parts that cannot be read; what the fence's key holds; number of live
 #:         waiters}}

@@ -89,8 +89,8 @@ local function by_attempt(attempt, unknown)
 end
 """
 
-# describe_until(left): the owner's description outlasts the lock by a day, so that whoever finds
-# the lock gone without a release can say whose it was. A lock without end keeps its own.
+# describe_until(left): the owner's description outlasts the lock by a day, so that a waiter that
+# finds the lock gone without a release can say whose it was. A lock without end keeps its own.
 # describe(left, ...): note fields and values of the description, which is never worth an error.
 _DESCRIBE = """
 local function describe_until(left)
@@ -134,10 +134,10 @@ end
 # not know the index) stays, with its true end.
 #
 # set_lock(token, lifetime, before): what every fresh holder starts from, once it has its fence.
-# Grants nobody took are void, the owner of before is forgotten, the index knows when the lock ends.
-# Returns ``vanished()`` if nobody held the lock before; who knows that somebody did need not have
-# it. Lifetimes stay the strings they came as: turning numbers into Redis's arguments costs more
-# than the commands themselves.
+# Untaken grants become void, the former owner is deleted, the index gets the end of the lock.
+# Returns ``vanished()`` if the lock was not held before; a caller that knows it was held need not
+# have it. Lifetimes stay the strings they came as: turning numbers into Redis's arguments costs
+# more than the commands themselves.
 _SET_LOCK = (
     _PUT
     + """
@@ -173,7 +173,7 @@ end
 """
 )
 
-# grant(token, lifetime, before): pass the lock straight to whoever has waited longest. Redis hands
+# grant(token, lifetime, before): pass the lock to the first waiter. Redis hands
 # an element pushed to a list to the client that has been blocked on it longest. Returns what
 # set_lock does.
 _GRANT = """
@@ -187,8 +187,8 @@ local function grant(token, lifetime, before)
 end
 """
 
-# untaken(holder): whether `holder` is a grant that is still on the list, so that nobody owns it.
-# `grants` names another lock's list.
+# untaken(holder): whether `holder` is a grant that is still on the list, so that the lock has no
+# owner. `grants` names another lock's list.
 _UNTAKEN = """
 local function untaken(holder, grants)
   local first = redis.pcall('LINDEX', grants or KEYS[2], 0)
@@ -196,8 +196,8 @@ local function untaken(holder, grants)
 end
 """
 
-# pass_on(successor, lifetime): give the lock to the first live waiter, or to nobody. Nearly always
-# nobody waits, and there is not even the key to look into.
+# pass_on(successor, lifetime): give the lock to the first live waiter; without one, delete it. In
+# nearly all cases there is no waiter, and the key of the waiters does not exist.
 _PASS_ON = """
 local function pass_on(successor, lifetime)
   if redis.call('EXISTS', KEYS[3]) == 1 then
@@ -242,7 +242,7 @@ local function try(token, lifetime, attempt, floor)
 end
 """
 
-#: Take the lock if nobody owns it; else, if asked, register as a waiter. A repeated call (its
+#: Take the lock if it is free; else, if requested, register as a waiter. A repeated call (its
 #: first reply was lost) finds its own token and succeeds again: invariant S3.
 #:
 #: KEYS  lock keys
@@ -275,7 +275,7 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 #: ARGV  token ('' not to try again), lifetime, attempt, waiter ('' to leave it registered)
 #: returns {1, fence, server time in microseconds, vanished()}
 #:         or {0, PTTL, server time in microseconds}
-#: atomic because a grant made between the last try and the farewell would go to nobody.
+#: atomic because a grant made between the last try and the end of the wait would be lost.
 LEAVE = script(
     """
 redis.call('DEL', KEYS[7])
@@ -327,9 +327,9 @@ return 1
     _SET_LOCK,
 )
 
-#: Give the lock up: to the first live waiter, or to nobody. Released before `rest` ms have passed
-#: since the acquisition, it stays taken, by nobody, until then; what keeps it so is noted as the
-#: owner's `rests`.
+#: Release the lock, and pass it to the first live waiter. If released before `rest` ms have passed
+#: since the acquisition, it stays taken until then without a holder, by the token that is stored as
+#: the owner's `rests`.
 #:
 #: KEYS  lock keys
 #: ARGV  token, successor (a fresh token for the waiter; it also marks this release as done),
@@ -366,7 +366,7 @@ return 1
     _BY_ATTEMPT,
 )
 
-#: End the lock of the holder that HELD named, whoever that is; the first live waiter gets it. It
+#: End the lock of the holder that HELD named; the first live waiter gets it. It
 #: names the holder so that it is safe to send twice: the next holder's lock must not be ended too.
 #:
 #: KEYS  lock keys
@@ -478,7 +478,7 @@ return {redis.call('PTTL', KEYS[1]), now(), lying and 1 or 0, gone}
     _REGISTER,
 )
 
-#: Whether somebody owns the lock. A grant on its way belongs to nobody yet.
+#: The holder of the lock. An untaken grant has none.
 #:
 #: KEYS  lock keys
 #: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,

@@ -253,7 +253,7 @@ class Quorum(BaseLock):
     # -- acquire ------------------------------------------------------------------------------
 
     def _new_waiter(self) -> bytes:
-        return b""  # It waits under an id of its own on each server.
+        return b""  # It waits with another id on each server.
 
     def _elect(self, request: AcquireRequest, wait: float | None) -> Steps:
         """The acquired lock, or None at the end of the wait.

@@ -27,7 +27,7 @@ end
 # none), and when it expires (server ms; 0 never). Of a large value the digest covers the length and
 # both ends only, so that it costs about 30 microseconds at most.
 #
-# unchanged(key, digest, at): whether nobody has written or deleted the value since it was seen so.
+# unchanged(key, digest, at): whether the value was neither written nor deleted since it was seen.
 # A large one's expiry counts too, give or take what clocks and scripts take.
 _SEEN = """
 local function seen(key)
@@ -64,7 +64,7 @@ end
 #: returns {2, value} it is there after all, {1} this caller leads,
 #:         {1, digest, expiry} it leads, and there is a stale value: see seen,
 #:         {0, the leader's token, remaining lifetime of its flight}, or
-#:         {3, message} the last computation has just failed and nobody is to try again yet
+#:         {3, message} the last computation has just failed, and error_ttl is not over
 #: atomic because of two callers that both find nothing only one may lead (invariant C1).
 TAKE_FLIGHT = script(
     """
@@ -84,13 +84,13 @@ return {1}
     _SEEN,
 )
 
-#: Store what the leader computed, unless a write or a delete has ended its flight meanwhile, or the
-#: value was changed by somebody who knows nothing of flights; tell the followers.
+#: Store what the leader computed, unless a write or a delete has ended its flight, or a client that
+#: does not use flights has changed the value; wake the followers.
 #:
 #: KEYS  the value's key, its flight, the stream of this flight
 #: ARGV  token, value, the value's lifetime (0 none, negative: do not keep it at all), lifetime of
 #:       the stream, digest and expiry of the value that was there when the flight began (see seen)
-#: returns 1 stored, 0 not this leader's flight any more, or somebody else changed the value
+#: returns 1 stored, 0 not this leader's flight any more, or another client changed the value
 #: atomic because a write between the check and the store would be overwritten (invariant C2).
 STORE = script(
     """
@@ -123,8 +123,8 @@ return mine and 1 or 0
 #: The leader has no value to give: its computation failed.
 #:
 #: KEYS  the value's key, its flight, the stream of this flight
-#: ARGV  token, lifetime of the stream, why it failed, milliseconds for which nobody is to try again
-#:       (0: somebody may at once). A write to the key ends that too: it is noted as the flight.
+#: ARGV  token, lifetime of the stream, why it failed, milliseconds for which no caller tries again
+#:       (0: one may at once). A write to the key ends that too, as it is stored as the flight.
 #: returns 1, or 0 if the flight was not this leader's any more
 #: atomic because another leader's flight must not be ended.
 END_FLIGHT = script("""
@@ -148,7 +148,7 @@ local value = redis.call('GET', KEYS[1])
 return value and {value, redis.call('PTTL', KEYS[1])}
 """)
 
-#: Lead from now on, whoever led.
+#: Lead from now on, in place of any other leader.
 #:
 #: KEYS  the value's key, its flight
 #: ARGV  token, lifetime

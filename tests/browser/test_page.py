@@ -83,7 +83,7 @@ def test_durations_are_said_as_by_the_server(
         expect(row(page, name).locator("[data-down]")).to_contain_text(words)
 
 
-def test_a_lock_released_elsewhere_vanishes_and_a_new_one_comes(
+def test_a_lock_released_by_another_process_disappears_and_a_new_one_appears(
     open_page: Open, client: redis.Redis
 ) -> None:
     first = named(hold("first"), client)

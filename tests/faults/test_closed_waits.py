@@ -21,7 +21,7 @@ NAME = "closed"
 
 @pytest.mark.parametrize("waiters", [1, 2])
 @pytest.mark.parametrize("loop_first", [False, True])
-def test_a_wait_that_nobody_resumes(
+def test_a_closed_wait_leaves_the_queue(
     client: redis.Redis, redis_server: Any, loop_first: bool, waiters: int
 ) -> None:
     holder = Lock(client, NAME, timeout=60, grant_timeout=60)
@@ -61,7 +61,7 @@ def test_a_wait_that_nobody_resumes(
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("blocking_timeout", [None, 60])
 @pytest.mark.parametrize("loop_first", [False, True])
-def test_an_acquire_that_nobody_resumes(
+def test_a_closed_acquire_holds_no_lock(
     own_server: RedisServer,
     loop_first: bool,
     blocking_timeout: float | None,

@@ -107,7 +107,7 @@ def test_holder_and_waiter_go_on(
     assert not told.is_set()
 
 
-def test_who_lost_the_lock_is_told_and_the_waiter_has_it(
+def test_the_loser_calls_on_lost_and_the_waiter_acquires(
     servers: ClusterServers, cluster_client: redis.RedisCluster
 ) -> None:
     """The replica has not heard of the acquisition."""

@@ -114,7 +114,7 @@ def test_holder_and_waiter_go_on(
     assert not holder.told.is_set()
 
 
-def test_who_lost_the_lock_is_told_and_the_waiter_has_it(
+def test_the_loser_calls_on_lost_and_the_waiter_acquires(
     servers: SentinelServers, sentinel_client: redis.Redis
 ) -> None:
     """The replicas have not heard of the acquisition."""

@@ -131,7 +131,9 @@ def test_it_is_passed_on_extended_and_released(
 
 
 @kinds
-def test_whoever_stops_waiting_leaves_at_once(memory: Memory, make: Callable[..., Any]) -> None:
+def test_a_waiter_that_stops_leaves_the_queue_at_once(
+    memory: Memory, make: Callable[..., Any]
+) -> None:
     with (
         Lock(memory.client, NAME, timeout=30) as first,
         Redlock(memory.clients, NAME + " elsewhere", timeout=30),

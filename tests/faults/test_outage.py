@@ -124,7 +124,7 @@ def answers(call: Callable[[], Any]) -> bool:
     return True
 
 
-def test_a_refused_connection_holds_nobody_back(
+def test_a_refused_connection_does_not_open_the_breaker(
     own_server: RedisServer, own_client: redis.Redis
 ) -> None:
     """It costs nothing; and a server that is back is used at once."""
@@ -141,7 +141,7 @@ def test_a_refused_connection_holds_nobody_back(
     lock.release()
 
 
-def test_connections_that_break_at_a_restart_hold_nobody_back(
+def test_connections_that_break_at_a_restart_do_not_open_the_breaker(
     own_server: RedisServer, own_client: redis.Redis
 ) -> None:
     lock = Lock(own_client, "faulty", timeout=30)

@@ -129,7 +129,7 @@ class TestFrozen:
             assert frozen.hear() == "holds"
             assert frozen.result() > fence
 
-    def test_a_holder_is_told_that_it_lost_the_lock(
+    def test_a_holder_that_lost_the_lock_calls_on_lost(
         self, client: redis.Redis, redis_server: RedisServer
     ) -> None:
         options = {"timeout": 1, "renew": True}

@@ -60,7 +60,7 @@ def blocked(client: redis.Redis) -> bool:
 
 class TestLosingTheData:
     @pytest.mark.parametrize("how", ["flush", "delete", "restart", "crash", "away for a while"])
-    def test_the_waiter_has_the_lock_and_the_holder_is_told(
+    def test_the_waiter_acquires_and_the_holder_calls_on_lost(
         self, own_server: RedisServer, how: str
     ) -> None:
         client = client_of(own_server)
@@ -146,7 +146,7 @@ class TestFreezing:
         assert waiter.result()
         assert not holder.told.is_set()
 
-    def test_the_holder_is_told_in_time(self, own_server: RedisServer) -> None:
+    def test_the_holder_calls_on_lost_before_the_deadline(self, own_server: RedisServer) -> None:
         """Before the server can give the lock to anybody."""
         client = client_of(own_server)
         holder = Holder(client, timeout=1.5)
@@ -202,7 +202,7 @@ class TestFreezing:
 
 
 class TestConnections:
-    def test_those_at_rest_break_with_the_server(self, lasting_server: RedisServer) -> None:
+    def test_idle_connections_break_with_the_server(self, lasting_server: RedisServer) -> None:
         """All at once, and before it could be noticed; a call takes the next one only once."""
         client = client_of(lasting_server)
         numbers = iter(range(8))
@@ -257,7 +257,7 @@ class TestConnections:
 
 
 class TestAway:
-    def test_who_asks_first_is_told(self, own_server: RedisServer) -> None:
+    def test_the_first_caller_gets_the_error(self, own_server: RedisServer) -> None:
         client = client_of(own_server)
         own_server.stop()
         for options in ({"blocking": False}, {"blocking_timeout": PATIENCE}, {}):
@@ -265,7 +265,7 @@ class TestAway:
                 Lock(client, "faulty", timeout=5, **options).acquire()
         assert not places("faulty")
 
-    def test_who_waits_is_told_at_the_deadline(self, own_server: RedisServer) -> None:
+    def test_a_waiter_gets_the_error_at_its_deadline(self, own_server: RedisServer) -> None:
         client = client_of(own_server)
         holder = Holder(client, timeout=60)
         waiter = in_background(client, blocking_timeout=1)

@@ -108,7 +108,7 @@ def test_it_may_be_taken_under_wait_for(client: redis.Redis, folder: str) -> Non
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_a_lock_of_this_host_stands_in(
+def test_a_lock_of_this_host_is_taken_instead(
     own_server: RedisServer, cache: RedisCache, folder: str, how: str
 ) -> None:
     getattr(own_server, how)()
@@ -244,7 +244,7 @@ def test_tasks_too(own_server: RedisServer, cache: RedisCache) -> None:
     asyncio.run(main())
 
 
-def test_it_is_told_once(
+def test_the_outage_is_emitted_once(
     own_server: RedisServer, cache: RedisCache, caplog: pytest.LogCaptureFixture
 ) -> None:
     own_server.kill()

@@ -113,7 +113,7 @@ class TestMinority:
         lock.release()
         assert five.holders() == [None] * FIVE
 
-    def test_who_asks_meanwhile_does_not_get_it(self, five: Five) -> None:
+    def test_another_caller_does_not_get_the_lock_during_the_vote(self, five: Five) -> None:
         lock = five.lock()
         lock.acquire()
         for place in five.order()[:2]:
@@ -174,7 +174,7 @@ class TestMajority:
         assert waiter.result() is True
 
     @pytest.mark.parametrize("how", ["kill", "pause"])
-    def test_the_holder_is_told_in_time(self, five: Five, how: str) -> None:
+    def test_the_holder_calls_on_lost_before_the_deadline(self, five: Five, how: str) -> None:
         told = threading.Event()
         lock = five.lock(timeout=1.5, renew=True, on_lost=told.set)
         lock.acquire()
@@ -184,7 +184,7 @@ class TestMajority:
         with pytest.raises(LockLost):
             lock.ensure_held()
 
-    def test_the_holder_is_told_when_they_have_forgotten(self, five: Five) -> None:
+    def test_the_holder_calls_on_lost_when_the_servers_lost_their_data(self, five: Five) -> None:
         told = threading.Event()
         lock = five.lock(timeout=6, renew=False, on_lost=told.set)
         began = time.monotonic()
@@ -210,7 +210,7 @@ class TestMajority:
 
 
 class TestFences:
-    def test_they_increase_whoever_votes(self, five: Five) -> None:
+    def test_fences_increase_with_any_majority(self, five: Five) -> None:
         """Also when the server with the fastest clock votes for one and not for the next."""
         fast = five.clients[0]
         fast.set("{faulty}:fence", int(time.time() * 1e6) + 3_600_000_000)

@@ -45,7 +45,7 @@ def test_all_calls_pass_while_the_server_answers(breaker: Breaker) -> None:
     assert breaker.admit(7.0) == 7.0
 
 
-def test_one_costly_failure_holds_nobody_back(breaker: Breaker) -> None:
+def test_one_slow_failure_does_not_open_the_breaker(breaker: Breaker) -> None:
     breaker.failed(ERROR, 5.0)
     assert breaker.failing
     assert not breaker.held_back
@@ -67,7 +67,9 @@ def test_an_answer_between_them_counts(breaker: Breaker) -> None:
 
 
 @pytest.mark.parametrize(("cost", "timeout"), [(0.001, 5.0), (0.5, 5.0), (0.1, 0.2)])
-def test_what_costs_nothing_holds_nobody_back(clock: Clock, cost: float, timeout: float) -> None:
+def test_a_fast_failure_does_not_open_the_breaker(
+    clock: Clock, cost: float, timeout: float
+) -> None:
     """A refused connection; a caller with little patience."""
     breaker = Breaker("host", timeout, clock)
     for _ in range(100):
@@ -146,7 +148,7 @@ def test_none_is_held_back_if_not_wanted(breaker: Breaker, settings: Any) -> Non
     assert breaker.admit(None) is None
 
 
-def test_an_outage_is_told_once(
+def test_an_outage_is_emitted_once(
     breaker: Breaker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[Any] = []
@@ -175,7 +177,7 @@ def test_what_is_known_of_an_outage(breaker: Breaker, clock: Clock) -> None:
     assert outage.error == "no answer"
 
 
-def test_a_new_outage_counts_anew(breaker: Breaker) -> None:
+def test_a_new_outage_starts_a_new_count(breaker: Breaker) -> None:
     trip(breaker)
     breaker.answered()
     assert breaker.outage == 1

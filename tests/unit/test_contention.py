@@ -131,7 +131,7 @@ def test_the_page_can_be_replaced(settings: Any, tmp_path: Any) -> None:
     assert answer.status_code == 423
 
 
-def test_no_time_is_told_with_the_separators_of_a_language() -> None:
+def test_no_time_has_the_separators_of_a_language() -> None:
     with translation.override("de"):
         answer = Conflict("x", retry_after=3000).response(RequestFactory().get("/"))
     assert answer["Retry-After"] == "3000"

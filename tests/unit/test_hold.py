@@ -51,7 +51,7 @@ def make(clock: FakeClock) -> Callable[..., Hold]:
 
 
 class TestCounting:
-    def test_it_counts_until_its_deadline_and_not_after(self, make: Any, clock: FakeClock) -> None:
+    def test_a_hold_is_valid_until_its_deadline(self, make: Any, clock: FakeClock) -> None:
         hold = make(30)
         for clock.now, counts in ((1000.0, True), (1029.999, True), (1030.0, False)):
             assert hold.is_valid is counts
@@ -147,13 +147,15 @@ class TestGrant:
         clock.now = 1000.55
         assert hold.lost
 
-    def test_the_keeper_may_find_out_meanwhile(self, make: Any, clock: FakeClock) -> None:
+    def test_the_keeper_may_end_the_hold_at_the_same_time(
+        self, make: Any, clock: FakeClock
+    ) -> None:
         hold = make(30, deadline=1002.0)
         hold.confirm_with(lambda wait: hold.lose("its lifetime ran out") and None)
         clock.now = 1002.0
         assert hold.lost
 
-    def test_another_thread_may_settle_meanwhile(self, make: Any, clock: FakeClock) -> None:
+    def test_another_thread_may_confirm_at_the_same_time(self, make: Any, clock: FakeClock) -> None:
         hold = make(30, deadline=1002.0)
 
         def ask(wait: bool) -> float:
@@ -166,7 +168,7 @@ class TestGrant:
 
 
 class TestLosing:
-    def test_the_holder_is_told_once(
+    def test_on_lost_is_called_once(
         self, make: Any, clock: FakeClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         told: list[int] = []
@@ -260,7 +262,9 @@ class TestRenewal:
             renewal.answered(-2, sent_at=1000.5 + pause)
             assert renewal.hold.lost
 
-    def test_it_is_told_at_its_deadline_at_the_latest(self, make: Any, clock: FakeClock) -> None:
+    def test_on_lost_is_called_at_the_deadline_at_the_latest(
+        self, make: Any, clock: FakeClock
+    ) -> None:
         renewal = job(make(30))
         renewal.call(1025.0)
         renewal.answered(5_000, sent_at=1025.0)

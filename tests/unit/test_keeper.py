@@ -329,7 +329,7 @@ class TestOnLost:
         )
         return Renewal(server, hold)
 
-    def test_it_delays_nobody(self, keeper: Keeper) -> None:
+    def test_a_blocking_on_lost_does_not_delay_the_keeper(self, keeper: Keeper) -> None:
         released, called = threading.Event(), threading.Event()
 
         def on_lost() -> None:

@@ -50,7 +50,7 @@ def test_different_values_never_give_the_same_name(one: str, two: str, data: Any
     assert same == (first == second)
 
 
-def test_all_short_values_have_names_of_their_own() -> None:
+def test_all_short_values_have_different_names() -> None:
     texts = ["".join(t) for n in range(3) for t in itertools.product("-%2D", repeat=n)]
     values = list(itertools.product(texts, repeat=2))
     for separator in SEPARATORS:

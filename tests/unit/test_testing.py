@@ -154,7 +154,7 @@ def test_override_takes_locks_of_tasks_too() -> None:
         asyncio.run(work())
 
 
-def test_override_takes_a_server_of_ones_own() -> None:
+def test_override_takes_a_given_server() -> None:
     mine = server()
     with override(mine) as memory:
         assert memory is mine

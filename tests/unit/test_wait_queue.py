@@ -85,7 +85,9 @@ class TestAge:
     @pytest.mark.parametrize(
         "ago", [MAX_GRANT_AGE_SECONDS + 0.01, 3, 3600, -MAX_GRANT_AGE_SECONDS - 1, -3600]
     )
-    def test_an_old_one_is_asked_about_and_so_is_one_from_the_future(self, ago: float) -> None:
+    def test_an_old_grant_must_be_confirmed_and_so_must_one_from_the_future(
+        self, ago: float
+    ) -> None:
         assert believed(request(), ago) is None
 
     @pytest.mark.parametrize("grant_timeout", [0.01, 0.1, 0.4, 1.0])

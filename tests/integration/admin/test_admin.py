@@ -641,7 +641,7 @@ def test_dumpdata_is_not_troubled(everything: bool) -> None:
     assert out.getvalue().strip() == "[]"
 
 
-def test_nobody_finds_rows() -> None:
+def test_a_search_without_matches_has_no_rows() -> None:
     assert list(HeldLock.objects.all()) == []
     assert HeldLock.objects.count() == 0
 

@@ -155,7 +155,7 @@ def test_it_is_released_and_kept_in_the_log(
     assert (event.id, event.note) == (owner.id, "admin (admin): it hangs")
 
 
-def test_who_waits_has_it_at_once_and_the_holder_is_told(
+def test_the_first_waiter_acquires_at_once_and_the_holder_calls_on_lost(
     admin_client: Client, client: redis.Redis
 ) -> None:
     told = threading.Event()

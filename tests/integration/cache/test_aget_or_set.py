@@ -304,7 +304,7 @@ def test_a_crowd_of_tasks_needs_few_connections(cache: RedisCache, client: redis
     run(ask())
 
 
-def test_what_was_written_meanwhile_is_found_beside_the_computation(cache: RedisCache) -> None:
+def test_a_value_written_during_the_computation_is_returned(cache: RedisCache) -> None:
     async def ask() -> None:
         slow = TaskProducer()
         leader = asyncio.ensure_future(cache.aget_or_set("report", slow))

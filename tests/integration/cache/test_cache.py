@@ -298,7 +298,7 @@ def test_a_server_that_has_forgotten_all_scripts_is_taught_them(
     assert ours == theirs
 
 
-def test_the_callers_own_client_may_lead_elsewhere(
+def test_a_client_argument_may_be_of_another_server(
     redis_server: RedisServer, own_server: RedisServer
 ) -> None:
     cache = make(RedisCache, redis_server)

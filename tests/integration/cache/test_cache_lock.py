@@ -96,7 +96,7 @@ def test_the_default_lifetime_is_a_setting(cache: RedisCache, settings: Any) -> 
     assert cache.lock("report").timeout == 5
 
 
-def test_a_lifetime_of_ones_own_is_not_renewed(cache: RedisCache, client: redis.Redis) -> None:
+def test_a_given_timeout_is_not_renewed(cache: RedisCache, client: redis.Redis) -> None:
     lock = cache.lock("report", timeout=0.3)
     assert (lock.timeout, lock.renew) == (0.3, False)
     lock.acquire()
@@ -105,7 +105,7 @@ def test_a_lifetime_of_ones_own_is_not_renewed(cache: RedisCache, client: redis.
         lock.release()
 
 
-def test_a_lifetime_of_ones_own_is_renewed_on_request(cache: RedisCache) -> None:
+def test_a_given_timeout_is_renewed_on_request(cache: RedisCache) -> None:
     assert cache.lock("report", timeout=7, renew=True).renew
     assert not cache.lock("report", renew=False).renew
 
@@ -165,7 +165,7 @@ def test_unknown_options_are_refused(cache: RedisCache) -> None:
         cache.lock("report", expire=3)
 
 
-def test_a_token_got_elsewhere_is_acted_for(cache: RedisCache) -> None:
+def test_a_lock_with_an_id_releases_and_extends(cache: RedisCache) -> None:
     here = cache.lock("report")
     here.acquire()
     there = cache.lock("report", id=here.local.token)
@@ -174,7 +174,9 @@ def test_a_token_got_elsewhere_is_acted_for(cache: RedisCache) -> None:
     assert not here.locked()
 
 
-def test_another_client_may_lead_elsewhere(cache: RedisCache, own_server: RedisServer) -> None:
+def test_a_lock_with_a_client_argument_is_on_its_server(
+    cache: RedisCache, own_server: RedisServer
+) -> None:
     with own_server.client() as elsewhere, cache.lock("report", client=elsewhere):
         assert elsewhere.exists("site:1:lock:report")
         assert cache.lock("report").acquire(blocking=False)

@@ -128,7 +128,7 @@ def test_a_thousand_locks(cache: RedisCache, client: redis.Redis) -> None:
 
 @EMPTYING
 @pytest.mark.parametrize("before", [0, 100], ids="{} locks before".format)
-def test_a_lock_taken_meanwhile_stays_held(
+def test_a_lock_taken_during_clear_stays_held(
     cache: RedisCache, client: redis.Redis, empty: Any, before: int
 ) -> None:
     """With 100 locks ``clear`` goes step by step."""
@@ -263,7 +263,7 @@ def test_a_lock_on_its_way_to_a_frozen_waiter_arrives(
 
 
 @EMPTYING
-def test_a_grant_nobody_has_taken_yet_is_kept(
+def test_a_grant_that_is_not_taken_yet_is_kept(
     cache: RedisCache, client: redis.Redis, empty: Any
 ) -> None:
     client.set(KEYS.lock, "granted", px=60_000)

@@ -45,7 +45,7 @@ def occupied(cache: RedisCache) -> Any:
     return pool, taken
 
 
-def test_nobody_waits_while_there_are_connections(
+def test_no_thread_waits_while_connections_are_free(
     cache: RedisCache, room: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "cold_read", lambda *_: pytest.fail("a connection is free"))
@@ -75,7 +75,7 @@ def test_a_cold_read_waits_for_another(
         pool.release(connection)
 
 
-def test_a_cold_read_that_waited_joins_the_flight_that_began_meanwhile(
+def test_a_cold_read_that_waited_joins_a_new_flight(
     cache: RedisCache, room: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would find what the leader found: nothing."""
@@ -126,7 +126,7 @@ def test_a_cold_read_gives_its_place_back(cache: RedisCache, stale: float) -> No
         assert reading._cold_reads[server]._value == reading.COLD_READS
 
 
-def test_keys_of_their_own_share_the_few_connections(cache: RedisCache) -> None:
+def test_reads_of_different_keys_share_the_few_connections(cache: RedisCache) -> None:
     pool = cache.client.get_client(write=False).connection_pool
     found = in_threads(24, lambda: cache.get_or_set(threading.current_thread().name, "new"))
     assert found == ["new"] * 24

@@ -61,7 +61,7 @@ def test_without_it_the_next_one_tries_at_once(cache: RedisCache) -> None:
     assert cache.get_or_set("report", 5) == 5
 
 
-def test_what_is_broken_off_keeps_nobody_from_trying(cache: RedisCache) -> None:
+def test_an_interrupted_computation_can_be_repeated_at_once(cache: RedisCache) -> None:
     with pytest.raises(KeyboardInterrupt):
         cache.get_or_set("report", Producer(KeyboardInterrupt()), error_ttl=60)
     assert cache.get_or_set("report", 5) == 5

@@ -81,13 +81,13 @@ def test_there_is_a_value_after_all(server: Redis) -> None:
     assert not server.client.exists(FLIGHT)
 
 
-def test_a_stale_value_is_computed_anew(server: Redis) -> None:
+def test_a_stale_value_is_computed_again(server: Redis) -> None:
     server.client.set(KEY, "old", px=SHORT)
     assert server.take(stale=LONG)[0] == 1
     assert server.client.get(FLIGHT) == b"mine"
 
 
-def test_after_a_failure_nobody_tries_again_for_a_while(server: Redis) -> None:
+def test_after_a_failure_no_caller_tries_again_for_a_while(server: Redis) -> None:
     server.take()
     assert server.run(END_FLIGHT, (KEY, FLIGHT, MINE), "mine", 9000, "it broke", SHORT) == 1
     assert server.take("others") == [3, b"it broke"]
@@ -159,7 +159,7 @@ LARGE = "x" * 10_000
     ],
     ids=["nothing", "written", "as it was", "overwritten", "deleted", "expired"],
 )
-def test_what_others_write_meanwhile_wins(
+def test_a_write_by_others_during_the_computation_wins(
     server: Redis, before: Any, after: Any, stored: int, size: str
 ) -> None:
     filler = LARGE if size == "large" else ""

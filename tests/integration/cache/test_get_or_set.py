@@ -183,7 +183,7 @@ def test_threads_that_ask_at_once_share_one_computation(
     assert slow.calls == 1
 
 
-def test_each_caller_gets_a_copy_of_its_own(cache: RedisCache, slow: Producer) -> None:
+def test_each_caller_gets_a_separate_copy(cache: RedisCache, slow: Producer) -> None:
     slow.value = {"rows": []}
     threads = [Asking(cache.get_or_set, "report", slow) for _ in range(4)]
     until(lambda: waiting_in_memory() == 3)
@@ -405,7 +405,7 @@ def test_a_time_limit_while_redis_is_asked_ends_the_flight(
 
 
 @pytest.mark.on_redis
-def test_a_value_that_redis_refuses_is_returned_and_keeps_nobody_waiting(
+def test_a_value_that_redis_refuses_is_returned_and_frees_the_followers(
     cache: RedisCache, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert cache.get_or_set("report", lambda: 1, timeout=10**16) == 1
@@ -832,7 +832,7 @@ def test_one_connection_will_do_for_a_crowd_behind_a_leader(
     assert slow.calls == 1
 
 
-def test_what_was_written_meanwhile_is_found_beside_the_computation(
+def test_a_value_written_during_the_computation_is_returned(
     cache: RedisCache, slow: Producer
 ) -> None:
     leader = Asking(cache.get_or_set, "report", slow)

@@ -226,7 +226,7 @@ def ask_in_rounds(link: Link, url: str, backwards: bool, rounds: int) -> list[st
 
 
 @pytest.mark.slow
-def test_keys_in_opposite_order_are_computed_once_and_nobody_waits_for_ever(
+def test_keys_in_opposite_order_are_computed_once_without_deadlock(
     redis_server: RedisServer,
 ) -> None:
     with (
@@ -279,7 +279,7 @@ def test_a_value_that_cannot_be_read_costs_no_other(cache: RedisCache, client: r
     assert not flights(client)
 
 
-def test_a_key_of_another_kind_keeps_nobody_waiting(many: Any, client: redis.Redis) -> None:
+def test_a_key_of_another_type_frees_the_followers(many: Any, client: redis.Redis) -> None:
     client.lpush(":1:b", "a list")
     assert many(["a", "b"], Many()) == {"a": "A", "b": "B"}
     assert not flights(client)
@@ -296,7 +296,7 @@ def test_a_value_that_needs_itself_is_refused(cache: RedisCache) -> None:
 
 
 @pytest.mark.parametrize("write", ["set", "delete"])
-def test_a_write_meanwhile_wins(cache: RedisCache, write: str) -> None:
+def test_a_write_during_the_computation_wins(cache: RedisCache, write: str) -> None:
     producer = Many()
     producer.finish.clear()
     asking = Asking(cache.get_or_set_many, ["a", "report"], producer)

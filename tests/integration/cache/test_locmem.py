@@ -146,7 +146,7 @@ def test_the_names_of_django_redis(cache: LocMemCache) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_has_locks_of_its_own(cache: LocMemCache) -> None:
+def test_a_forked_child_has_separate_locks(cache: LocMemCache) -> None:
     with cache.lock("import", timeout=60) as lock:
         child = os.fork()
         if not child:

@@ -412,7 +412,7 @@ def test_a_failed_refresh_serves_the_old_value_and_says_so(
     assert stale.get_or_set("report", lambda: "new", **TERMS) == "new"
 
 
-def test_after_a_failed_refresh_nobody_tries_for_a_while(
+def test_after_a_failed_refresh_no_caller_tries_for_a_while(
     stale: RedisCache, client: redis.Redis
 ) -> None:
     producer = Producer(Broken())

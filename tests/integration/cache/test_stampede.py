@@ -252,7 +252,7 @@ def test_a_frozen_leader_is_replaced_and_still_gets_its_own_value(
     assert RedisCache(redis_server.url, {}).get("report") == "newer"
 
 
-def test_who_will_not_wait_longer_is_told_so(redis_server: RedisServer) -> None:
+def test_a_follower_whose_wait_ends_gets_an_error(redis_server: RedisServer) -> None:
     with (
         processes(ask, redis_server.url) as crew,
         processes(ask_impatiently_and_raise, redis_server.url) as (hasty,),

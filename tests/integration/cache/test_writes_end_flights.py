@@ -139,7 +139,7 @@ def test_a_write_wins_over_the_computation(
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_followers_get_what_was_written_or_compute_anew(
+def test_followers_get_the_written_value_or_compute_again(
     cache: RedisCache, client: redis.Redis, computation: Computation, write: str
 ) -> None:
     do, kept = WRITES[write]
@@ -178,7 +178,7 @@ def test_what_writes_nothing_ends_no_flight(
 
 
 @pytest.mark.parametrize("write", ["set", "delete", "incr", "delete_pattern"])
-def test_a_write_tells_the_followers(
+def test_a_write_wakes_the_followers(
     cache: RedisCache, client: redis.Redis, computation: Computation, write: str
 ) -> None:
     """So that those of other processes do not find out only when they look again."""
@@ -450,7 +450,7 @@ def test_a_value_that_expired_as_it_had_to_is_replaced(
 
 @pytest.mark.parametrize("before", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize(("way", "lifetime"), [("compute", 500), ("compute", None), ("stale", 500)])
-def test_a_value_that_nobody_touched_is_replaced(
+def test_an_unchanged_value_is_replaced(
     redis_server: RedisServer, way: str, before: str, lifetime: float | None
 ) -> None:
     ours = RedisCache(redis_server.url, {})

@@ -230,7 +230,7 @@ def test_a_cache_that_cannot_be_asked(run: Run, client: redis.Redis, settings: A
     assert "Traceback" not in err
 
 
-def test_of_a_cache_that_is_away_nobody_says_that_it_is_empty(
+def test_a_cache_that_is_down_is_not_listed_as_empty(
     run: Run, client: redis.Redis, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
@@ -341,7 +341,7 @@ def test_a_free_lock(run: Run) -> None:
     assert json.loads(run("show", "nightly", "--json")[1])["held"] is False
 
 
-def test_a_lock_without_end_is_told_apart(run: Run, client: redis.Redis) -> None:
+def test_a_lock_without_end_is_marked(run: Run, client: redis.Redis) -> None:
     with held(client, "nightly", timeout=None):
         code, out, _ = run("show", "nightly", "--exit-code")
         assert code == 3
@@ -384,7 +384,7 @@ def test_a_release_asks_first(
         assert lock.owned() is (code == 1)
 
 
-def test_without_a_terminal_nobody_is_asked(
+def test_without_a_terminal_there_is_no_question(
     run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", StringIO("y\n"))

@@ -60,7 +60,7 @@ def test_a_function_without_arguments(client: redis.Redis) -> None:
     assert (motto.__name__, motto.__doc__) == ("motto", "What we go by.")
 
 
-def test_each_choice_of_arguments_has_a_value_of_its_own(client: redis.Redis) -> None:
+def test_each_combination_of_arguments_has_a_separate_value(client: redis.Redis) -> None:
     assert report(2024) == report(year=2024) == report(2024, part="all") == (2024, "all", 1)
     assert report(2024, "half") == (2024, "half", 2)
     assert 50_000 < client.pttl(":1:report-2024-all") <= 60_000
@@ -74,7 +74,7 @@ def test_invalidate_forgets_one_of_them() -> None:
     assert report(2024) == (2024, "all", 3)
 
 
-def test_refresh_computes_anew_and_keeps(client: redis.Redis) -> None:
+def test_refresh_computes_again_and_stores(client: redis.Redis) -> None:
     report(2024)
     assert report.refresh(2024) == (2024, "all", 2)
     assert report(2024) == (2024, "all", 2)

@@ -93,7 +93,7 @@ def test_a_free_command_runs_and_gives_its_lock_back(kind: type[Ran]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "code"), [(Nightly, 1), (Loud, 75), (ByItsHandle, 1)])
-def test_a_command_that_runs_elsewhere_ends_with_one_line_that_names_the_holder(
+def test_a_command_whose_lock_is_taken_prints_one_line_with_the_holder(
     client: redis.Redis, kind: type[Ran], code: int
 ) -> None:
     with hold("nightly", label="the other run"):
@@ -361,7 +361,7 @@ def test_without_more_words_a_command_goes_on_and_says_so(
 
 
 @pytest.mark.parametrize("kind", [Nightly, Fragile, ByItsHandle])
-def test_a_command_that_is_told_to_end_releases_its_lock(
+def test_sigterm_makes_a_command_release_its_lock(
     redis_server: RedisServer, client: redis.Redis, kind: type[Ran]
 ) -> None:
     with processes(run_in_a_process, kind) as (worker,):
@@ -381,7 +381,7 @@ def heed_in_a_process(link: Link) -> str:
     return f"{found[0]} {heard}"
 
 
-def test_a_command_with_a_way_of_its_own_keeps_it(redis_server: RedisServer) -> None:
+def test_a_command_with_a_sigterm_handler_keeps_it(redis_server: RedisServer) -> None:
     with processes(heed_in_a_process) as (worker,):
         worker.go()
         assert worker.hear() == "running"
@@ -440,7 +440,7 @@ def test_a_function_gets_its_arguments_and_gives_its_result() -> None:
     assert (add(1), add(1, 2), add(a=1, b=3)) == (2, 3, 4)
 
 
-def test_a_function_that_runs_elsewhere_raises_with_the_facts(client: redis.Redis) -> None:
+def test_a_function_whose_lock_is_taken_raises_with_attributes(client: redis.Redis) -> None:
     with hold("nightly", timeout=20, label="the other run"):
         until(lambda: client.exists(OWNER))
         with pytest.raises(LockNotAcquired) as caught:
@@ -527,7 +527,7 @@ def test_a_rest_after_the_work(client: redis.Redis) -> None:
     assert 50 < caught.value.retry_after <= 60
 
 
-def test_an_answer_of_ones_own() -> None:
+def test_on_conflict_may_be_any_function() -> None:
     def skip(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
         return conflict.name, args, kwargs
 

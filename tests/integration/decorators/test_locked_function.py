@@ -146,7 +146,7 @@ def test_an_exception_passes_and_the_lock_is_released() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_answers_of_ones_own(asynchronous: bool) -> None:
+def test_on_conflict_may_be_any_callable(asynchronous: bool) -> None:
     async def awaited(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
         return conflict.name, args, kwargs
 

@@ -65,7 +65,7 @@ def test_it_stays_a_task(task: Any) -> None:
 
 
 @pytest.mark.parametrize("task", [send, send_outside, send_bound])
-def test_a_task_that_runs_elsewhere_fails_with_the_facts(task: Any) -> None:
+def test_a_task_whose_lock_is_taken_fails_with_attributes(task: Any) -> None:
     with caches["default"].lock("send-7"):
         result = task.apply(args=[7])
         assert task.apply(kwargs={"pk": 8}).get().startswith("sent")

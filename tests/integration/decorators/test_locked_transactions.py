@@ -321,7 +321,7 @@ def test_a_lock_that_is_lost_in_the_transaction(
     assert "The lock account ended before the locked code did" in caplog.text
 
 
-def test_redis_is_asked_in_vain_after_the_commit(
+def test_an_outage_after_the_commit_is_logged(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with transaction.atomic("shop"):
@@ -334,7 +334,7 @@ def test_redis_is_asked_in_vain_after_the_commit(
     assert "its lock account was not released: gone" in caplog.text
 
 
-def test_it_is_kept_alive_meanwhile(client: redis.Redis) -> None:
+def test_a_lock_that_waits_for_a_transaction_is_renewed(client: redis.Redis) -> None:
     @locked("account", timeout=0.6)
     def work() -> None: ...
 
@@ -389,7 +389,7 @@ def test_another_thread_does_not_share_it() -> None:
     assert isinstance(found[0], LockNotAcquired)
 
 
-def test_one_that_was_lost_in_between_is_taken_anew(client: redis.Redis) -> None:
+def test_a_lock_lost_in_between_is_acquired_again(client: redis.Redis) -> None:
     fences = []
 
     @locked("account", timeout=0.3)
@@ -411,7 +411,7 @@ def _lost(name: str) -> bool:
     return transactions._here.pending["default", name].lock.lost
 
 
-def test_the_lock_of_ones_own_call_is_no_second_one() -> None:
+def test_the_same_call_takes_up_its_waiting_lock() -> None:
     @locked("account", blocking=True)
     def again() -> None:
         again()

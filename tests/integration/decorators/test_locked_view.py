@@ -138,7 +138,7 @@ def test_the_answer_to_a_program() -> None:
 
 
 @pytest.mark.parametrize("accept", ["text/html", "application/json"])
-def test_a_stranger_is_not_told_who_holds_the_lock(accept: str) -> None:
+def test_the_response_does_not_name_the_holder(accept: str) -> None:
     with hold("export", label="secret customer") as lock:
         answer = export(request(accept))
         shown = answer.content.decode() + str(answer.headers)
@@ -174,7 +174,7 @@ def test_another_status() -> None:
         assert busy(request()).status_code == 503
 
 
-def test_an_answer_of_ones_own() -> None:
+def test_on_conflict_may_be_any_function() -> None:
     seen: list[Any] = []
 
     def answer(conflict: Conflict, *args: Any, **kwargs: Any) -> HttpResponse:

@@ -205,7 +205,7 @@ class TestTasks:
 
         asyncio.run(main())
 
-    def test_what_nobody_released_is_nobody_elses(self, redis_server: RedisServer) -> None:
+    def test_a_lock_that_was_not_released_stays_its_owners(self, redis_server: RedisServer) -> None:
         async def forget(lock: AsyncLock) -> None:
             await lock.acquire()
 
@@ -242,7 +242,7 @@ class TestTasks:
 
         asyncio.run(main())
 
-    def test_what_nobody_can_release_ends_by_itself(
+    def test_a_lock_whose_object_is_gone_expires(
         self, client: redis.Redis, redis_server: RedisServer
     ) -> None:
         async def main() -> None:

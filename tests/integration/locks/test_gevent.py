@@ -67,7 +67,7 @@ print(order == list(range(50)))
     assert said == "True\n"
 
 
-def test_the_keeper_renews_and_tells_of_a_loss(redis_server: RedisServer) -> None:
+def test_the_keeper_renews_and_reports_a_loss(redis_server: RedisServer) -> None:
     said = run(
         redis_server,
         """

@@ -177,7 +177,7 @@ def test_another_sites_dead_entries_are_left_to_it(client: redis.Redis) -> None:
     assert client.zrange(INDEX, 0, -1) == [b"two:b"]
 
 
-def test_a_lock_that_is_passed_to_a_waiter_belongs_to_nobody_yet(client: redis.Redis) -> None:
+def test_a_lock_that_is_granted_to_a_waiter_has_no_holder_yet(client: redis.Redis) -> None:
     hold(client, "held", None)
     lock = hold(client, "passed")
     request = AcquireRequest(lock_keys(b"passed"), new_token(), b"", 30.0, 2.0)
@@ -723,7 +723,9 @@ def test_it_is_released_if_the_holder_is_the_one_that_was_shown(client: redis.Re
     assert (event.what, event.id, event.note) == ("reset", listed.owner.id, "an operator")
 
 
-def test_who_waits_has_it_at_once_and_the_holder_is_told(client: redis.Redis) -> None:
+def test_the_first_waiter_acquires_at_once_and_the_holder_calls_on_lost(
+    client: redis.Redis,
+) -> None:
     told = threading.Event()
     lock = hold(client, "a", 3, renew=True, on_lost=told.set)
     before = described(client, "a")

@@ -58,7 +58,7 @@ class TestLock(LockContract):
     def backend(self, any_client: redis.Redis) -> Backend:
         return OnRedis(any_client)
 
-    def test_the_holder_of_what_is_not_renewed_is_told_too(
+    def test_on_lost_is_called_for_a_lock_that_is_not_renewed(
         self, backend: Backend, make: Callable[..., Any]
     ) -> None:
         told = threading.Event()
@@ -72,7 +72,7 @@ class TestLock(LockContract):
 
 
 @pytest.mark.parametrize("dropped", [True, False])
-def test_what_nobody_can_release_ends_by_itself(
+def test_a_lock_whose_object_is_gone_expires(
     client: redis.Redis, caplog: pytest.LogCaptureFixture, dropped: bool
 ) -> None:
     """Its handle was dropped, or the thread has ended that alone could use it."""

@@ -191,7 +191,7 @@ def test_acquire_leaves_a_grant_that_was_popped(scripts: Scripts) -> None:
 
 
 @pytest.mark.parametrize("was", [-400_000, 3_000_000])
-def test_acquire_tells_of_a_holder_that_vanished(scripts: Scripts, was: int) -> None:
+def test_acquire_returns_the_description_of_a_vanished_holder(scripts: Scripts, was: int) -> None:
     """``was``: when its lifetime would have been over, in milliseconds from now."""
     scripts.client.hset(KEYS.owner, "host", "there")
     scripts.client.pexpire(KEYS.owner, DAY + was)
@@ -202,7 +202,7 @@ def test_acquire_tells_of_a_holder_that_vanished(scripts: Scripts, was: int) -> 
     assert scripts.state().owner == {}
 
 
-def test_acquire_tells_of_nobody_without_a_description(scripts: Scripts) -> None:
+def test_acquire_returns_no_description_if_there_is_none(scripts: Scripts) -> None:
     scripts.client.rpush(KEYS.grants, "void")
     assert len(scripts.acquire("a")) == 3
 
@@ -544,7 +544,7 @@ def test_watch_held(scripts: Scripts) -> None:
     assert (lying, scripts.state().lock, scripts.state().grants) == (0, b"a", [])
 
 
-def test_watch_sees_a_grant_lying(scripts: Scripts) -> None:
+def test_watch_reports_an_untaken_grant(scripts: Scripts) -> None:
     scripts.grant()
     before = scripts.state()
     assert scripts.run(WATCH, "w", ALIVE, "later", GRANT)[2] == 1
@@ -583,7 +583,7 @@ def test_held(scripts: Scripts) -> None:
     assert scripts.run(HELD)[2] == []
 
 
-def test_held_is_nobody_with_a_grant_on_its_way(scripts: Scripts) -> None:
+def test_held_returns_nothing_for_an_untaken_grant(scripts: Scripts) -> None:
     scripts.grant()
     assert scripts.run(HELD) is None
     scripts.client.lpop(KEYS.grants)

@@ -317,7 +317,7 @@ class TestPools:
         assert not client.exists(NAME)
 
 
-def test_nobody_is_left_waiting_by_a_thread_that_ends(client: redis.Redis) -> None:
+def test_a_thread_that_ends_leaves_no_waiter_behind(client: redis.Redis) -> None:
     """A thread ends without releasing: its lock expires, and the next has it."""
 
     def forget() -> None:

@@ -148,7 +148,7 @@ def test_a_server_that_is_away_takes_no_connections(client: redis.Redis) -> None
         client.get("key")
 
 
-def test_keys_that_nobody_asks_for_do_not_pile_up(client: redis.Redis) -> None:
+def test_expired_keys_do_not_pile_up(client: redis.Redis) -> None:
     for number in range(2000):
         client.set(f"key {number}", "x", px=1)
     database = client.connection_pool.connection_kwargs["database"]

@@ -101,7 +101,7 @@ while not lock.lost:
 
 
 @pytest.mark.parametrize(("takes", "said"), [(0.2, "Lost a\n"), (600, "")])
-def test_what_is_said_last_is_heard_if_it_does_not_take_for_ever(
+def test_the_last_notices_are_delivered_before_the_process_ends(
     client: redis.Redis, takes: float, said: str
 ) -> None:
     settings = client.connection_pool.connection_kwargs

@@ -76,7 +76,7 @@ class TestRedlock(LockContract):
     def backend(self, clients: list[redis.Redis]) -> Backend:
         return OnFive(clients)
 
-    def test_what_nobody_can_release_ends_by_itself(self, clients: list[redis.Redis]) -> None:
+    def test_a_lock_whose_object_is_gone_expires(self, clients: list[redis.Redis]) -> None:
         assert Redlock(clients, "forgotten", timeout=0.2, renew=True).acquire()
         until(lambda: not any(client.exists("forgotten") for client in clients))
 

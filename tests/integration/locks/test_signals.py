@@ -139,7 +139,7 @@ def test_values(cache: RedisCache, client: redis.Redis, told: Told) -> None:
     assert failed == {**common, "label": "", "error": error}
 
 
-def test_in_an_event_loop_receivers_hold_nobody_up(cache: RedisCache) -> None:
+def test_in_an_event_loop_receivers_do_not_block(cache: RedisCache) -> None:
     here: list[str] = []
     go_on = threading.Event()
 

@@ -130,7 +130,7 @@ def test_a_lock_without_a_cache_is_counted_on_its_own_server(client: redis.Redis
     assert summary("bare").acquisitions == 1
 
 
-def test_sites_that_share_a_database_have_figures_of_their_own(
+def test_sites_that_share_a_database_have_separate_metrics(
     redis_server: RedisServer, client: redis.Redis, settings: Any
 ) -> None:
     site = {**settings.CACHES["default"], "KEY_PREFIX": "shop"}
@@ -298,7 +298,7 @@ def test_figures_survive_the_emptying_of_the_cache(cache: RedisCache, client: re
 # -- bounds ------------------------------------------------------------------------------------
 
 
-def test_a_process_tells_a_limited_number_of_groups_apart(
+def test_a_process_counts_a_limited_number_of_groups(
     cache: RedisCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collecting, "MOST_GROUPS", 3)

@@ -15,7 +15,7 @@ PAGE = "/admin/django_redis_lock/heldlock/"
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("topology")
-def test_locks_are_listed_and_told_of(admin_client: Client) -> None:
+def test_locks_are_listed_and_described(admin_client: Client) -> None:
     with cache.lock("import", label="The prices") as lock, cache.lock("export"):
         until(lambda: "The prices" in admin_client.get(PAGE).content.decode())
         page = admin_client.get(PAGE).content.decode()

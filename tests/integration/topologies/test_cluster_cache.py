@@ -84,7 +84,7 @@ def test_a_value_is_computed_once(cache: RedisCache) -> None:
     assert calls == [1]
 
 
-def test_a_write_meanwhile_wins(cache: RedisCache) -> None:
+def test_a_write_during_the_computation_wins(cache: RedisCache) -> None:
     def compute() -> str:
         cache.set_many({"report": "newer", "other": 1})
         return "older"

@@ -66,7 +66,7 @@ def test_the_doctor(topology: str, capfd: Any) -> None:
         assert by_topic["cluster"]["text"].startswith("16384 of 16384 slots are served, by 3")
 
 
-def test_a_grant_that_nobody_takes(topology: str, capfd: Any) -> None:
+def test_an_untaken_grant_expires(topology: str, capfd: Any) -> None:
     lock = cache.lock("passed-on")
     lock.acquire()
     client, keys = lock.redis, lock.keys

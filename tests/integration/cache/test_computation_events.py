@@ -102,7 +102,7 @@ def test_who_finds_what_was_written_a_moment_ago_was_saved_nothing(
     assert not heard
 
 
-def test_who_gets_the_old_value_meanwhile(
+def test_callers_during_a_refresh_get_the_old_value(
     ask: Any, cache: RedisCache, client: redis.Redis, heard: RecordedEvents
 ) -> None:
     cache.get_or_set("report", "old", **TERMS)
