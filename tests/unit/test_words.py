@@ -79,22 +79,6 @@ ALLOWED: dict[str, set[str]] = {
     "django_redis_lock/transport/aio_pools.py": {"of its own"},
     "django_redis_lock/transport/discovery.py": {"nobody"},
     "django_redis_lock/transport/retry.py": {"LONGEST_PAUSE"},
-    "docs/architecture.md": {"anew", "of its own"},
-    "docs/cache_stampedes.md": {"anew", "in vain", "nobody", "of its own"},
-    "docs/choosing_guarantees.md": {"beside", "in vain", "meanwhile", "nobody", "of its own"},
-    "docs/how_it_works.md": {
-        "anew",
-        "at rest",
-        "beside",
-        "meanwhile",
-        "nobody",
-        "of its own",
-        "whoever",
-    },
-    "docs/locks.md": {"beside", "of its own", "whoever"},
-    "docs/monitoring.md": {"nobody"},
-    "docs/scaling.md": {"beside", "nobody"},
-    "docs/topologies.md": {"meanwhile", "nobody", "of their own", "whoever"},
 }
 
 PACKAGE = sorted((ROOT / "django_redis_lock").rglob("*.py"))

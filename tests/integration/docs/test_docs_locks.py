@@ -47,7 +47,7 @@ def test_a_try(client: redis.Redis, capsys: pytest.CaptureFixture[str]) -> None:
     with caches["default"].lock("import"):
         exec(TRIED, names)
     assert imported == [True]
-    assert capsys.readouterr().out.endswith(" is at it.\n")
+    assert capsys.readouterr().out.endswith(" is importing.\n")
 
 
 def test_how_long_a_lock_lives(client: redis.Redis) -> None:
