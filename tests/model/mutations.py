@@ -104,6 +104,15 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("_DESCRIBE", "if left <= 0 then"): "a lock with 0 ms left is gone",
     ("_GRANT", "redis.call('LPUSH', KEYS[2], token .. ':' .. fence)"): "the list is empty",
     ("_SET_LOCK", "if now() % 16 ~= 0 then prune() end"): "it only prunes more often",
+    ("_SET_LOCK", "if not (now() % 16 == 0) then prune() end"): "it only prunes more often",
+    (
+        "_SET_LOCK",
+        "for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', at, 'LIMIT', 0, 64)) do",
+    ): "a lock is looked at a millisecond earlier",
+    (
+        "_SET_LOCK",
+        "-- if redis.call('EXISTS', KEYS[2], KEYS[5]) == 0 then return nil end  -- Nearly always.",
+    ): "there is nothing to tell and nothing to delete, only more slowly",
     (
         "_REGISTER",
         "local dead = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', at, 'LIMIT', 0, 64)",

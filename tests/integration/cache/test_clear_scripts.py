@@ -9,7 +9,7 @@ import redis
 
 from django_redis_lock.inventory.database import CLEAR, DELETE_UNHELD, EXISTING
 from django_redis_lock.protocol.keys import INDEX, index_key, lock_keys, slot_tag
-from django_redis_lock.protocol.lock_scripts import Script, script
+from django_redis_lock.protocol.lock_scripts import ACQUIRE, Script, script
 
 ONE, OTHER = lock_keys(b"one"), lock_keys(b"other")
 #: Replaces, in a script after it, the answer to one command.
@@ -117,6 +117,16 @@ def test_a_lock_in_its_last_millisecond_still_ends(database: Database) -> None:
     ending = script(ANSWERING % ("PTTL", "0") + CLEAR.source)
     assert database.clear(script=ending) == 1
     assert -1 not in [database.client.pttl(key) for key in database.kept]
+
+
+def test_a_lock_in_its_last_millisecond_does_not_stay_on_the_index(client: redis.Redis) -> None:
+    """Without an end it would not be looked at any more. One use in sixteen looks."""
+    client.zadd(INDEX, {"ending": 1})
+    client.set("ending", "token", px=60_000)
+    time = ANSWERING % ("TIME", "{'1700000000', '000016'}")
+    source = time + ANSWERING % ("PTTL", "0") + ACQUIRE.source
+    assert client.eval(source, 6, *ONE, "token", 60_000, "", "", 0)[0] == 1
+    assert client.zscore(INDEX, "ending") == 1_700_000_000_000
 
 
 def test_what_belongs_to_a_held_lock_is_not_deleted(client: redis.Redis) -> None:

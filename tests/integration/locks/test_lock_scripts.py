@@ -248,6 +248,12 @@ def test_index_loses_what_has_ended(scripts: Scripts) -> None:
         assert abs(scripts.ends(name) - LIFETIME) < TOLERANCE
 
 
+def test_a_free_lock_has_no_grant_of_before(scripts: Scripts) -> None:
+    scripts.client.rpush(KEYS.grants, "gone:1")
+    assert scripts.acquire("a")[0] == 1
+    assert scripts.state().grants == []
+
+
 def test_index_of_another_type_is_replaced(scripts: Scripts) -> None:
     scripts.client.set(KEYS.held_index, "text")
     assert scripts.acquire("a")[0] == 1
