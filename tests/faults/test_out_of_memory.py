@@ -232,8 +232,9 @@ def test_eviction_leaves_no_name_that_cannot_be_locked(memory: Memory, policy: s
         number = 0
         while time.monotonic() < over:
             with client.pipeline(transaction=False) as pipe:
-                for number in range(number, number + 20):  # noqa: B020
+                for _ in range(20):
                     pipe.set(f"value {number % 5000}", "x" * 500)
+                    number += 1
                 pipe.execute(raise_on_error=False)
 
     def compete(make: Callable[..., Any]) -> int:

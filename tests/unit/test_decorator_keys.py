@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.core.management.base import BaseCommand
@@ -48,7 +48,7 @@ def name(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 class User:
     pk = 5
     roles = ("admin", "staff")
-    limits = {"day": 3}  # noqa: RUF012
+    limits: ClassVar[dict[str, int]] = {"day": 3}
 
 
 # -- names -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from io import StringIO
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
@@ -32,7 +32,7 @@ class Ran(BaseCommand):
     """A command that notes its runs; ``link`` holds it up in the midst of one."""
 
     help = "Notes that it ran."
-    requires_system_checks: list[str] = []  # noqa: RUF012
+    requires_system_checks: ClassVar[list[str]] = []
 
     def __init__(self, link: Link | None = None, **streams: Any) -> None:
         super().__init__(no_color=True, **streams)
