@@ -91,12 +91,15 @@ class HeldLocks:
     Attributes:
         truncations: databases whose list is incomplete.
         failures: caches that failed; everything else is listed.
+        in_memory: caches whose locks exclude the threads of one process only; the lists have those
+            of this process.
         local: the local locks that are held on this host, name and holder.
     """
 
     found: list[HeldLock] = field(default_factory=list)
     truncations: list[Truncation] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    in_memory: list[str] = field(default_factory=list)
     local: list[tuple[str, Owner]] = field(default_factory=list)
 
 
@@ -149,6 +152,7 @@ def held_locks(
                 continue
             for kind, inventory in zip(kinds, answer, strict=True):
                 _add(result, database, wanted, search, kind, inventory)
+    result.in_memory = [alias for alias in wanted if _is_in_memory(alias)]
     result.found.sort(key=lambda held: held.lock.held_for or 0.0, reverse=True)
     result.local = _held_here(result.failures, search)
     return result
@@ -258,6 +262,12 @@ def _failure(alias: str, error: Exception) -> Failure:
         known = [node.breaker.known_outage() for node in server_of(cache._lock_client()).nodes()]
         outages = tuple(outage for outage in known if outage is not None)
     return Failure(alias, printable(str(error).encode(), limit=200), outages)
+
+
+def _is_in_memory(alias: str) -> bool:
+    with suppress(*UNAVAILABLE):
+        return lock_cache(alias).in_memory
+    return False
 
 
 def _held_here(failures: Iterable[Failure], search: str) -> list[tuple[str, Owner]]:

@@ -23,6 +23,7 @@ from django_redis_lock import metrics
 from django_redis_lock.decorators import options
 from django_redis_lock.keeper import thread
 from django_redis_lock.memory import Database, client_of
+from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels

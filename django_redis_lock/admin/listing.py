@@ -156,7 +156,13 @@ class Listing:
                 for name, owner in found.local
                 if self.search.lower() in name.lower()
             ],
-            "cuts": [{"id": f"{c.alias} {c.kind}", "text": _cut(c)} for c in found.truncations],
+            "cuts": [
+                *({"id": f"{c.alias} {c.kind}", "text": _cut(c)} for c in found.truncations),
+                *(
+                    {"id": f"{alias} memory", "text": _in_memory(alias)}
+                    for alias in found.in_memory
+                ),
+            ],
             "summary": self._summary(),
             "nothing": self._nothing(),
             "count": self._count(),
@@ -317,6 +323,14 @@ def _known(outage: Outage) -> str:
             % {"number": outage.fallbacks}
         )
     return " ".join(texts)
+
+
+def _in_memory(alias: str) -> str:
+    what = _(
+        "The locks of the cache “%(alias)s” are in the memory of each process: they exclude only "
+        "its own threads, and this page shows those of the process that answers."
+    )
+    return what % {"alias": shown(alias)}
 
 
 def _cut(cut: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from django.db import connections
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
+from ..clock import time
 from ..exceptions import LockNotAcquired
 from ..singleflight import (
     TOO_LATE,

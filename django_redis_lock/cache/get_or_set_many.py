@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
+from ..clock import time
 from ..exceptions import LockNotAcquired
 from ..singleflight import AsyncRunner, CoordinationError, MultiFlight, Steps, ThreadRunner
 from .get_or_set import GetOrSet, awaitable

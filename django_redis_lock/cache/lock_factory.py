@@ -51,7 +51,13 @@ class BackendCannotLock(ImproperlyConfigured):
 
 
 class LockCache(BaseCache):
-    """The part of ``RedisCache`` and ``LocMemCache`` that makes locks."""
+    """The part of ``RedisCache`` and ``LocMemCache`` that makes locks.
+
+    Attributes:
+        in_memory: whether its locks exclude the threads of one process only.
+    """
+
+    in_memory = False
 
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)  # type: ignore[call-arg,arg-type]  # of a real backend
@@ -142,6 +148,10 @@ class LockCache(BaseCache):
     def _lock_name(self, key: str, version: int | None) -> str:
         name: str = self.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version)
         return name
+
+    def command_lock(self, key: str, **options: Any) -> Lock:
+        """The lock that ``run_locked`` takes, which other processes respect."""
+        return self.lock(key, **options)
 
     def held_locks(self, limit: int = 500) -> Inventory:
         """The locks of ``lock()`` and ``locked()`` that are held in this cache and its default

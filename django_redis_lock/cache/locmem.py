@@ -12,21 +12,24 @@ import threading
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
+from django.conf import settings
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.cache.backends.locmem import LocMemCache as DjangoLocMemCache
 
+from ..clock import time
+from ..fallback import FallbackLock
 from ..forks import free_after_fork
 from ..inventory import delete_matching, empty
-from ..memory import Database, client_of
-from ..protocol import Call, flight_key, is_reserved
+from ..locking import Lock
+from ..memory import Database, client_of, databases
+from ..protocol import Call, check_name_in_cache, flight_key, is_reserved
 from ..singleflight import LET_GO, ON_VALUES
 from ..transport import run
 from .get_or_set_many import GetOrSetMany
 from .reading import MISSING
-
-__all__ = ["LocMemCache", "LocMemServer"]
 
 _ON_VALUES = frozenset(script.source for script in ON_VALUES)
 
@@ -34,11 +37,10 @@ _ON_VALUES = frozenset(script.source for script in ON_VALUES)
 class LocMemServer(Database):
     """A server in memory for one LOCATION, to which the values of Django's cache are strings."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: Any) -> None:
         super().__init__("the memory of this process")
         self.client = client_of(self)
-        #: Any of the backends of this LOCATION.
-        self.cache: Any = None
+        self.cache = cache
         self._of_locks = False  # Whether a script of locks is running.
 
     def _run_script(self, source: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
@@ -87,13 +89,23 @@ class LocMemServer(Database):
                 self.cache._delete(key.decode())
 
 
-_servers: dict[str, LocMemServer] = {}
 _mutex = free_after_fork(threading.Lock())
+
+
+@lru_cache(maxsize=1)
+def _host() -> Any:
+    """A client of no server, so that this host's lock is taken instead. Projects are told apart by
+    where they are."""
+    project = getattr(settings, "BASE_DIR", None) or settings.SETTINGS_MODULE
+    nowhere = Database(f"this host, for {project}")
+    nowhere.away = True
+    return client_of(nowhere)
 
 
 class LocMemCache(GetOrSetMany, DjangoLocMemCache):
     """Django's cache in local memory. Caches with the same LOCATION share values and locks."""
 
+    in_memory = True
     _cache: Any
     _expire_info: dict[str, float | None]
     _lock: threading.Lock
@@ -101,9 +113,9 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)
         with _mutex:
-            self._server = _servers.setdefault(location, LocMemServer())
-            self._server.cache = self._server.cache or self
-        self._unix_time = self._server.unix_time
+            if location not in databases:
+                databases[location] = LocMemServer(self)
+            self._server: Any = databases[location]
 
     def _lock_client(self) -> Any:
         return self._server.client
@@ -115,6 +127,18 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
 
     def _aclient_for(self, client: Any) -> Any:
         return super()._aclient_for(client and self._client_for(client))
+
+    def command_lock(self, key: str, **options: Any) -> Lock:
+        """A lock of this host: a file, as with ``ON_REDIS_DOWN = "local"``. Other processes cannot
+        see this one's memory."""
+        timeout = options.pop("timeout", self.conf.TIMEOUT)
+        del options["replicas"]
+        folder = self.conf.LOCAL_LOCK_FOLDER
+        name = self._lock_name(check_name_in_cache(key), None)
+        lock = FallbackLock(
+            _host(), name, timeout, on_redis_down="local", local_folder=folder, **options
+        )
+        return self._configured(lock, key)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -138,13 +162,13 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
 
     def _has_expired(self, key: str) -> bool:
         end = self._expire_info.get(key, -1)
-        return end is not None and end <= self._unix_time()
+        return end is not None and end <= time.time()
 
     def get_backend_timeout(self, timeout: float | None = DEFAULT_TIMEOUT) -> float | None:
         timeout = self._timeout(timeout)
         if timeout is None:
             return None
-        return self._unix_time() + (timeout or -1)
+        return time.time() + (timeout or -1)
 
     # -- writes end flights ------------------------------------------------------------------
 
@@ -219,7 +243,7 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
             if self._has_expired(made):
                 return 0
             end = self._expire_info[made]
-        return None if end is None else math.ceil((end - self._unix_time()) * 1000)
+        return None if end is None else math.ceil((end - time.time()) * 1000)
 
     def ttl(self, key: str, version: int | None = None) -> int | None:
         """``pttl`` in seconds."""
@@ -243,7 +267,7 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
     def expire_at(self, key: str, when: float | datetime, version: int | None = None) -> bool:
         """Keep the value until ``when`` (a Unix time in seconds)."""
         at = when.timestamp() if isinstance(when, datetime) else when
-        return self.touch(key, at - self._unix_time(), version)
+        return self.touch(key, at - time.time(), version)
 
     def pexpire_at(self, key: str, when: float | datetime, version: int | None = None) -> bool:
         """``expire_at`` in milliseconds."""

@@ -8,7 +8,6 @@ import functools
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ from asgiref.sync import AsyncToSync, sync_to_async
 from redis.exceptions import AuthenticationError, RedisError
 
 from .. import metrics
+from ..clock import time
 from ..contention import Conflict
 from ..exceptions import LockError
 from ..locking import AsyncLock, BaseLock, Lock, in_background
@@ -345,7 +345,7 @@ class AsyncSection(_Section):
             return await method(**step.options)
         if isinstance(step, InCallersThread):
             return await sync_to_async(step.function)() if _has_sync_caller() else None
-        return await asyncio.sleep(step.seconds)
+        return await time.asleep(step.seconds)
 
 
 def _has_sync_caller() -> bool:

@@ -23,6 +23,8 @@ ALL: Probes = (NODE_PROBES, (access, trial, timeouts, stuck, held))
 #: Only what the settings of the cache and of its server say.
 SETTINGS: Probes = (SETTINGS_PROBES, (access, timeouts))
 
+IN_MEMORY = "there is none: the locks are in the memory of each process, for its own threads only"
+
 
 def examine(alias: str, probes: Probes = ALL) -> Iterator[Finding]:
     """What there is to say of the cache ``alias``; the servers first.
@@ -33,6 +35,9 @@ def examine(alias: str, probes: Probes = ALL) -> Iterator[Finding]:
     """
     of_nodes, of_all = probes
     patient = Target(alias)
+    if patient.cache.in_memory:
+        yield Finding("server", Level.NOTE, IN_MEMORY)
+        return
     run(patient.client, Call(CLOCK, (), ()))  # The one question that every rule allows.
     for probe in of_nodes:
         yield from _everywhere(patient, probe)

@@ -83,6 +83,8 @@ class Target:
         """Where the cache leads, without user and password."""
         if self.is_cluster:
             return "cluster"
+        if self.cache.in_memory:
+            return "in memory"
         kept = self.client.connection_pool.connection_kwargs
         if kept.get("path"):
             return str(kept["path"])

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 from .. import events
+from ..clock import time
 from ..events import FellBack
 from ..exceptions import LockError, TooFewReplicas
 from ..forks import free_after_fork

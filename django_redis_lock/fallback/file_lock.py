@@ -12,7 +12,6 @@ import json
 import os
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from io import FileIO
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from ..clock import time
 from ..exceptions import LockError
 from ..forks import after_fork
 from ..protocol import Owner

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any, Literal
 
+from ..clock import time
 from ..locking import AsyncLock, Lock, for_the_caller
 from ..protocol import HolderInfo
 from ..redlock import AsyncRedlock, Redlock
@@ -74,7 +73,7 @@ class AsyncFallbackLock(Fallback, AsyncLock):
 
     async def _carry_out(self, step: Step) -> Any:
         if isinstance(step, Pause):
-            return await asyncio.sleep(step.seconds)
+            return await time.asleep(step.seconds)
         return await getattr(super(), step.method)(**step.options)
 
     @for_the_caller

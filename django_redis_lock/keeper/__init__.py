@@ -1,5 +1,5 @@
 """The one background thread of a process, and its jobs."""
 
-from .thread import Job, keeper
+from .thread import Job, Keeper, keeper, use_keeper
 
-__all__ = ["Job", "keeper"]
+__all__ = ["Job", "Keeper", "keeper", "use_keeper"]

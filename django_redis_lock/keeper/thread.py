@@ -15,7 +15,6 @@ import heapq
 import itertools
 import math
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .. import notices
+from ..clock import time
 from ..forks import after_fork
 from ..notices import get_logger
 from ..protocol import Call
@@ -119,6 +119,11 @@ class Keeper:
                 self._enqueue(job)
                 if due < self._wakes_at:
                     self._condition.notify()
+
+    def hurry(self, now: float) -> None:
+        """Do everything at once."""
+        for job in tuple(self._jobs):
+            self.reschedule(job, now)
 
     def flush(self) -> None:
         """Before the process ends: wait for the jobs with ``flush_at_exit``, a second at most. So a
@@ -282,6 +287,12 @@ _keeper = Keeper()
 def keeper() -> Keeper:
     """The keeper of this process."""
     return _keeper
+
+
+def use_keeper(keeper: Keeper) -> None:
+    """Make ``keeper`` this process's. The jobs of the one before stay with it."""
+    global _keeper
+    _keeper = keeper
 
 
 @after_fork

@@ -7,13 +7,13 @@ the locks of its tasks, and a task in that loop could not renew them.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from redis.exceptions import RedisError
 
+from ..clock import time
 from ..exceptions import LockNotAcquired
 from ..protocol import AcquireRequest, Acquisition, Call, Hold, HolderInfo, Owner, check_seconds
 from ..transport import Answer, afinish, arun, cancellable

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from .. import events
+from ..clock import time
 from ..events import check_group
 from ..exceptions import LockError, LockLost, LockNotOwnedError
 from ..protocol import (

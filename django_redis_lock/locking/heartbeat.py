@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
+from ..clock import time
 from ..forks import free_after_fork
 from ..keeper import Job, keeper
 from ..notices import get_logger

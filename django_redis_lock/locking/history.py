@@ -11,11 +11,11 @@ takes the lock next finds it there, and whoever ran the script notes it. So does
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
 from typing import Any
 
 from .. import events
+from ..clock import time
 from ..keeper import Job, keeper
 from ..notices import get_logger
 from ..protocol import (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from redis.exceptions import RedisError
 
+from ..clock import time
 from ..exceptions import LockNotAcquired
 from ..protocol import (
     AcquireRequest,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..clock import time
 from ..events import group_of
 from ..keeper import Job, keeper
 from ..notices import get_logger

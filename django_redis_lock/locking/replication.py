@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from typing import Any, NamedTuple
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..clock import time
 from ..protocol import AcquireRequest, Call, LockKeys, milliseconds, script
 from ..transport import aconnect, pack, server_of
 

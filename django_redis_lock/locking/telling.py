@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 from .. import events
+from ..clock import time
 from ..events import Acquired, Lost, Rejected, Released, Subject, TimedOut
 from ..exceptions import LockError
 from ..notices import get_logger

@@ -151,6 +151,12 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
     text = ", ".join(parts) + "."
     if result.failures:  # The others are unknown.
         text = f"In the caches that answered: {text[0].lower()}{text[1:]}"
+    if result.in_memory:
+        aliases = ", ".join(result.in_memory)
+        text += (
+            f" The locks of the cache {aliases} are in the memory of each process: they exclude "
+            "only its own threads, and no other process can list them."
+        )
     for cut in result.truncations:
         what = "locks" if cut.kind == LOCK else "computations"
         text += f" Only {cut.shown} of {cut.total} {what} of the cache {cut.alias} are listed."

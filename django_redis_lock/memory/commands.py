@@ -12,8 +12,6 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-__all__ = ["Commands"]
-
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 

@@ -13,8 +13,6 @@ from redis.connection import Connection
 
 from .database import Database, Session
 
-__all__ = ["AsyncMemoryConnection", "MemoryConnection", "client_of"]
-
 
 class _InMemory:
     """What connections for threads and for asyncio have in common.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +18,11 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
+from ..clock import time
 from ..forks import after_fork, free_after_fork
 from .commands import Commands
 from .lua import compile_script
 from .lua_library import Table, number_text
-
-__all__ = ["Database", "Session"]
 
 #: How many commands are carried out between two searches for keys whose time is over.
 COMMANDS_PER_SWEEP = 500
@@ -58,7 +56,10 @@ class Session:
 
     def has_reply(self, seconds: float | None = 0) -> bool:
         """Wait for a reply or the end of the session; whether there is one by then."""
-        return self._database.wait(self._ready, lambda: self.replies or self.closed, seconds)
+        with self._database.mutex:
+            if self.replies or self.closed or seconds == 0:
+                return bool(self.replies or self.closed)
+            return time.wait_for(self._ready, lambda: self.replies or self.closed, seconds)
 
     def reply(self) -> Any:
         """The next reply.
@@ -118,12 +119,9 @@ class Database(Commands):
         name: for people.
 
     Attributes:
-        unix_time: the clock.
         mutex: held while a command is carried out.
         away: while true, no connection can be made.
     """
-
-    unix_time: Callable[[], float] = staticmethod(time.time)
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -138,21 +136,6 @@ class Database(Commands):
 
     def __str__(self) -> str:
         return self._name
-
-    # -- time, which tests can move ----------------------------------------------------------
-
-    def microseconds(self) -> int:
-        return int(self.unix_time() * 1e6)
-
-    def wait(
-        self, condition: threading.Condition, ready: Callable[[], Any], seconds: float | None
-    ) -> bool:
-        """Wait until ``ready()``; whether that came about within so many seconds."""
-        with self.mutex:
-            if not ready() and seconds != 0:
-                seconds = None if seconds is None else min(seconds, threading.TIMEOUT_MAX)
-                condition.wait_for(ready, seconds)
-            return bool(ready())
 
     # -- sessions ----------------------------------------------------------------------------
 
@@ -198,7 +181,7 @@ class Database(Commands):
     def _unblock(self, session: Session) -> None:
         if session.blocked is None:
             return
-        self.now = self.microseconds()
+        self.now = int(time.time() * 1e6)
         try:
             reply = session.blocked()
         except ResponseError as error:
@@ -217,7 +200,7 @@ class Database(Commands):
         return lambda: self.read_streams(names[: len(names) // 2])
 
     def _reply(self, words: Sequence[bytes]) -> Any:
-        self.now = self.microseconds()
+        self.now = int(time.time() * 1e6)
         if next(self._carried_out) % COMMANDS_PER_SWEEP == 0:
             self.drop_expired()
         try:
@@ -277,6 +260,8 @@ def _as_reply(value: Any) -> Any:
     return int(value) if isinstance(value, float) else value
 
 
+#: Those that are found by name; LOCATION, for caches.
+databases: dict[str, Database] = {}
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 

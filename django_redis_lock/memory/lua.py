@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from .lua_library import GIVEN, HELPERS
 
-__all__ = ["Script", "compile_script"]
-
 #: ``script(KEYS, ARGV, redis.call, redis.pcall)``: what the script returns, as a tuple.
 Script = Callable[..., tuple[Any, ...]]
 
@@ -332,7 +330,7 @@ class _Compiler:
             name = f"{name}.{self._next()}"
             if name not in GIVEN:
                 raise SyntaxError(f"{name} is not among what scripts may use of Lua")
-        # What nobody has declared is nil.
+        # A name that was not declared is nil.
         code = _Code(variable or GIVEN.get(name, "nothing"))
         while self._ahead in ("[", ".", "("):
             if self._skip("("):

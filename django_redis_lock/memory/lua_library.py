@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["GIVEN", "HELPERS", "Table", "number_text"]
-
 
 class Table(dict[Any, Any]):
     """A table of Lua; what it does not have is nil."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import atexit
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
+from ..clock import time
 from ..events import Subject
 from ..forks import after_fork
 from ..keeper import Job, keeper

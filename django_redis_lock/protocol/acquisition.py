@@ -15,9 +15,9 @@ import os
 import re
 import secrets
 import threading
-import time
 from typing import Any, NamedTuple, Protocol
 
+from ..clock import time
 from ..events import Subject
 from ..forks import after_fork
 from .keys import LockKeys

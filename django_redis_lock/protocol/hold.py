@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from .. import events
+from ..clock import time
 from ..events import Lost, Subject
 from ..notices import get_logger
 from .keys import LockKeys

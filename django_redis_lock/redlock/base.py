@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from redis.exceptions import RedisError
 
+from ..clock import time
 from ..keeper import keeper
 from ..locking import FIRST_PAUSE, LONGEST_PAUSE, BaseLock, DeferredRelease, Renewals, note_vanished
 from ..protocol import (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..clock import time
 from ..locking import AsyncLock, Lock, TaskWaiter, ThreadWaiter
 from ..protocol import AcquireRequest, Acquisition, Call
 from ..transport import Answer, adrive, arun, cancellable, drive, server_of, wait_awake
@@ -75,7 +75,7 @@ class AsyncRedlock(AsyncLock, Quorum):
             return await cancellable(_ask(self.redis, step.calls, step.patience))
         if isinstance(step, Queue):
             return await TaskWaiter(self.redis[step.place], step.request).wait()
-        return await asyncio.sleep(step.seconds)
+        return await time.asleep(step.seconds)
 
     async def _run(self, call: Call) -> Answer:
         sent_at = time.monotonic()

@@ -10,10 +10,10 @@ with Redis").
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..clock import time
 from ..exceptions import TooFewServers
 from ..keeper import keeper
 from ..locking import DeferredRelease, Renewal

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from ..clock import time
 from ..exceptions import ComputationFailed, LockError
 from ..keeper import keeper
 from ..notices import get_logger

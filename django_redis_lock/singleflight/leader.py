@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
+from ..clock import time
 from ..keeper import Job, keeper
 from ..locking import DeferredRelease
 from ..notices import get_logger

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from ..clock import time
 from ..exceptions import ComputationFailed, LockError
 from ..keeper import keeper
 from ..notices import get_logger

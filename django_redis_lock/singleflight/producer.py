@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from .. import events
+from ..clock import time
 from ..events import Computed, Computing, RefreshFailed, Shared, Subject
 from ..notices import get_logger
 from ..protocol import printable

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import os
 import threading
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from ..clock import time
 from ..keeper import keeper
 from ..locking import in_background
 from ..notices import ThreadPool
@@ -172,7 +172,7 @@ class AsyncRunner:
         if isinstance(step, WaitForEvent):
             return await _within(step.event.wait(), step.until)
         if isinstance(step, Pause):
-            return await asyncio.sleep(step.seconds)
+            return await time.asleep(step.seconds)
         if isinstance(step, RunInBackground):
             in_background(self.do(step.steps))
             return True
@@ -201,14 +201,14 @@ class AsyncRunner:
             self.server.on_error(error)
             if not is_outage(error):
                 raise
-            await asyncio.sleep(_pause(step))
+            await time.asleep(_pause(step))
 
 
 async def _within(work: Coroutine[Any, Any, Any], until: float) -> bool:
     """Await ``work``, at most until ``until`` (monotonic seconds); whether it was done by then."""
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({task}, timeout=max(0.0, until - time.monotonic()))
+        await time.wait({task}, max(0.0, until - time.monotonic()))
         if task.done():
             task.result()
         return task.done()

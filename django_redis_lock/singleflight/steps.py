@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
+from ..clock import time
 from ..keeper import Job
 from ..protocol import Call
 from ..transport import Server, is_outage

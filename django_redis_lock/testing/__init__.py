@@ -1,5 +1,6 @@
-"""Locks without Redis, for the tests of projects that use them."""
+"""Locks and caches without Redis, for the tests of projects that use them."""
 
-from .locks import Clock, MemoryLock, MemoryServer, VirtualClock, override
+from .clock import VirtualClock
+from .override import MemoryServer, RedisLocksMixin, override
 
-__all__ = ["Clock", "MemoryLock", "MemoryServer", "VirtualClock", "override"]
+__all__ = ["MemoryServer", "RedisLocksMixin", "VirtualClock", "override"]

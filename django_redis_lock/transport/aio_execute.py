@@ -204,7 +204,7 @@ async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:
     if isinstance(server, Topology):
         return await _run_all_at(server, client, calls)
     try:
-        return await _run_all(server, client.connection_pool, calls)
+        return await _run_all(server, pool_of(client, server, server), calls)
     except ResponseError as error:
         if not is_busy(error):
             raise
@@ -212,7 +212,7 @@ async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:
     except (RedisConnectionError, RedisTimeoutError) as error:
         if is_pool_exhausted(error) or not may_have_run(error):
             raise
-        return await _run_all(server, client.connection_pool, calls)
+        return await _run_all(server, pool_of(client, server, server), calls)
 
 
 async def _heeding(

@@ -53,12 +53,12 @@ def asyncio_client(client: Any) -> Any:
     if isinstance(server, Topology):
         asyncio.get_running_loop()
         return client
-    return _client_of(server, client.connection_pool)
+    return _client_of(server, server.address if server.stands_in else client.connection_pool)
 
 
 def pool_of(client: Any, server: Server, node: Server) -> Any:
     """The pool with the running loop's connections to ``node``, a server of ``server``'s."""
-    if node is server:
+    if node is server and not node.stands_in:
         return client.connection_pool
     return _client_of(node, node.address).connection_pool
 

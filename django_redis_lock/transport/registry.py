@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..forks import after_fork, free_after_fork
@@ -21,10 +23,13 @@ __all__ = [
     "outages",
     "own_settings",
     "server_of",
+    "stand_in",
 ]
 
 _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
 _by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
+#: Makes what takes the place of a server, while something does.
+_make_stand_in: Callable[[object], Server] | None = None
 _registry = free_after_fork(threading.Lock())
 
 
@@ -57,10 +62,27 @@ def server_of(client: Any) -> Server:
         place = (*database, kind.patience(settings.connection_kwargs))
         server = _servers.get(place)
         if server is None:
-            server = _servers[place] = kind(pool)
+            if _make_stand_in is not None and "database" not in settings.connection_kwargs:
+                server = _make_stand_in(database)
+            else:
+                server = kind(pool)
+            _servers[place] = server
             server.database = database
         _by_pool[pool] = server
         return server
+
+
+@contextmanager
+def stand_in(make: Callable[[object], Server]) -> Iterator[None]:
+    """In the block, ``make(place)`` takes the place of each server; those in memory stay."""
+    global _servers, _by_pool, _make_stand_in
+    before = _servers, _by_pool, _make_stand_in
+    _servers, _by_pool = weakref.WeakValueDictionary(), weakref.WeakKeyDictionary()
+    _make_stand_in = make
+    try:
+        yield
+    finally:
+        _servers, _by_pool, _make_stand_in = before
 
 
 def outages() -> list[Outage]:

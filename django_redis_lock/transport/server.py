@@ -34,6 +34,8 @@ class Server:
     #: which would cost too much between two calls in a row.
     CHECK_AFTER_IDLE_SECONDS = 1.0
 
+    #: Whether it takes the place of the one that its clients' own connections lead to.
+    stands_in = False
     #: Seconds within which a failover replaces a server that has failed.
     FAILOVER_SECONDS = 0.0
 

@@ -30,7 +30,7 @@ OF_THE_PARENT = {
     "metrics/collecting.py": 1,
     "decorators/on_lost.py": 2,
     "management/commands/run_locked.py": 1,
-    "testing/memory_server.py": 2,
+    "testing/clock.py": 1,
 }
 
 

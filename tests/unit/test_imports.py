@@ -26,6 +26,7 @@ FOLDER = Path(django_redis_lock.__file__).parent
 #: its own floor and from those below; nothing imports past a package's ``__init__``.
 FLOORS: tuple[dict[str, str], ...] = (
     {
+        "clock": "the time, which tests can move",
         "exceptions": "the errors; each carries the lock's name and holder",
         "events": "what happens to locks and computations, and who listens",
         "forks": "what a forked child begins anew",
@@ -45,7 +46,6 @@ FLOORS: tuple[dict[str, str], ...] = (
     {
         "fallback": "what a lock does while Redis is away",
         "inventory": "which locks are held, and ending them by force",
-        "testing": "locks without Redis, for the tests of projects that use them",
     },
     # Django begins here.
     {
@@ -71,6 +71,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "management": "the commands",
         "migrations": "the permissions of the admin page",
         "templatetags": "{% cached %}",
+        "testing": "locks and caches without Redis, for the tests of projects",
     },
 )
 #: The number of floors, from the bottom, that must not know Django.
@@ -252,3 +253,14 @@ def test_no_folder_is_crowded() -> None:
         for folder in folders
         if len(list(folder.glob("*.py"))) > MOST_FILES
     }
+
+
+#: What waits for files and sockets only, whose time no test can move.
+BY_REAL_TIME = {"cache.reading", "redlock.fan_out"}
+
+
+def test_deadlines_are_kept_by_one_clock() -> None:
+    """``clock.time`` and not Python's: a test that moves the clock moves all of them."""
+    packages = {"cache", "fallback", "keeper", "locking", "protocol", "redlock", "singleflight"}
+    by_real_time = {m for m in MODULES if _package(m) in packages and "time" in imports_of(m)}
+    assert by_real_time == BY_REAL_TIME

@@ -3,37 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import time as real
+import unittest
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
+from django.core.cache import caches
+from django.template import Context, Template
+from django.test import override_settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+import django_redis_lock
 from django_redis_lock import (
     AsyncLock,
     Lock,
     LockLost,
+    LockNotAcquired,
     LockNotOwnedError,
     Redlock,
     TooFewServers,
 )
+from django_redis_lock.decorators import cached, locked
 from django_redis_lock.fallback.locks import FallbackLock
-from django_redis_lock.testing import MemoryLock, MemoryServer, VirtualClock, override
+from django_redis_lock.testing import MemoryServer, RedisLocksMixin, VirtualClock, override
+from tests.processes import in_threads
 
 #: Nothing listens there: whoever asks Redis fails, and at once.
 NOWHERE = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
 
 
-def server() -> MemoryServer:
-    return MemoryServer(VirtualClock())
+@pytest.fixture
+def memory() -> Iterator[MemoryServer]:
+    with override() as server:
+        yield server
 
 
-def test_a_wait_moves_the_virtual_clock_to_the_end_of_the_holder() -> None:
-    memory = server()
-    first, second = (MemoryLock(memory, "report", timeout=10) for _ in range(2))
+def lock_of(name: str, **options: Any) -> Lock:
+    return Lock(NOWHERE, name, **options)
+
+
+def test_a_wait_moves_the_virtual_clock_to_the_end_of_the_holder(memory: MemoryServer) -> None:
+    first, second = (lock_of("report", timeout=10) for _ in range(2))
     assert first.acquire()
     began = memory.clock()
     assert second.acquire()
@@ -42,54 +60,48 @@ def test_a_wait_moves_the_virtual_clock_to_the_end_of_the_holder() -> None:
     assert second.owned()
 
 
-def test_a_wait_that_cannot_end_is_refused() -> None:
-    memory = server()
-    assert MemoryLock(memory, "report").acquire()
+def test_a_wait_that_cannot_end_is_refused(memory: MemoryServer) -> None:
+    assert lock_of("report").acquire()
     with pytest.raises(AssertionError, match="never end"):
-        MemoryLock(memory, "report").acquire()
+        lock_of("report").acquire()
 
 
-def test_a_wait_ends_at_its_deadline() -> None:
-    memory = server()
-    assert MemoryLock(memory, "report", timeout=10).acquire()
+def test_a_wait_ends_at_its_deadline(memory: MemoryServer) -> None:
+    assert lock_of("report", timeout=10).acquire()
     began = memory.clock()
-    assert not MemoryLock(memory, "report").acquire(blocking_timeout=3)
+    assert not lock_of("report").acquire(blocking_timeout=3)
     assert memory.clock() - began == 3
 
 
-def test_what_is_renewed_does_not_run_out() -> None:
-    memory = server()
-    lock = MemoryLock(memory, "report", timeout=10, renew=True)
+def test_what_is_renewed_does_not_run_out(memory: MemoryServer) -> None:
+    lock = lock_of("report", timeout=10, renew=True)
     assert lock.acquire()
     memory.clock.advance(1000)
     assert lock.owned()
     lock.ensure_held()
 
 
-def test_max_hold_ends_the_renewal() -> None:
-    memory = server()
-    lock = MemoryLock(memory, "report", timeout=10, renew=True, max_hold=60)
+def test_max_hold_ends_the_renewal(memory: MemoryServer) -> None:
+    lock = lock_of("report", timeout=10, renew=True, max_hold=60)
     assert lock.acquire()
     memory.clock.advance(59)
     assert lock.owned()
-    memory.clock.advance(1)
+    memory.clock.advance(1.01)  # Servers count in whole milliseconds.
     assert lock.lost
     assert not lock.owned()
 
 
-def test_min_hold_keeps_it_taken() -> None:
-    memory = server()
-    with MemoryLock(memory, "nightly", timeout=10, min_hold=5):
+def test_min_hold_keeps_it_taken(memory: MemoryServer) -> None:
+    with lock_of("nightly", timeout=10, min_hold=5):
         memory.clock.advance(2)
     assert memory.held() == ["nightly"]
     memory.clock.advance(3)
     assert memory.held() == []
 
 
-def test_a_lock_can_be_lost_at_will() -> None:
-    memory = server()
+def test_a_lock_can_be_lost_at_will(memory: MemoryServer) -> None:
     told = []
-    lock = MemoryLock(memory, "report", timeout=10, on_lost=lambda: told.append("lost"))
+    lock = lock_of("report", timeout=10, on_lost=lambda: told.append("lost"))
     assert lock.acquire()
     memory.lose("report")
     assert told == ["lost"]
@@ -99,31 +111,28 @@ def test_a_lock_can_be_lost_at_will() -> None:
         lock.release()
 
 
-def test_the_server_can_be_away() -> None:
-    memory = server()
-    lock = MemoryLock(memory, "report", timeout=10)
+def test_the_server_can_be_away(memory: MemoryServer) -> None:
+    lock = lock_of("report", timeout=10)
     assert lock.acquire()
     memory.away = True
     with pytest.raises(redis.exceptions.ConnectionError):
         lock.release()
     with pytest.raises(redis.exceptions.ConnectionError):
-        MemoryLock(memory, "other").acquire()
+        lock_of("other").acquire()
     memory.away = False
     lock.release()
 
 
-def test_what_is_not_held_cannot_be_lost() -> None:
-    memory = server()
-    assert MemoryLock(memory, ":1:lock:report", timeout=10).acquire()
+def test_what_is_not_held_cannot_be_lost(memory: MemoryServer) -> None:
+    assert lock_of(":1:lock:report", timeout=10).acquire()
     with pytest.raises(KeyError, match=r"held are: \[':1:lock:report'\]"):
         memory.lose("report")
 
 
-def test_fences_increase_on_a_clock_that_stands_still() -> None:
-    memory = server()
+def test_fences_increase_on_a_clock_that_stands_still(memory: MemoryServer) -> None:
     fences = []
     for _ in range(3):
-        with MemoryLock(memory, "report", timeout=10) as lock:
+        with lock_of("report", timeout=10) as lock:
             fences.append(lock.fence)
     assert fences == sorted(set(fences))
 
@@ -155,7 +164,7 @@ def test_override_takes_locks_of_tasks_too() -> None:
 
 
 def test_override_takes_a_given_server() -> None:
-    mine = server()
+    mine = MemoryServer(VirtualClock())
     with override(mine) as memory:
         assert memory is mine
 
@@ -201,3 +210,146 @@ def test_override_stays_away_from_the_locks_of_this_host(tmp_path: Path, away: b
                 pass
         assert not lock().acquire()
         held.release()
+
+
+# -- caches ------------------------------------------------------------------------------------
+
+BACKENDS = (
+    "django.core.cache.backends.dummy.DummyCache",
+    "django.core.cache.backends.locmem.LocMemCache",
+    "django_redis_lock.cache.RedisCache",
+)
+
+
+@pytest.fixture(params=BACKENDS)
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[None]:
+    """CACHES as a project may have them where there is no Redis."""
+    kept = {"BACKEND": request.param, "LOCATION": "redis://127.0.0.1:1", "KEY_PREFIX": "site"}
+    with override_settings(CACHES={"default": kept}):
+        yield
+
+
+@cached("square-{number}", timeout=60)
+def square(number: int) -> int:
+    calls.append(number)
+    return number * number
+
+
+@cached("cube-{number}", timeout=60)
+async def cube(number: int) -> int:
+    calls.append(number)
+    return number**3
+
+
+@locked("import", timeout=5)
+def import_prices() -> str:
+    return "imported"
+
+
+calls: list[int] = []
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_override_is_for_caches_of_any_backend() -> None:
+    before = caches["default"]
+    page = Template("{% load redis_lock %}{% cached 60 page %}{{ number }}{% endcached %}")
+    calls.clear()
+    with override() as memory:
+        assert [square(3), square(3)] == [9, 9]
+        assert [asyncio.run(cube(2)), asyncio.run(cube(2))] == [8, 8]
+        assert calls == [3, 2]
+        assert [page.render(Context({"number": n})) for n in (1, 2)] == ["1", "1"]
+        assert caches["default"].get("square-3") == 9
+        memory.clock.advance(61)
+        assert square(3) == 9
+        assert calls == [3, 2, 3]
+        with caches["default"].lock("import"):
+            assert memory.held() == ["site:1:lock:import"]
+            with pytest.raises(LockNotAcquired):
+                import_prices()
+        assert import_prices() == "imported"
+        memory.away = True
+        assert square(5) == 25
+        with pytest.raises(redis.exceptions.ConnectionError):
+            import_prices()
+    assert type(caches["default"]) is type(before)
+    with override():
+        assert caches["default"].get("square-3") is None
+
+
+def test_override_computes_once_for_threads() -> None:
+    with override():
+        computed: list[int] = []
+
+        def build() -> int:
+            computed.append(1)
+            real.sleep(0.1)
+            return 5
+
+        ask = partial(caches["default"].get_or_set, "report", build, 60)
+        assert in_threads(20, ask) == [5] * 20
+        assert len(computed) == 1
+
+
+def test_override_serves_stale_values_when_the_time_has_come() -> None:
+    with override() as memory:
+        cache: Any = caches["default"]
+        assert cache.get_or_set("report", lambda: "old", 60, stale=600) == "old"
+        memory.clock.advance(59)
+        assert cache.get_or_set("report", lambda: "new", 60, stale=600) == "old"
+        memory.clock.advance(2)
+        assert cache.get_or_set("report", lambda: "new", 60, stale=600) == "new"
+        memory.clock.advance(661)
+        assert cache.get("report") is None
+
+
+@override()
+def test_override_as_a_decorator() -> None:
+    assert Lock(NOWHERE, "report", timeout=5).acquire()
+
+
+def test_override_as_a_decorator_of_a_coroutine_function() -> None:
+    @override()
+    async def work() -> bool:
+        return await AsyncLock(redis.asyncio.Redis(port=1), "report", timeout=5).acquire()
+
+    assert asyncio.run(work())
+
+
+@override()
+class TestDecorated(unittest.TestCase):
+    def test_first(self) -> None:
+        assert Lock(NOWHERE, "report", timeout=5).acquire(blocking=False)
+
+    def test_second(self) -> None:
+        """The first test's lock is not here."""
+        assert Lock(NOWHERE, "report", timeout=5).acquire(blocking=False)
+
+
+class TestMixin(RedisLocksMixin, unittest.TestCase):
+    def test_it(self) -> None:
+        assert Lock(NOWHERE, "report", timeout=5).acquire(blocking=False)
+        assert self.redis_locks.held() == ["report"]
+
+
+def test_the_fixture(redis_locks: MemoryServer) -> None:
+    assert Lock(NOWHERE, "report", timeout=5).acquire(blocking=False)
+    redis_locks.clock.advance(5)
+    assert redis_locks.held() == []
+
+
+def test_the_plugin_costs_nothing_where_it_is_not_used() -> None:
+    code = """
+import sys
+import pytest
+before = set(sys.modules)
+import django_redis_lock_pytest
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+assert new == {"django_redis_lock_pytest"}, new
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_mock_is_part_of_the_package() -> None:
+    folder = Path(django_redis_lock.__file__).parent
+    assert not [path for path in folder.rglob("*.py") if "mock" in path.read_text()]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from ...clock import time
 from ...forks import after_fork, free_after_fork
 from ...keeper import Job, keeper
 from ...protocol import (

@@ -11,7 +11,6 @@ doubt whether a grant came first.
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar
@@ -19,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from redis.exceptions import NoPermissionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ...clock import time
 from ...keeper import keeper
 from ...notices import get_logger
 from ...protocol import (

@@ -12,6 +12,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from ...clock import time
 from ...notices import get_logger
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable, wake_key
 from ...transport import (
@@ -89,7 +90,7 @@ class TaskQueue(BlockingQueue):
 
     async def pop_ended(self, seconds: float) -> bool:
         assert self.reading is not None
-        await asyncio.wait({self.reading}, timeout=seconds)
+        await time.wait({self.reading}, seconds)
         return self.reading.done()
 
     def reply(self) -> Any:
@@ -199,7 +200,7 @@ class TaskWaiter(Waiter[TaskQueue]):
         return (await cancellable(arun(self._client, call, patience=patience))).value
 
     async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await time.asleep(seconds)
 
     def _new_turn(self) -> TaskWakeEvent:
         return TaskWakeEvent()
@@ -217,7 +218,7 @@ class TaskWakeEvent:
 
     async def wait(self, seconds: float) -> bool:
         if not self._event.done():
-            await asyncio.wait({self._event}, timeout=seconds)
+            await time.wait({self._event}, seconds)
         return self._event.done()
 
 

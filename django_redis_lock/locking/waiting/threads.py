@@ -10,11 +10,11 @@ import math
 import os
 import socket
 import threading
-import time
 from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError
 
+from ...clock import time
 from ...keeper import Job, keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, wake_key
 from ...transport import RawConnection, Server, finish, pack, run, server_of

@@ -149,7 +149,7 @@ class Command(BaseCommand):
             lifetime = {"timeout": options["timeout"], "renew": True}
         try:
             options["using"] = options["using"] or Conf().USING
-            return lock_cache(options["using"]).lock(
+            return lock_cache(options["using"]).command_lock(
                 options["name"],
                 min_hold=options["min_hold"],
                 replicas=options["replicas"],

@@ -26,7 +26,7 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
-from django_redis_lock.testing import locks
+from django_redis_lock.testing import override
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 
@@ -601,7 +601,7 @@ def test_a_task_whose_lock_is_lost(client: redis.Redis, asynchronous: bool) -> N
 
 
 def test_in_memory() -> None:
-    with locks.override() as server:
+    with override() as server:
         with locked("export"):
             assert server.held() == [KEY]
             with pytest.raises(LockNotAcquired):
