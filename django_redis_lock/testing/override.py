@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from django.conf import settings
 from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import TestContextDecorator, override_settings
+from redis.exceptions import RedisError
 
+from ..cache import lock_cache, lock_caches
 from ..clock import RealClock, time
 from ..inventory import list_held
 from ..keeper import Keeper, keeper, use_keeper
 from ..memory import Database, client_of, databases
-from ..transport import Server, stand_in
+from ..transport import Server, server_of, standing_in
 from .clock import VirtualClock
 
 #: More locks than a test holds.
@@ -34,6 +37,8 @@ class MemoryServer:
         self.clock: Any = clock or RealClock()
         self._prefix = f"testing {next(_numbers)} "
         self._away = False
+        #: The LOCATION in memory of what takes the place of a server.
+        self._places: dict[tuple[Any, ...], str] = {}
 
     @property
     def away(self) -> bool:
@@ -76,10 +81,24 @@ class MemoryServer:
     def _databases(self) -> list[Database]:
         return [found for name, found in databases.items() if name.startswith(self._prefix)]
 
-    def _server(self, place: object) -> Server:
-        """What takes the place of the server at ``place``."""
+    def _find_places(self) -> None:
+        """Note which servers the caches lead to: a cache object that was made before the override
+        must share its locks with the alias."""
+        for alias in lock_caches():
+            with suppress(ImproperlyConfigured, RedisError):
+                place = server_of(lock_cache(alias)._lock_client()).database
+                self._places[place] = self._location(alias, settings.CACHES[alias])
+
+    def _location(self, alias: str, kept: dict[str, Any]) -> str:
+        return f"{self._prefix}{kept.get('LOCATION') or alias}"
+
+    def _server(self, place: tuple[Any, ...]) -> Server | None:
+        """What takes the place of the server at ``place``; None for one of these."""
+        if any(database in place for database in self._databases()):
+            return None
+        name = self._places.get(place, f"{self._prefix}{place}")
         database = databases.setdefault(
-            f"{self._prefix}{place}", Database(f"the memory of test server {self._prefix[8:-1]}")
+            name, Database(f"the memory of test server {self._prefix[8:-1]}")
         )
         database.away = self._away
         found = Server(client_of(database).connection_pool)
@@ -92,7 +111,7 @@ class MemoryServer:
             alias: {
                 **{name: kept[name] for name in _KEPT if name in kept},
                 "BACKEND": "django_redis_lock.cache.LocMemCache",
-                "LOCATION": f"{self._prefix}{kept.get('LOCATION') or alias}",
+                "LOCATION": self._location(alias, kept),
             }
             for alias, kept in settings.CACHES.items()
         }
@@ -139,7 +158,9 @@ class override(TestContextDecorator):
             time.use(server.clock)
             undo.callback(use_keeper, keeper())
             use_keeper(getattr(server.clock, "keeper", None) or Keeper())
-            undo.enter_context(stand_in(server._server))
+            if settings.configured:
+                server._find_places()
+            undo.enter_context(standing_in(server._server))
             if settings.configured:
                 undo.enter_context(override_settings(CACHES=server._caches()))
                 for alias in settings.CACHES:

@@ -30,7 +30,7 @@ from .execute import (
     send,
 )
 from .packing import pack, pack_words
-from .registry import is_cluster, server_of, stand_in
+from .registry import is_cluster, server_of, standing_in
 from .retry import ServerBusy, is_busy
 from .server import Server
 
@@ -75,6 +75,6 @@ __all__ = [
     "send",
     "server_of",
     "set_limits",
-    "stand_in",
+    "standing_in",
     "wait_awake",
 ]

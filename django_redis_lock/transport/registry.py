@@ -23,13 +23,13 @@ __all__ = [
     "outages",
     "own_settings",
     "server_of",
-    "stand_in",
+    "standing_in",
 ]
 
 _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
 _by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
 #: Makes what takes the place of a server, while something does.
-_make_stand_in: Callable[[object], Server] | None = None
+_make_stand_in: Callable[[tuple[Any, ...]], Server | None] | None = None
 _registry = free_after_fork(threading.Lock())
 
 
@@ -62,19 +62,16 @@ def server_of(client: Any) -> Server:
         place = (*database, kind.patience(settings.connection_kwargs))
         server = _servers.get(place)
         if server is None:
-            if _make_stand_in is not None and "database" not in settings.connection_kwargs:
-                server = _make_stand_in(database)
-            else:
-                server = kind(pool)
-            _servers[place] = server
+            stand_in = None if _make_stand_in is None else _make_stand_in(database)
+            server = _servers[place] = stand_in or kind(pool)
             server.database = database
         _by_pool[pool] = server
         return server
 
 
 @contextmanager
-def stand_in(make: Callable[[object], Server]) -> Iterator[None]:
-    """In the block, ``make(place)`` takes the place of each server; those in memory stay."""
+def standing_in(make: Callable[[tuple[Any, ...]], Server | None]) -> Iterator[None]:
+    """In the block, ``make(server.database)`` takes the place of each server, unless it is None."""
     global _servers, _by_pool, _make_stand_in
     before = _servers, _by_pool, _make_stand_in
     _servers, _by_pool = weakref.WeakValueDictionary(), weakref.WeakKeyDictionary()

@@ -353,3 +353,12 @@ assert new == {"django_redis_lock_pytest"}, new
 def test_no_mock_is_part_of_the_package() -> None:
     folder = Path(django_redis_lock.__file__).parent
     assert not [path for path in folder.rglob("*.py") if "mock" in path.read_text()]
+
+
+def test_a_cache_from_before_the_override_shares_its_locks_with_the_alias() -> None:
+    before: Any = caches["default"]
+    with override() as memory:
+        with before.lock("import"):
+            assert not caches["default"].lock("import").acquire(blocking=False)
+            assert memory.held() == [":1:lock:import"]
+        assert caches["default"].lock("import").acquire(blocking=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+import unittest
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from django.core.cache import caches
 import django_redis_lock
 from django_redis_lock import Lock, LockNotAcquired, locked
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.testing import MemoryServer, RedisLocksMixin
 from tests.redis_server import RedisServer
 
 TEXT = (Path(__file__).parents[3] / "docs" / "locks.md").read_text()
-ANSWER, TRIED, TASKS, BARE, KIT = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ANSWER, TRIED, TASKS, BARE, KIT, TIME = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 TAKEN_OFF = ("using", "on_redis_down", "critical")  # By ``cache.lock`` itself.
 
 
@@ -115,3 +117,19 @@ def test_the_kit_for_tests(settings: Any, redis_server: RedisServer) -> None:
     assert len(tests) == 3
     for test in tests:
         test()
+
+
+def test_the_fixture_and_the_mixin(redis_locks: MemoryServer) -> None:
+    @locked("import")
+    def import_prices() -> None: ...
+
+    values = iter(("first", "second"))
+    names: dict[str, Any] = {"cache": caches["default"], "build": lambda: next(values)}
+    names.update(RedisLocksMixin=RedisLocksMixin, TestCase=unittest.TestCase)
+    names["import_prices"] = import_prices
+    exec(TIME, names)
+    names["test_the_value_is_computed_again_after_an_hour"](redis_locks)
+    result = unittest.TestResult()
+    names["ImportTest"]("test_the_lock_is_released").run(result)
+    assert result.testsRun == 1
+    assert result.wasSuccessful()
