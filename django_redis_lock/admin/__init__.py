@@ -1,6 +1,6 @@
 """The page "Held locks" in Django's admin.
 
-It is a page of its own over ``held_locks``: there is no table behind it, so nothing of Django's
+It shows ``held_locks``: there is no table behind it, so nothing of Django's
 change list fits but its looks.
 """
 
@@ -33,20 +33,20 @@ from ..events import group_of
 from ..held_locks import UNAVAILABLE, look_closely, name_of
 from ..inventory import FLIGHT
 from ..protocol import printable
-from .history import releases
+from .formatting import duration_patterns, shown
 from .listing import Listing
 from .lock_ref import Choice, Ref
-from .process_rows import processes_data
+from .processes import processes_data
 from .releasing import (
     outlook,
     parse_choices,
     release_button,
     release_chosen,
     release_question,
+    releases,
 )
-from .rows import EMPTY, clock, event_rows, row, waiter_rows
+from .rows import clock, event_rows, row, waiter_rows
 from .statistics import behaviour_of
-from .wording import duration_patterns, shown
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[models.HeldLock]
@@ -55,8 +55,8 @@ else:
 
 __all__ = ["HeldLockAdmin"]
 
-#: Keys up to so many bytes have a page of their own: addresses have limits.
-LONGEST_KEY = 2000
+#: A lock with a longer key, in bytes, has no page: addresses have limits.
+MAX_KEY_BYTES = 2000
 TEMPLATES = "admin/django_redis_lock/heldlock"
 
 
@@ -117,7 +117,7 @@ class HeldLockAdmin(ModelAdmin):
         return reverse(f"admin:{self._url_name(name)}", args=args, current_app=site)
 
     def _url_of(self, ref: Ref) -> str:
-        return "" if len(ref.key) > LONGEST_KEY else self._url("change", str(ref))
+        return "" if len(ref.key) > MAX_KEY_BYTES else self._url("change", str(ref))
 
     def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         request.current_app = self.admin_site.name
@@ -136,7 +136,6 @@ class HeldLockAdmin(ModelAdmin):
                 "may_release": self.has_release_permission(request),
                 "refresh_every": self.refresh_every,
                 "durations": duration_patterns(),
-                "empty": EMPTY,
                 **context,
             },
         )
@@ -235,7 +234,7 @@ class HeldLockAdmin(ModelAdmin):
             computation=found.kind == FLIGHT,
             alias=found.alias,
             data=data,
-            key=printable(found.key, LONGEST_KEY),
+            key=printable(found.key, MAX_KEY_BYTES),
             group=data["group"],
             periods=periods,
             counted=any(period["counted"] for period in periods),
@@ -258,7 +257,6 @@ class HeldLockAdmin(ModelAdmin):
     def _lock_data(self, ref: Ref) -> dict[str, Any]:
         group = group_of(name_of(*ref))
         data: dict[str, Any] = {
-            **EMPTY,
             "group": group,
             "asked": False,
             "held_now": False,
@@ -294,7 +292,7 @@ class HeldLockAdmin(ModelAdmin):
         if not self.has_release_permission(request):
             raise PermissionDenied
         if request.method != "POST":
-            # Whoever had to log in first is sent here without what was selected.
+            # After a login the browser comes here without the selection.
             messages.warning(request, _("Nothing was released. Select the locks again."))
             return HttpResponseRedirect(self._url("changelist"))
         chosen = [c for c in parse_choices(request.POST.getlist("selected")) if self._known(c.ref)]

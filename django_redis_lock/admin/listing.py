@@ -19,10 +19,9 @@ from ..cache import lock_caches
 from ..held_locks import Failure, HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
 from ..transport import Outage
-from .rows import UrlOf, clock, row
+from .formatting import brief, duration, place, shown
+from .rows import STATUSES, UrlOf, clock, row, severity, status_of
 from .statistics import behaviour_section
-from .status import STATUSES, status_of, urgency
-from .wording import brief, duration, place, shown
 
 __all__ = ["Column", "Listing", "failure_rows"]
 
@@ -50,12 +49,12 @@ def _holder(holding: HeldLock) -> tuple[str, int, str]:
     return owner.host, owner.pid, owner.thread
 
 
-def _urgency(holding: HeldLock) -> tuple[int, float]:
-    return urgency(holding.lock), -(holding.lock.held_for or 0.0)
+def _severity(holding: HeldLock) -> tuple[int, float]:
+    return severity(holding.lock), -(holding.lock.held_for or 0.0)
 
 
 COLUMNS = (
-    Column("status", gettext_lazy("Status"), _urgency, down=False),
+    Column("status", gettext_lazy("Status"), _severity, down=False),
     Column("lock", gettext_lazy("Lock"), lambda h: h.name.lower(), down=False),
     Column("holder", gettext_lazy("Holder"), _holder, down=False),
     Column("held", gettext_lazy("Held for"), lambda h: h.lock.held_for or 0.0),

@@ -12,7 +12,7 @@ __all__ = ["Choice", "Ref"]
 
 
 class Ref(NamedTuple):
-    """A lock or computation: where it is, whoever holds it."""
+    """A lock or computation: where it is, without its holder."""
 
     alias: str
     key: bytes

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..held_locks import UNAVAILABLE, HeldLock, look_closely
+from django.template.loader import render_to_string
+from django.utils.translation import gettext as _
+
+from ..held_locks import UNAVAILABLE, HeldLock, held_locks, look_closely
 from ..inventory import LOCK
 from ..protocol import Owner
+from .formatting import duration, short_place, shown
+from .listing import failure_rows
+from .rows import UrlOf, clock, ref_of
 
-__all__ = ["Chain", "Process", "Thread", "Wait", "by_process", "waits_of"]
+__all__ = ["Chain", "Process", "Thread", "Wait", "by_process", "processes_data", "waits_of"]
 
-#: Locks whose waiters are asked for, at most: each is a question of its own.
-MOST_ASKED = 100
+TEMPLATE = "admin/django_redis_lock/heldlock/process_list.html"
+#: Locks whose waiters are read: each costs a request.
+MAX_CONTENDED_LOCKS = 100
 
 
 class Thread(NamedTuple):
@@ -65,12 +72,12 @@ class Process:
 
 
 def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
-    """Who waits for those of ``found`` that have waiters; of MOST_ASKED locks at most."""
-    contended = [holding for holding in found if holding.lock.waiters][:MOST_ASKED]
+    """Who waits for those of ``found`` that have waiters; of MAX_CONTENDED_LOCKS locks at most."""
+    contended = [holding for holding in found if holding.lock.waiters][:MAX_CONTENDED_LOCKS]
     waits = []
     for holding in contended:
         try:
-            _, closely = look_closely(holding.alias, holding.lock.key, LOCK)
+            _holding, closely = look_closely(holding.alias, holding.lock.key, LOCK)
         except UNAVAILABLE:
             continue  # It was there a moment ago; the list says what is wrong with it.
         waits += [
@@ -113,3 +120,49 @@ def _chain(first: Wait, waiting: dict[Thread, Wait]) -> Chain:
             return Chain(first, tuple(locks), is_cycle=False)
         seen.add(holder)
         wait = waiting[holder]
+
+
+# -- ready to be shown -------------------------------------------------------------------------
+
+
+def processes_data(url_of: UrlOf) -> dict[str, Any]:
+    """All that changes while somebody looks at the page."""
+    held = held_locks(kinds=(LOCK,))
+    processes = by_process(held.found, waits_of(held.found))
+    context = {
+        "processes": [_process_row(process, url_of) for process in processes],
+        "blocked": any(process.is_blocked for process in processes),
+    }
+    return {
+        "processes": "" if held.failures and not processes else render_to_string(TEMPLATE, context),
+        "failures": failure_rows(held.failures),
+        "as_of": _("as of %(time)s") % {"time": clock()},
+    }
+
+
+def _process_row(process: Process, url_of: UrlOf) -> dict[str, Any]:
+    return {
+        "name": f"{shown(process.host)}:{process.pid}",
+        "is_blocked": process.is_blocked,
+        "holds": [_lock_row(holding, url_of) for holding in process.holds],
+        "waits": [_chain_row(chain, url_of) for chain in process.waits],
+    }
+
+
+def _lock_row(holding: HeldLock, url_of: UrlOf) -> dict[str, str]:
+    held = holding.lock.held_for
+    return {
+        "name": shown(holding.name),
+        "url": url_of(ref_of(holding)),
+        "text": "" if held is None else _("for %(duration)s") % {"duration": duration(held)},
+        "held_by": _("held by %(holder)s") % {"holder": short_place(holding.lock.owner)},
+    }
+
+
+def _chain_row(chain: Chain, url_of: UrlOf) -> dict[str, Any]:
+    waited = chain.wait.waited
+    return {
+        "locks": [_lock_row(holding, url_of) for holding in chain.locks],
+        "is_cycle": chain.is_cycle,
+        "text": "" if waited is None else _("for %(duration)s") % {"duration": duration(waited)},
+    }

@@ -8,6 +8,8 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.options import get_content_type_for_model
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -16,12 +18,18 @@ from ..held_locks import UNAVAILABLE, HeldLock, look_closely, name_of, release
 from ..inventory import FLIGHT, LockInfo, Outcome
 from ..models import HeldLock as Model
 from ..protocol import printable
-from .lock_ref import Choice
-from .rows import UrlOf, row
-from .status import status_of
-from .wording import duration, place, shown
+from .formatting import duration, place, shown
+from .lock_ref import Choice, Ref
+from .rows import UrlOf, moment, row, status_of
 
-__all__ = ["outlook", "parse_choices", "release_chosen"]
+__all__ = [
+    "outlook",
+    "parse_choices",
+    "release_button",
+    "release_chosen",
+    "release_question",
+    "releases",
+]
 
 logger = logging.getLogger("django_redis_lock.admin")
 
@@ -168,3 +176,27 @@ def _is_chosen(lock: LockInfo, choice: Choice) -> bool:
 
 def _away(error: Exception) -> str:
     return _("Redis did not answer as it should (%(error)s)") % {"error": shown(str(error))}
+
+
+# -- afterwards ---------------------------------------------------------------------------------
+
+#: The latest entries are shown.
+MAX_ENTRIES = 200
+
+
+def releases(url_of: UrlOf, ref: Ref | None = None) -> list[dict[str, Any]]:
+    """The releases of all locks, or of the one that ``ref`` names, the latest first."""
+    entries = LogEntry.objects.filter(content_type=get_content_type_for_model(Model))
+    if ref is not None:
+        entries = entries.filter(object_id=str(ref))
+    latest = entries.select_related("user").order_by("-action_time")[:MAX_ENTRIES]
+    return [
+        {
+            "at": moment(entry.action_time.timestamp()),
+            "user": str(entry.user),
+            "name": shown(entry.object_repr),
+            "url": "" if (of := Ref.parse(entry.object_id or "")) is None else url_of(of),
+            "message": entry.get_change_message(),
+        }
+        for entry in latest
+    ]

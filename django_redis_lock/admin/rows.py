@@ -16,14 +16,37 @@ from ..held_locks import HeldLock
 from ..inventory import FLIGHT, LockInfo, WaiterInfo
 from ..locking import Event
 from ..protocol import Owner
+from .formatting import duration, place, seconds_or_none, short_place, shown
 from .lock_ref import Choice, Ref
-from .status import STATUSES, status_of
-from .wording import duration, place, seconds_or_none, short_place, shown
 
-__all__ = ["EMPTY", "clock", "event_rows", "moment", "ref_of", "row", "waiter_rows"]
+__all__ = [
+    "STATUSES",
+    "clock",
+    "event_rows",
+    "moment",
+    "ref_of",
+    "row",
+    "severity",
+    "status_of",
+    "waiter_rows",
+]
 
 #: The address of a lock's own page, in the admin site that is asked; empty if it has none.
 UrlOf = Callable[[Ref], str]
+
+#: What can be told of a holder's health, the most urgent first.
+STATUSES = {
+    "broken": gettext_lazy("cannot be read"),
+    "silent": gettext_lazy("silent"),
+    "expiring": gettext_lazy("expiring"),
+    "unknown": gettext_lazy("not known"),
+    "alive": gettext_lazy("alive"),
+    "resting": gettext_lazy("resting"),
+}
+_SEVERITY = {name: number for number, name in enumerate(STATUSES)}
+
+#: A lock that nothing renews is expiring when so much of its lifetime is left, and no more seconds.
+LAST_SHARE, LAST_SECONDS = 0.2, 60.0
 
 EVENTS = {
     "released": gettext_lazy("released"),
@@ -123,17 +146,6 @@ def ref_of(holding: HeldLock) -> Ref:
     return Ref(holding.alias, holding.lock.key, holding.lock.kind)
 
 
-_TEXTS = (
-    *("id", "choice", "url", "name", "select", "label", "kind", "kind_label", "where", "place"),
-    *("spot", "since"),
-    *("state", "said", "seen_text", "silent_for_text", "verdict", "sign", "held_text", "left_text"),
-    *("renewal", "waiters", "renewals", "fence", "alias", "owner_id"),
-)
-_SECONDS = ("seen", "silent_for", "held", "left", "bar")
-#: A row of nothing: what the page's script makes new rows from.
-EMPTY: dict[str, Any] = {**dict.fromkeys(_TEXTS, ""), **dict.fromkeys(_SECONDS)}
-
-
 def waiter_rows(waiters: Sequence[WaiterInfo]) -> list[dict[str, Any]]:
     return [
         {
@@ -189,3 +201,27 @@ def _since(at: float) -> str:
     then = datetime.fromtimestamp(at, get_current_timezone())
     today = datetime.now(get_current_timezone()).date()
     return date_format(then, "H:i:s T") if then.date() == today else moment(at)
+
+
+def status_of(lock: LockInfo) -> str:
+    """One of STATUSES."""
+    if lock.resting:
+        return "resting"
+    if lock.broken:
+        return "broken"
+    if lock.silent:
+        return "silent"
+    if _is_expiring(lock):
+        return "expiring"
+    return "unknown" if lock.silent is None else "alive"
+
+
+def severity(lock: LockInfo) -> int:
+    """0 for what wants looking at first."""
+    return _SEVERITY[status_of(lock)]
+
+
+def _is_expiring(lock: LockInfo) -> bool:
+    if lock.renews is not False or lock.lifetime is None or math.isinf(lock.ttl):
+        return False
+    return lock.ttl <= min(LAST_SECONDS, LAST_SHARE * lock.lifetime)

@@ -17,14 +17,14 @@ from ..held_locks import UNAVAILABLE, HeldLock
 from ..metrics import PERIODS as BUCKETS
 from ..metrics import Distribution, Summary, histogram_svg, sparkline_svg, summaries, summary
 from ..transport import server_of
-from .wording import precise, shown
+from .formatting import measured, shown
 
 __all__ = ["behaviour_of", "behaviour_section"]
 
 logger = logging.getLogger("django_redis_lock.admin")
 
-#: Groups shown, at most: the busiest. There are not many more: ``metrics`` bounds them.
-MOST = 200
+#: The busiest groups are shown. There are not many more: ``metrics`` bounds them.
+MAX_GROUPS = 200
 PERIODS = {"hour": gettext_lazy("last hour"), "day": gettext_lazy("last day")}
 TEMPLATE = "admin/django_redis_lock/heldlock/behaviour.html"
 
@@ -57,7 +57,7 @@ def behaviour_section(
             failed = True
     found.sort(key=lambda pair: (-pair[1]["day"].events, _name(pair[1]), pair[0]))
     rows = []
-    for alias, of in found[:MOST]:
+    for alias, of in found[:MAX_GROUPS]:
         number = now[_site(alias), _name(of)]
         rows.append(
             {
@@ -74,7 +74,7 @@ def behaviour_section(
     context = {
         "rows": rows,
         "nothing": nothing,
-        "left_out": max(0, len(found) - MOST),
+        "left_out": max(0, len(found) - MAX_GROUPS),
         "many_caches": many_caches,
         "periods": PERIODS.values(),
     }
@@ -172,11 +172,11 @@ def _chart(distribution: Distribution, title: str) -> str:
     half, p95 = distribution.quantile(0.5), distribution.p95
     if half is None:
         return ""
-    told = _("Half within %(half)s.") % {"half": precise(half)}
+    told = _("Half within %(half)s.") % {"half": measured(half)}
     if p95 is not None:
         said = _("Half within %(half)s, 95 %% within %(most)s.")
-        told = said % {"half": precise(half), "most": precise(p95)}
-    return histogram_svg(distribution, title, told, width=200, height=56, shown=precise)
+        told = said % {"half": measured(half), "most": measured(p95)}
+    return histogram_svg(distribution, title, told, width=200, height=56, shown=measured)
 
 
 def _times(distribution: Distribution) -> str:
@@ -184,10 +184,10 @@ def _times(distribution: Distribution) -> str:
     break between the two, but not within them."""
     if distribution.average is None:
         return "-"
-    average = precise(distribution.average).replace(" ", "\xa0")
+    average = measured(distribution.average).replace(" ", "\xa0")
     if distribution.p95 is None:
         return average
-    return f"{average}\xa0/ " + precise(distribution.p95).replace(" ", "\xa0")
+    return f"{average}\xa0/ " + measured(distribution.p95).replace(" ", "\xa0")
 
 
 def _number(number: int) -> str:

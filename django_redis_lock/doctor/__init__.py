@@ -10,56 +10,57 @@ from redis.exceptions import RedisError
 from ..protocol import CLOCK, Call
 from ..transport import run
 from .acl import access
-from .findings import Finding, Level, NodeProbe, Probe
-from .locks import held, stuck, timeouts, trial
-from .servers import NODE_PROBES, SETTINGS_PROBES
-from .target import Target
+from .servers import NODE_PROBES
+from .target import Finding, Level, Node, NodeProbe, Probe, Target
+from .trial import timeouts, trial
 
 __all__ = ["ALL", "SETTINGS", "Finding", "Level", "Target", "examine"]
 
-#: Probes of the servers, and of the cache as a whole.
-Probes = tuple[Sequence[NodeProbe], Sequence[Probe]]
-ALL: Probes = (NODE_PROBES, (access, trial, timeouts, stuck, held))
-#: Only what the settings of the cache and of its server say.
-SETTINGS: Probes = (SETTINGS_PROBES, (access, timeouts))
+#: All probes of a cache as a whole, and those that ``check --deploy`` runs.
+ALL: Sequence[Probe] = (access, trial, timeouts)
+SETTINGS: Sequence[Probe] = (access, timeouts)
 
 IN_MEMORY = "there is none: the locks are in the memory of each process, for its own threads only"
 
 
-def examine(alias: str, probes: Probes = ALL) -> Iterator[Finding]:
-    """What there is to say of the cache ``alias``; the servers first.
+def examine(alias: str, probes: Sequence[Probe] = ALL) -> Iterator[Finding]:
+    """What is found at the servers of the cache ``alias``, then by ``probes``.
 
     Raises:
         redis.exceptions.RedisError, OSError: a server cannot be reached.
         ImproperlyConfigured: the cache cannot lock.
     """
-    of_nodes, of_all = probes
-    patient = Target(alias)
-    if patient.cache.in_memory:
+    target = Target(alias)
+    if target.cache.in_memory:
         yield Finding("server", Level.NOTE, IN_MEMORY)
         return
-    run(patient.client, Call(CLOCK, (), ()))  # The one question that every rule allows.
-    for probe in of_nodes:
-        yield from _everywhere(patient, probe)
-    for look in of_all:
+    run(target.client, Call(CLOCK, (), ()))  # The one request that every ACL allows.
+    for node_probe in NODE_PROBES:
+        yield from _at_each_node(target, node_probe)
+    for probe in probes:
         try:
-            yield from look(patient)
+            yield from probe(target)
         except (RedisError, OSError) as error:
-            yield Finding(look.__name__, Level.ERROR, f"this could not be examined: {error}")
+            yield _failed(probe.__name__, error)
 
 
-def _everywhere(patient: Target, probe: NodeProbe) -> Iterator[Finding]:
+def _at_each_node(target: Target, probe: NodeProbe) -> Iterator[Finding]:
     """What several servers have in common is said once."""
     found: dict[Finding, list[str]] = {}
-    for node in patient.nodes:
-        try:
-            answers = list(probe(patient, node))
-        except (RedisError, OSError) as error:
-            text = f"this could not be examined: {error}"
-            answers = [Finding(probe.__name__.replace("_", " "), Level.ERROR, text)]
-        for finding in answers:
+    for node in target.nodes:
+        for finding in _probed(target, node, probe):
             found.setdefault(finding, []).append(node.address)
-    topics = list(dict.fromkeys(finding.topic for finding in found))
-    for finding, nodes in sorted(found.items(), key=lambda item: topics.index(item[0].topic)):
-        all_of_them = len(nodes) == len(patient.nodes)
-        yield finding if all_of_them else replace(finding, node=", ".join(nodes))
+    for finding, addresses in found.items():
+        everywhere = len(addresses) == len(target.nodes)
+        yield finding if everywhere else replace(finding, node=", ".join(addresses))
+
+
+def _probed(target: Target, node: Node, probe: NodeProbe) -> list[Finding]:
+    try:
+        return list(probe(target, node))
+    except (RedisError, OSError) as error:
+        return [_failed(probe.__name__, error)]
+
+
+def _failed(topic: str, error: Exception) -> Finding:
+    return Finding(topic, Level.ERROR, f"this could not be examined: {error}")

@@ -10,8 +10,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from ..protocol import FIGURES, INDEX, Call, flight_stream, lock_keys, script, wake_key
 from ..transport import run
-from .findings import Finding, Level
-from .target import Target
+from .target import Finding, Level, Target
 
 __all__ = ["CLEARING", "COUNTING", "LISTING", "LOCKING", "VALUES", "access"]
 
@@ -94,53 +93,53 @@ return rejected
 """)
 
 
-def access(patient: Target) -> Iterator[Finding]:
-    key = bytes(patient.cache._encoded_key(f"{patient.conf.LOCK_PREFIX}doctor-{_word()}", None))
+def access(target: Target) -> Iterator[Finding]:
+    key = bytes(target.cache._encoded_key(f"{target.conf.LOCK_PREFIX}doctor-{_word()}", None))
     keys = (*lock_keys(key)[:5], flight_stream(key, b"trial"))
     try:
-        answers = run(patient.client, Call(TRY, keys, (json.dumps(TRIED),))).value
+        answers = run(target.client, Call(TRY, keys, (json.dumps(TRIED),))).value
     except NoPermissionError as error:
-        yield _rejected(patient, f"locks are not possible: {error}")
+        yield _rejected(target, f"locks are not possible: {error}")
         return
-    except ResponseError as error:  # Scripts that a service forbids in a way of its own.
+    except ResponseError as error:  # A service that forbids scripts in another way.
         yield Finding("rights", Level.ERROR, f"scripts are rejected: {error}", number="E104")
         return
     missing = [_text(name) for name in answers[::2]]
     reason = _text(answers[1]) if missing else ""
-    waits = [name for name in ("blpop", "xread") if not _may_wait(patient, name, key)]
-    index, figures = _index_error(patient), _figures_error(patient)
+    waits = [name for name in ("blpop", "xread") if not _may_wait(target, name, key)]
+    index, figures = _index_error(target), _figures_error(target)
     if missing:
-        yield _rejected(patient, f"not allowed: {', '.join(missing)} ({reason})", missing)
+        yield _rejected(target, f"not allowed: {', '.join(missing)} ({reason})", missing)
     elif index:
-        yield _rejected(patient, f"the list of held locks cannot be written: {index}")
+        yield _rejected(target, f"the list of held locks cannot be written: {index}")
     elif waits:
         yield Finding(
             "rights",
             Level.WARNING,
-            f'the user "{patient.user}" may not run {" and ".join(waits)}, so waiters poll',
-            f"ACL SETUSER {patient.user} {' '.join(f'+{name}' for name in waits)}",
+            f'the user "{target.user}" may not run {" and ".join(waits)}, so waiters poll',
+            f"ACL SETUSER {target.user} {' '.join(f'+{name}' for name in waits)}",
             number="W103",
         )
     elif figures:
         yield Finding("rights", Level.NOTE, f"the figures cannot be written: {figures}", HINT)
     else:
-        text = f'the user "{patient.user}" has all rights that locks and get_or_set need'
+        text = f'the user "{target.user}" has all rights that locks and get_or_set need'
         yield Finding("rights", Level.OK, text)
 
 
-def _rejected(patient: Target, text: str, missing: Sequence[str] = ()) -> Finding:
+def _rejected(target: Target, text: str, missing: Sequence[str] = ()) -> Finding:
     allowed = " ".join(f"+{name}" for name in missing)
-    hint = f"ACL SETUSER {patient.user} {allowed}" if missing else HINT
+    hint = f"ACL SETUSER {target.user} {allowed}" if missing else HINT
     return Finding("rights", Level.ERROR, text, hint, number="E104")
 
 
-def _may_wait(patient: Target, command: str, key: bytes) -> bool:
+def _may_wait(target: Target, command: str, key: bytes) -> bool:
     words: dict[str, tuple[object, ...]] = {
         "blpop": ("BLPOP", wake_key(key, b"trial"), 0.05),
         "xread": ("XREAD", "BLOCK", 1, "STREAMS", flight_stream(key, b"trial"), "0"),
     }
     try:
-        patient.client.execute_command(*words[command])
+        target.client.execute_command(*words[command])
     except NoPermissionError:
         return False
     except RedisError:
@@ -148,24 +147,24 @@ def _may_wait(patient: Target, command: str, key: bytes) -> bool:
     return True
 
 
-def _index_error(patient: Target) -> str:
+def _index_error(target: Target) -> str:
     """Why the list of held locks cannot be kept; empty if it can, or if there is none."""
-    if patient.is_cluster:
+    if target.is_cluster:
         return ""
     commands = (("ZADD", "@1", "1", "doctor"), ("ZREM", "@1", "doctor"))
-    return _error_at(patient, INDEX, commands)
+    return _error_at(target, INDEX, commands)
 
 
-def _figures_error(patient: Target) -> str:
-    """Why the figures cannot be kept; empty if they can, or if nobody wants them."""
-    if not patient.conf.METRICS:
+def _figures_error(target: Target) -> str:
+    """Why the figures cannot be kept; empty if they can, or if METRICS is off."""
+    if not target.conf.METRICS:
         return ""
-    return _error_at(patient, FIGURES["day"], TRIED_IN_FIGURES)
+    return _error_at(target, FIGURES["day"], TRIED_IN_FIGURES)
 
 
-def _error_at(patient: Target, key: bytes, commands: Sequence[Sequence[str]]) -> str:
+def _error_at(target: Target, key: bytes, commands: Sequence[Sequence[str]]) -> str:
     try:
-        answers = run(patient.client, Call(TRY, (key,), (json.dumps(commands),))).value
+        answers = run(target.client, Call(TRY, (key,), (json.dumps(commands),))).value
     except ResponseError as error:
         return str(error)
     return f"{_text(answers[0])} is not allowed ({_text(answers[1])})" if answers else ""

@@ -1,8 +1,10 @@
-"""A cache whose locks are examined, and the servers behind it."""
+"""A cache whose locks are examined, the servers behind it, and what is found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
@@ -11,9 +13,41 @@ from redis.exceptions import NoPermissionError
 
 from ..cache import lock_cache
 from ..conf import Conf
-from ..transport import server_of
 
-__all__ = ["Node", "Target"]
+__all__ = ["Finding", "Level", "Node", "NodeProbe", "Probe", "Target"]
+
+
+class Level(IntEnum):
+    """How bad it is.
+
+    ``NOTE`` is what one should know, and may well be meant; with a ``WARNING`` locks can be lost or
+    late; with an ``ERROR`` they do not work.
+    """
+
+    OK = 0
+    NOTE = 1
+    WARNING = 2
+    ERROR = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found.
+
+    Attributes:
+        topic: what was looked at, in a word or two.
+        text: what it is like, in a sentence.
+        hint: what to do, where something should be done.
+        number: of the system check that says the same, if there is one.
+        node: which of several servers it is about; empty for all.
+    """
+
+    topic: str
+    level: Level
+    text: str
+    hint: str = ""
+    number: str = ""
+    node: str = ""
 
 
 class Node:
@@ -100,6 +134,8 @@ class Target:
             return "default"
         return self.client.connection_pool.connection_kwargs.get("username") or "default"
 
-    @property
-    def server(self) -> Any:
-        return server_of(self.client)
+
+#: Looks at one of a cache's servers.
+NodeProbe = Callable[[Target, Node], Iterator[Finding]]
+#: Looks at a cache as a whole.
+Probe = Callable[[Target], Iterator[Finding]]

@@ -16,8 +16,8 @@ from ..cache import lock_caches
 from ..checks import TAG
 from ..doctor import Finding, Level, Target, examine
 from .exit_codes import TROUBLE, UNAVAILABLE, WARNED
+from .formatting import one_line
 from .output import width_of
-from .wording import one_line
 
 __all__ = ["diagnose"]
 
@@ -34,10 +34,10 @@ def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
         caches[alias] = findings
         away = away or not answered
     settings = [_from_check(message) for message in run_checks(tags=[TAG])]
-    if not aliases:
-        settings = settings or [Finding("settings", Level.ERROR, "no cache supports locks")]
     everything = itertools.chain(settings, *caches.values())
     worst = max((finding.level for finding in everything), default=Level.OK)
+    if not aliases:
+        worst = Level.ERROR  # W003 says that no cache supports locks.
     if options["json"]:
         command.stdout.write(json.dumps(_document(settings, caches, worst), indent=2))
     else:

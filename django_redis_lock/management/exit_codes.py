@@ -1,4 +1,4 @@
-"""How commands end, beside 0 and the codes of what they run; most numbers are sysexits.h's."""
+"""The exit codes of the commands, except 0 and those of what they run; most are sysexits.h's."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ TAKEN = 75
 LOST = 76
 #: There is no such command; as in a shell.
 NOT_FOUND = 127
-#: Whoever read the output has closed it; as in a shell, where SIGPIPE ends a program.
+#: The reader of the output has closed it; as in a shell, where SIGPIPE ends a program.
 CLOSED = 141

@@ -13,8 +13,8 @@ from ..cache import lock_caches
 from ..held_locks import HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
 from .exit_codes import HELD, TROUBLE, UNAVAILABLE
+from .formatting import as_json, counted, duration, holder, in_trouble, note, one_line
 from .output import Column, Style, clip, table, width_of, width_of_table
-from .wording import as_json, counted, duration, holder, in_trouble, note, one_line
 
 __all__ = ["KINDS", "failures", "found", "lines", "list_locks", "verdict"]
 
@@ -43,7 +43,7 @@ def list_locks(command: BaseCommand, options: dict[str, Any]) -> int:
 def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
     result = found(options)
     if options["json"]:
-        # With --watch each on a line of its own.
+        # With --watch each takes one line.
         indent = 2 if options["watch"] is None else None
         text = json.dumps(_document(result), indent=indent)
     else:

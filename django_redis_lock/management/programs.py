@@ -1,4 +1,4 @@
-"""Any program, in a process group of its own: ``run_locked --shell``.
+"""Any program, in a new process group: ``run_locked --shell``.
 
 A program that outlived the process that holds its lock would go on without it. So a small process
 stands by (``guard.py``): when this one is gone, however it ended, it ends the program. It is there
@@ -28,8 +28,11 @@ __all__ = ["Program"]
 
 #: What is passed on to the program, all of its group.
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+#: Ctrl-Z must stop neither this process, which renews the lock, nor the program, for which others
+#: wait; SIGTTOU would stop this process when it takes the terminal back.
+IGNORED = ("SIGTSTP", "SIGTTOU")
 #: What the guard must not hear: those, and what stops a group.
-NOT_GUARDS = (*PASSED_ON, "SIGTSTP", "SIGTTIN", "SIGTTOU")
+NOT_GUARDS = (*PASSED_ON, *IGNORED, "SIGTTIN")
 GUARD = str(Path(__file__).with_name("guard.py"))
 
 
@@ -64,8 +67,8 @@ class Program:
         sys.stderr.flush()
         with (
             self._signals(),
-            Terminal() as terminal,
             ProcessGuard(min(self._grace, within)) as guard,
+            _in_foreground(guard.group),
         ):
             process = subprocess.Popen(
                 self._argv, env={**os.environ, **environment}, **_in_group(guard.group)
@@ -76,14 +79,13 @@ class Program:
                     self._send(number)
                 if self._must_end:
                     self.terminate()
-                terminal.lend(self._group)
-                code = self._wait(process, terminal)
+                code = process.wait()
                 guard.over()
                 if self._must_end:
                     self._wait_for_the_group()
             finally:
                 self._group = 0
-        return code
+        return code if code >= 0 else 128 - code
 
     def terminate(self) -> None:
         self._must_end = True
@@ -100,7 +102,7 @@ class Program:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Pass signals on to the program. Those that this process ignores (nohup) it does too."""
-        if threading.current_thread() is not threading.main_thread():
+        if not _is_main_thread():
             yield
             return
         before: dict[int, Any] = {}
@@ -116,19 +118,13 @@ class Program:
                 number = getattr(signal, name)
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     before[number] = signal.signal(number, pass_on)
+            for name in IGNORED:
+                number = getattr(signal, name)
+                before[number] = signal.signal(number, signal.SIG_IGN)
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _wait(self, process: subprocess.Popen[bytes], terminal: Terminal) -> int:
-        while True:
-            _, status = os.waitpid(process.pid, os.WUNTRACED)
-            if not os.WIFSTOPPED(status):
-                break
-            terminal.stop_with(self._group)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
     def _wait_for_the_group(self) -> None:
         """What the program has started must end as well, or be killed."""
@@ -190,56 +186,23 @@ def _blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Terminal:
-    """The terminal, if there is one and it is ours: whoever reads from it must be its foreground
-    group, and gets its Ctrl-C and Ctrl-Z."""
-
-    def __enter__(self) -> Terminal:
-        self._fd: int | None = None
-        with suppress(OSError, ValueError):
-            fd = sys.__stdin__.fileno() if sys.__stdin__ is not None else -1
-            if os.isatty(fd) and os.tcgetpgrp(fd) == os.getpgrp():
-                self._fd = fd
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._set(os.getpgrp())
-
-    def lend(self, group: int) -> None:
-        if self._set(group):
-            # It may have tried to read before, and been stopped for it.
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGCONT)
-
-    def stop_with(self, group: int) -> None:
-        """The program was stopped: by Ctrl-Z, so stop too; go on with it."""
-        if self._fd is None:
-            return
-        self._set(os.getpgrp())
-        os.kill(os.getpid(), signal.SIGSTOP)
-        if os.tcgetpgrp(self._fd) == os.getpgrp():  # Not after the shell's "bg".
-            self._set(group)
-        with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGCONT)
-
-    def _set(self, group: int) -> bool:
-        if self._fd is None:
-            return False
-        with _ignored(signal.SIGTTOU):
-            try:
-                os.tcsetpgrp(self._fd, group)
-            except OSError:
-                return False  # The group is gone, or the terminal is.
-        return True
-
-
 @contextmanager
-def _ignored(number: signal.Signals) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
+def _in_foreground(group: int) -> Iterator[None]:
+    """Give the program the terminal, if there is one and it is ours: its foreground group reads
+    from it, and gets its Ctrl-C."""
+    fd = -1
+    with suppress(AttributeError, OSError, ValueError):
+        fd = sys.__stdin__.fileno()  # type: ignore[union-attr]
+    if not _is_main_thread() or not os.isatty(fd) or os.tcgetpgrp(fd) != os.getpgrp():
         yield
         return
-    before = signal.signal(number, signal.SIG_IGN)
+    os.tcsetpgrp(fd, group)
     try:
         yield
     finally:
-        signal.signal(number, before)
+        with suppress(OSError):  # The terminal is gone.
+            os.tcsetpgrp(fd, os.getpgrp())
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -13,9 +13,9 @@ from django.core.management.base import BaseCommand, CommandError
 from ..held_locks import HeldLock, release
 from ..inventory import MAX_ENTRIES, Outcome
 from .exit_codes import NOT_OWNER, UNAVAILABLE, USAGE
+from .formatting import duration, holder, one_line
 from .listing import failures, found, lines
 from .show import find
-from .wording import duration, holder, one_line
 
 __all__ = ["release_lock", "reset_locks"]
 

@@ -13,8 +13,8 @@ from ..cache import lock_cache, lock_caches
 from ..held_locks import HeldLock, held_locks, look_closely
 from ..inventory import LOCK, Inspection
 from .exit_codes import HELD, TROUBLE, USAGE
+from .formatting import as_json, clock_time, counted, duration, in_trouble, note, one_line
 from .listing import KINDS
-from .wording import as_json, clock_time, counted, duration, in_trouble, note, one_line
 
 __all__ = ["Found", "find", "show_lock"]
 

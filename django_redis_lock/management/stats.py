@@ -16,8 +16,8 @@ from ..cache import lock_cache, lock_caches
 from ..metrics import BOUNDS, Distribution, Summary, summaries
 from ..transport import server_of
 from .exit_codes import UNAVAILABLE
+from .formatting import COMPACT, one_line
 from .output import Column, table, width_of
-from .wording import one_line
 
 __all__ = ["show_figures"]
 
@@ -146,14 +146,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    """With as many digits as anybody reads."""
-    if seconds is None:
-        return "-"
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.0f}µs"
-    if seconds < 1:
-        return f"{seconds * 1000:.3g}ms"
-    return f"{seconds:.3g}s" if seconds < 120 else f"{seconds / 60:.0f}m"
+    return "-" if seconds is None else COMPACT.measured(seconds)
 
 
 def _bars(numbers: Sequence[int]) -> str:

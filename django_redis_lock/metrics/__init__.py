@@ -12,8 +12,7 @@ from ..conf import Conf
 from ..events import Subject, group_of
 from .charts import histogram_svg, sparkline_svg
 from .figures import BOUNDS, EXPORTED_BOUNDS, OTHER, PERIODS, Distribution, Summary, add, new
-from .reading import read
-from .writing import Metrics
+from .writing import Metrics, read
 
 __all__ = [
     "BOUNDS",

@@ -14,26 +14,15 @@ from collections.abc import Callable, Sequence
 from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
+from ..formatting import ENGLISH
 from .figures import BOUNDS, Distribution
 
-__all__ = ["histogram_svg", "shown_seconds", "sparkline_svg"]
+__all__ = ["histogram_svg", "sparkline_svg"]
 
 #: Classes shown at least, so that one bar does not fill the chart.
 LEAST_CLASSES = 7
 #: The height of an axis's labels, and the least width of one, in SVG units.
 LABELS, LABEL_WIDTH = 16, 44
-
-
-def shown_seconds(seconds: float) -> str:
-    """A time in the unit people would use: ``250 µs``, ``2.5 ms``, ``30 s``, ``5 min``, ``2 h``."""
-    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size * 0.9995:
-            return f"{_short(seconds / size)} {unit}"
-    return f"{_short(seconds * 1e6)} µs"
-
-
-def _short(number: float) -> str:
-    return f"{number:.0f}" if number >= 99.95 else f"{number:.3g}"
 
 
 def histogram_svg(
@@ -43,7 +32,7 @@ def histogram_svg(
     *,
     width: int = 360,
     height: int = 96,
-    shown: Callable[[float], str] = shown_seconds,
+    shown: Callable[[float], str] = ENGLISH.measured,
 ) -> SafeString:
     """A bar for each class of ``distribution``, from the shortest to the longest that occur.
 
@@ -94,7 +83,7 @@ def sparkline_svg(
     height: int = 28,
 ) -> SafeString:
     """A line through ``numbers``, the oldest on the left, such as acquisitions over time. Its scale
-    is beside it: the largest number above, 0 below.
+    stands on the left: the largest number above, 0 below.
 
     Args:
         title, description, width, height: as for ``histogram_svg``.
@@ -144,7 +133,8 @@ def _describe(distribution: Distribution) -> str:
     if half is None or most is None:
         return "Nothing was counted."
     times = f"{distribution.count} times" if distribution.count > 1 else "Once"
-    return f"{times}; half within {shown_seconds(half)}, 95 % within {shown_seconds(most)}."
+    half_text, most_text = ENGLISH.measured(half), ENGLISH.measured(most)
+    return f"{times}; half within {half_text}, 95 % within {most_text}."
 
 
 def _class_name(place: int, shown: Callable[[float], str]) -> str:

@@ -41,10 +41,10 @@ from .figures import (
 __all__ = ["Collector", "Figures", "Owner"]
 
 #: How many groups are told apart between two writings; the others are counted together.
-MOST_GROUPS = 100
+MAX_GROUPS = 100
 #: How many acquisitions and releases may wait to be counted. Counting many in a row takes a third
 #: of the time: between two round trips, nothing of what it needs is at hand in the processor.
-MOST_WAITING = 256
+MAX_WAITING = 256
 
 
 class Owner(NamedTuple):
@@ -101,7 +101,7 @@ class Collector:
             self._waiting.append(event)
             if len(self._waiting) >= self._enough:
                 self._count_waiting()
-                self._enough = MOST_WAITING
+                self._enough = MAX_WAITING
         elif type(event) in _COUNTS:
             with self.mutex:
                 self._count(event)
@@ -125,14 +125,14 @@ class Collector:
 
     def _is_wanted(self, owner: tuple[Server, str, str], subject: Subject) -> bool:
         wanted = self._wanted(subject)
-        if not wanted and len(self._unwanted) < MOST_GROUPS:
+        if not wanted and len(self._unwanted) < MAX_GROUPS:
             self._unwanted.add(owner)
         return wanted
 
     def _begin(self, owner: tuple[Server, str, str]) -> list[int]:
         """Where to count for ``owner``: where there is room."""
         self._begun(owner[0])
-        if len(self._figures) >= MOST_GROUPS:
+        if len(self._figures) >= MAX_GROUPS:
             owner = (*owner[:2], OTHER)
         return self._figures.setdefault(owner, new())
 
@@ -140,11 +140,11 @@ class Collector:
         """What was counted for ``server`` since this was last asked."""
         with self.mutex:
             self._count_waiting()
-            self._enough = 1  # What comes next may be for a server nobody writes to yet.
+            self._enough = 1  # The next event may be for a server without a job yet.
             mine = [owner for owner in self._figures if owner[0] is server]
             taken = {Owner(*owner): self._figures.pop(owner) for owner in mine}
             self._holders.update((o, f) for o, f in taken.items() if any(f[HOLDS:COMPUTING]))
-            while len(self._holders) > MOST_GROUPS:
+            while len(self._holders) > MAX_GROUPS:
                 del self._holders[next(iter(self._holders))]
             return taken
 
@@ -172,18 +172,17 @@ class Collector:
             return {owner[0] for owner in self._figures}
 
 
+def _one_more(figure: int) -> Callable[[list[int], Any], None]:
+    def count(figures: list[int], event: Any) -> None:
+        figures[figure] += 1
+
+    return count
+
+
 def _acquired(figures: list[int], event: events.Acquired) -> None:
     if event.contended:
         figures[CONTENDED] += 1
     observe(figures, WAITS, event.waited)
-
-
-def _timed_out(figures: list[int], event: events.TimedOut) -> None:
-    figures[TIMED_OUT] += 1
-
-
-def _rejected(figures: list[int], event: events.Rejected) -> None:
-    figures[REJECTED] += 1
 
 
 def _released(figures: list[int], event: events.Released) -> None:
@@ -193,14 +192,6 @@ def _released(figures: list[int], event: events.Released) -> None:
 def _lost(figures: list[int], event: events.Lost) -> None:
     figures[LOST] += 1
     observe(figures, HOLDS, event.held)
-
-
-def _crashed(figures: list[int], event: events.Crashed) -> None:
-    figures[CRASHED] += 1
-
-
-def _fallbacks(figures: list[int], event: events.FellBack) -> None:
-    figures[FALLBACKS] += 1
 
 
 def _computed(figures: list[int], event: events.Computed) -> None:
@@ -217,22 +208,18 @@ def _shared(figures: list[int], event: events.Shared) -> None:
     figures[STALE if event.stale else SHARED] += event.values
 
 
-def _refresh_failed(figures: list[int], event: events.RefreshFailed) -> None:
-    figures[REFRESH_FAILED] += 1
-
-
 #: Those that happen in the time of a round trip.
 _FREQUENT = frozenset({events.Acquired, events.Released})
 
 _COUNTS: dict[type, Callable[[list[int], Any], None]] = {
     events.Acquired: _acquired,
-    events.Rejected: _rejected,
-    events.TimedOut: _timed_out,
+    events.Rejected: _one_more(REJECTED),
+    events.TimedOut: _one_more(TIMED_OUT),
     events.Released: _released,
     events.Lost: _lost,
-    events.Crashed: _crashed,
-    events.FellBack: _fallbacks,
+    events.Crashed: _one_more(CRASHED),
+    events.FellBack: _one_more(FALLBACKS),
     events.Computed: _computed,
     events.Shared: _shared,
-    events.RefreshFailed: _refresh_failed,
+    events.RefreshFailed: _one_more(REFRESH_FAILED),
 }

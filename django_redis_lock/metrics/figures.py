@@ -162,7 +162,7 @@ class Summary:
         failed: computations that raised.
         saved: computations that callers were saved, because another's result was theirs too.
         stale: how many of these got the old value at once.
-        refreshes_failed: stale values that could not be computed anew.
+        refreshes_failed: stale values whose next computation failed.
         computations: how long the computations took.
         acquisitions_over_time: from the oldest bucket to the present one.
     """

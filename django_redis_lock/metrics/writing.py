@@ -1,14 +1,15 @@
-"""Writing what a process has counted to Redis, where all processes' figures add up.
+"""Writing what a process has counted to Redis, where all processes' figures add up; reading them.
 
 The keeper does it, every few seconds and only if something was counted; what is left when the
 process ends is written then, as far as Redis answers at once. A write that fails is tried again
-together with what was counted meanwhile. (If only its answer was lost, these figures count twice.)
+together with what has been counted since. (If only its answer was lost, these figures count twice.)
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +21,13 @@ from ..forks import after_fork
 from ..keeper import Job, keeper
 from ..notices import get_logger
 from ..protocol import FIGURES, Call, printable
-from ..transport import Server, is_outage, own_settings
+from ..transport import Server, is_outage, own_settings, run
 from ..transport import pack as pack_call
 from .collecting import Collector, Figures
-from .figures import OTHER, PERIODS, pack
-from .scripts import ADD_FIGURES
+from .figures import OTHER, PERIODS, new, pack, unpack
+from .scripts import ADD_FIGURES, READ_FIGURES
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "read"]
 
 logger = get_logger("django_redis_lock.metrics")
 
@@ -35,9 +36,11 @@ INTERVAL = 5.0
 #: Seconds until the next try after Redis could not be reached, and after it refused.
 AWAY, REFUSED = 15.0, 300.0
 #: How many groups a bucket may have; the others are kept together.
-MOST_GROUPS = 200
-#: Seconds the end of a process may wait for each server.
-PATIENCE = 0.5
+MAX_GROUPS = 200
+#: Seconds to wait for the figures of all processes.
+REPLY_TIMEOUT = 5.0
+#: Seconds that the end of a process may wait for each server.
+FLUSH_TIMEOUT = 0.5
 
 
 class Writing(Job):
@@ -53,7 +56,7 @@ class Writing(Job):
         if not self._sent:
             keeper().discard(self)
             return None
-        return writing(self._sent)
+        return call_to_add(self._sent)
 
     def answered(self, value: Any, sent_at: float) -> None:
         self._sent = {}
@@ -113,37 +116,71 @@ class Metrics:
             figures = self.collector.take(server)
             try:
                 if figures:
-                    _write(server, writing(figures))
+                    _write(server, call_to_add(figures))
             except (RedisError, OSError) as error:
                 logger.info("Could not write figures: %s", error)
                 if not last:
                     self.collector.put_back(figures)
 
 
-def writing(figures: Figures) -> Call:
+def call_to_add(figures: Figures) -> Call:
     """Adds ``figures``, all of one server."""
     sizes = [number for period in PERIODS.values() for number in period]
     added = [part for owner, counted in figures.items() for part in (_name(owner), pack(counted))]
     keys = tuple(FIGURES[period] for period in PERIODS)
-    return Call(ADD_FIGURES, keys, (MOST_GROUPS, OTHER, *sizes, *added))
+    return Call(ADD_FIGURES, keys, (MAX_GROUPS, OTHER, *sizes, *added))
 
 
-def name_of(site: str, group: str) -> bytes:
+def _name_of(site: str, group: str) -> bytes:
     """Whose figures they are, as the fields of the hashes have it."""
     return b"%b\n%b" % (printable(site.encode(), 250).encode(), group.encode())
 
 
 def _name(owner: Any) -> bytes:
-    return name_of(owner.site, owner.group)
+    return _name_of(owner.site, owner.group)
 
 
 def _write(server: Server, call: Call) -> None:
     """Run ``call`` on a connection that says nothing of an outage: the process is about to end."""
-    connection_class, settings = server.at(call.keys, PATIENCE).address
-    connection = connection_class(**own_settings(connection_class, settings, PATIENCE))
+    connection_class, settings = server.at(call.keys, FLUSH_TIMEOUT).address
+    connection = connection_class(**own_settings(connection_class, settings, FLUSH_TIMEOUT))
     try:
         connection.connect()
         connection.send_packed_command([pack_call(call, known=False)])
         connection.read_response()
     finally:
         connection.disconnect()
+
+
+def read(client: Any, site: str, period: str) -> dict[str, list[list[int]]]:
+    """Of each group of a site its figures in each bucket, the oldest first.
+
+    Args:
+        client: a redis-py client.
+        site: the KEY_PREFIX of the caches.
+        period: "hour" or "day".
+
+    Raises:
+        ValueError: there is no such period.
+        redis.exceptions.RedisError: Redis could not be asked.
+    """
+    if period not in PERIODS:
+        allowed = " or ".join(map(repr, PERIODS))
+        raise ValueError(f"period must be {allowed}, not {period!r}")
+    width, kept = PERIODS[period]
+    answer = run(client, Call(READ_FIGURES, (FIGURES[period],), ()), patience=REPLY_TIMEOUT).value
+    seconds, found = int(answer[0]), [_bytes(part) for part in answer[1]]
+    oldest = seconds // width - kept + 1
+    wanted = _name_of(site, "")
+    groups: defaultdict[str, list[list[int]]] = defaultdict(lambda: [new() for _ in range(kept)])
+    for field, figures in zip(found[::2], found[1::2], strict=True):
+        number, _, name = field.partition(b" ")
+        if name.startswith(wanted) and 0 <= (at := int(number) - oldest) < kept:
+            group = name[len(wanted) :].decode(errors="replace")
+            groups[group][at] = unpack(figures)
+    return dict(groups)
+
+
+def _bytes(value: Any) -> bytes:
+    """A reply's string, also from a client that decodes its replies."""
+    return value if isinstance(value, bytes) else str(value).encode()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from django_redis_lock.events import group_of
+from django_redis_lock.formatting import ENGLISH
 from django_redis_lock.metrics import BOUNDS, Distribution, figures, histogram_svg, sparkline_svg
-from django_redis_lock.metrics.charts import shown_seconds
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -119,12 +119,13 @@ def test_the_group_of_a_name(name: str, group: str) -> None:
         (0.9999, "1 s"),
         (30.0, "30 s"),
         (60.0, "1 min"),
+        (90.0, "1 min 30 s"),
         (1800.0, "30 min"),
         (7200.0, "2 h"),
     ],
 )
 def test_times_are_shown_in_the_unit_people_use(seconds: float, shown: str) -> None:
-    assert shown_seconds(seconds) == shown
+    assert ENGLISH.measured(seconds) == shown
 
 
 CHARTS = [

@@ -28,6 +28,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {
         "clock": "the time, which tests can move",
         "exceptions": "the errors; each carries the lock's name and holder",
+        "formatting": "durations as people read them",
         "events": "what happens to locks and computations, and who listens",
         "forks": "what a forked child begins anew",
         "notices": "what the keeper has to say to users' code, said in a thread of its own",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from django_redis_lock.management.formatting import duration
 from django_redis_lock.management.output import Column, clip, table, width_of
-from django_redis_lock.management.wording import duration
 
 COLUMNS = (Column("NAME", shrinks=True), Column("HELD", right=True), Column("BY", shrinks=True))
 ROWS = (

@@ -158,7 +158,7 @@ class Command(BaseCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=USAGE) from error
         except BrokenPipeError:
-            # Whoever read our output, such as head, has seen enough. What is left goes nowhere.
+            # The reader of the output, such as head, has closed it. What is left is discarded.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = CLOSED
         except (RedisError, OSError) as error:

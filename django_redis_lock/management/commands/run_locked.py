@@ -247,7 +247,7 @@ class Command(BaseCommand):
 
 
 class Loss:
-    """What happens when the lock is lost; called in a thread of its own.
+    """What happens when the lock is lost; called in another thread.
 
     Attributes:
         ends_it: the lock was lost while the work went on, which is to end for it.

@@ -26,9 +26,8 @@ from django.urls import reverse
 
 from django_redis_lock import Lock
 from django_redis_lock.admin import listing
+from django_redis_lock.admin.formatting import duration
 from django_redis_lock.admin.lock_ref import Ref
-from django_redis_lock.admin.rows import EMPTY
-from django_redis_lock.admin.wording import duration
 from django_redis_lock.inventory import listing as inventory
 from django_redis_lock.inventory.listing import LOCK
 from django_redis_lock.locking.history import note_call
@@ -320,13 +319,6 @@ def test_the_state_is_what_the_page_shows(admin_client: Client) -> None:
     assert state["count"] == "1 lock"
     assert admin_client.get(f"{PAGE}state/", {"q": "other"}).json()["rows"] == []
     assert lock.local.token.decode() not in json.dumps(state)
-
-
-def test_a_row_of_nothing_has_all_that_a_row_has(admin_client: Client) -> None:
-    """The page's script makes new rows from it."""
-    hold("a")
-    (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]
-    assert set(row) == set(EMPTY)
 
 
 # -- one lock ----------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ def test_search_and_filter(admin_client: Client, redis_server: RedisServer, sett
 
 
 def test_the_busiest_are_shown(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "MOST", 1)
+    monkeypatch.setattr(statistics, "MAX_GROUPS", 1)
     for _ in range(2):
         hold("busy").release()
     hold("idle").release()

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.cache import cache, caches
+from django.core.cache import caches
 from django.core.checks import run_checks
 
 import django_redis_lock
-from django_redis_lock import Lock, checks, metrics
+from django_redis_lock import checks, metrics
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.doctor import Finding, Level, acl, servers
 from django_redis_lock.doctor.target import Node, Target
@@ -77,11 +77,8 @@ def test_a_healthy_server(
     code, found = doctor()
     assert code == 0
     levels = {topic: finding["level"] for topic, finding in found.items()}
-    assert set(levels) == {
-        *("server", "eviction", "persistence", "replication", "connections", "round trip"),
-        *("clocks", "rights", "trial", "timeouts", "grants", "held locks"),
-    }
-    assert {topic for topic, level in levels.items() if level != "ok"} == {"persistence"}
+    topics = ("server", "eviction", "writes", "rights", "trial", "timeouts")
+    assert levels == dict.fromkeys(topics, "ok")
     assert "standalone, primary" in found["server"]["text"]
     assert deploy_numbers() == set()
     with own_server.client() as own:
@@ -156,11 +153,10 @@ def test_a_replica(doctor: Doctor, at: Callable[..., None], own_server: RedisSer
         assert (code, found["server"]["level"]) == (3, "error")
         assert "E102" in deploy_numbers()
         at(primary.url)
-        _, found = doctor()
-        assert found["replication"]["text"].startswith("1 replica")
+        assert doctor()[1]["writes"]["level"] == "ok"
         its_client.config_set("min-replicas-to-write", 2)
         code, found = doctor()
-        assert (code, found["replication"]["level"]) == (3, "error")
+        assert (code, found["writes"]["level"]) == (3, "error")
         assert "W102" in deploy_numbers()
 
 
@@ -171,7 +167,6 @@ def test_a_node_of_a_cluster(
     code, found = doctor()
     assert code == 3
     assert found["server"]["check"] == "django_redis_lock.E103"
-    assert found["cluster"]["text"].startswith("16384 of 16384 slots")
     assert "E103" in deploy_numbers()
 
 
@@ -182,20 +177,6 @@ def test_a_socket_timeout_that_outlasts_a_lock(
     code, found = doctor()
     assert (code, found["timeouts"]["level"]) == (1, "warning")
     assert deploy_numbers() == {"W104"}
-
-
-def test_locks_that_are_not_well(doctor: Doctor, client: redis.Redis) -> None:
-    endless = cache.lock("endless", timeout=None)
-    endless.acquire()
-    keys = cache.lock("passed-on").keys
-    client.set(keys.lock, "token")
-    client.rpush(keys.grants, "token:1")
-    client.zadd(keys.held_index, {keys.lock: "inf"})
-    code, found = doctor()
-    assert code == 1
-    assert "endless: never expires" in found["held locks"]["text"]
-    assert found["grants"]["text"].startswith(":1:lock:passed-on: passed to a waiter")
-    endless.release()
 
 
 class Imagined(Node):
@@ -223,17 +204,15 @@ class Imagined(Node):
             "Valkey 8.0.1",
             "",
         ),
-        (servers.persistence, {"loading": 1}, Level.ERROR, "loading", ""),
+        (servers.writes, {"loading": 1}, Level.ERROR, "loading", ""),
         (
-            servers.persistence,
+            servers.writes,
             {"rdb_last_bgsave_status": "err"},
             Level.WARNING,
             "could not be written",
             "W102",
         ),
-        (servers.persistence, {"aof_enabled": 1}, Level.OK, "a moment", ""),
-        (servers.connections, {"connected_clients": 9, "maxclients": 10}, Level.WARNING, "9", ""),
-        (servers.connections, {"connected_clients": 8, "maxclients": 10}, Level.OK, "8", ""),
+        (servers.writes, {}, Level.OK, "accepted", ""),
     ],
 )
 def test_what_servers_say_of_themselves(
@@ -404,9 +383,3 @@ def test_rights_that_are_missing(
     assert words in found["rights"]["text"]
     assert found["rights"]["check"] == (f"django_redis_lock.{number}" if number else None)
     assert number is None or number in deploy_numbers()
-
-
-def test_a_bare_lock_is_of_no_cache(client: redis.Redis, doctor: Doctor) -> None:
-    with Lock(client, "bare", timeout=None):
-        _, found = doctor()
-    assert "bare: never expires" in found["held locks"]["text"]

@@ -29,7 +29,7 @@ from django_redis_lock import events, exporters
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import EXPORTERS
 from django_redis_lock.events import Computed, Crashed, FellBack, ServerDown, ServerUp, Subject
-from django_redis_lock.exporters import labels, opentelemetry, prometheus
+from django_redis_lock.exporters import instruments, opentelemetry, prometheus
 from tests.integration.cache.test_get_or_set import (
     Asking,
     Broken,
@@ -145,7 +145,7 @@ def test_prometheus_is_registered_once(cache: RedisCache) -> None:
 
 
 def test_labels_are_bounded(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    label = labels.Labels(most=2)
+    label = instruments.Groups(limit=2)
     assert [label(group) for group in "abcab"] == ["a", "b", "other", "a", "b"]
 
 
@@ -333,7 +333,7 @@ def test_an_exporter_that_fails_touches_nothing(
 
     if name == "prometheus":
         exporter: Any = prometheus.start(CollectorRegistry())
-        for counter in exporter._collectors:
+        for _, counter in exporter._metrics:
             monkeypatch.setattr(counter, "labels", broken)
     else:
         exporter = opentelemetry.start()

@@ -23,7 +23,7 @@ from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.metrics import collecting, figures, writing
 from django_redis_lock.metrics.collecting import Owner
 from django_redis_lock.metrics.figures import Summary
-from django_redis_lock.metrics.reading import read
+from django_redis_lock.metrics.writing import read
 from django_redis_lock.protocol.keys import FIGURES
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.registry import outages, server_of
@@ -301,7 +301,7 @@ def test_figures_survive_the_emptying_of_the_cache(cache: RedisCache, client: re
 def test_a_process_counts_a_limited_number_of_groups(
     cache: RedisCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "MOST_GROUPS", 3)
+    monkeypatch.setattr(collecting, "MAX_GROUPS", 3)
     for name in "abcdef":
         with cache.lock(name):
             pass
@@ -313,7 +313,7 @@ def test_a_process_counts_a_limited_number_of_groups(
 def test_a_bucket_has_a_limited_number_of_groups(
     cache: RedisCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "MOST_GROUPS", 3)
+    monkeypatch.setattr(writing, "MAX_GROUPS", 3)
     for names in ("ab", "bc", "cdef", "fa"):
         for name in names:
             with cache.lock(name):
@@ -351,13 +351,13 @@ def test_what_is_too_old_goes_and_is_not_read(cache: RedisCache, client: redis.R
 
 def test_a_full_hour_takes_little_room(cache: RedisCache, client: redis.Redis) -> None:
     server = server_of(cache._lock_client())
-    for number in range(writing.MOST_GROUPS + 50):
+    for number in range(writing.MAX_GROUPS + 50):
         counted = figures.new()
         for place in range(len(counted)):
             counted[place] = 10**6
-        call = writing.writing({Owner(server, "", f"group-{number:03}" + "x" * 50): counted})
+        call = writing.call_to_add({Owner(server, "", f"group-{number:03}" + "x" * 50): counted})
         run(cache._lock_client(), call)
-    assert client.memory_usage(FIGURES["hour"], samples=0) < writing.MOST_GROUPS * 1500
+    assert client.memory_usage(FIGURES["hour"], samples=0) < writing.MAX_GROUPS * 1500
     assert summary().acquisitions == 250 * 10**6 * (len(figures.BOUNDS) + 1)
 
 
@@ -366,7 +366,7 @@ def test_large_numbers_add_up_exactly(cache: RedisCache) -> None:
     counted = figures.new()
     counted[figures.WAITS] = 2**51
     for _ in range(3):
-        run(cache._lock_client(), writing.writing({Owner(server, "", "import"): counted}))
+        run(cache._lock_client(), writing.call_to_add({Owner(server, "", "import"): counted}))
     assert summary("import").waits.seconds == 3 * 2**51 / 1e6
 
 
@@ -475,7 +475,7 @@ def test_a_lock_on_several_servers_is_counted_on_the_first() -> None:
 def test_what_is_not_wanted_takes_no_room_from_what_is(
     cache: RedisCache, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "MOST_GROUPS", 2)
+    monkeypatch.setattr(collecting, "MAX_GROUPS", 2)
     default = settings.CACHES["default"]
     options = {**default["OPTIONS"], "LOCK_METRICS": False}
     settings.CACHES = {"default": default, "quiet": {**default, "OPTIONS": options}}

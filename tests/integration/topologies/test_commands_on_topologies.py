@@ -12,6 +12,9 @@ from django_redis_lock.management.commands.locks import Command
 from tests.processes import until
 from tests.redis_topologies import ClusterServers, SentinelServers
 
+#: The doctor reports mistakes in declared locks, too; other tests declare some.
+pytestmark = pytest.mark.usefixtures("nothing_is_declared")
+
 
 @pytest.fixture(params=["cluster", "sentinel"])
 def topology(request: pytest.FixtureRequest, settings: Any) -> str:
@@ -55,27 +58,9 @@ def test_a_lock_is_listed_shown_and_released(topology: str, capfd: Any) -> None:
 def test_the_doctor(topology: str, capfd: Any) -> None:
     code, out = run(capfd, "doctor", "--json")
     found = json.loads(out)["caches"]["default"]["findings"]
-    assert code == 0, found
+    assert code == 0, [f for f in found if f["level"] != "ok"]
     by_topic = {finding["topic"]: finding for finding in found}
     assert by_topic["trial"]["level"] == "ok"
     assert by_topic["rights"]["level"] == "ok"
-    assert by_topic["grants"]["level"] == "ok"
     words = {"cluster": "cluster, primary", "sentinel": "standalone, primary"}
     assert words[topology] in by_topic["server"]["text"]
-    if topology == "cluster":
-        assert by_topic["cluster"]["text"].startswith("16384 of 16384 slots are served, by 3")
-
-
-def test_an_untaken_grant_expires(topology: str, capfd: Any) -> None:
-    lock = cache.lock("passed-on")
-    lock.acquire()
-    client, keys = lock.redis, lock.keys
-    client.set(keys.lock, "token")
-    client.rpush(keys.grants, "token:1")
-    code, out = run(capfd, "doctor", "--json")
-    found = {f["topic"]: f for f in json.loads(out)["caches"]["default"]["findings"]}
-    assert code == 1
-    assert found["grants"]["text"].startswith(
-        ":1:lock:passed-on: passed to a waiter that has not taken it"
-    )
-    client.delete(keys.lock, keys.grants)

@@ -6,11 +6,13 @@ import math
 from datetime import datetime, timezone
 from typing import Any
 
+from ..formatting import DurationFormat
 from ..held_locks import HeldLock
 from ..inventory import FLIGHT, LockInfo
 from ..protocol import printable
 
 __all__ = [
+    "COMPACT",
     "as_json",
     "clock_time",
     "counted",
@@ -22,21 +24,24 @@ __all__ = [
 ]
 
 
+#: As short as it can be: a line of a terminal has room for little.
+COMPACT = DurationFormat(
+    (
+        "0s",
+        "%(seconds)ds",
+        "%(minutes)dm %(seconds)ds",
+        "%(hours)dh %(minutes)dm",
+        "%(days)dd %(hours)dh",
+    ),
+    tuple(f"%(n)s{unit}" for unit in ("µs", "ms", "s", "m", "h", "d")),
+)
+
+
 def duration(seconds: float | None) -> str:
-    """``seconds`` in the two largest units, briefly: 41s, 4m 12s, 3h 5m, 2d 1h."""
+    """``seconds`` in the two largest units: 41s, 4m 12s, 3h 5m, 2d 1h."""
     if seconds is None:
         return "?"
-    if math.isinf(seconds):
-        return "for ever"
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    minutes, s = divmod(whole, 60)
-    hours, m = divmod(minutes, 60)
-    days, h = divmod(hours, 24)
-    if days:
-        return f"{days}d {h}h"
-    return f"{hours}h {m}m" if hours else f"{m}m {s}s"
+    return "for ever" if math.isinf(seconds) else COMPACT.duration(seconds)
 
 
 def clock_time(timestamp: float) -> str:

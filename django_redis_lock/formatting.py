@@ -1,0 +1,68 @@
+"""Durations as people read them: once for the admin, the commands and the charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["ENGLISH", "DurationFormat"]
+
+
+@dataclass(frozen=True)
+class DurationFormat:
+    """The words of one language.
+
+    Attributes:
+        pairs: patterns for less than a second, seconds, minutes, hours and days; from minutes on
+            with the next smaller unit. What translates them lazily will do.
+        units: patterns of one number, for µs, ms, s, min, h and d.
+        number: writes a number, given with a decimal point, as the language does.
+    """
+
+    pairs: Sequence[object]
+    units: Sequence[object]
+    number: Callable[[str], str] = str
+
+    def duration(self, seconds: float) -> str:
+        """In the two largest units: ``4 min 12 s``."""
+        whole = int(min(seconds, 1e12))
+        pattern = self.pairs[sum(whole >= limit for limit in (1, 60, 3600, 86400))]
+        return str(pattern) % {
+            "days": whole // 86400,
+            "hours": whole // 3600 % 24,
+            "minutes": whole // 60 % 60,
+            "seconds": whole % 60,
+        }
+
+    def brief(self, seconds: float) -> str:
+        """In the largest unit, for counts and choices: ``3 min``."""
+        whole = int(min(seconds, 1e12))
+        for size, unit in ((86400, 5), (3600, 4), (60, 3)):
+            if whole >= size:
+                return self._counted(str(whole // size), unit)
+        return self.duration(whole)
+
+    def measured(self, seconds: float) -> str:
+        """With three digits below a minute: ``250 µs``, ``2.5 ms``, ``2 min 1 s``."""
+        if seconds >= 59.95:
+            whole = round(seconds)
+            unit = next(size for size in (86400, 3600, 60) if whole >= size)
+            return self.duration(whole) if whole % unit else self.brief(whole)
+        unit = (seconds >= 0.9995e-3) + (seconds >= 0.9995)
+        amount = seconds * (1e6, 1e3, 1)[unit]
+        return self._counted(f"{amount:.0f}" if amount >= 99.95 else f"{amount:.3g}", unit)
+
+    def _counted(self, number: str, unit: int) -> str:
+        return str(self.units[unit]) % {"n": self.number(number)}
+
+
+ENGLISH = DurationFormat(
+    (
+        "under 1 s",
+        "%(seconds)d s",
+        "%(minutes)d min %(seconds)d s",
+        "%(hours)d h %(minutes)d min",
+        "%(days)d d %(hours)d h",
+    ),
+    tuple(f"%(n)s {unit}" for unit in ("µs", "ms", "s", "min", "h", "d")),
+)
