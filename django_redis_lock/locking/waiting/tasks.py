@@ -106,14 +106,11 @@ class TaskQueue(BlockingQueue):
 
     async def disconnect(self) -> None:
         connection, self.connection, self.pending = self.connection, None, None
-        self.stop_reading()
-        if connection is not None:
-            await connection.disconnect(nowait=True)
-
-    def stop_reading(self) -> None:
         reading, self.reading = self.reading, None
         if reading is not None:
             reading.cancel()
+        if connection is not None:
+            await connection.disconnect(nowait=True)
 
     def end(self) -> None:
         connection, self.connection = self.connection, None
@@ -158,18 +155,24 @@ class TaskWaiter(Waiter[TaskQueue]):
             self.queue.abandon(self)
             raise
         except BaseException as error:
-            reading = self.queue.reading if self.queue.is_led_by(self) else None
-            # After GeneratorExit nothing runs in this loop any more, perhaps it is closed.
-            if isinstance(error, GeneratorExit) and reading is not None:
-                if reading.done() and not reading.cancelled() and not reading.exception():
-                    self._reply = reading.result()
-                    self._give_back_grant()
-            elif reading is not None:
-                self.queue.stop_reading()  # Its connection is about to be closed.
+            if self.queue.is_led_by(self):
+                self._stop_reading(error)
             self.queue.abandon(self)
             raise
         finally:
             self.queue.leave(self)
+
+    def _stop_reading(self, error: BaseException) -> None:
+        """The wait ends with ``error``, and the queue's connection is about to be closed."""
+        reading, self.queue.reading = self.queue.reading, None
+        if reading is None:
+            return
+        if not isinstance(error, GeneratorExit):
+            reading.cancel()
+        # Nothing runs in this loop any more, perhaps it is closed.
+        elif reading.done() and not reading.cancelled() and not reading.exception():
+            self._reply = reading.result()
+            self._give_back_grant()
 
     async def _cancel_pop(self) -> None:
         """The wait is cancelled: pass on the grant that the blocking pop may have returned."""
