@@ -11,16 +11,12 @@ from collections.abc import Callable
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from redis.exceptions import RedisError
-
-from ..clock import time
 from ..exceptions import LockNotAcquired
 from ..protocol import AcquireRequest, Acquisition, Call, Hold, HolderInfo, Owner, check_seconds
 from ..transport import Answer, afinish, arun, cancellable
-from .handle import BaseLock
-from .heartbeat import question_about, with_answer
 from .local_state import TaskState, for_the_caller
-from .replication import aconfirm, patience_of
+from .operations import LockOperations
+from .replication import Confirmed, aconfirm
 from .waiting import Refusal, TaskWaiter, in_background
 
 if TYPE_CHECKING:
@@ -29,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncLock"]
 
 
-class AsyncLock(BaseLock):
+class AsyncLock(LockOperations):
     """``Lock`` for asyncio: ``redis_client.lock(name, lock_class=AsyncLock)`` of redis.asyncio.
 
     Each task has a token of its own: the task in which ``acquire`` was called. ``on_lost`` is
@@ -54,23 +50,16 @@ class AsyncLock(BaseLock):
         """As ``Lock.acquire``, with the order of arguments that redis-py's asyncio lock has.
         Cancelling it leaves no trace."""
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
-        asked_at = self._now()
         try:
-            granted = await self._acquire(request, wait)
-            if granted is not None and self.replicas:
-                await self._confirm(request, wait, asked_at, granted)
+            return await afinish(self._acquire_steps(request, wait))
+        except Exception:
+            raise
         except BaseException as error:
             self._abandon(request, error)
             raise
-        if granted is None:
-            self._tell_timed_out(asked_at, wait != 0)
-            return False
-        self._tell_acquired(self._keep(granted), asked_at, granted.contended)
-        return True
 
     async def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
-        acquired: Acquisition | None = await afinish(self._obtain(request, wait))
-        return acquired
+        return await afinish(self._obtain(request, wait))
 
     async def _ask(self, request: AcquireRequest) -> Any:
         call, patience = request.acquire(request.waiter), request.patience()
@@ -79,20 +68,15 @@ class AsyncLock(BaseLock):
     async def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Acquisition | None:
         return await TaskWaiter(self.redis, request).wait(refusal)
 
+    async def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
+        return await aconfirm(self.redis, self.keys, acquired.token, self.replicas, patience)
+
+    async def _confirm_lifetime(self, hold: Hold) -> None:
+        await hold.pending.confirmed()
+        hold.confirm()
+
     def _loop(self) -> Any:
         return asyncio.get_running_loop()
-
-    async def _confirm(
-        self, request: AcquireRequest, wait: float | None, asked_at: float, granted: Acquisition
-    ) -> None:
-        """Wait for the replicas.
-
-        Raises:
-            TooFewReplicas: the lock does not count, and is to be given back.
-        """
-        patience = patience_of(request, None if wait is None else asked_at + wait)
-        question = (self.keys, granted.token, self.replicas, patience)
-        self._judge(await aconfirm(self.redis, *question))
 
     def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
         return _in_loop(asyncio.get_running_loop(), on_lost)
@@ -100,24 +84,15 @@ class AsyncLock(BaseLock):
     @for_the_caller
     async def release(self) -> None:
         """As ``Lock.release``."""
-        token = self._owned_token("release")
-        call, again, hold = self._release(token), self._released_before(), self.local.hold
-        before = token, hold, self.local.renewal
-        self._stop_keeping()
+        hold: Hold | None = self.local.hold
         try:
-            answer = await self._run(call)
+            await afinish(self._release_steps())
         except Exception:
             raise
         except BaseException:
             if self.local.hold is hold:  # Or a task that shares this handle has the lock by now.
                 self._leave_to_keeper()
             raise
-        released = bool(answer.value or answer.sent_twice or again)
-        self._forget(before, released)
-        if not released:
-            self._tell_gone(hold)
-            self._not_owned("release")
-        self._tell_released(hold)
 
     @for_the_caller
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
@@ -131,58 +106,36 @@ class AsyncLock(BaseLock):
         return await self._change("reacquire", self.timeout or 1.0, True)
 
     async def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
-        call = self._extend(verb, seconds, replace)
-        hold: Hold | None = self.local.hold
-        if hold is not None and hold.confirm_pending is not None:
-            # The change must not overtake TAKE_GRANT, which has a connection of its own.
-            await hold.pending.confirmed()
-            hold.confirm()
-        at = time.monotonic()
-        self._extended((await self._run(call)).value, verb, seconds, replace, at)
-        return True
+        return await afinish(self._change_steps(verb, seconds, replace))
 
     async def locked(self) -> bool:
         """Whether anybody holds the lock."""
-        return await self.held() is not None
+        return await afinish(self._locked_steps())
 
     @for_the_caller
     async def owned(self) -> bool:
         """Whether this handle (in this task) holds the lock."""
-        if self.local.token is None:
-            return False
-        return self._is_mine((await self._run(self._held_call())).value)
+        return await afinish(self._owned_steps())
 
     async def holder(self) -> Owner | None:
         """As ``Lock.holder``."""
-        held = await self.held()
-        if held is None:
-            return None
-        question = question_about(held.owner)
-        if question is None:
-            return held.owner
-        return with_answer(held.owner, (await self._run(question)).value)
+        return await afinish(self._holder_steps())
 
     async def get_owner_id(self) -> str | None:
         """As ``Lock.get_owner_id``."""
-        held = await self.held()
-        return None if held is None else held.token.decode(errors="replace")
+        return await afinish(self._owner_id_steps())
 
     async def ttl(self) -> float | None:
         """As ``Lock.ttl``."""
-        held = await self.held()
-        return None if held is None else held.ttl
+        return await afinish(self._ttl_steps())
 
     async def held(self) -> HolderInfo | None:
         """As ``Lock.held``."""
-        reply = (await self._run(self._held_call())).value
-        return None if reply is None else HolderInfo(reply)
+        return await afinish(self._held_steps())
 
     async def reset(self) -> bool:
         """As ``Lock.reset``."""
-        reply = (await self._run(self._held_call())).value
-        if reply is not None:
-            await self._run(self._reset_call(reply))
-        return reply is not None
+        return await afinish(self._reset_steps())
 
     async def _run(self, call: Call) -> Answer:
         return await arun(self.redis, call)
@@ -191,13 +144,7 @@ class AsyncLock(BaseLock):
         if await self.acquire():
             self._entered()
             return self
-        raise LockNotAcquired.from_held(self._shown, await self._in_the_way())
-
-    async def _in_the_way(self) -> HolderInfo | None:
-        try:
-            return await self.held()
-        except (RedisError, OSError):
-            return None
+        raise LockNotAcquired.from_held(self._shown, await afinish(self._holder_in_the_way()))
 
     async def __aexit__(
         self,

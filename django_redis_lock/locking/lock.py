@@ -6,9 +6,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from redis.exceptions import RedisError
-
-from ..clock import time
 from ..exceptions import LockNotAcquired
 from ..protocol import (
     AcquireRequest,
@@ -21,9 +18,8 @@ from ..protocol import (
     in_a_thread,
 )
 from ..transport import Answer, finish, run
-from .handle import BaseLock
-from .heartbeat import question_about, with_answer
-from .replication import confirm, patience_of
+from .operations import LockOperations
+from .replication import Confirmed, confirm
 from .waiting import Refusal, ThreadWaiter
 
 if TYPE_CHECKING:
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Lock"]
 
 
-class Lock(BaseLock):
+class Lock(LockOperations):
     """A lock on Redis with redis-py's interface: ``redis_client.lock(name, lock_class=Lock)``.
 
     A waiter is woken by the release, in the order of arrival; it does not poll. What may go wrong,
@@ -69,24 +65,13 @@ class Lock(BaseLock):
             redis.exceptions.RedisError: Redis could not be asked; the lock is not held.
         """
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
-        asked_at, before = self._now(), self._state()
+        before = self._state()
         try:
-            try:
-                granted = self._acquire(request, wait)
-                if granted is not None and self.replicas:
-                    self._confirm(request, wait, asked_at, granted)
-            except Exception as error:
-                self._abandon(request, error)
-                raise
-            if granted is None:
-                self._tell_timed_out(asked_at, wait != 0)
-                return False
-            self._tell_acquired(self._keep(granted), asked_at, granted.contended)
-            return True
+            return finish(self._acquire_steps(request, wait))
         except Exception:
             raise
         except BaseException as error:
-            # A signal handler's exception may come at any point: before the question is sent,
+            # A signal handler's exception may come at any point: before the request is sent,
             # while an error is handled, as well as after the lock has been noted.
             self._abandon(request, error)
             self._undo(before)
@@ -102,17 +87,11 @@ class Lock(BaseLock):
     def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Acquisition | None:
         return ThreadWaiter(self.redis, request).wait(refusal)
 
-    def _confirm(
-        self, request: AcquireRequest, wait: float | None, asked_at: float, granted: Acquisition
-    ) -> None:
-        """Wait for the replicas.
+    def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
+        return confirm(self.redis, self.keys, acquired.token, self.replicas, patience)
 
-        Raises:
-            TooFewReplicas: the lock does not count, and is to be given back.
-        """
-        patience = patience_of(request, None if wait is None else asked_at + wait)
-        question = (self.keys, granted.token, self.replicas, patience)
-        self._judge(confirm(self.redis, *question))
+    def _confirm_lifetime(self, hold: Hold) -> None:
+        hold.confirm(wait=True)
 
     def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
         return in_a_thread(on_lost)
@@ -126,24 +105,15 @@ class Lock(BaseLock):
             redis.exceptions.RedisError: Redis could not be asked. The handle still knows its
                 token, so ``release`` can be called again.
         """
+        hold: Hold | None = self.local.hold
         try:
-            call = self._release(self._owned_token("release"))
-            again, before = self._released_before(), self._state()
-            self._stop_keeping()
-            answer = self._run(call)
-            released = bool(answer.value or answer.sent_twice or again)
-            self._forget(before, released)
+            finish(self._release_steps())
         except Exception:
             raise
         except BaseException:
-            self._leave_to_keeper()
+            if self.local.hold is hold:  # Or a user of this handle has the lock by now.
+                self._leave_to_keeper()
             raise
-        hold = before[1]
-        # After a lost reply "not yours" means that an earlier sending has done it.
-        if not released:
-            self._tell_gone(hold)
-            self._not_owned("release")
-        self._tell_released(hold)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Add ``additional_time`` seconds to the lock's lifetime, or replace it by them.
@@ -160,54 +130,36 @@ class Lock(BaseLock):
         return self._change("reacquire", self.timeout or 1.0, True)
 
     def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
-        call = self._extend(verb, seconds, replace)
-        hold: Hold | None = self.local.hold
-        if hold is not None:
-            # The change must not overtake TAKE_GRANT, which has a connection of its own.
-            hold.confirm(wait=True)
-        at = time.monotonic()
-        self._extended(self._run(call).value, verb, seconds, replace, at)
-        return True
+        return finish(self._change_steps(verb, seconds, replace))
 
     def locked(self) -> bool:
         """Whether anybody holds the lock."""
-        return self.held() is not None
+        return finish(self._locked_steps())
 
     def owned(self) -> bool:
         """Whether this handle (in this thread) holds the lock."""
-        if self.local.token is None:
-            return False
-        return self._is_mine(self._run(self._held_call()).value)
+        return finish(self._owned_steps())
 
     def holder(self) -> Owner | None:
         """Who holds the lock; None if nobody does. Host and the like are known after half a
         second of holding. ``seen`` is the number of seconds since its process was last heard of; a
         process that runs sends a heartbeat every 10 s."""
-        held = self.held()
-        if held is None:
-            return None
-        question = question_about(held.owner)
-        return (
-            held.owner if question is None else with_answer(held.owner, self._run(question).value)
-        )
+        return finish(self._holder_steps())
 
     def get_owner_id(self) -> str | None:
         """The token of the lock's holder, by python-redis-lock's name; None if nobody holds it. A
         lock made with this token as its ``id`` can release it."""
-        held = self.held()
-        return None if held is None else held.token.decode(errors="replace")
+        return finish(self._owner_id_steps())
 
     def ttl(self) -> float | None:
         """Seconds the lock still lives unless renewed: ``inf`` for one that never expires, None if
         nobody holds it."""
-        held = self.held()
-        return None if held is None else held.ttl
+        return finish(self._ttl_steps())
 
     def held(self) -> HolderInfo | None:
         """Who holds the lock, for how long already and how long still, in one trip; None if
         nobody does."""
-        reply = self._run(self._held_call()).value
-        return None if reply is None else HolderInfo(reply)
+        return finish(self._held_steps())
 
     def reset(self) -> bool:
         """End the lock, whoever holds it; the first waiter gets it. Returns whether it was held.
@@ -216,10 +168,7 @@ class Lock(BaseLock):
         then two may believe to hold it. Two round trips: the second names the holder that the first
         has found, so that it can be sent again without ending the next holder's lock.
         """
-        reply = self._run(self._held_call()).value
-        if reply is not None:
-            self._run(self._reset_call(reply))
-        return reply is not None
+        return finish(self._reset_steps())
 
     def _run(self, call: Call) -> Answer:
         return run(self.redis, call)
@@ -234,13 +183,7 @@ class Lock(BaseLock):
             if self._state() != before:
                 self._leave_to_keeper()  # Interrupted between two lines, and it will not be left.
             raise
-        raise LockNotAcquired.from_held(self._shown, self._in_the_way())
-
-    def _in_the_way(self) -> HolderInfo | None:
-        try:
-            return self.held()
-        except (RedisError, OSError):
-            return None  # That the lock was not to be had is known all the same.
+        raise LockNotAcquired.from_held(self._shown, finish(self._holder_in_the_way()))
 
     def __exit__(
         self,

@@ -42,7 +42,7 @@ class Confirmed(NamedTuple):
     """Whether the lock is held still, and how many replicas know."""
 
     held: bool
-    replicas: int
+    replicas: float
 
 
 def patience_of(request: AcquireRequest, until: float | None) -> float:

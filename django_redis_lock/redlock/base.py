@@ -22,7 +22,14 @@ from redis.exceptions import RedisError
 
 from ..clock import time
 from ..keeper import keeper
-from ..locking import FIRST_PAUSE, LONGEST_PAUSE, BaseLock, DeferredRelease, Renewals, note_vanished
+from ..locking import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    DeferredRelease,
+    LockOperations,
+    Renewals,
+    note_vanished,
+)
 from ..protocol import (
     EXTEND,
     LAST_TRY_SECONDS,
@@ -202,7 +209,7 @@ class Election:
         return self.request.give_back(self.request.token)
 
 
-class Quorum(BaseLock):
+class Quorum(LockOperations):
     """A lock on several servers, without input and output.
 
     Args:
@@ -348,8 +355,8 @@ class Quorum(BaseLock):
 
     # -- what ``LockRenewal`` does for one server ---------------------------------------------
 
-    def _keep(self, granted: Acquisition) -> Hold:
-        hold = self._won(granted)
+    def _start_renewal(self, granted: Acquisition) -> Hold:
+        hold = self._record_acquisition(granted)
         assert isinstance(hold, QuorumHold)
         assert isinstance(granted, QuorumAcquisition)
         hold.set_votes(granted.votes)

@@ -1,25 +1,23 @@
-"""Everything about a lock's handle that does no input or output, for ``Lock`` and ``AsyncLock``."""
+"""A lock's arguments and state, for ``Lock`` and ``AsyncLock``. No input or output here."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from functools import cached_property
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 from .. import events
 from ..clock import time
-from ..events import check_group
+from ..events import Subject, check_group
 from ..exceptions import LockError, LockLost, LockNotOwnedError
+from ..keeper import keeper
 from ..protocol import (
-    EXTEND,
-    HELD,
-    RESET,
     AcquireRequest,
     Acquisition,
     Call,
     Hold,
-    HolderInfo,
     check_count,
     check_name,
     check_seconds,
@@ -27,25 +25,20 @@ from ..protocol import (
     check_wait,
     lock_keys,
     longest_hold,
-    milliseconds,
     new_token,
     release_call,
     waiter_id,
 )
-from ..transport import ServerBusy, is_cluster, server_of
-from .history import note_vanished
-from .kept import LockRenewal
+from ..transport import Server, is_cluster, may_have_run, server_of
 from .local_state import ThreadState
-from .telling import LockEvents
-from .waiting import Refusal, queues
+from .renewal import DeferredRelease, Renewal, Renewals
+from .waiting import unregister
 
 __all__ = ["BaseLock"]
 
-Steps = Generator[Any, Any, Any]
 
-
-class BaseLock(LockRenewal, LockEvents):
-    """A lock's arguments and state. ``Lock`` and ``AsyncLock`` add the talking.
+class BaseLock:
+    """A lock's arguments and state, without input or output.
 
     Args:
         redis: the redis-py client.
@@ -73,9 +66,17 @@ class BaseLock(LockRenewal, LockEvents):
         grant_timeout: seconds a waiter has to take up a lock that is passed to it; the same on
             all hosts.
 
+    Attributes:
+        cache: the cache backend it came from, None if from none.
+        cache_key: its name there.
+
     Raises:
         TypeError, ValueError: an argument makes no sense; the message says what is allowed.
     """
+
+    cache: Any = None
+    cache_key: str | None = None
+    _hold_class = Hold
 
     def __init__(
         self,
@@ -136,6 +137,23 @@ class BaseLock(LockRenewal, LockEvents):
     def _encode(self, value: str | bytes) -> bytes:
         encoded: bytes = self.redis.get_encoder().encode(value)
         return encoded
+
+    @property
+    def _now(self) -> Callable[[], float]:
+        """The clock of deadlines, in seconds. What keeps it does not keep the handle."""
+        return time.monotonic
+
+    def _server(self) -> Server | None:
+        """Where the lock is kept."""
+        return server_of(self.redis)
+
+    @cached_property
+    def subject(self) -> Subject:
+        """This lock, for those who listen to what happens to it."""
+        name = self.cache_key
+        if name is None:
+            name = self.keys.lock.decode(errors="backslashreplace")
+        return Subject.of(name, self.group, self.label, self._server(), self.cache)
 
     # -- what the holder may ask without a round trip ----------------------------------------
 
@@ -217,47 +235,11 @@ class BaseLock(LockRenewal, LockEvents):
                 self._shown,
             )
 
-    def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps:
-        """The steps that take the lock on one server; None at the end of the wait.
-
-        The first request registers a waiter if the lock is taken, so the queue is made only then.
-        If others of this process wait already, the caller waits behind them.
-        """
-        server = server_of(self.redis)
-        if wait != 0 and (server, self.keys.lock, self._loop()) in queues:
-            return (yield self._wait(request._replace(waiter=b""), None))
-        sent_at, refusal = time.monotonic(), None
-        try:
-            reply = yield self._ask(request)
-            if reply[0]:
-                if len(reply) > 3:
-                    note_vanished(server, self.keys, reply[3], self.subject)
-                return request.acquired(reply[1], sent_at)
-            refusal = reply, sent_at
-        except ServerBusy:
-            if wait == 0:
-                raise  # A waiter waits until the script that keeps the server busy has ended.
-        if wait == 0:
-            return None
-        return (yield self._wait(request.with_margin(sent_at), refusal))
-
-    def _loop(self) -> Any:
-        """The event loop whose tasks this lock is for, None for threads."""
-        return None
-
-    def _ask(self, request: AcquireRequest) -> Any:
-        """Send ACQUIRE; what it returns."""
-        raise NotImplementedError
-
-    def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Any:
-        """Wait for the lock behind others; the lock, or None at the end of the wait."""
-        raise NotImplementedError
-
     def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
         """``on_lost`` as the keeper's thread may call it: it starts the user's code elsewhere."""
         raise NotImplementedError
 
-    def _won(self, granted: Acquisition) -> Hold:
+    def _record_acquisition(self, granted: Acquisition) -> Hold:
         """Note an acquisition in this thread's state."""
         hold = self._hold_class(
             self.keys,
@@ -281,8 +263,6 @@ class BaseLock(LockRenewal, LockEvents):
         self.local.hold, self.local.token = hold, granted.token
         return hold
 
-    # -- releasing and changing --------------------------------------------------------------
-
     def _owned_token(self, verb: str) -> bytes:
         token = self.local.token
         if token is None:
@@ -292,57 +272,86 @@ class BaseLock(LockRenewal, LockEvents):
             raise LockNotOwnedError(f"Cannot {verb} a parent process's lock", self._shown)
         return token if isinstance(token, bytes) else self._encode(token)
 
-    def _released_before(self) -> bool:
-        """Whether a release of this acquisition failed before, and perhaps only in the reply."""
-        hold: Hold | None = self.local.hold
-        return hold is not None and hold.released
-
-    def _release(self, token: bytes) -> Call:
+    def _release_call(self, token: bytes) -> Call:
         hold: Hold | None = self.local.hold
         if hold is None:
             return release_call(self.keys, token, new_token(), self.grant_timeout)
         of_this = (self.min_hold, hold.fence, hold.attempt)
         return release_call(self.keys, token, new_token(), self.grant_timeout, *of_this)
 
-    def _extend(self, verb: str, seconds: Any, replace: bool) -> Call:
-        token = self._owned_token(verb)
-        if self.timeout is None:
-            raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
-        amount = milliseconds(check_seconds("the time to extend by", seconds))
-        hold: Hold | None = self.local.hold
-        attempt = b"" if hold is None else hold.attempt
-        how = ("1", attempt, b"") if replace else ("0", attempt, secrets.token_hex(8).encode())
-        return Call(EXTEND, self.keys, (token, amount, *how))
+    def _forget(self, before: tuple[Any, Any, Any], released: bool) -> None:
+        """The server has answered: the token of ``before``, the state at the call, is of no use any
+        more."""
+        _, hold, renewal = before
+        if self.local.hold is hold:  # Or somebody who shares this handle has the lock by now.
+            self.local.token = self.local.renewal = None
+        if released and renewal is not None:
+            renewal.emit("released")
 
-    def _extended(self, answer: Any, verb: str, seconds: float, replace: bool, at: float) -> None:
-        if int(answer) == 0:
-            self._not_owned(verb)
-        if int(answer) < 0:
-            raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
-        hold: Hold | None = self.local.hold
+    # -- what the keeper does for the holder -------------------------------------------------
+
+    def _start_renewal(self, granted: Acquisition) -> Hold:
+        """The lock is ours: note it, and have it renewed and described."""
+        hold = self._record_acquisition(granted)
+        self.local.renewal = Renewals(Renewal(server_of(self.redis), hold))
+        return hold
+
+    def _entered(self) -> None:
+        """The lock was taken by ``with``."""
+        if self.local.renewal is not None:  # There is none for a lock taken without Redis.
+            self.local.renewal.entered(self.grant_timeout, self.min_hold)
+
+    def _stop_renewal(self) -> None:
+        hold, renewal = self.local.hold, self.local.renewal
         if hold is not None:
-            if replace:
-                # Also if it was lost: the full lifetime is not wanted any more.
-                hold.confirm_pending = None
-            until = at + seconds if replace else max(hold.deadline, at) + seconds
-            self._prolonged(hold, until, at)
+            hold.end()
+        if renewal is not None:
+            renewal.discard()
 
-    def _not_owned(self, verb: str) -> NoReturn:
-        raise LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", self._shown)
+    def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
+        """The call of ``acquire`` ends with ``error``: release whatever Redis may have given to it,
+        also if the reply was lost, or an interrupt came before it was noted."""
+        sent = may_have_run(error)
+        if sent and request.waiter:
+            unregister(server_of(self.redis), request)
+        unsent = None if sent else (request.token, request.attempt)
+        for noted in request.may_hold:
+            if noted != unsent:
+                self._hand_over(request.give_back(*noted))
 
-    def _held_call(self) -> Call:
-        return Call(HELD, self.keys, ())
+    def _state(self) -> tuple[Any, Any, Any]:
+        """What this thread or task knows through this handle."""
+        return self.local.token, self.local.hold, self.local.renewal
 
-    def _reset_call(self, reply: Any) -> Call:
-        """Ends the lock of the holder that ``reply``, to HELD, has named."""
-        held, grant = HolderInfo(reply), (new_token(), milliseconds(self.grant_timeout))
-        return Call(RESET, self.keys, (*grant, held.token, held.fence))
+    def _undo(self, before: tuple[Any, Any, Any]) -> None:
+        """An acquisition that its caller will never hear of was none."""
+        local = self.local
+        hold: Hold | None = local.hold
+        if hold is None or hold is before[1] or not hold.by_this_thread:
+            return  # It was not noted, or the lock is another thread's, which shares this handle.
+        hold.end()
+        if local.renewal is not before[2]:
+            local.renewal.discard()
+        local.token, local.hold, local.renewal = before
 
-    def _is_mine(self, reply: Any) -> bool:
+    def _leave_to_keeper(self) -> None:
+        """The caller was cancelled or interrupted while it released the lock: perhaps nothing was
+        sent yet, so the keeper releases it."""
         hold: Hold | None = self.local.hold
-        token = self.local.token
-        if reply is None or token is None or (hold is not None and not hold.is_valid):
-            return False
-        return HolderInfo(reply).token == (
-            token if isinstance(token, bytes) else self._encode(token)
-        )
+        if self.local.token is None or (hold is not None and hold.from_parent_process):
+            return
+        if hold is not None and hold.is_valid and not hold.by_this_thread:
+            return  # That of another thread, which shares this handle, and has it after us.
+        release = self._release_call(self._owned_token("release"))
+        self._stop_renewal()
+        self._hand_over(release)
+        self.local.token = self.local.renewal = None
+
+    def _hand_over(self, release: Call) -> None:
+        keeper().add(DeferredRelease(server_of(self.redis), release, self.timeout))
+
+    def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
+        """The holder has had the lifetime changed by what was sent at ``asked_at``."""
+        hold.held_until(deadline, asked_at)
+        if self.local.renewal is not None:
+            self.local.renewal.reschedule(asked_at)

@@ -1,0 +1,286 @@
+"""What the methods of a lock do, written once for threads and for tasks, as generators of steps;
+see ``transport.finish``. ``Lock`` and ``AsyncLock`` run them and add what only one of them needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Generator
+from typing import Any, Literal, NoReturn, TypeVar
+
+from redis.exceptions import RedisError
+
+from .. import events
+from ..clock import time
+from ..events import Acquired, Lost, Rejected, Released, TimedOut
+from ..exceptions import LockError, LockNotOwnedError, TooFewReplicas
+from ..notices import get_logger
+from ..protocol import (
+    EXTEND,
+    HELD,
+    RESET,
+    AcquireRequest,
+    Acquisition,
+    Call,
+    Hold,
+    HolderInfo,
+    Owner,
+    check_seconds,
+    milliseconds,
+    new_token,
+    printable,
+)
+from ..transport import ServerBusy, server_of
+from .base import BaseLock
+from .heartbeat import question_about, with_answer
+from .history import note_vanished
+from .replication import patience_of
+from .waiting import Refusal, queues
+
+__all__ = ["LockOperations"]
+
+logger = get_logger("django_redis_lock.lock")
+
+R = TypeVar("R")
+Steps = Generator[Any, Any, R]
+
+
+class LockOperations(BaseLock):
+    """The steps of the methods. A step is what one of these methods returns: the result for
+    threads, an awaitable for tasks."""
+
+    def _run(self, call: Call) -> Any:
+        """Run ``call``; an ``Answer``."""
+        raise NotImplementedError
+
+    def _acquire(self, request: AcquireRequest, wait: float | None) -> Any:
+        """Take the lock; an ``Acquisition``, or None at the end of the wait."""
+        raise NotImplementedError
+
+    def _ask(self, request: AcquireRequest) -> Any:
+        """Send ACQUIRE; what it returns."""
+        raise NotImplementedError
+
+    def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Any:
+        """Wait behind others; an ``Acquisition``, or None at the end of the wait."""
+        raise NotImplementedError
+
+    def _confirm(self, acquired: Acquisition, patience: float) -> Any:
+        """Wait for the replicas; ``Confirmed``."""
+        raise NotImplementedError
+
+    def _confirm_lifetime(self, hold: Hold) -> Any:
+        """Wait until the full lifetime of a lock got by a grant is confirmed."""
+        raise NotImplementedError
+
+    def held(self) -> Any:
+        """Who holds the lock; a ``HolderInfo``, or None."""
+        raise NotImplementedError
+
+    def _loop(self) -> Any:
+        """The event loop whose tasks this lock is for, None for threads."""
+        return None
+
+    # -- acquire -----------------------------------------------------------------------------
+
+    def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
+        asked_at = self._now()
+        try:
+            acquired = yield self._acquire(request, wait)
+            if acquired is not None and self.replicas:
+                until = None if wait is None else asked_at + wait
+                found = yield self._confirm(acquired, patience_of(request, until))
+                self._require_replicas(found.replicas if found.held else 0)
+        except Exception as error:
+            self._abandon(request, error)
+            raise
+        if acquired is None:
+            self._emit_timed_out(asked_at, wait != 0)
+            return False
+        self._emit_acquired(self._start_renewal(acquired), asked_at, acquired.contended)
+        return True
+
+    def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Any]:
+        """The steps that take the lock on one server; None at the end of the wait.
+
+        The first request registers a waiter if the lock is taken, so the queue is made only then.
+        If others of this process wait already, the caller waits behind them.
+        """
+        server = server_of(self.redis)
+        if wait != 0 and (server, self.keys.lock, self._loop()) in queues:
+            return (yield self._wait(request._replace(waiter=b""), None))
+        sent_at, refusal = time.monotonic(), None
+        try:
+            reply = yield self._ask(request)
+            if reply[0]:
+                if len(reply) > 3:
+                    note_vanished(server, self.keys, reply[3], self.subject)
+                return request.acquired(reply[1], sent_at)
+            refusal = reply, sent_at
+        except ServerBusy:
+            if wait == 0:
+                raise  # A waiter waits until the script that keeps the server busy has ended.
+        if wait == 0:
+            return None
+        return (yield self._wait(request.with_margin(sent_at), refusal))
+
+    def _require_replicas(self, confirmed: float) -> None:
+        """Raises:
+        TooFewReplicas: so few have the lock that it does not count."""
+        if confirmed < self.replicas:
+            raise TooFewReplicas(int(confirmed), self.replicas, self.name)
+
+    # -- release -----------------------------------------------------------------------------
+
+    def _release_steps(self) -> Steps[None]:
+        call, before = self._release_call(self._owned_token("release")), self._state()
+        hold: Hold | None = before[1]
+        # A release of this acquisition may have failed before, and perhaps only in the reply.
+        again = hold is not None and hold.released
+        self._stop_renewal()
+        answer = yield self._run(call)
+        # After a lost reply "not yours" means that an earlier sending has done it.
+        released = bool(answer.value or answer.sent_twice or again)
+        self._forget(before, released)
+        if not released:
+            self._emit_lost(hold)
+            self._not_owned("release")
+        self._emit_released(hold)
+
+    # -- extend and reacquire ----------------------------------------------------------------
+
+    def _change_steps(self, verb: str, seconds: float, replace: bool) -> Steps[Literal[True]]:
+        call = self._extend_call(verb, seconds, replace)
+        hold: Hold | None = self.local.hold
+        if hold is not None and hold.confirm_pending is not None:
+            # The change must not overtake TAKE_GRANT, which has a connection of its own.
+            yield self._confirm_lifetime(hold)
+        at = time.monotonic()
+        answer = yield self._run(call)
+        if int(answer.value) == 0:
+            self._not_owned(verb)
+        if int(answer.value) < 0:
+            raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
+        if hold is not None:
+            if replace:
+                # Also if it was lost: the full lifetime is not wanted any more.
+                hold.confirm_pending = None
+            until = at + seconds if replace else max(hold.deadline, at) + seconds
+            self._prolonged(hold, until, at)
+        return True
+
+    def _extend_call(self, verb: str, seconds: Any, replace: bool) -> Call:
+        token = self._owned_token(verb)
+        if self.timeout is None:
+            raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
+        amount = milliseconds(check_seconds("the time to extend by", seconds))
+        hold: Hold | None = self.local.hold
+        attempt = b"" if hold is None else hold.attempt
+        how = ("1", attempt, b"") if replace else ("0", attempt, secrets.token_hex(8).encode())
+        return Call(EXTEND, self.keys, (token, amount, *how))
+
+    def _not_owned(self, verb: str) -> NoReturn:
+        raise LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", self._shown)
+
+    # -- who holds it ------------------------------------------------------------------------
+
+    def _held_call(self) -> Call:
+        return Call(HELD, self.keys, ())
+
+    def _held_steps(self) -> Steps[HolderInfo | None]:
+        reply = (yield self._run(self._held_call())).value
+        return None if reply is None else HolderInfo(reply)
+
+    def _locked_steps(self) -> Steps[bool]:
+        return (yield self.held()) is not None
+
+    def _owned_steps(self) -> Steps[bool]:
+        if self.local.token is None:
+            return False
+        reply = (yield self._run(self._held_call())).value
+        hold: Hold | None = self.local.hold
+        token = self.local.token
+        if reply is None or token is None or (hold is not None and not hold.is_valid):
+            return False
+        mine = token if isinstance(token, bytes) else self._encode(token)
+        return HolderInfo(reply).token == mine
+
+    def _holder_steps(self) -> Steps[Owner | None]:
+        held = yield self.held()
+        if held is None:
+            return None
+        owner: Owner = held.owner
+        question = question_about(owner)
+        if question is None:
+            return owner
+        return with_answer(owner, (yield self._run(question)).value)
+
+    def _owner_id_steps(self) -> Steps[str | None]:
+        held = yield self.held()
+        return None if held is None else held.token.decode(errors="replace")
+
+    def _ttl_steps(self) -> Steps[float | None]:
+        held = yield self.held()
+        return None if held is None else held.ttl
+
+    def _holder_in_the_way(self) -> Steps[HolderInfo | None]:
+        """The holder, after the lock was not to be had."""
+        try:
+            held: HolderInfo | None = yield self.held()
+            return held
+        except (RedisError, OSError):
+            return None
+
+    def _reset_steps(self) -> Steps[bool]:
+        reply = (yield self._run(self._held_call())).value
+        if reply is not None:
+            yield self._run(self._reset_call(reply))
+        return reply is not None
+
+    def _reset_call(self, reply: Any) -> Call:
+        """Ends the lock of the holder that ``reply``, to HELD, has named."""
+        held, grant = HolderInfo(reply), (new_token(), milliseconds(self.grant_timeout))
+        return Call(RESET, self.keys, (*grant, held.token, held.fence))
+
+    # -- what listeners and the log hear -----------------------------------------------------
+
+    @property
+    def _printed(self) -> str:
+        return printable(self.keys.lock)
+
+    def _emit_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            waited = self._now() - asked_at
+            logger.debug("Acquired %s after %.3f s, fence %d", self._printed, waited, hold.fence)
+        if events.listeners:
+            waited = self._now() - asked_at
+            events.emit(Acquired(self.subject, waited, contended, hold.fence))
+
+    def _emit_timed_out(self, asked_at: float, blocking: bool) -> None:
+        waited = self._now() - asked_at
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("Did not get %s within %.3f s", self._printed, waited)
+        if events.listeners:
+            events.emit(TimedOut(self.subject, waited) if blocking else Rejected(self.subject))
+
+    def _emit_released(self, hold: Hold | None) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("Released %s", self._printed)
+        if events.listeners and hold is not None:
+            events.emit(Released(self.subject, self._now() - hold.began, hold.fence))
+
+    def _emit_lost(self, hold: Hold | None) -> None:
+        """A release found that the lock had ended before, which was not emitted yet."""
+        if events.listeners and hold is not None and hold.released:
+            held = self._now() - hold.began
+            events.emit(Lost(self.subject, held, "it had ended before its release", hold.fence))
+
+    def _hide_release_error(self, error: Exception, body_failed: bool) -> bool:
+        """Whether leaving the block swallows ``error``; the body's own exception comes first."""
+        if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
+            logger.warning(
+                "Another error hides that releasing %s failed: %s", printable(self.keys.lock), error
+            )
+            return True
+        return False
