@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.retry import Retry
@@ -20,11 +20,18 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..protocol import Call
 from .address import may_have_run, note_sent, own_settings
 from .aio_pools import pool_of
-from .discovery import Topology
-from .execute import FOR_COMMAND, REPORTED, Answer, admitted, by_node, is_pool_exhausted
+from .drive import afinish
+from .execute import (
+    FOR_COMMAND,
+    REPORTED,
+    Answer,
+    admitted,
+    is_pool_exhausted,
+    run_again,
+    run_all_steps,
+)
 from .packing import ASKING, pack, pack_all
 from .registry import server_of
-from .retry import RetryPolicy, is_busy
 from .server import Server
 
 __all__ = [
@@ -164,28 +171,38 @@ async def arun(client: Any, call: Call, *, patience: float | None = None) -> Ans
         answer = await _run(client, server, node, call, patience)
         return Answer(answer, sent_twice=False)
     except REPORTED as error:
-        return await _run_again(client, server, node, error, call, patience)
+        exchange = _Awaiting(client, server)
+        return await afinish(run_again(exchange, node, error, call, patience))
 
 
-async def _run_again(
-    client: Any,
-    server: Server,
-    node: Server | None,
-    error: Exception,
-    call: Call,
-    patience: float | None,
-) -> Answer:
-    route = RetryPolicy(server, patience)
-    while True:
-        if pause := route.after(error, node):
-            await asyncio.sleep(pause)
-        node = None
-        try:
-            node = route.towards or await located(server, call.keys)
-            answer = await _run(client, server, node, call, patience, route.asking)
-            return Answer(answer, route.sent_twice)
-        except REPORTED as another:
-            error = another
+async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:
+    """As ``execute.run_all``."""
+    return await afinish(run_all_steps(_Awaiting(client, server_of(client)), calls))
+
+
+class _Awaiting(NamedTuple):
+    """``Exchange`` for tasks."""
+
+    client: Any
+    server: Server
+
+    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Any:
+        return _run(self.client, self.server, node, call, patience, asking)
+
+    def run_all(self, node: Server, calls: Sequence[Call]) -> Any:
+        return _run_all(node, pool_of(self.client, self.server, node), calls)
+
+    def answer(self, call: Call) -> Any:
+        return arun(self.client, call)
+
+    def locate(self, keys: Sequence[bytes]) -> Any:
+        return located(self.server, keys)
+
+    def sleep(self, seconds: float) -> Any:
+        return asyncio.sleep(seconds)
+
+    def close_idle(self, node: Server) -> None:
+        pass  # The connections are the pools', which close broken ones themselves.
 
 
 async def located(server: Server, keys: Sequence[bytes]) -> Server:
@@ -193,26 +210,6 @@ async def located(server: Server, keys: Sequence[bytes]) -> Server:
     if not server.must_discover():
         return server.at(keys)
     return await asyncio.to_thread(server.at, keys)
-
-
-async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:
-    """What ``calls`` return, all in one round trip. They must be safe to repeat: they are sent
-    once more if the connection broke before the last reply."""
-    if len(calls) == 1:
-        return [(await arun(client, calls[0])).value]
-    server = server_of(client)
-    if isinstance(server, Topology):
-        return await _run_all_at(server, client, calls)
-    try:
-        return await _run_all(server, pool_of(client, server, server), calls)
-    except ResponseError as error:
-        if not is_busy(error):
-            raise
-        return [(await arun(client, call)).value for call in calls]
-    except (RedisConnectionError, RedisTimeoutError) as error:
-        if is_pool_exhausted(error) or not may_have_run(error):
-            raise
-        return await _run_all(server, pool_of(client, server, server), calls)
 
 
 async def _heeding(
@@ -240,22 +237,6 @@ async def _heeding(
         raise
     node.answered()
     return answer
-
-
-async def _run_all_at(server: Topology, client: Any, calls: Sequence[Call]) -> list[Any]:
-    """In one trip for each server that has some of the keys; what failed there, one at a time."""
-    answers: list[Any] = [None] * len(calls)
-    await located(server, ())
-    for node, places in by_node(server, calls).items():
-        some = [calls[place] for place in places]
-        try:
-            found = await _run_all(node, pool_of(client, server, node), some)
-        except REPORTED as error:
-            server.on_error(error)
-            found = [(await arun(client, call)).value for call in some]
-        for place, answer in zip(places, found, strict=True):
-            answers[place] = answer
-    return answers
 
 
 async def _run_all(node: Server, pool: Any, calls: Sequence[Call]) -> list[Any]:

@@ -9,8 +9,8 @@ says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import redis
 from redis.exceptions import (
@@ -29,6 +29,7 @@ from ..protocol import EXTEND, LEAVE, RELEASE, RENEW, Call
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .discovery import Topology
+from .drive import finish
 from .packing import ASKING, pack, pack_all
 from .registry import server_of
 from .retry import RetryPolicy, is_busy
@@ -97,6 +98,94 @@ class Answer(NamedTuple):
     sent_twice: bool
 
 
+class Exchange(Protocol):
+    """How calls reach the servers of a client. What a method returns is the result for threads, and
+    an awaitable of it for tasks."""
+
+    @property
+    def server(self) -> Server: ...
+    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Any: ...
+    def run_all(self, node: Server, calls: Sequence[Call]) -> Any: ...
+    def answer(self, call: Call) -> Any: ...
+    def locate(self, keys: Sequence[bytes]) -> Any: ...
+    def sleep(self, seconds: float) -> Any: ...
+    def close_idle(self, node: Server) -> None: ...
+
+
+def run_again(
+    exchange: Exchange,
+    node: Server | None,
+    error: Exception,
+    call: Call,
+    patience: float | None,
+) -> Generator[Any, Any, Answer]:
+    """The steps after ``call`` has failed with ``error`` at ``node``, as ``RetryPolicy`` says."""
+    policy = RetryPolicy(exchange.server, patience)
+    while True:
+        if pause := policy.after(error, node):
+            yield exchange.sleep(pause)
+        node = None
+        try:
+            node = policy.towards or (yield exchange.locate(call.keys))
+            assert node is not None
+            answer = yield exchange.run(node, call, patience, policy.asking)
+            return Answer(answer, policy.sent_twice)
+        except REPORTED as another:
+            error = another
+
+
+def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Generator[Any, Any, list[Any]]:
+    """The steps of ``run_all``."""
+    if len(calls) == 1:
+        return (yield from _one_at_a_time(exchange, calls))
+    server = exchange.server
+    if isinstance(server, Topology):
+        return (yield from _run_all_at(exchange, server, calls))
+    try:
+        answers: list[Any] = yield exchange.run_all(server, calls)
+        return answers
+    except ResponseError as error:
+        if not is_busy(error):
+            raise
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        exchange.close_idle(server)
+        if is_pool_exhausted(error) or not may_have_run(error):
+            raise
+        answers = yield exchange.run_all(server, calls)
+        return answers
+    return (yield from _one_at_a_time(exchange, calls))
+
+
+def _one_at_a_time(exchange: Exchange, calls: Sequence[Call]) -> Generator[Any, Any, list[Any]]:
+    answers = []
+    for call in calls:
+        answer = yield exchange.answer(call)
+        answers.append(answer.value)
+    return answers
+
+
+def _run_all_at(
+    exchange: Exchange, server: Topology, calls: Sequence[Call]
+) -> Generator[Any, Any, list[Any]]:
+    """In one trip for each server that has some of the keys; what failed there, one at a time."""
+    places_at: dict[Server, list[int]] = {}
+    for place, call in enumerate(calls):
+        node = yield exchange.locate(call.keys)
+        places_at.setdefault(node, []).append(place)
+    answers: list[Any] = [None] * len(calls)
+    for node, places in places_at.items():
+        some = [calls[place] for place in places]
+        try:
+            found = yield exchange.run_all(node, some)
+        except REPORTED as error:
+            server.on_error(error)
+            exchange.close_idle(node)
+            found = yield from _one_at_a_time(exchange, some)
+        for place, answer in zip(places, found, strict=True):
+            answers[place] = answer
+    return answers
+
+
 def send(connection: RawConnection, call: Call) -> None:
     """Send ``call`` without waiting for the reply."""
     connection.send_packed_command([pack(call)])
@@ -128,23 +217,38 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
         node = server.at(call.keys)
         return Answer(_run(node, call, patience), sent_twice=False)
     except REPORTED as error:
-        return _run_again(server, node, error, call, patience)
+        return finish(run_again(_Blocking(client, server), node, error, call, patience))
 
 
-def _run_again(
-    server: Server, node: Server | None, error: Exception, call: Call, patience: float | None
-) -> Answer:
-    route = RetryPolicy(server, patience)
-    while True:
-        if pause := route.after(error, node):
-            time.sleep(pause)
-        node = None
-        try:
-            node = route.towards or server.at(call.keys)
-            answer = _run(node, call, patience, route.asking)
-            return Answer(answer, route.sent_twice)
-        except REPORTED as another:
-            error = another
+def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
+    """What ``calls`` return, all in one round trip. They must be safe to repeat: they are sent
+    once more if the connection broke before the last reply."""
+    return finish(run_all_steps(_Blocking(client, server_of(client)), calls))
+
+
+class _Blocking(NamedTuple):
+    """``Exchange`` for threads."""
+
+    client: Any
+    server: Server
+
+    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Any:
+        return _run(node, call, patience, asking)
+
+    def run_all(self, node: Server, calls: Sequence[Call]) -> list[Any]:
+        return _run_all(node, calls)
+
+    def answer(self, call: Call) -> Answer:
+        return run(self.client, call)
+
+    def locate(self, keys: Sequence[bytes]) -> Server:
+        return self.server.at(keys)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def close_idle(self, node: Server) -> None:
+        node.close()
 
 
 def _run(server: Server, call: Call, patience: float | None, asking: bool = False) -> Any:
@@ -198,51 +302,6 @@ def run_at(server: Server, node: Server, call: Call) -> Any:
         if not may_have_run(error) or isinstance(error, ResponseError):
             raise
         return _run(node, call, None)
-
-
-def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
-    """What ``calls`` return, all in one round trip. They must be safe to repeat: they are sent
-    once more if the connection broke before the last reply."""
-    if len(calls) == 1:
-        return [run(client, calls[0]).value]
-    server = server_of(client)
-    if isinstance(server, Topology):
-        return _run_all_at(server, client, calls)
-    try:
-        return _run_all(server, calls)
-    except ResponseError as error:
-        if not is_busy(error):
-            raise
-        return [run(client, call).value for call in calls]
-    except (RedisConnectionError, RedisTimeoutError) as error:
-        server.close()
-        if not may_have_run(error):
-            raise
-        return _run_all(server, calls)
-
-
-def _run_all_at(server: Topology, client: Any, calls: Sequence[Call]) -> list[Any]:
-    """In one trip for each server that has some of the keys; what failed there, one at a time."""
-    answers: list[Any] = [None] * len(calls)
-    for node, places in by_node(server, calls).items():
-        some = [calls[place] for place in places]
-        try:
-            found = _run_all(node, some)
-        except REPORTED as error:
-            server.on_error(error)
-            node.close()
-            found = [run(client, call).value for call in some]
-        for place, answer in zip(places, found, strict=True):
-            answers[place] = answer
-    return answers
-
-
-def by_node(server: Server, calls: Sequence[Call]) -> dict[Server, list[int]]:
-    """The servers that have the keys of ``calls``, each with the places of its calls."""
-    found: dict[Server, list[int]] = {}
-    for place, call in enumerate(calls):
-        found.setdefault(server.at(call.keys), []).append(place)
-    return found
 
 
 def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
