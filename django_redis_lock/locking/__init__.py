@@ -10,11 +10,11 @@ from .lock import Lock
 from .operations import LockOperations
 from .renewal import DeferredRelease, Renewal, Renewals
 from .replication import Confirmed
-from .waiting import FIRST_PAUSE, LONGEST_PAUSE, TaskWaiter, ThreadWaiter, in_background
+from .waiting import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, TaskWaiter, ThreadWaiter, in_background
 
 __all__ = [
-    "FIRST_PAUSE",
-    "LONGEST_PAUSE",
+    "FIRST_PAUSE_SECONDS",
+    "MAX_PAUSE_SECONDS",
     "AsyncLock",
     "BaseLock",
     "Confirmed",

@@ -28,7 +28,7 @@ __all__ = ["AsyncLock"]
 class AsyncLock(LockOperations):
     """``Lock`` for asyncio: ``redis_client.lock(name, lock_class=AsyncLock)`` of redis.asyncio.
 
-    Each task has a token of its own: the task in which ``acquire`` was called. ``on_lost`` is
+    Each task has its own token: the task in which ``acquire`` was called. ``on_lost`` is
     called in the event loop that acquired.
     """
 

@@ -53,7 +53,7 @@ class BaseLock:
         renew: keep extending the lock until it is released.
         max_hold: seconds after which it is renewed no more.
         min_hold: seconds it stays taken after the acquisition even if released before.
-        on_lost: called without arguments, in a thread of its own, when the lock is lost.
+        on_lost: called without arguments, in a new thread, when the lock is lost.
         label: what the lock is taken for, for people who see it in the admin.
         group: under which it is counted in metrics, together with its like: for a lock named
             ``invoice-17``, say ``"invoice-{pk}"``. None: its name with ``*`` for each number, UUID

@@ -78,7 +78,7 @@ class Heartbeat(Job):
 
     def call(self, now: float) -> Call | None:
         with self._mutex:
-            # Whoever was interrupted while it released has not left.
+            # A caller that was interrupted while it released has not left.
             self._holds = {hold for hold in self._holds if not hold.ended}
             if self._holds:
                 return self._call
@@ -136,6 +136,6 @@ def _question(*processes: str) -> Call:
 def _ages(processes: Sequence[str], answer: Any) -> dict[str, float]:
     now_us, *beats = answer
     texts = zip(processes, map(as_bytes, beats), strict=True)
-    # Nobody but us should write there, but anybody can.
+    # Other programs should not write there, but they can.
     known = {process: int(beat) for process, beat in texts if beat.isdigit() and len(beat) < 20}
     return {process: max(0.0, (int(now_us) - beat) / 1e6) for process, beat in known.items()}

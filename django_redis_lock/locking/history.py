@@ -1,11 +1,12 @@
 """What has happened last to a lock, noted for people who look at it later.
 
 Only the ends of locks held longer than half a second are noted, and by the keeper: it costs
-neither acquiring nor releasing anything, and a held lock no memory. Each lock keeps its last MOST
-events, for an hour, or for a day after one that is worth looking for.
+neither acquiring nor releasing anything, and a held lock no memory. Each lock keeps its last
+MAX_EVENTS events, for an hour, or for a day after one that is worth looking for.
 
 A holder that dies notes nothing. What it said of itself outlasts its lock by a day; the script that
-takes the lock next finds it there, and whoever ran the script notes it. So does who looks before.
+takes the lock next finds it there, and the process that ran the script records it.
+So does a reader that comes before.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ __all__ = ["Event", "RecordEvent", "note_call", "note_vanished", "read_events"]
 logger = get_logger("django_redis_lock.keeper")
 
 #: Events kept of each lock.
-MOST = 10
+MAX_EVENTS = 10
 #: Milliseconds for which they are kept after the last of them.
 HOUR, DAY = 3_600_000, 86_400_000
 #: What is worth looking for on the next morning.
 NEWS = ("lost", "reset", "crashed")
 #: Characters kept of each text in an event.
-LONGEST = 200
+MAX_TEXT_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +153,19 @@ def note_call(
     """Notes that ``what`` happened to the lock at ``key``: now, or when the server's clock showed
     ``at`` microseconds."""
     holder = {"host": owner.host, "thread": owner.thread, "label": owner.label, "note": note}
-    texts = {name: text[:LONGEST] for name, text in holder.items() if text}
+    texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in holder.items() if text}
     event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
     if held is not None:
         event["held"] = round(held, 3)
     keep = DAY if what in NEWS else HOUR
-    return Call(RECORD_EVENT, (events_key(key),), (json.dumps(event), MOST, keep, at or ""))
+    return Call(RECORD_EVENT, (events_key(key),), (json.dumps(event), MAX_EVENTS, keep, at or ""))
 
 
 def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
     """The events that ``note_call`` has written, the latest first; anything else is passed over.
 
     Args:
-        found: whose description still lies beside the free lock, if anybody's.
+        found: the description that a holder has left at the free lock, if there is one.
     """
     left_behind = [] if found is None else [_vanished(found)]
     found_events = [e for e in (*left_behind, *map(_read, kept.splitlines())) if e is not None]

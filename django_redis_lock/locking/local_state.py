@@ -98,7 +98,7 @@ def for_the_caller(
     method: Callable[P, Coroutine[Any, Any, T]],
 ) -> Callable[P, Coroutine[Any, Any, T]]:
     """Let a coroutine method act for the task in which it is called, whichever runs it: in
-    ``await asyncio.wait_for(lock.acquire(), 5)`` Python before 3.12 gives it a task of its own."""
+    ``await asyncio.wait_for(lock.acquire(), 5)`` Python before 3.12 runs it in another task."""
 
     @functools.wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:

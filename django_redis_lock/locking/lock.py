@@ -38,7 +38,7 @@ class Lock(LockOperations):
     0 s   A acquires; B and C wait.
     5 s   A releases: the lock passes to B, the first to come. Had B died, Redis would know and
           C would have it. Is B stopped (SIGSTOP, a frozen host), C has the lock at 7 s.
-    9 s   B is killed. Nobody releases.
+    9 s   B is killed, and does not release.
     35 s  The lifetime B was given ends, and C has the lock.
     ====  =======================================================================================
     """
@@ -141,28 +141,28 @@ class Lock(LockOperations):
         return finish(self._owned_steps())
 
     def holder(self) -> Owner | None:
-        """Who holds the lock; None if nobody does. Host and the like are known after half a
+        """Who holds the lock; None if it is free. Host and the like are known after half a
         second of holding. ``seen`` is the number of seconds since its process was last heard of; a
         process that runs sends a heartbeat every 10 s."""
         return finish(self._holder_steps())
 
     def get_owner_id(self) -> str | None:
-        """The token of the lock's holder, by python-redis-lock's name; None if nobody holds it. A
+        """The token of the lock's holder, by python-redis-lock's name; None if it is free. A
         lock made with this token as its ``id`` can release it."""
         return finish(self._owner_id_steps())
 
     def ttl(self) -> float | None:
         """Seconds the lock still lives unless renewed: ``inf`` for one that never expires, None if
-        nobody holds it."""
+        the lock is free."""
         return finish(self._ttl_steps())
 
     def held(self) -> HolderInfo | None:
         """Who holds the lock, for how long already and how long still, in one trip; None if
-        nobody does."""
+        the lock is free."""
         return finish(self._held_steps())
 
     def reset(self) -> bool:
-        """End the lock, whoever holds it; the first waiter gets it. Returns whether it was held.
+        """End the lock of any holder; the first waiter gets it. Returns whether it was held.
 
         The holder is told that it has lost the lock, but only when its keeper next asks; until
         then two may believe to hold it. Two round trips: the second names the holder that the first

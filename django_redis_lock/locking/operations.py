@@ -154,7 +154,7 @@ class LockOperations(BaseLock):
         call = self._extend_call(verb, seconds, replace)
         hold: Hold | None = self.local.hold
         if hold is not None and hold.confirm_pending is not None:
-            # The change must not overtake TAKE_GRANT, which has a connection of its own.
+            # The change must not overtake TAKE_GRANT, which is sent on another connection.
             yield self._confirm_lifetime(hold)
         at = time.monotonic()
         answer = yield self._run(call)

@@ -22,11 +22,11 @@ __all__ = ["DeferredRelease", "Renewal", "Renewals"]
 
 logger = get_logger("django_redis_lock.keeper")
 
-#: A lock held longer than this many seconds gets its holder's name written beside it. Shorter ones
+#: A lock held longer than this many seconds gets its holder described in Redis. Shorter ones
 #: are gone before anybody could look, and the name would cost them a round trip.
 DESCRIBE_AFTER = 0.5
-#: Seconds between two looks at a held lock that has no lifetime.
-LOOK = 10.0
+#: Seconds between two checks of a held lock that has no lifetime.
+CHECK_INTERVAL_SECONDS = 10.0
 
 
 class Renewal(Job):
@@ -39,12 +39,12 @@ class Renewal(Job):
 
     def __init__(self, server: Server, hold: Hold) -> None:
         self.hold = hold
-        #: Whether it is said beside the lock who holds it.
+        #: Whether Redis has the description of the holder.
         self.named = False
         self._naming = False
         self._renewals = 0
         lifetime = hold.lifetime
-        self._third = LOOK if lifetime is None else lifetime / 3
+        self._third = CHECK_INTERVAL_SECONDS if lifetime is None else lifetime / 3
         self.deadline_scale = math.inf if lifetime is None else lifetime
         self._full = math.inf if lifetime is None else hold.began + lifetime
         # "Shortly before": enough for the body to hear of it while the lock still counts.
@@ -59,7 +59,7 @@ class Renewal(Job):
             Heartbeat.leave(self.server, self.hold)
 
     def _described(self) -> None:
-        """It is said beside the lock who holds it."""
+        """Redis has the description of the holder."""
         if not self.named:
             self.named = True
             Heartbeat.join(self.server, self.hold)
@@ -116,7 +116,7 @@ class Renewal(Job):
         keeper().add(DeferredRelease(self.server, call, hold.lifetime))
 
     def _terms(self) -> tuple[str, ...]:
-        """What people want to know of the lock beside who holds it."""
+        """What people want to know of the lock, apart from its holder."""
         hold = self.hold
         lifetime = 0 if hold.lifetime is None else milliseconds(hold.lifetime)
         terms: tuple[str, ...] = ("lifetime", str(lifetime))
@@ -181,8 +181,8 @@ class Renewal(Job):
 
 class Renewals:
     """What the keeper does for one hold, one job for each server, as the handle knows it. When
-    nobody knows it any more, because the handle was dropped, or the thread or task has ended that
-    acquired by it, nobody can release the lock, and it ends with its lifetime."""
+    no handle knows it any more, because the handle was dropped, or the thread or task has ended
+    that acquired by it, the lock cannot be released, and it ends with its lifetime."""
 
     __slots__ = ("__weakref__", "jobs")
 
@@ -223,9 +223,9 @@ def _collected(jobs: tuple[Renewal, ...], terms: tuple[float, float], _: object)
 
 
 class DeferredRelease(Job):
-    """Does for whoever cannot stay for it what others wait for: releases what an acquire may have
-    got although nobody has heard its answer, or what a release was to give up that was interrupted;
-    ends a flight that Redis has not heard of ending.
+    """Does what others wait for when the caller cannot: releases what an acquire may have got
+    although its answer was lost, or what an interrupted release was to give up; ends a flight whose
+    end Redis has not received.
 
     It asks until it is answered, and once more a second later, because what was sent before may
     still lie unread in the server's buffers.

@@ -24,9 +24,9 @@ __all__ = ["Confirmed", "aconfirm", "confirm", "patience_of"]
 
 #: Seconds replicas have to confirm an acquisition that may not wait as long itself, and those they
 #: have at most.
-LEAST, MOST = 1.0, 3.0
+MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 3.0
 #: Seconds the answer to a WAIT may be late.
-LATE = 1.0
+REPLY_MARGIN_SECONDS = 1.0
 
 #: A write that leaves everything as it is, for what has been written before to be confirmed.
 #:
@@ -52,8 +52,8 @@ def patience_of(request: AcquireRequest, until: float | None) -> float:
         until: monotonic time at which the wait for the lock ends, None without end.
     """
     left = math.inf if until is None else until - time.monotonic()
-    most = min(MOST, math.inf if request.lifetime is None else request.lifetime / 3)
-    return min(max(left, LEAST), most)
+    most = min(MAX_PATIENCE_SECONDS, math.inf if request.lifetime is None else request.lifetime / 3)
+    return min(max(left, MIN_PATIENCE_SECONDS), most)
 
 
 def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float) -> Confirmed:
@@ -71,7 +71,7 @@ def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: 
         connection.send_packed_command([_question(keys, token, replicas, patience)])
         replies = []
         for _ in range(2):
-            if not connection.can_read(patience + LATE):
+            if not connection.can_read(patience + REPLY_MARGIN_SECONDS):
                 raise RedisTimeoutError("Redis did not say whether replicas have the lock")
             replies.append(connection.read_response())
     except BaseException:
@@ -86,11 +86,13 @@ async def aconfirm(
     client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float
 ) -> Confirmed:
     """As ``confirm``, for tasks."""
-    connection = await aconnect(client, keys, LATE)
+    connection = await aconnect(client, keys, REPLY_MARGIN_SECONDS)
     try:
         await connection.send_packed_command([_question(keys, token, replicas, patience)])
-        held = await asyncio.wait_for(connection.read_response(), patience + LATE)
-        confirmed = await asyncio.wait_for(connection.read_response(), patience + LATE)
+        held = await asyncio.wait_for(connection.read_response(), patience + REPLY_MARGIN_SECONDS)
+        confirmed = await asyncio.wait_for(
+            connection.read_response(), patience + REPLY_MARGIN_SECONDS
+        )
         return Confirmed(bool(held), int(confirmed))
     except asyncio.TimeoutError:
         raise RedisTimeoutError("Redis did not say whether replicas have the lock") from None

@@ -23,8 +23,8 @@ from redis.exceptions import RedisError
 from ..clock import time
 from ..keeper import keeper
 from ..locking import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
+    FIRST_PAUSE_SECONDS,
+    MAX_PAUSE_SECONDS,
     DeferredRelease,
     LockOperations,
     Renewals,
@@ -272,7 +272,7 @@ class Quorum(LockOperations):
         request = request._replace(deadline=deadline, outage_patience=0.0)
         how = (self.servers, self._order(), self.server_timeout, self._release_later)
         election = Election(request, *how)
-        pause, contended = FIRST_PAUSE, False
+        pause, contended = FIRST_PAUSE_SECONDS, False
         while True:
             ballot = yield from election.vote()
             if ballot.won:
@@ -290,9 +290,9 @@ class Quorum(LockOperations):
                     return None
                 # A random pause, so that competing callers do not retry at the same moment.
                 yield Pause(min(pause * (1 + secrets.randbelow(100) / 100), left))
-                pause, contended = min(pause * 2, LONGEST_PAUSE), True
+                pause, contended = min(pause * 2, MAX_PAUSE_SECONDS), True
                 continue
-            pause, contended = FIRST_PAUSE, True
+            pause, contended = FIRST_PAUSE_SECONDS, True
             if not ballot.refused:  # They granted the lock, but too late.
                 yield from election.give_back(ballot)
                 continue

@@ -40,7 +40,7 @@ _closing: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
 def asyncio_client(client: Any) -> Any:
     """What an ``AsyncLock`` in the running loop takes to reach the server of ``client``: the loop's
     own ``redis.asyncio.Redis``. For a cluster and behind sentinels it is ``client`` itself: the
-    loop has connections of its own to each of their servers, see ``pool_of``.
+    loop has its own connections to each of their servers, see ``pool_of``.
 
     Args:
         client: a redis-py client for threads.

@@ -68,7 +68,7 @@ class Topology(Server):
             self._discover_or_wait(DISCOVERY_TIMEOUT_SECONDS if patience is None else patience)
         found = self.seen_at(keys)
         if found is None:
-            error = RedisConnectionError(f"Nobody says where to find keys of {self}")
+            error = RedisConnectionError(f"No server says where to find keys of {self}")
             note_sent(error, False)
             raise error
         return found

@@ -17,7 +17,7 @@ __all__ = ["RetryPolicy", "ServerBusy", "is_busy"]
 #: migration of a slot with few keys takes.
 REFUSED_FOR = 2.0
 #: The longest pause between two of these retries, in seconds.
-LONGEST_PAUSE = 0.2
+MAX_PAUSE_SECONDS = 0.2
 
 
 class ServerBusy(RedisConnectionError):
@@ -94,5 +94,5 @@ class RetryPolicy:
             self.towards, self.asking = self._server.sent_to(error), True
         # The first refusal that names a server is followed at once.
         known = isinstance(error, AskError) and not self._pause
-        pause, self._pause = self._pause or 0.01, min(self._pause * 2 or 0.02, LONGEST_PAUSE)
+        pause, self._pause = self._pause or 0.01, min(self._pause * 2 or 0.02, MAX_PAUSE_SECONDS)
         return 0.0 if known else min(pause, until - now)

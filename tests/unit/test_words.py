@@ -36,24 +36,7 @@ PROSE = re.compile(rf"\b({RIDDLES})\b", re.IGNORECASE)
 
 #: What is still to be removed: for each file the words that it may have.
 ALLOWED: dict[str, set[str]] = {
-    "django_redis_lock/locking/aio.py": {"of its own"},
-    "django_redis_lock/locking/handle.py": {"of its own"},
-    "django_redis_lock/locking/heartbeat.py": {"nobody", "whoever"},
-    "django_redis_lock/locking/history.py": {"LONGEST", "MOST", "beside", "whoever"},
-    "django_redis_lock/locking/kept.py": {"whoever"},
-    "django_redis_lock/locking/local_state.py": {"of its own"},
-    "django_redis_lock/locking/lock.py": {"nobody", "of its own", "whoever"},
-    "django_redis_lock/locking/renewal.py": {"LOOK", "beside", "nobody", "whoever"},
-    "django_redis_lock/locking/replication.py": {"MOST"},
-    "django_redis_lock/locking/telling.py": {"nobody"},
-    "django_redis_lock/locking/waiting/queue.py": {"nobody"},
-    "django_redis_lock/locking/waiting/steps.py": {"LONGEST_PAUSE", "nobody", "of its own"},
-    "django_redis_lock/locking/waiting/tasks.py": {"nobody"},
-    "django_redis_lock/locking/waiting/threads.py": {"nobody"},
     "django_redis_lock/memory/lua.py": {"of its own"},
-    "django_redis_lock/transport/aio_pools.py": {"of its own"},
-    "django_redis_lock/transport/discovery.py": {"nobody"},
-    "django_redis_lock/transport/retry.py": {"LONGEST_PAUSE"},
 }
 
 PACKAGE = sorted((ROOT / "django_redis_lock").rglob("*.py"))

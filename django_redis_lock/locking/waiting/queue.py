@@ -327,7 +327,7 @@ class WaiterHeartbeat(Job):
 
 
 class Unregister(Job):
-    """Removes a waiter id that nobody uses any more from the register in Redis."""
+    """Removes a waiter id that is not in use any more from the register in Redis."""
 
     flush_at_exit = True
 

@@ -2,8 +2,8 @@
 as its process's only one, in Redis, with a blocking pop on the lock's list of grants.
 
 Redis serves blocked clients in the order in which they came and forgets those whose connection is
-gone: that is the whole fair queue. So the pop stays open for the entire wait, without a timeout of
-its own; a waiter that timed out and asked again would lose its place. To end a wait, LEAVE pushes
+gone: that is the whole fair queue. So the pop stays open for the entire wait, without a timeout; a
+waiter that timed out and asked again would lose its place. To end a wait, LEAVE pushes
 an element to a second list that the same pop listens to; what the pop returns then says beyond
 doubt whether a grant came first.
 """
@@ -33,12 +33,12 @@ from ...transport import is_outage, may_have_run, note_sent, pack_words
 from ..renewal import DeferredRelease
 from .queue import WaitQueue, WakeEvent, join
 
-__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "BlockingQueue", "Refusal", "Waiter"]
+__all__ = ["FIRST_PAUSE_SECONDS", "MAX_PAUSE_SECONDS", "BlockingQueue", "Refusal", "Waiter"]
 
 logger = get_logger("django_redis_lock.waiting")
 
 #: Pauses between attempts to reach a server that is away, in seconds.
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 
 #: The answer to an ACQUIRE that did not get the lock, and the monotonic time at which it was sent.
 Refusal = tuple[Any, float]
@@ -138,12 +138,12 @@ class Waiter(ABC, Generic[AnyQueue]):
 
     def _wait_through_outages(self) -> Steps:
         queue, name = self.queue, printable(self._request.keys.lock)
-        pause, away_since = FIRST_PAUSE, math.inf
+        pause, away_since = FIRST_PAUSE_SECONDS, math.inf
         while True:
             try:
                 if not queue.registered and (acquired := (yield from self._ask())):
                     return acquired
-                pause, away_since = FIRST_PAUSE, math.inf
+                pause, away_since = FIRST_PAUSE_SECONDS, math.inf
                 return (yield from self._wait_in_redis())
             except NoPermissionError:
                 logger.info("No right to block; polling for %s", name)
@@ -164,7 +164,7 @@ class Waiter(ABC, Generic[AnyQueue]):
                 queue.registered = False
                 logger.info("Waiting for %s: %s", name, error)
                 yield self._sleep(min(pause, self._request.left()))
-                pause = min(pause * 2, LONGEST_PAUSE)
+                pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
     def _wait_in_redis(self) -> Steps:
         request, queue = self._request, self.queue
@@ -207,7 +207,7 @@ class Waiter(ABC, Generic[AnyQueue]):
             if until is None:
                 raise RedisTimeoutError("the connection broke while a grant was taken")
         except Exception:
-            # Redis may carry it out all the same; then the lock would be nobody's.
+            # Redis may carry it out all the same; then the lock would have no holder.
             self._give_back(grant.token)
             raise
         return queue.confirmed(request, grant, until)
@@ -218,7 +218,7 @@ class Waiter(ABC, Generic[AnyQueue]):
         try:
             reply = yield self._run(leave, LAST_TRY_SECONDS)
         except RedisTimeoutError:
-            # It may still be carried out, and what it gets then is nobody's; or it was never sent.
+            # It may still be carried out and take the lock for no holder; or it was never sent.
             self._give_back(self._request.token)
             queue.registered_again()
             yield queue.disconnect()
@@ -233,7 +233,7 @@ class Waiter(ABC, Generic[AnyQueue]):
         self._give_back_grant()
         return acquired
 
-    # -- what is nobody's --------------------------------------------------------------------
+    # -- what must be released ---------------------------------------------------------------
 
     def _give_back_grant(self) -> None:
         """Release the grant that the pop has returned, if it has."""

@@ -1,6 +1,6 @@
 """How a task waits for a lock. See ``steps`` for the rules.
 
-Another task reads the reply to the blocking pop, and nobody cancels it: cancelling a read would
+Another task reads the reply to the blocking pop, and is not cancelled: cancelling a read would
 close the connection, and lose the grant that may be on it.
 """
 

@@ -25,7 +25,7 @@ __all__ = ["CancelWait", "PendingReply", "ThreadQueue", "ThreadWaiter", "ThreadW
 
 
 class PendingReply:
-    """A connection with the answer to TAKE_GRANT still to come, for which nobody has waited."""
+    """A connection with the answer to TAKE_GRANT still to come; its caller does not wait."""
 
     def __init__(self, connection: RawConnection, call: Call, server: Server, until: float) -> None:
         self._connection = connection
