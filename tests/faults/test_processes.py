@@ -200,8 +200,8 @@ class TestInterrupted:
     def test_at_the_moment_of_the_grant(
         self, client: redis.Redis, redis_server: RedisServer
     ) -> None:
-        """Whatever comes first, the lock is free in the end, and not only after a minute. A grant that
-        was just being read when the signal came is lost, which is rare, and ends by itself."""
+        """Whatever comes first, the lock is free in the end, and not only after a minute. A grant
+        that was just being read when the signal came is lost, which is rare, and ends by itself."""
         lock = Lock(client, NAME, timeout=60, grant_timeout=2)
         options = {"timeout": 60, "grant_timeout": 2}
         lost = 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_redis_lock.locking import renewal
-from django_redis_lock.locking.renewal import DESCRIBE_AFTER, LOOK, Renewal
+from django_redis_lock.locking.renewal import CHECK_INTERVAL_SECONDS, DESCRIBE_AFTER, Renewal
 from django_redis_lock.protocol.hold import Hold, printable
 from django_redis_lock.protocol.keys import lock_keys
 
@@ -253,7 +253,7 @@ class TestRenewal:
 
     def test_what_is_not_renewed_is_looked_at_as_often(self, make: Any, keeper: FakeKeeper) -> None:
         """So that its holder hears of it when it is reset."""
-        for lifetime, pause in ((30, 10), (None, LOOK)):
+        for lifetime, pause in ((30, 10), (None, CHECK_INTERVAL_SECONDS)):
             renewal = job(make(lifetime))
             renewal.call(1000.5)
             renewal.answered(29_500 if lifetime else -1, sent_at=1000.5)
