@@ -16,16 +16,10 @@ from tests.integration.cache.test_get_or_set import (
     Broken,
     Producer,
     blocked,
-    make,
     waiting_in_memory,
 )
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
-
-
-@pytest.fixture
-def cache(redis_server: RedisServer) -> RedisCache:
-    return make(redis_server)
 
 
 def test_others_fail_with_the_same_message_and_do_not_try(cache: RedisCache) -> None:

@@ -27,11 +27,6 @@ from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 
 
-@pytest.fixture
-def cache(redis_server: RedisServer) -> RedisCache:
-    return make(redis_server)
-
-
 @pytest.fixture(params=["threads", "asyncio"])
 def many(request: pytest.FixtureRequest, cache: RedisCache) -> Any:
     """``get_or_set_many``, also by way of asyncio."""
@@ -159,6 +154,7 @@ def test_a_failed_other_is_replaced(many: Any, client: redis.Redis) -> None:
 # -- trips -------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_redis
 def test_one_trip_to_read_one_to_take_one_to_store(
     cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +275,7 @@ def test_a_value_that_cannot_be_read_costs_no_other(cache: RedisCache, client: r
     assert not flights(client)
 
 
+@pytest.mark.on_redis
 def test_a_key_of_another_type_frees_the_followers(many: Any, client: redis.Redis) -> None:
     client.lpush(":1:b", "a list")
     assert many(["a", "b"], Many()) == {"a": "A", "b": "B"}
