@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-import unittest
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,10 @@ import redis
 from django.core.cache import caches
 
 import django_redis_lock
-from django_redis_lock import Lock, LockNotAcquired, locked
-from django_redis_lock.cache import RedisCache
-from django_redis_lock.testing import MemoryServer, RedisLocksMixin
-from tests.redis_server import RedisServer
+from django_redis_lock import Lock, LockNotAcquired
 
 TEXT = (Path(__file__).parents[3] / "docs" / "locks.md").read_text()
-ANSWER, TRIED, TASKS, BARE, KIT, TIME = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ANSWER, TRIED, TASKS, BARE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 TAKEN_OFF = ("using", "on_redis_down", "critical")  # By ``cache.lock`` itself.
 
 
@@ -96,40 +92,3 @@ def test_tasks(client: redis.Redis) -> None:
 def test_without_django(client: redis.Redis) -> None:
     exec(BARE, {"client": client})
     assert not client.exists("import")
-
-
-def test_the_kit_for_tests(settings: Any, redis_server: RedisServer) -> None:
-    """Without a Redis: nobody listens at that address."""
-    cache = RedisCache("redis://127.0.0.1:1/0", {})
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django_redis_lock.cache.RedisCache",
-            "LOCATION": "redis://127.0.0.1:1/0",
-        }
-    }
-
-    @locked("import")
-    def import_prices() -> None: ...
-
-    names = {"cache": cache, "pytest": pytest, "redis": redis, "import_prices": import_prices}
-    exec(KIT, names)
-    tests = [test for name, test in names.items() if name.startswith("test_")]
-    assert len(tests) == 3
-    for test in tests:
-        test()
-
-
-def test_the_fixture_and_the_mixin(redis_locks: MemoryServer) -> None:
-    @locked("import")
-    def import_prices() -> None: ...
-
-    values = iter(("first", "second"))
-    names: dict[str, Any] = {"cache": caches["default"], "build": lambda: next(values)}
-    names.update(RedisLocksMixin=RedisLocksMixin, TestCase=unittest.TestCase)
-    names["import_prices"] = import_prices
-    exec(TIME, names)
-    names["test_the_value_is_computed_again_after_an_hour"](redis_locks)
-    result = unittest.TestResult()
-    names["ImportTest"]("test_the_lock_is_released").run(result)
-    assert result.testsRun == 1
-    assert result.wasSuccessful()
