@@ -44,6 +44,7 @@ CHECKS = {
     "W102": "the server rejects writes, or may soon",
     "W103": "the Redis user may not run blocking commands, so waiters poll",
     "W104": "the socket timeout is not shorter than the lifetime of locks",
+    "W105": "a cache keeps its locks in the memory of each process",
     "I101": "a request to Redis failed",
 }
 

@@ -32,7 +32,8 @@ def examine(alias: str, probes: Sequence[Probe] = ALL) -> Iterator[Finding]:
     """
     target = Target(alias)
     if target.cache.in_memory:
-        yield Finding("server", Level.NOTE, IN_MEMORY)
+        hint = "In production, use the BACKEND django_redis_lock.cache.RedisCache."
+        yield Finding("server", Level.NOTE, IN_MEMORY, hint, number="W105")
         return
     run(target.client, Call(CLOCK, (), ()))  # The one request that every ACL allows.
     for node_probe in NODE_PROBES:

@@ -176,6 +176,14 @@ def test_errors_that_are_ignored(settings: Any, cache: Any) -> None:
     assert messages() == []
 
 
+def test_locks_in_memory_are_for_development(settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": "django_redis_lock.cache.LocMemCache"}}
+    assert messages() == []
+    (message,) = messages(include_deployment_checks=True)
+    assert message.id == "django_redis_lock.W105"
+    assert "RedisCache" in message.hint
+
+
 # -- lifetimes ---------------------------------------------------------------------------------
 
 
