@@ -101,7 +101,7 @@ def test_all_metrics_for_prometheus_are_there_with_their_labels() -> None:
     registry = CollectorRegistry()
     exporter = prometheus.Prometheus(registry)
     real = {}
-    for collector in exporter._collectors:
+    for _, collector in exporter._metrics:
         suffix = "_total" if collector._type == "counter" else ""
         real[collector._name + suffix] = (collector._type, list(collector._labelnames))
     shown = {quoted(row[0])[0]: (row[1], quoted(row[2])) for row in rows(section("Prometheus"))}
