@@ -65,14 +65,15 @@ class ThreadPool:
         with self._mutex:
             if len(self._waiting) >= self._max_waiting:
                 return False
+            self._waiting.append(run)  # Before a thread is started: ``flush`` must see it.
+            self._condition.notify()
             self._threads = {thread for thread in self._threads if thread.is_alive()}
             idle = len(self._threads) - self._busy
-            if len(self._waiting) >= idle and len(self._threads) < self._max_threads:
+            if len(self._waiting) > idle and len(self._threads) < self._max_threads:
                 self._start()
             if not self._threads:
+                self._waiting.remove(run)
                 return False
-            self._waiting.append(run)
-            self._condition.notify()
         return True
 
     def flush(self, seconds: float) -> None:

@@ -303,6 +303,7 @@ class Flights:
             with suppress(Overtaken):
                 return (yield from self._lead(flight, shared, producer, replaced))
             overtakes = False  # Else two could overtake each other for ever.
+            token = token_for(producer.compute)  # The old one is the overtaker's to replace.
 
     def _find(
         self,
@@ -332,7 +333,11 @@ class Flights:
                 return TOO_LATE, NOTHING
             leader, pttl = text(news[0]).encode(), news[1]
             if overtakes and overtake(leader):
-                return LEAD, (yield from self._take_over(key, token))
+                replaced = yield from self._take_over(key, token, leader)
+                if replaced is not None:
+                    return LEAD, replaced
+                overtakes = False
+                continue
             next_check = time.monotonic() + min(FOLLOWER_CHECK_SECONDS, max(int(pttl), 1) / 1000)
             shared.computed = True
             yield WaitForLeader((flight_stream(key, leader),), min(next_check, deadline))
@@ -345,9 +350,10 @@ class Flights:
             return TOO_LATE
         return TOO_LATE if stored is None else producer.decode(stored[0])
 
-    def _take_over(self, key: bytes, token: bytes) -> Steps:
-        """Lead from now on; returns what is at the key now."""
-        call = Call(TAKE_OVER, (key, flight_key(key)), (token, self._lifetime))
+    def _take_over(self, key: bytes, token: bytes, *leader: bytes) -> Steps:
+        """Lead from now on, in place of any leader or of ``leader``; returns what is at the key
+        now, or None if yet another caller leads."""
+        call = Call(TAKE_OVER, (key, flight_key(key)), (token, self._lifetime, *leader))
         [replaced] = yield from run_or_abort([key], token, call)
         return replaced
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -91,7 +91,7 @@ class MultiFlight:
                     yield from self._completion(keys).fail()
                 raise CoordinationError from error
             led: dict[bytes, Seen] = {}
-            overtaken: list[bytes] = []
+            overtaken: dict[bytes, bytes] = {}
             failed, streams, next_check = None, {}, time.monotonic() + FOLLOWER_CHECK_SECONDS
             there: dict[bytes, Any] = {}
             for key, (status, *news) in zip(keys, replies, strict=True):
@@ -102,15 +102,20 @@ class MultiFlight:
                 elif int(status) == 3:
                     failed = ComputationFailed(text(news[0]))
                 elif self._in_thread and overtake(text(news[0]).encode()):
-                    overtaken.append(key)
+                    overtaken[key] = text(news[0]).encode()
                 else:
                     streams[key] = flight_stream(key, text(news[0]).encode())
                     next_check = min(next_check, time.monotonic() + max(int(news[1]), 1) / 1000)
             if overtaken:
                 try:
-                    led.update((yield from self._take_over(overtaken)))
+                    taken = yield from self._take_over(overtaken)
                 except (RedisError, OSError) as error:
                     raise CoordinationError from error
+                for key, seen in taken.items():
+                    if seen is not None:
+                        led[key] = seen
+                    else:  # Yet another caller leads.
+                        self._in_thread, streams[key] = False, b""
             shared = len(keys) - len(led) - len(streams)
             if followed and shared and failed is None:
                 emit_shared(self._server, self._producer, values=shared)
@@ -119,6 +124,7 @@ class MultiFlight:
                     found.update((yield from self._lead(led)))
                 except Overtaken:  # Another thread leads these now.
                     self._in_thread = False
+                    self._token = token_for(self._producer.compute)
                     streams.update(dict.fromkeys(led, b""))
             # Decoding may fail, so first compute the values for which others wait.
             found.update((key, self._producer.decode(value)) for key, value in there.items())
@@ -136,7 +142,7 @@ class MultiFlight:
         """The values, computed by this caller even if others are computing them."""
         replaced: dict[bytes, Seen] = dict.fromkeys(keys, NOTHING)
         try:
-            replaced = yield from self._take_over(keys)
+            replaced = yield from self._take_over(dict.fromkeys(keys))
         except (RedisError, OSError):
             pass  # Storing will fail as well, and is logged.
         try:
@@ -144,10 +150,18 @@ class MultiFlight:
         except Overtaken:
             return (yield from self.get_or_compute(keys, math.inf))[0]
 
-    def _take_over(self, keys: list[bytes]) -> Steps:
-        """Lead from now on; returns what is at the keys now."""
-        args = (self._token, milliseconds(self._flight_timeout))
-        taking = (Call(TAKE_OVER, (key, flight_key(key)), args) for key in keys)
+    def _take_over(self, leaders: Mapping[bytes, bytes | None]) -> Steps:
+        """Lead from now on, for each key in place of this leader (None: any); returns what is at
+        the keys now, None where yet another caller leads."""
+        keys, lifetime = list(leaders), milliseconds(self._flight_timeout)
+        taking = (
+            Call(
+                TAKE_OVER,
+                (key, flight_key(key)),
+                (self._token, lifetime, *([leader] if leader is not None else ())),
+            )
+            for key, leader in leaders.items()
+        )
         replaced = yield from run_or_abort(keys, self._token, *taking)
         return dict(zip(keys, replaced, strict=True))
 

@@ -224,7 +224,7 @@ def test_a_critical_lock_never_does(own_server: RedisServer, cache: RedisCache) 
     for options in ({"critical": True}, {"on_redis_down": "raise"}):
         with pytest.raises(redis.ConnectionError):
             cache.lock("nightly", **options).acquire()
-    with pytest.raises(ValueError, match="a critical lock never"):
+    with pytest.raises(ValueError, match="a critical lock always needs Redis"):
         cache.lock("nightly", critical=True, on_redis_down="run")
     with pytest.raises(ValueError, match="must be 'raise', 'local' or 'run'"):
         cache.lock("nightly", on_redis_down="wait")

@@ -104,6 +104,21 @@ def test_taking_over(server: Redis) -> None:
     assert server.store(*seen) == 1
 
 
+@pytest.mark.parametrize("leader", ["others", "mine", None])
+def test_taking_over_from_one_leader(server: Redis, leader: str | None) -> None:
+    """Also if the request is sent again, or if that leader has given up."""
+    if leader is not None:
+        server.take(leader)
+    assert server.run(TAKE_OVER, (KEY, FLIGHT), "mine", LONG, "others") is not None
+    assert server.client.get(FLIGHT) == b"mine"
+
+
+def test_taking_over_from_one_leader_leaves_another_alone(server: Redis) -> None:
+    server.take("a third")
+    assert server.run(TAKE_OVER, (KEY, FLIGHT), "mine", LONG, "others") is None
+    assert server.client.get(FLIGHT) == b"a third"
+
+
 # -- the end ---------------------------------------------------------------------------------------
 
 

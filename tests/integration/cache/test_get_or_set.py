@@ -646,7 +646,7 @@ def busy(
 
 
 def test_too_late_and_raise(busy: RedisCache) -> None:
-    with pytest.raises(LockNotAcquired, match="still being computed") as caught:
+    with pytest.raises(LockNotAcquired, match="still computing") as caught:
         busy.get_or_set("report", 1, wait=0.05, on_wait_timeout="raise")
     assert caught.value.lock_name == "report"
 

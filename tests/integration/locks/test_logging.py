@@ -35,7 +35,7 @@ def test_a_lock_held_for_most_of_its_lifetime(client: redis.Redis, warned: Any) 
     lock.release()
     [said] = warned()
     found = re.fullmatch(
-        r"The lock bare has been held for ([0-9.]+) s by now "
+        r"The lock bare has been held for ([0-9.]+) s "
         r"\(fence [0-9]+, thread MainThread, nightly\)",
         said,
     )
