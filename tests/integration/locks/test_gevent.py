@@ -48,6 +48,7 @@ def test_fifty_greenlets_wait_for_one_lock(redis_server: RedisServer) -> None:
     said = run(
         redis_server,
         """
+from django_redis_lock.locking.waiting.queue import queues
 holder, order = Lock(client, "green", timeout=30), []
 holder.acquire()
 lock = Lock(client, "green", timeout=30)
@@ -55,8 +56,11 @@ def work(number):
     with lock:
         order.append(number)
         gevent.sleep(0.001)
-waiters = [gevent.spawn(work, number) for number in range(50)]
+waiters = [gevent.spawn(work, 0)]
 while not client.info("clients")["blocked_clients"]:
+    gevent.sleep(0.01)
+waiters += [gevent.spawn(work, number) for number in range(1, 50)]
+while sum(len(queue.waiters) for queue in queues.values()) < 50:
     gevent.sleep(0.01)
 holder.release()
 gevent.joinall(waiters, raise_error=True)
