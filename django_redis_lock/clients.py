@@ -67,7 +67,7 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships 
             raise ConnectionInterrupted(connection=client) from error
 
 
-class ClusterFactory(ConnectionFactory):  # type: ignore[misc]
+class ClusterFactory(ConnectionFactory):  # type: ignore[misc]  # no types either
     """Makes one client for each cluster and its options in this process."""
 
     def connect(self, urls: list[str]) -> LazyCluster:

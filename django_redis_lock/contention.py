@@ -126,7 +126,7 @@ class Conflict:
         response: HttpResponse
         if not isinstance(request, HttpRequest):
             # A request of Django REST framework, so that is installed.
-            from rest_framework.response import Response  # noqa: PLC0415
+            from rest_framework.response import Response  # noqa: PLC0415  # an optional package
 
             response = Response(detail, status=status)
         elif self._wants_json(request, json):

@@ -192,7 +192,7 @@ def _in_foreground(group: int) -> Iterator[None]:
     from it, and gets its Ctrl-C."""
     fd = -1
     with suppress(AttributeError, OSError, ValueError):
-        fd = sys.__stdin__.fileno()  # type: ignore[union-attr]
+        fd = sys.__stdin__.fileno()  # type: ignore[union-attr]  # None is suppressed
     if not _is_main_thread() or not os.isatty(fd) or os.tcgetpgrp(fd) != os.getpgrp():
         yield
         return

@@ -183,4 +183,4 @@ class RedisLocksMixin:
         overriding = override()
         self.redis_locks = overriding.enable()
         self.addCleanup(overriding.disable)  # type: ignore[attr-defined]  # of the TestCase
-        super().setUp()  # type: ignore[misc]
+        super().setUp()  # type: ignore[misc]  # of the TestCase
