@@ -3,8 +3,6 @@ from __future__ import annotations
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
-__all__ = ["RedisLockConfig"]
-
 
 class RedisLockConfig(AppConfig):
     name = "django_redis_lock"

@@ -9,8 +9,6 @@ import time as real
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-__all__ = ["Clock", "RealClock", "time"]
-
 
 class Clock(Protocol):
     """What tells the time and lets it pass."""

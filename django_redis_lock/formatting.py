@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ENGLISH", "DurationFormat"]
-
 
 @dataclass(frozen=True)
 class DurationFormat:

@@ -10,8 +10,6 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-__all__ = ["HeldLock"]
-
 
 class NoRows(models.Manager["HeldLock"]):
     """Never asks the database, which has no such table; ``dumpdata`` reads every model."""

@@ -12,17 +12,6 @@ from django.utils.translation import gettext_lazy
 from ..formatting import DurationFormat
 from ..protocol import Owner, printable
 
-__all__ = [
-    "brief",
-    "duration",
-    "duration_patterns",
-    "measured",
-    "place",
-    "seconds_or_none",
-    "short_place",
-    "shown",
-]
-
 
 def _localised(number: str) -> str:
     return number_format(float(number), len(number.partition(".")[2]))

@@ -23,8 +23,6 @@ from .formatting import brief, duration, place, shown
 from .rows import STATUSES, UrlOf, clock, row, severity, status_of
 from .statistics import behaviour_section
 
-__all__ = ["Column", "Listing", "failure_rows"]
-
 logger = logging.getLogger("django_redis_lock.admin")
 
 #: Rows on one page.

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from ..inventory import FLIGHT, LOCK, LockInfo
 
-__all__ = ["Choice", "Ref"]
-
 
 class Ref(NamedTuple):
     """A lock or computation: where it is, without its holder."""

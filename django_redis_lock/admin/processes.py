@@ -16,8 +16,6 @@ from .formatting import duration, short_place, shown
 from .listing import failure_rows
 from .rows import UrlOf, clock, ref_of
 
-__all__ = ["Chain", "Process", "Thread", "Wait", "by_process", "processes_data", "waits_of"]
-
 TEMPLATE = "admin/django_redis_lock/heldlock/process_list.html"
 #: Locks whose waiters are read: each costs a request.
 MAX_CONTENDED_LOCKS = 100

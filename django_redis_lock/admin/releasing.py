@@ -22,15 +22,6 @@ from .formatting import duration, place, shown
 from .lock_ref import Choice, Ref
 from .rows import UrlOf, moment, row, status_of
 
-__all__ = [
-    "outlook",
-    "parse_choices",
-    "release_button",
-    "release_chosen",
-    "release_question",
-    "releases",
-]
-
 logger = logging.getLogger("django_redis_lock.admin")
 
 

@@ -19,18 +19,6 @@ from ..protocol import Owner
 from .formatting import duration, place, seconds_or_none, short_place, shown
 from .lock_ref import Choice, Ref
 
-__all__ = [
-    "STATUSES",
-    "clock",
-    "event_rows",
-    "moment",
-    "ref_of",
-    "row",
-    "severity",
-    "status_of",
-    "waiter_rows",
-]
-
 #: The address of a lock's own page, in the admin site that is asked; empty if it has none.
 UrlOf = Callable[[Ref], str]
 

@@ -19,8 +19,6 @@ from ..metrics import Distribution, Summary, histogram_svg, sparkline_svg, summa
 from ..transport import server_of
 from .formatting import measured, shown
 
-__all__ = ["behaviour_of", "behaviour_section"]
-
 logger = logging.getLogger("django_redis_lock.admin")
 
 #: The busiest groups are shown. There are not many more: ``metrics`` bounds them.

@@ -10,8 +10,6 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import given
 
-__all__ = ["CHECKS", "TAG", "check", "found"]
-
 TAG = "redis_lock"
 
 #: Every number and what it says; ``docs/checks.md`` lists the same. A number is never used again.

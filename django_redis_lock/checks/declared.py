@@ -15,8 +15,6 @@ from ..conf import given
 from ..decorators import Declaration, declarations
 from .catalogue import check, found
 
-__all__: list[str] = []
-
 
 def _declarations() -> tuple[Declaration, ...]:
     """Those of the views too: they are imported with the URLconf, in whatever order checks run."""

@@ -12,8 +12,6 @@ from ..cache import lock_caches
 from ..doctor import SETTINGS, examine
 from .catalogue import check, found
 
-__all__: list[str] = []
-
 
 @check(deploy=True)
 def check_servers() -> Iterator[CheckMessage]:

@@ -18,8 +18,6 @@ from ..cache import BACKEND, LOCAL_BACKEND, BackendCannotLock, lock_cache, lock_
 from ..conf import FOR_THE_PROCESS, Conf, given
 from .catalogue import check, found
 
-__all__: list[str] = []
-
 
 @check(first=True)
 def check_dict() -> Iterator[CheckMessage]:

@@ -12,8 +12,6 @@ from ..protocol import FIGURES, INDEX, Call, flight_stream, lock_keys, script, w
 from ..transport import run
 from .target import Finding, Level, Target
 
-__all__ = ["CLEARING", "COUNTING", "LISTING", "LOCKING", "VALUES", "access"]
-
 #: The commands that locks are made of.
 LOCKING = (
     *("eval", "evalsha", "blpop", "time"),

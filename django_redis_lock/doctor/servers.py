@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from .target import Finding, Level, Node, NodeProbe, Target
 
-__all__ = ["NODE_PROBES"]
-
 #: The oldest Redis that is supported.
 OLDEST_VERSION = (6, 2)
 

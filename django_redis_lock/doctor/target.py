@@ -14,8 +14,6 @@ from redis.exceptions import NoPermissionError
 from ..cache import lock_cache
 from ..conf import Conf
 
-__all__ = ["Finding", "Level", "Node", "NodeProbe", "Probe", "Target"]
-
 
 class Level(IntEnum):
     """How bad it is.

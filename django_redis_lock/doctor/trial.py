@@ -18,8 +18,6 @@ from ..locking import Lock
 from ..protocol import events_key
 from .target import Finding, Level, Target
 
-__all__ = ["timeouts", "trial"]
-
 #: Seconds in which the lock must be acquired, and passed on.
 TRIAL_TIMEOUT = 5.0
 

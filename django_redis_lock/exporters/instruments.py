@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from .. import events
 from ..metrics import OTHER
 
-__all__ = ["COUNTERS", "HISTOGRAMS", "Exporter", "Groups", "Instrument", "once"]
-
 #: How much an event adds; None: nothing.
 Amount = Callable[[Any], float | None]
 

@@ -18,8 +18,6 @@ from ..events import Subject
 from ..metrics import EXPORTED_BOUNDS
 from .instruments import COUNTERS, HISTOGRAMS, Exporter
 
-__all__ = ["OpenTelemetry", "start"]
-
 _NAME = "django_redis_lock"
 
 

@@ -15,8 +15,6 @@ from .. import events
 from ..metrics import EXPORTED_BOUNDS
 from .instruments import COUNTERS, HISTOGRAMS, Exporter, Instrument, once
 
-__all__ = ["Prometheus", "start"]
-
 _PREFIX = "django_redis_lock_"
 _COUNTERS = (
     *COUNTERS,

@@ -22,8 +22,6 @@ from .waiting import Refusal, TaskWaiter, in_background
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AsyncLock"]
-
 
 class AsyncLock(LockOperations):
     """``Lock`` for asyncio: ``redis_client.lock(name, lock_class=AsyncLock)`` of redis.asyncio.

@@ -34,8 +34,6 @@ from .local_state import ThreadState
 from .renewal import DeferredRelease, Renewal, Renewals
 from .waiting import unregister
 
-__all__ = ["BaseLock"]
-
 
 class BaseLock:
     """A lock's arguments and state, without input or output.

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["unwinding"]
-
 
 @contextmanager
 def unwinding(*signals: signal.Signals) -> Iterator[None]:

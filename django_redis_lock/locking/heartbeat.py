@@ -34,8 +34,6 @@ from ..protocol import (
 )
 from ..transport import Server, is_cluster, run, run_all
 
-__all__ = ["Heartbeat", "last_heartbeats", "question_about", "with_answer"]
-
 logger = get_logger("django_redis_lock.keeper")
 
 #: Milliseconds for which a heartbeat is kept: as long as a dead holder's lock lives, within reason.

@@ -33,8 +33,6 @@ from ..protocol import (
 )
 from ..transport import Server
 
-__all__ = ["Event", "RecordEvent", "note_call", "note_vanished", "read_events"]
-
 logger = get_logger("django_redis_lock.keeper")
 
 #: Events kept of each lock.

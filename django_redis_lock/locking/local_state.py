@@ -16,8 +16,6 @@ from weakref import WeakKeyDictionary
 
 from ..protocol import Hold
 
-__all__ = ["TaskState", "ThreadState", "for_the_caller"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -25,8 +25,6 @@ from .waiting import Refusal, ThreadWaiter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Lock"]
-
 
 class Lock(LockOperations):
     """A lock on Redis with redis-py's interface: ``redis_client.lock(name, lock_class=Lock)``.

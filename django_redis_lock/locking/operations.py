@@ -38,8 +38,6 @@ from .history import note_vanished
 from .replication import patience_of
 from .waiting import Refusal, queues
 
-__all__ = ["LockOperations"]
-
 logger = get_logger("django_redis_lock.lock")
 
 R = TypeVar("R")

@@ -18,8 +18,6 @@ from ..transport import Server
 from .heartbeat import Heartbeat
 from .history import RecordEvent
 
-__all__ = ["DeferredRelease", "Renewal", "Renewals"]
-
 logger = get_logger("django_redis_lock.keeper")
 
 #: A lock held longer than this many seconds gets its holder described in Redis. Shorter ones

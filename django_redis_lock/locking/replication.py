@@ -20,8 +20,6 @@ from ..clock import time
 from ..protocol import AcquireRequest, Call, LockKeys, milliseconds, script
 from ..transport import aconnect, pack, server_of
 
-__all__ = ["Confirmed", "aconfirm", "confirm", "patience_of"]
-
 #: Seconds replicas have to confirm an acquisition that may not wait as long itself, and those they
 #: have at most.
 MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 3.0

@@ -7,15 +7,6 @@ from argparse import ArgumentTypeError
 
 from ..protocol import check_seconds
 
-__all__ = [
-    "count",
-    "count_or_none",
-    "exit_code",
-    "seconds",
-    "seconds_or_forever",
-    "seconds_or_none",
-]
-
 #: What may follow a number, and how many seconds that is.
 UNITS = {"s": 1, "m": 60, "h": 3600}
 

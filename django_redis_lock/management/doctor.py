@@ -19,8 +19,6 @@ from .exit_codes import TROUBLE, UNAVAILABLE, WARNED
 from .formatting import one_line
 from .output import width_of
 
-__all__ = ["diagnose"]
-
 #: The columns before what a finding says.
 LABEL, TOPIC = 9, 13
 

@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "CLOSED",
-    "HELD",
-    "LOST",
-    "NOT_FOUND",
-    "NOT_OWNER",
-    "TAKEN",
-    "TROUBLE",
-    "UNAVAILABLE",
-    "USAGE",
-    "WARNED",
-]
-
 #: ``locks doctor``: there are warnings (with errors it is TROUBLE).
 WARNED = 1
 #: ``locks --exit-code``: a lock is held; or one with a silent holder, or without an end, is.

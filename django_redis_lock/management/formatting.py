@@ -11,19 +11,6 @@ from ..held_locks import HeldLock
 from ..inventory import FLIGHT, LockInfo
 from ..protocol import printable
 
-__all__ = [
-    "COMPACT",
-    "as_json",
-    "clock_time",
-    "counted",
-    "duration",
-    "holder",
-    "in_trouble",
-    "note",
-    "one_line",
-]
-
-
 #: As short as it can be: a line of a terminal has room for little.
 COMPACT = DurationFormat(
     (

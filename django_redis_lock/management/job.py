@@ -25,8 +25,6 @@ from django.core.management.base import BaseCommand
 from ..decorators import interrupt_main_thread
 from .exit_codes import LOST, NOT_FOUND, USAGE
 
-__all__ = ["ManagementCommand", "Work"]
-
 
 class Work(Protocol):
     """Something that runs while a lock is held.

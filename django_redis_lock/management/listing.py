@@ -16,8 +16,6 @@ from .exit_codes import HELD, TROUBLE, UNAVAILABLE
 from .formatting import as_json, counted, duration, holder, in_trouble, note, one_line
 from .output import Column, Style, clip, table, width_of, width_of_table
 
-__all__ = ["KINDS", "failures", "found", "lines", "list_locks", "verdict"]
-
 #: The terminal's upper left corner.
 HOME = "\x1b[H"
 KINDS = {"lock": (LOCK,), "computation": (FLIGHT,), "all": (LOCK, FLIGHT)}

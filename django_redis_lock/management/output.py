@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Column", "Style", "clip", "table", "width_of", "width_of_table"]
-
 #: Something that colours a text, or leaves it.
 Style = Callable[[str], str]
 

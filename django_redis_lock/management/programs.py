@@ -24,8 +24,6 @@ from django.core.management import CommandError
 
 from .exit_codes import NOT_FOUND, USAGE
 
-__all__ = ["Program"]
-
 #: What is passed on to the program, all of its group.
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 #: Ctrl-Z must stop neither this process, which renews the lock, nor the program, for which others

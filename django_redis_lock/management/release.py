@@ -17,8 +17,6 @@ from .formatting import duration, holder, one_line
 from .listing import failures, found, lines
 from .show import find
 
-__all__ = ["release_lock", "reset_locks"]
-
 
 def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
     """End one lock, after asking; returns the exit code."""

@@ -16,8 +16,6 @@ from .exit_codes import HELD, TROUBLE, USAGE
 from .formatting import as_json, clock_time, counted, duration, in_trouble, note, one_line
 from .listing import KINDS
 
-__all__ = ["Found", "find", "show_lock"]
-
 #: How a lock ended, where the word of the record is not the one for people.
 EVENTS = {"reset": "released by force"}
 

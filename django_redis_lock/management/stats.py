@@ -19,8 +19,6 @@ from .exit_codes import UNAVAILABLE
 from .formatting import COMPACT, one_line
 from .output import Column, table, width_of
 
-__all__ = ["show_figures"]
-
 WITHOUT_REDIS = Column("NO REDIS", right=True)
 CRASHED = Column("CRASHED", right=True)
 OVER_TIME = Column("OVER TIME")

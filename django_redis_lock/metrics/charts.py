@@ -17,8 +17,6 @@ from django.utils.safestring import SafeString, mark_safe
 from ..formatting import ENGLISH
 from .figures import BOUNDS, Distribution
 
-__all__ = ["histogram_svg", "sparkline_svg"]
-
 #: Classes shown at least, so that one bar does not fill the chart.
 LEAST_CLASSES = 7
 #: The height of an axis's labels, and the least width of one, in SVG units.

@@ -38,8 +38,6 @@ from .figures import (
     observe,
 )
 
-__all__ = ["Collector", "Figures", "Owner"]
-
 #: How many groups are told apart between two writings; the others are counted together.
 MAX_GROUPS = 100
 #: How many acquisitions and releases may wait to be counted. Counting many in a row takes a third

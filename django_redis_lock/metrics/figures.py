@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-__all__ = ["BOUNDS", "OTHER", "PERIODS", "Distribution", "Period", "Summary", "add", "new", "pack"]
-
 #: The group of what finds no room among the others.
 OTHER = "other"
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from ..protocol import script
 
-__all__ = ["ADD_FIGURES", "READ_FIGURES"]
-
 #: Add to the present bucket of each hash; drop the buckets that are too old.
 #:
 #: KEYS  the hashes

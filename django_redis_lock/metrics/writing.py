@@ -27,8 +27,6 @@ from .collecting import Collector, Figures
 from .figures import OTHER, PERIODS, new, pack, unpack
 from .scripts import ADD_FIGURES, READ_FIGURES
 
-__all__ = ["Metrics", "read"]
-
 logger = get_logger("django_redis_lock.metrics")
 
 #: Seconds between two writings.

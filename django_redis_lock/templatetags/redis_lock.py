@@ -19,8 +19,6 @@ from django.template.exceptions import TemplateSyntaxError
 
 from ..cache import lock_cache
 
-__all__ = ["register"]
-
 register = template.Library()
 
 OPTIONS = ("using", "stale", "wait", "jitter")

@@ -25,18 +25,6 @@ from redis.connection import (
 )
 from redis.retry import Retry
 
-__all__ = [
-    "Address",
-    "RawConnection",
-    "common_settings",
-    "for_threads",
-    "may_have_run",
-    "note_sent",
-    "own_settings",
-    "timeout_of",
-    "without_address",
-]
-
 
 class Address(NamedTuple):
     """Where connections lead, with the arguments of redis-py's pools."""

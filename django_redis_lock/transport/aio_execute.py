@@ -34,19 +34,6 @@ from .packing import ASKING, pack, pack_all
 from .registry import server_of
 from .server import Server
 
-__all__ = [
-    "AsyncRawConnection",
-    "aconnect",
-    "areceive",
-    "arun",
-    "arun_all",
-    "asend",
-    "cancellable",
-    "cut",
-    "located",
-    "wait_awake",
-]
-
 T = TypeVar("T")
 
 #: Into how many parts the time to wait is divided. A standstill of the loop counts as one part.

@@ -28,8 +28,6 @@ from .registry import server_of
 from .sentinel import Primary, expect_primary
 from .server import Server
 
-__all__ = ["asyncio_client", "pool_of"]
-
 #: The clients of each event loop, and the generator that closes them. Plain dictionaries, each
 #: step of which is atomic: threads come and go with their loops. (Weak keys would not help: what is
 #: kept for a loop leads back to it.)

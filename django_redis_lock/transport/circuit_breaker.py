@@ -27,8 +27,6 @@ from ..events import ServerDown, ServerUp
 from ..forks import free_after_fork
 from ..notices import get_logger
 
-__all__ = ["Breaker", "CircuitOpen", "Outage", "set_limits"]
-
 logger = get_logger("django_redis_lock.outage")
 
 #: A failed call counts as costly if it took so many seconds, or the whole socket timeout if that is

@@ -23,8 +23,6 @@ from .address import Address, without_address
 from .discovery import Topology, ask
 from .server import Server
 
-__all__ = ["ASYNC_PARSER", "Cluster", "Node"]
-
 #: A server's refusals: it does not have the slot, or not yet. ClusterDownError is MASTERDOWN too.
 REFUSALS = (MovedError, AskError, TryAgainError, ClusterDownError)
 

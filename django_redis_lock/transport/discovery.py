@@ -18,8 +18,6 @@ from ..notices import get_logger
 from .address import Address, note_sent
 from .server import Server
 
-__all__ = ["Topology"]
-
 logger = get_logger("django_redis_lock.topology")
 
 #: Seconds that one discovery may take.

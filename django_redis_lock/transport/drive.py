@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-__all__ = ["adrive", "afinish", "drive", "finish"]
-
 S = TypeVar("S")
 R = TypeVar("R")
 

@@ -35,21 +35,6 @@ from .registry import server_of
 from .retry import RetryPolicy, is_busy
 from .server import Server, Unread
 
-__all__ = [
-    "ASKING",
-    "OUTAGE",
-    "Answer",
-    "admitted",
-    "is_outage",
-    "may_have_run",
-    "note_sent",
-    "receive",
-    "run",
-    "run_all",
-    "run_at",
-    "send",
-]
-
 #: What an absent, restarting or failing-over Redis looks like.
 OUTAGE: tuple[type[Exception], ...] = (
     RedisConnectionError,

@@ -8,8 +8,6 @@ from typing import Any
 
 from ..protocol import Call, Script
 
-__all__ = ["ASKING", "pack", "pack_all", "pack_words"]
-
 #: Announces to a cluster's node a call for a slot that is on its way there.
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 

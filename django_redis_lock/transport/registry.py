@@ -9,22 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..forks import after_fork, free_after_fork
-from .address import RawConnection, common_settings, own_settings
 from .circuit_breaker import Outage
 from .cluster import Cluster
 from .sentinel import SentinelService
 from .server import Server
-
-__all__ = [
-    "RawConnection",
-    "Server",
-    "common_settings",
-    "is_cluster",
-    "outages",
-    "own_settings",
-    "server_of",
-    "standing_in",
-]
 
 _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
 _by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()

@@ -11,8 +11,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from .address import may_have_run, note_sent
 from .server import Server
 
-__all__ = ["RetryPolicy", "ServerBusy", "is_busy"]
-
 #: Seconds for which a call is retried that was refused because its keys have moved: longer than the
 #: migration of a slot with few keys takes.
 REFUSED_FOR = 2.0

@@ -18,8 +18,6 @@ from .address import Address, RawConnection, without_address
 from .discovery import Topology, ask
 from .server import Server
 
-__all__ = ["Primary", "SentinelService", "expect_primary"]
-
 
 class SentinelService(Topology):
     """One service of a group of sentinels.

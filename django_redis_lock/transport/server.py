@@ -11,8 +11,6 @@ from redis.exceptions import RedisError, ResponseError
 from .address import RawConnection, for_threads, own_settings, timeout_of
 from .circuit_breaker import Breaker
 
-__all__ = ["Server", "Unread"]
-
 
 class Unread(Protocol):
     """A reply that is still to be read from a connection; its caller did not wait for it."""

@@ -29,18 +29,6 @@ from ...protocol import (
 from ...transport import Server
 from ..history import note_vanished
 
-__all__ = [
-    "QueuedWaiter",
-    "ReceivedGrant",
-    "Unregister",
-    "WaitQueue",
-    "WaiterHeartbeat",
-    "WakeEvent",
-    "join",
-    "queues",
-    "unregister",
-]
-
 
 class WakeEvent(Protocol):
     """``threading.Event``, or what tasks have instead."""

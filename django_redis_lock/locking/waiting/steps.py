@@ -33,8 +33,6 @@ from ...transport import is_outage, may_have_run, note_sent, pack_words
 from ..renewal import DeferredRelease
 from .queue import WaitQueue, WakeEvent, join
 
-__all__ = ["FIRST_PAUSE_SECONDS", "MAX_PAUSE_SECONDS", "BlockingQueue", "Refusal", "Waiter"]
-
 logger = get_logger("django_redis_lock.waiting")
 
 #: Pauses between attempts to reach a server that is away, in seconds.

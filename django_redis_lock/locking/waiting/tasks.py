@@ -28,8 +28,6 @@ from ...transport import (
 )
 from .steps import BlockingQueue, Refusal, Waiter
 
-__all__ = ["PendingAnswer", "TaskQueue", "TaskWaiter", "TaskWakeEvent", "in_background"]
-
 logger = get_logger("django_redis_lock.waiting")
 
 #: Seconds the answer about a grant may take before its connection is given up.

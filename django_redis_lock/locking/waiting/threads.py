@@ -21,8 +21,6 @@ from ...transport import RawConnection, Server, finish, pack, run, server_of
 from ..renewal import DeferredRelease
 from .steps import BlockingQueue, Refusal, Waiter
 
-__all__ = ["CancelWait", "PendingReply", "ThreadQueue", "ThreadWaiter", "ThreadWakeEvent"]
-
 
 class PendingReply:
     """A connection with the answer to TAKE_GRANT still to come; its caller does not wait."""

@@ -23,8 +23,6 @@ from ..release import release_lock, reset_locks
 from ..show import show_lock
 from ..stats import show_figures
 
-__all__ = ["Command"]
-
 ACTIONS: dict[str, Callable[[BaseCommand, dict[str, Any]], int]] = {
     "list": list_locks,
     "show": show_lock,

@@ -27,8 +27,6 @@ from ..exit_codes import LOST, TAKEN, UNAVAILABLE, USAGE
 from ..job import ManagementCommand, Work
 from ..programs import Program
 
-__all__ = ["Command"]
-
 #: What ends this process while it waits, or a command in it; as from a shell: 128 + number.
 ENDINGS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n))
 
