@@ -50,11 +50,11 @@ def test_what_locks_do_without_redis(own_server: RedisServer, settings: Any) -> 
     names: dict[str, Any] = {}
     exec(line(POLICIES, "DJANGO_REDIS_LOCK"), names)
     settings.DJANGO_REDIS_LOCK = names["DJANGO_REDIS_LOCK"]
-    of_one = line(POLICIES, '"OPTIONS"')
-    options = eval("{" + of_one + "}")
+    exec(line(POLICIES, "OPTIONS"), names)
     cache = RedisCache(own_server.url, {})
     assert cache.conf.ON_REDIS_DOWN == "raise"
-    assert RedisCache(own_server.url, options).conf.ON_REDIS_DOWN == "local"
+    of_one = RedisCache(own_server.url, {"OPTIONS": names["OPTIONS"]})
+    assert of_one.conf.ON_REDIS_DOWN == "local"
     own_server.stop()
     nightly = eval(line(POLICIES, 'cache.lock("nightly"'), {"cache": cache})
     with nightly:

@@ -1,0 +1,101 @@
+"""What is true of every page: links lead somewhere, files exist, code compiles."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from django_redis_lock.protocol import keys
+from tests.model.checker import MISTAKES
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings of ``page``, as GitHub and MyST make them."""
+    text = FENCED.sub("", page.read_text())
+    titles = [title.strip().lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+def links(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text()))
+
+
+def snippets(page: Path) -> list[str]:
+    found = re.findall(r"^( *)```python\n(.*?)^ *```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(code) for _, code in found]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for link in links(page):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", DOCS, ids=_name)
+def test_every_file_that_is_named_is_there(page: Path) -> None:
+    named = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|pml))`", page.read_text()))
+    folders = (ROOT, ROOT / "django_redis_lock")
+    assert {name for name in named if not any((each / name).is_file() for each in folders)} == set()
+
+
+@pytest.mark.parametrize("page", DOCS, ids=_name)
+def test_a_page_begins_with_its_title_and_one_paragraph(page: Path) -> None:
+    title, _, rest = page.read_text().partition("\n\n")
+    assert re.fullmatch(r"# [^\n]+", title)
+    assert re.match(r"[A-Z`<*].*[.:]\n", rest)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_python_snippet_compiles(page: Path) -> None:
+    for code in snippets(page):
+        compile(code, _name(page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_name_that_a_snippet_imports_from_here_exists(page: Path) -> None:
+    missing = []
+    for code in snippets(page):
+        tree = compile(code, "", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        for node in ast.walk(tree):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            if module and module.partition(".")[0] in ("django_redis_lock", "django"):
+                found = importlib.import_module(module)
+                missing += [each.name for each in node.names if not hasattr(found, each.name)]
+    assert missing == []
+
+
+def test_how_it_works_has_every_key() -> None:
+    text = (ROOT / "docs" / "how_it_works.md").read_text()
+    parts = keys._COMPANION.pattern.decode().rpartition("(")[2].rstrip(")").split("|")
+    named = {re.sub(r"\[.*", "", part) for part in parts}
+    assert "grants" in named
+    assert {part for part in named if not re.search(rf"`\{{[KV]\}}:{part}", text)} == set()
+    for key in (keys.INDEX, keys.FLIGHTS):
+        assert f"| `{key.decode()}` |" in text
+
+
+def test_how_it_works_counts_the_mistakes_of_the_model() -> None:
+    text = (ROOT / "docs" / "how_it_works.md").read_text()
+    assert len(MISTAKES) == 20
+    assert "can be given twenty mistakes" in text
