@@ -12,11 +12,17 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..cache import lock_cache
 from ..held_locks import UNAVAILABLE, HeldLock
 from ..metrics import PERIODS as BUCKETS
-from ..metrics import Distribution, Summary, histogram_svg, sparkline_svg, summaries, summary
-from ..transport import server_of
+from ..metrics import (
+    Distribution,
+    Summary,
+    histogram_svg,
+    site_of,
+    sparkline_svg,
+    summaries,
+    summary,
+)
 from .formatting import measured, shown
 
 logger = logging.getLogger("django_redis_lock.admin")
@@ -44,7 +50,7 @@ def behaviour_section(
         many_caches: whether to say which cache it is.
     """
     aliases = list(aliases)
-    now = Counter((_site(holding.alias), holding.group) for holding in held)
+    now = Counter((site_of(holding.alias), holding.group) for holding in held)
     failed = not aliases
     found: list[tuple[str, dict[str, Summary]]] = []
     for alias in _one_of_each_site(aliases):
@@ -56,7 +62,7 @@ def behaviour_section(
     found.sort(key=lambda pair: (-pair[1]["day"].events, _name(pair[1]), pair[0]))
     rows = []
     for alias, of in found[:MAX_GROUPS]:
-        number = now[_site(alias), _name(of)]
+        number = now[site_of(alias), _name(of)]
         rows.append(
             {
                 "name": shown(_name(of)),
@@ -198,14 +204,8 @@ def _percent(share: float | None) -> str:
     return _("%(number)s %%") % {"number": number_format(share * 100, 0 if share == 1 else 1)}
 
 
-def _site(alias: str) -> Any:
-    """Caches with the same server and key prefix have their figures together."""
-    cache = lock_cache(alias)
-    return server_of(cache._lock_client()).database, str(cache.key_prefix)
-
-
 def _one_of_each_site(aliases: Iterable[str]) -> list[str]:
     first: dict[Any, str] = {}
     for alias in aliases:
-        first.setdefault(_site(alias), alias)
+        first.setdefault(site_of(alias), alias)
     return list(first.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from typing import Any
@@ -14,7 +15,7 @@ from ..held_locks import HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
 from .exit_codes import HELD, TROUBLE, UNAVAILABLE
 from .formatting import as_json, counted, duration, holder, in_trouble, note, one_line
-from .output import Column, Style, clip, table, width_of, width_of_table
+from .output import Column, clip, fits, table, width_of
 
 #: The terminal's upper left corner.
 HOME = "\x1b[H"
@@ -44,20 +45,26 @@ def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
         # With --watch each takes one line.
         indent = 2 if options["watch"] is None else None
         text = json.dumps(_document(result), indent=indent)
+    elif screen:
+        text = _redrawn([*lines(result, command, options), *failures(result)], options)
     else:
-        shown = lines(result, command, options)
-        if screen:
-            shown += failures(result)
-            text = _redrawn(shown, options)
-        else:
-            text = "\n".join(shown)
+        text = "\n".join(lines(result, command, options))
     if text:
         command.stdout.write(text)
         command.stdout.flush()
     if not screen:
         for sentence in failures(result):
             command.stderr.write(sentence)
-    return verdict(result, options)
+    if result.failures:
+        return UNAVAILABLE
+    return verdict(result.found) if options["exit_code"] else 0
+
+
+def verdict(locks: list[HeldLock]) -> int:
+    """The exit code of ``--exit-code``."""
+    if any(in_trouble(held.lock) for held in locks):
+        return TROUBLE
+    return HELD if locks else 0
 
 
 def failures(result: HeldLocks) -> list[str]:
@@ -74,6 +81,7 @@ def failures(result: HeldLocks) -> list[str]:
 
 
 def found(options: dict[str, Any]) -> HeldLocks:
+    """What is held, without the locks that ``--older-than`` excludes."""
     aliases = None if options["using"] is None else [options["using"]]
     kinds = KINDS[options["kind"]]
     result = held_locks(aliases, kinds=kinds, search=options["search"], limit=options["limit"])
@@ -83,51 +91,50 @@ def found(options: dict[str, Any]) -> HeldLocks:
     return result
 
 
-def verdict(result: HeldLocks, options: dict[str, Any]) -> int:
-    """The exit code: what could not be asked comes first."""
-    if result.failures:
-        return UNAVAILABLE
-    if not options["exit_code"] or not result.found:
-        return 0
-    return TROUBLE if any(in_trouble(h.lock) for h in result.found) else HELD
-
-
 def lines(result: HeldLocks, command: BaseCommand, options: dict[str, Any]) -> list[str]:
     """The table, and a sentence below it; nothing at all if no cache could be asked."""
-    if not _answered(result, options):
-        return []
-    style, shown = command.style, result.found
-    out = []
-    if shown:
-        several = len({h.alias for h in shown}) > 1
-        noted = any(note(h.lock) for h in shown)
-        columns = [Column("NAME", shrinks=True), Column("HOLDER", shrinks=True)]
-        columns += [Column("HELD", right=True), Column("LEFT", right=True)]
-        columns += [Column("WAITING", right=True)]
-        columns += [Column("CACHE", shrinks=True)] * several + [Column("NOTE")] * noted
-        width = width_of(command.stdout)
-        rows = [_row(h, several, noted) for h in shown]
-        if width is not None and width_of_table(columns, rows) > width:
-            # Where and in which process is worth more than what for.
-            rows = [_row(h, several, noted, labelled=False) for h in shown]
-        colours: list[Style] = [style.ERROR if in_trouble(h.lock) else str for h in shown]
-        out += [*table(columns, rows, width, head=style.MIGRATE_HEADING, styles=colours), ""]
-    return [*out, _summary(result, options)]
-
-
-def _answered(result: HeldLocks, options: dict[str, Any]) -> bool:
-    """Whether any of the caches asked for could be asked."""
     asked = lock_caches() if options["using"] is None else [options["using"]]
-    return not {failure.alias for failure in result.failures}.issuperset(asked)
+    if {failure.alias for failure in result.failures}.issuperset(asked):
+        return []
+    if not result.found:
+        return [_summary(result, options)]
+    style, width = command.style, width_of(command.stdout)
+    columns = _columns(result.found)
+    if not fits(columns, result.found, width):
+        # Where and in which process is worth more than what for.
+        columns = _columns(result.found, labelled=False)
+    return [
+        *table(
+            columns,
+            result.found,
+            width,
+            head=style.MIGRATE_HEADING,
+            style_of=lambda held: style.ERROR if in_trouble(held.lock) else str,
+        ),
+        "",
+        _summary(result, options),
+    ]
 
 
-def _row(holding: HeldLock, several: bool, noted: bool, *, labelled: bool = True) -> list[str]:
-    lock = holding.lock
-    waiting = "" if lock.waiters is None else str(lock.waiters or "-")
-    row = [one_line(holding.name), holder(lock, labelled=labelled)]
-    row += ["-" if lock.resting else duration(lock.held_for)]
-    row += ["-" if lock.ttl == float("inf") else duration(lock.ttl), waiting]
-    return row + [holding.alias] * several + [note(lock)] * noted
+def _columns(shown: list[HeldLock], *, labelled: bool = True) -> list[Column]:
+    columns = [
+        Column("NAME", lambda h: one_line(h.name), shrinks=True),
+        Column("HOLDER", lambda h: holder(h.lock, labelled=labelled), shrinks=True),
+        Column("HELD", lambda h: "-" if h.lock.resting else duration(h.lock.held_for), right=True),
+        Column(
+            "LEFT", lambda h: "-" if math.isinf(h.lock.ttl) else duration(h.lock.ttl), right=True
+        ),
+        Column("WAITING", _waiting, right=True),
+    ]
+    if len({held.alias for held in shown}) > 1:
+        columns.append(Column("CACHE", lambda h: h.alias, shrinks=True))
+    if any(note(held.lock) for held in shown):
+        columns.append(Column("NOTE", lambda h: note(h.lock)))
+    return columns
+
+
+def _waiting(held: HeldLock) -> str:
+    return "" if held.lock.waiters is None else str(held.lock.waiters or "-")
 
 
 def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
@@ -163,7 +170,7 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
 
 def _none(options: dict[str, Any]) -> str:
     """No lock is listed: because none is held, or none of those that are asked for."""
-    held = options.get("held")
+    held = options["held"]
     if held:
         return f"No lock matches ({held} {'is' if held == 1 else 'are'} held)"
     return "No lock matches" if options["search"] else "No lock is held"
@@ -176,6 +183,7 @@ def _document(result: HeldLocks) -> dict[str, Any]:
         "cut": [cut._asdict() for cut in result.truncations],
         "failures": [{"alias": f.alias, "error": f.error} for f in result.failures],
         "local": [{"name": name, "holder": str(owner)} for name, owner in result.local],
+        "in_memory": result.in_memory,
     }
 
 

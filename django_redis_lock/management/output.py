@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Something that colours a text, or leaves it.
+#: A function that colours a text, or leaves it.
 Style = Callable[[str], str]
 
 #: Columns that may shrink are not made narrower than this.
 NARROWEST = 8
+#: Characters between two columns.
+GAP = 2
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,23 @@ class Column:
 
     Attributes:
         title: what stands above it.
+        text: returns the text for a row, on one line.
         right: whether it is aligned to the right, as numbers are.
         shrinks: whether its texts may be shortened where there is too little room.
     """
 
     title: str
+    text: Callable[[Any], str]
     right: bool = False
     shrinks: bool = False
+
+    def width(self, rows: Sequence[Any]) -> int:
+        return max(map(_cells, (self.title, *map(self.text, rows))))
+
+    def cell(self, text: str, width: int) -> str:
+        clipped = clip(text, width)
+        padding = " " * (width - _cells(clipped))
+        return padding + clipped if self.right else clipped + padding
 
 
 def width_of(stream: Any) -> int | None:
@@ -48,63 +60,45 @@ def width_of(stream: Any) -> int | None:
 
 def table(
     columns: Sequence[Column],
-    rows: Sequence[Sequence[str]],
+    rows: Sequence[Any],
     width: int | None,
     *,
     head: Style = str,
-    styles: Sequence[Style] | None = None,
+    style_of: Callable[[Any], Style] = lambda row: str,
 ) -> list[str]:
     """The lines of a table.
 
     Args:
-        rows: a text for each column, on one line each.
+        rows: what the columns make their texts from.
         width: characters there is room for; None: no end.
         head: colours the line of titles.
-        styles: colours each row.
+        style_of: returns what colours a row.
     """
-    titles = [column.title for column in columns]
-    widths = _widths(columns, rows)
+    widths = [column.width(rows) for column in columns]
     if width is not None:
         _shrink(columns, widths, width)
-    lines = [head(_line(columns, titles, widths))]
-    for number, row in enumerate(rows):
-        style = styles[number] if styles else str
-        lines.append(style(_line(columns, row, widths)))
-    return lines
+
+    def line(texts: Sequence[str]) -> str:
+        cells = (c.cell(text, w) for c, text, w in zip(columns, texts, widths, strict=True))
+        return (" " * GAP).join(cells).rstrip()
+
+    titles = head(line([column.title for column in columns]))
+    return [titles, *(style_of(row)(line([c.text(row) for c in columns])) for row in rows)]
 
 
-def width_of_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """How many characters a line of the table takes where nothing is shortened."""
-    return sum(_widths(columns, rows)) + _gaps(columns)
-
-
-def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
-    titles = [column.title for column in columns]
-    return [max(_cells(row[number]) for row in (titles, *rows)) for number in range(len(columns))]
-
-
-def _gaps(columns: Sequence[Column]) -> int:
-    return 2 * (len(columns) - 1)
+def fits(columns: Sequence[Column], rows: Sequence[Any], width: int | None) -> bool:
+    """Whether the table needs no shortening."""
+    return width is None or sum(c.width(rows) + GAP for c in columns) - GAP <= width
 
 
 def _shrink(columns: Sequence[Column], widths: list[int], width: int) -> None:
     """Take what is too much from the widest of the columns that may shrink."""
-    room = width - _gaps(columns)
+    room = width - GAP * (len(columns) - 1)
     while sum(widths) > room:
         able = [n for n, c in enumerate(columns) if c.shrinks and widths[n] > NARROWEST]
         if not able:
             return
-        widest = max(able, key=lambda n: widths[n])
-        widths[widest] -= 1
-
-
-def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = []
-    for column, text, width in zip(columns, row, widths, strict=True):
-        clipped = clip(text, width)
-        padding = " " * (width - _cells(clipped))
-        cells.append(padding + clipped if column.right else clipped + padding)
-    return "  ".join(cells).rstrip()
+        widths[max(able, key=lambda n: widths[n])] -= 1
 
 
 def clip(text: str, width: int) -> str:

@@ -66,7 +66,7 @@ def _agreed(command: BaseCommand) -> bool:
 def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
     """End all locks whose names match a pattern, or only say which; returns the exit code."""
     pattern = options["name"]
-    options = {**options, "limit": MAX_ENTRIES}
+    options.update(search="", limit=MAX_ENTRIES)
     result = found(options)
     result.found = [
         h

@@ -12,9 +12,9 @@ from redis.exceptions import RedisError
 from ..cache import lock_cache, lock_caches
 from ..held_locks import HeldLock, held_locks, look_closely
 from ..inventory import LOCK, Inspection
-from .exit_codes import HELD, TROUBLE, USAGE
+from .exit_codes import USAGE
 from .formatting import as_json, clock_time, counted, duration, in_trouble, note, one_line
-from .listing import KINDS
+from .listing import KINDS, verdict
 
 #: How a lock ended, where the word of the record is not the one for people.
 EVENTS = {"reset": "released by force"}
@@ -51,16 +51,23 @@ def find(options: dict[str, Any]) -> Found:
     aliases = list(lock_caches()) if using is None else [using]
     if LOCK in kinds:
         places |= dict.fromkeys((alias, _key(alias, name), LOCK) for alias in aliases)
-    looked, failure = _look(list(places))
-    held = _different([found for found in looked if found.holding is not None])
+    looked: list[Found] = []
+    failure: Exception | None = None
+    for place in places:
+        try:
+            looked.append(_look(*place))
+        except (RedisError, OSError) as error:
+            failure = error
+    # Caches may share a server, where one lock is found by way of each of them.
+    held = {(f.key, f.holding.lock.owner.id, f.holding.lock.fence): f for f in looked if f.holding}
     if len(held) > 1:
-        caches = ", ".join(found.alias for found in held)
+        caches = ", ".join(found.alias for found in held.values())
         raise CommandError(
             f"{name} is held in several caches ({caches}); say which with --using",
             returncode=USAGE,
         )
-    if held:
-        return held[0]
+    for found in held.values():
+        return found
     if failure is not None:
         raise failure  # It may be held there.
     if not looked:
@@ -68,27 +75,11 @@ def find(options: dict[str, Any]) -> Found:
     return looked[0]
 
 
-def _look(places: list[tuple[str, bytes, str]]) -> tuple[list[Found], Exception | None]:
-    """What is at these places, and why one of them could not be looked at."""
-    looked: list[Found] = []
-    failure: Exception | None = None
-    for place in places:
-        try:
-            holding, inspection = look_closely(*place)
-            # Of several caches that lead to one lock it is listed under one.
-            alias = place[0] if holding is None or holding.foreign else holding.alias
-            looked.append(Found(alias, *place[1:], holding, inspection))
-        except (RedisError, OSError) as error:
-            failure = error
-    return looked, failure
-
-
-def _different(held: list[Found]) -> list[Found]:
-    """Caches may share a server, where one lock is found by way of each of them."""
-    one_each = {
-        (f.key, f.holding.lock.owner.id, f.holding.lock.fence): f for f in held if f.holding
-    }
-    return list(one_each.values())
+def _look(alias: str, key: bytes, kind: str) -> Found:
+    holding, inspection = look_closely(alias, key, kind)
+    if holding is not None and not holding.foreign:
+        alias = holding.alias  # Of several caches that lead to one lock it is listed under one.
+    return Found(alias, key, kind, holding, inspection)
 
 
 def _key(alias: str, name: str) -> bytes:
@@ -106,7 +97,7 @@ def show_lock(command: BaseCommand, options: dict[str, Any]) -> int:
     command.stdout.write(text)
     if not options["exit_code"] or found.holding is None:
         return 0
-    return TROUBLE if in_trouble(found.holding.lock) else HELD
+    return verdict([found.holding])
 
 
 def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
@@ -187,15 +178,12 @@ def _document(name: str, found: Found) -> dict[str, Any]:
         "cache": found.alias,
         "key": found.key.decode(errors="backslashreplace"),
         "lock": None if held is None else as_json(held),
-        "waiters": [
-            {"host": w.host, "pid": w.pid, "thread": w.thread, "waited": w.waited}
-            for w in found.inspection.waiters
-        ],
+        "waiters": [_fields(w, "host pid thread waited") for w in found.inspection.waiters],
         "events": [
-            {
-                n: getattr(e, n)
-                for n in ("at", "what", "id", "host", "pid", "thread", "label", "note")
-            }
-            for e in found.inspection.events
+            _fields(e, "at what id host pid thread label note") for e in found.inspection.events
         ],
     }
+
+
+def _fields(of: object, names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names.split()}

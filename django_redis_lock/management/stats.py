@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,30 +12,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand
 from redis.exceptions import RedisError
 
-from ..cache import lock_cache, lock_caches
-from ..metrics import BOUNDS, Distribution, Summary, summaries
-from ..transport import server_of
+from ..cache import lock_caches
+from ..metrics import BOUNDS, Distribution, Summary, site_of, summaries
 from .exit_codes import UNAVAILABLE
 from .formatting import COMPACT, one_line
 from .output import Column, table, width_of
 
-WITHOUT_REDIS = Column("NO REDIS", right=True)
-CRASHED = Column("CRASHED", right=True)
-OVER_TIME = Column("OVER TIME")
-LOCKS = (
-    Column("LOCKS", shrinks=True),
-    *(Column(title, right=True) for title in ("ACQUIRED", "WAITED", "AVG", "P95")),
-    *(Column(title, right=True) for title in ("HOLD", "REJECTED", "TIMEOUT", "LOST")),
-    CRASHED,
-    WITHOUT_REDIS,
-    OVER_TIME,
-)
-COMPUTATIONS = (
-    Column("COMPUTATIONS", shrinks=True),
-    *(Column(title, right=True) for title in ("COMPUTED", "AVG", "P95")),
-    *(Column(title, right=True) for title in ("SAVED", "STALE", "FAILED")),
-    WITHOUT_REDIS,
-)
 #: From few to many.
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -60,16 +42,15 @@ def show_figures(command: BaseCommand, options: dict[str, Any]) -> int:
 
 
 def _read(using: str | None, period: str) -> tuple[dict[str, list[Summary]], dict[str, str]]:
-    """Caches that share a server and a prefix share their figures; the first stands for all."""
+    """The figures of each site, under the first cache of it, and the caches that failed."""
     found: dict[str, list[Summary]] = {}
     failures: dict[str, str] = {}
-    seen = set()
+    sites = set()
     for alias in list(lock_caches()) if using is None else [using]:
         try:
-            cache: Any = lock_cache(alias)
-            place = (server_of(cache._lock_client()).database, str(cache.key_prefix))
-            if place not in seen:
-                seen.add(place)
+            site = site_of(alias)
+            if site not in sites:
+                sites.add(site)
                 found[alias] = summaries(alias, period)
         except (RedisError, OSError, ImproperlyConfigured) as error:
             failures[alias] = one_line(str(error))
@@ -82,61 +63,69 @@ def _lines(command: BaseCommand, figures: Sequence[Summary], period: str) -> lis
     computed = [s for s in figures if s.computations.count or s.saved]
     out = []
     if locks:
-        rows = [_lock_row(s) for s in locks]
-        bad = [s.lost or s.crashed or s.fallbacks for s in locks]
-        colours = [style.ERROR if some else str for some in bad]
-        columns: Sequence[Column] = LOCKS
-        if not any(s.crashed for s in locks):
-            columns, rows = _without(CRASHED, columns, rows)
-        if not any(s.fallbacks for s in locks):
-            columns, rows = _without(WITHOUT_REDIS, columns, rows)
-        if width is not None and width < 100:  # The figures are worth more than their curve.
-            columns, rows = _without(OVER_TIME, columns, rows)
-        out += table(columns, rows, width, head=style.MIGRATE_HEADING, styles=colours)
+        out += table(
+            _lock_columns(locks, width),
+            locks,
+            width,
+            head=style.MIGRATE_HEADING,
+            style_of=lambda s: style.ERROR if s.lost or s.crashed or s.fallbacks else str,
+        )
     if computed:
-        rows = [_computation_row(s) for s in computed]
-        colours = [style.WARNING if s.failed or s.without_redis else str for s in computed]
-        columns = COMPUTATIONS
-        if not any(s.without_redis for s in computed):
-            columns, rows = _without(WITHOUT_REDIS, columns, rows)
         out += [""] * bool(out)
-        out += table(columns, rows, width, head=style.MIGRATE_HEADING, styles=colours)
+        out += table(
+            _computation_columns(computed),
+            computed,
+            width,
+            head=style.MIGRATE_HEADING,
+            style_of=lambda s: style.WARNING if s.failed or s.without_redis else str,
+        )
     if not out:
         return [f"Nothing happened in the last {period}."]
     return [*out, "", f"In the last {period}, in all processes."]
 
 
-def _without(
-    column: Column, columns: Sequence[Column], rows: Sequence[list[str]]
-) -> tuple[list[Column], list[list[str]]]:
-    place = columns.index(column)
-    kept = [c for c in columns if c is not column]
-    return kept, [row[:place] + row[place + 1 :] for row in rows]
-
-
-def _lock_row(of: Summary) -> list[str]:
-    numbers = (of.rejected, of.timeouts, of.lost, of.crashed, of.fallbacks)
-    return [
-        one_line(of.group or ""),
-        str(of.acquisitions),
-        _share(of.contended, of.acquisitions),
-        _time(of.average_wait),
-        _time(of.p95_wait),
-        _time(of.holds.average),
-        *(str(number or "-") for number in numbers),
-        _bars(of.acquisitions_over_time),
+def _lock_columns(shown: Sequence[Summary], width: int | None) -> list[Column]:
+    columns = [
+        Column("LOCKS", _name, shrinks=True),
+        Column("ACQUIRED", lambda s: str(s.acquisitions), right=True),
+        Column("WAITED", lambda s: _share(s.contended, s.acquisitions), right=True),
+        Column("AVG", lambda s: _time(s.average_wait), right=True),
+        Column("P95", lambda s: _time(s.p95_wait), right=True),
+        Column("HOLD", lambda s: _time(s.holds.average), right=True),
+        _numbers("REJECTED", lambda s: s.rejected),
+        _numbers("TIMEOUT", lambda s: s.timeouts),
+        _numbers("LOST", lambda s: s.lost),
     ]
+    if any(s.crashed for s in shown):
+        columns.append(_numbers("CRASHED", lambda s: s.crashed))
+    if any(s.fallbacks for s in shown):
+        columns.append(_numbers("NO REDIS", lambda s: s.fallbacks))
+    if width is None or width >= 100:  # The figures are worth more than their curve.
+        columns.append(Column("OVER TIME", lambda s: _bars(s.acquisitions_over_time)))
+    return columns
 
 
-def _computation_row(of: Summary) -> list[str]:
-    numbers = (of.saved, of.stale, of.failed + of.refreshes_failed, of.without_redis)
-    return [
-        one_line(of.group or ""),
-        str(of.computed),
-        _time(of.computations.average),
-        _time(of.computations.p95),
-        *(str(number or "-") for number in numbers),
+def _computation_columns(shown: Sequence[Summary]) -> list[Column]:
+    columns = [
+        Column("COMPUTATIONS", _name, shrinks=True),
+        Column("COMPUTED", lambda s: str(s.computed), right=True),
+        Column("AVG", lambda s: _time(s.computations.average), right=True),
+        Column("P95", lambda s: _time(s.computations.p95), right=True),
+        _numbers("SAVED", lambda s: s.saved),
+        _numbers("STALE", lambda s: s.stale),
+        _numbers("FAILED", lambda s: s.failed + s.refreshes_failed),
     ]
+    if any(s.without_redis for s in shown):
+        columns.append(_numbers("NO REDIS", lambda s: s.without_redis))
+    return columns
+
+
+def _numbers(title: str, number: Callable[[Summary], int]) -> Column:
+    return Column(title, lambda s: str(number(s) or "-"), right=True)
+
+
+def _name(of: Summary) -> str:
+    return one_line(of.group or "")
 
 
 def _share(part: int, whole: int) -> str:

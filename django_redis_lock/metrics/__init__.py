@@ -6,10 +6,13 @@ Counting costs no round trip; see ``docs/monitoring.md``.
 
 from __future__ import annotations
 
+from typing import Any
+
 from .. import events
 from ..cache import lock_cache
 from ..conf import Conf
 from ..events import Subject, group_of
+from ..transport import server_of
 from .charts import histogram_svg, sparkline_svg
 from .figures import BOUNDS, EXPORTED_BOUNDS, OTHER, PERIODS, Distribution, Summary, add, new
 from .writing import Metrics, read
@@ -24,6 +27,7 @@ __all__ = [
     "flush",
     "group_of",
     "histogram_svg",
+    "site_of",
     "sparkline_svg",
     "start",
     "summaries",
@@ -62,6 +66,18 @@ def summaries(using: str = "default", period: str = "hour") -> list[Summary]:
     errors as for ``summary``."""
     found = [Summary.of(group, period, b) for group, b in _buckets(using, period).items()]
     return sorted(found, key=lambda summary: (-summary.events, summary.group or ""))
+
+
+def site_of(using: str) -> tuple[Any, str]:
+    """The database and KEY_PREFIX of a cache: caches in which they are the same share their
+    figures.
+
+    Raises:
+        ImproperlyConfigured: the cache cannot lock.
+        redis.exceptions.RedisError, OSError: a cluster could not be asked.
+    """
+    cache = lock_cache(using)
+    return server_of(cache._lock_client()).database, str(cache.key_prefix)
 
 
 def _buckets(using: str, period: str) -> dict[str, list[list[int]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from pathlib import Path
@@ -23,7 +24,10 @@ def parser(name: str) -> object:
 
 
 def own_options(name: str) -> set[str]:
-    return {*parser(name)._option_string_actions} - EVERYWHERE
+    top = parser(name)
+    subparsers = (a for a in top._actions if isinstance(a, argparse._SubParsersAction))
+    parsers = [top, *(one for action in subparsers for one in action.choices.values())]
+    return {option for one in parsers for option in one._option_string_actions} - EVERYWHERE
 
 
 def shown() -> list[str]:

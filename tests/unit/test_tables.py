@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from io import StringIO
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -11,7 +12,11 @@ import pytest
 from django_redis_lock.management.formatting import duration
 from django_redis_lock.management.output import Column, clip, table, width_of
 
-COLUMNS = (Column("NAME", shrinks=True), Column("HELD", right=True), Column("BY", shrinks=True))
+COLUMNS = (
+    Column("NAME", itemgetter(0), shrinks=True),
+    Column("HELD", itemgetter(1), right=True),
+    Column("BY", itemgetter(2), shrinks=True),
+)
 ROWS = (
     ("invoice-4711", "4m 12s", "web-1:17"),
     ("import-from-the-supplier/2026-11-21", "3s", "worker-2:4711 (nightly)"),
@@ -40,7 +45,8 @@ def test_a_table_that_cannot_shrink_any_more_stays_readable() -> None:
 
 
 def test_colours_do_not_count() -> None:
-    head, first, _ = table(COLUMNS, ROWS, None, head=str.lower, styles=[str.upper, str])
+    styles = {ROWS[0]: str.upper, ROWS[1]: str}
+    head, first, _ = table(COLUMNS, ROWS, None, head=str.lower, style_of=styles.__getitem__)
     assert head.startswith("name")
     assert first.startswith("INVOICE-4711")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import SUPPRESS, ArgumentParser
+from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any
 
@@ -23,39 +23,14 @@ from ..release import release_lock, reset_locks
 from ..show import show_lock
 from ..stats import show_figures
 
-ACTIONS: dict[str, Callable[[BaseCommand, dict[str, Any]], int]] = {
-    "list": list_locks,
-    "show": show_lock,
-    "release": release_lock,
-    "reset": reset_locks,
-    "stats": show_figures,
-    "doctor": diagnose,
-}
-#: What each does, for its help.
-ABOUT = {
-    "list": "Shows which locks are held.",
-    "show": "Shows one lock, who waits for it and its last events.",
-    "release": "Releases a lock by force, after asking.",
-    "reset": "Releases all locks whose names match a pattern by force.",
-    "stats": "Shows how locks and computations behaved.",
-    "doctor": "Checks whether Redis is set up as locks need it.",
-}
-A_NAME = "the lock's name, as in cache.lock(NAME), or its whole key"
-A_PATTERN = "a pattern of names: 'report-*'"
-#: What needs a NAME (or a PATTERN); the others take none.
-NAMED = ("show", "release", "reset")
-#: The options that only some actions take.
-TAKEN_BY = {
-    "json": ("list", "show", "stats", "doctor"),
-    "watch": ("list",),
-    "period": ("stats",),
-    "search": ("list",),
-    "limit": ("list",),
-    "older_than": ("list", "reset"),
-    "exit_code": ("list", "show"),
-    "kind": ("list", "show", "release", "reset"),
-    "yes": ("release", "reset"),
-    "foreign": ("reset",),
+#: What runs each, its help, and how its usage begins.
+ACTIONS: dict[str, tuple[Callable[[BaseCommand, dict[str, Any]], int], str, str]] = {
+    "list": (list_locks, "Shows which locks are held.", ""),
+    "show": (show_lock, "Shows one lock, who waits for it and its last events.", "NAME "),
+    "release": (release_lock, "Releases a lock by force, after asking.", "NAME "),
+    "reset": (reset_locks, "Releases all locks whose names match a pattern by force.", "PATTERN "),
+    "stats": (show_figures, "Shows how locks and computations behaved.", ""),
+    "doctor": (diagnose, "Checks whether Redis is set up as locks need it.", ""),
 }
 
 
@@ -65,34 +40,54 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.usage = (
-            "%(prog)s [list | show NAME | release NAME | reset PATTERN | stats | doctor] [options]"
-        )
-        parser.add_argument(
-            "action",
-            nargs="?",
-            choices=ACTIONS,
-            default="list",
-            metavar="ACTION",
-            help="list (the default): the held locks; show: one lock, who waits for it and its "
-            "last events; release: release a lock by force, after asking; reset: release all "
-            "that match; stats: how locks behaved; doctor: is Redis set up as locks need it?",
-        )
-        parser.add_argument(
-            "name",
-            nargs="?",
-            metavar="NAME",
-            help=f"{A_NAME}; for reset {A_PATTERN}",
-        )
-        add = parser.add_argument
-        add("--using", metavar="ALIAS", help="only this cache; default: all that support locks")
-        add("--json", action="store_true", help="for programs")
+        common = ArgumentParser(add_help=False, parents=[parser])  # The options of all commands.
+        actions = parser.add_subparsers(dest="action", metavar="ACTION", help="default: list")
+        parsers = {
+            name: actions.add_parser(
+                name,
+                parents=[common],
+                formatter_class=parser.formatter_class,
+                add_help=False,
+                help=about,
+                description=about,
+                usage=f"%(prog)s {what}[options]",
+            )
+            for name, (_, about, what) in ACTIONS.items()
+        }
+
+        def add(names: str, *option: str, **kwargs: Any) -> None:
+            for name in names.split():
+                parsers[name].add_argument(*option, **kwargs)
+
         add(
+            "show release",
+            "name",
+            metavar="NAME",
+            help="the lock's name, as in cache.lock(NAME), or its key",
+        )
+        add("reset", "name", metavar="PATTERN", help="a pattern of names: 'report-*'")
+        add(
+            "list show release reset stats doctor",
+            "--using",
+            metavar="ALIAS",
+            help="only this cache; default: all that support locks",
+        )
+        add("list show stats doctor", "--json", action="store_true", help="for programs")
+        add(
+            "list show",
             "--exit-code",
             action="store_true",
             help="exit with 1 if a lock is held, 3 if its holder is silent or it never expires",
         )
         add(
+            "list show release reset",
+            "--kind",
+            choices=KINDS,
+            default="lock",
+            help="locks, computations of get_or_set, or both; default: lock",
+        )
+        add(
+            "list",
             "--watch",
             nargs="?",
             type=seconds,
@@ -100,41 +95,39 @@ class Command(BaseCommand):
             metavar="S",
             help="repeat every S seconds, until Ctrl-C; default: 2",
         )
-        add("--search", default="", metavar="TEXT", help="only names with this in them")
+        add("list", "--search", default="", metavar="TEXT", help="only names with this in them")
         add(
+            "list reset",
             "--older-than",
             type=seconds_or_none,
             metavar="S",
             help="only locks held for longer than S: 90, 90s, 5m or 1h",
         )
-        add("--limit", type=count, default=500, metavar="N", help="list at most N; default: 500")
         add(
-            "--kind",
-            choices=KINDS,
-            default="lock",
-            help="locks, computations of get_or_set, or both; default: lock",
+            "list",
+            "--limit",
+            type=count,
+            default=500,
+            metavar="N",
+            help="list at most N; default: 500",
         )
-        add("--period", choices=PERIODS, default="hour", help="the last hour or day")
-        add("--yes", action="store_true", help="do it without asking")
+        add("stats", "--period", choices=PERIODS, default="hour", help="the last hour or day")
+        add("release reset", "--yes", action="store_true", help="do it without asking")
         add(
+            "reset",
             "--foreign",
             action="store_true",
             help="also locks outside the caches' key spaces, by their whole keys",
         )
-        for option in parser._actions:
-            if option.dest in TAKEN_BY:
-                option.help = f"{option.help} ({', '.join(TAKEN_BY[option.dest])})"
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, **kwargs)
-        # "locks show --json NAME" is as good as "locks show NAME --json".
-        parse = parser.parse_intermixed_args
+        parse = parser.parse_args
 
         def parse_args(args: Any = None, namespace: Any = None) -> Any:
             words = list(sys.argv[2:] if args is None else args)
-            actions = [word for word in words if word in ACTIONS]
-            if actions and {"-h", "--help"} & {*words}:
-                _tell_only(parser, actions[0])
+            if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+                words.insert(0, "list")
             return parse(words, namespace)
 
         parser.parse_args = parse_args  # type: ignore[method-assign]
@@ -142,7 +135,6 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         action = options["action"]
-        self._refuse_what_makes_no_sense(action, options)
         try:
             if options["using"] is not None:
                 lock_cache(options["using"])
@@ -151,7 +143,7 @@ class Command(BaseCommand):
                     f"none of the CACHES supports locks: set {BACKEND=} for one of them"
                 )
             with outages_not_logged():
-                code = ACTIONS[action](self, options)
+                code = ACTIONS[action][0](self, options)
             self.stdout.flush()
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=USAGE) from error
@@ -164,42 +156,6 @@ class Command(BaseCommand):
                 f"the request to Redis failed: {error}", returncode=UNAVAILABLE
             ) from error
         if code:
-            self._exit(code)
-
-    def _refuse_what_makes_no_sense(self, action: str, options: dict[str, Any]) -> None:
-        if action in NAMED and not options["name"]:
-            what = "a PATTERN" if action == "reset" else "a NAME"
-            raise CommandError(f"locks {action} needs {what}", returncode=USAGE)
-        if action not in NAMED and options["name"]:
-            raise CommandError(
-                f"locks {action} takes no name; did you mean: locks show {options['name']}",
-                returncode=USAGE,
-            )
-        parser = self.create_parser("", "locks")
-        for name, actions in TAKEN_BY.items():
-            if action not in actions and options[name] != parser.get_default(name):
-                option = name.replace("_", "-")
-                raise CommandError(
-                    f"--{option} goes with {', '.join(actions)}, not with {action}",
-                    returncode=USAGE,
-                )
-
-    def _exit(self, code: int) -> None:
-        if getattr(self, "_called_from_command_line", False):
-            sys.exit(code)
-        raise CommandError(f"exit code {code}", returncode=code)
-
-
-def _tell_only(parser: CommandParser, name: str) -> None:
-    """Let the help of ``parser`` be that of one action."""
-    what = "PATTERN" if name == "reset" else "NAME" if name in NAMED else ""
-    parser.usage = f"%(prog)s {' '.join((name, what)).strip()} [options]"
-    parser.description = ABOUT[name]
-    for option in parser._actions:
-        of_others = name not in TAKEN_BY.get(option.dest, ACTIONS)
-        if of_others or option.dest == "action" or (option.dest == "name" and not what):
-            option.help = SUPPRESS
-        elif option.dest == "name":
-            option.metavar, option.help = what, A_PATTERN if what == "PATTERN" else A_NAME
-        elif option.dest in TAKEN_BY:
-            option.help = str(option.help).rpartition(" (")[0]
+            if getattr(self, "_called_from_command_line", False):
+                sys.exit(code)
+            raise CommandError(f"exit code {code}", returncode=code)

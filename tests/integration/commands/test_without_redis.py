@@ -3,6 +3,7 @@ its tests run, in several processes too."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -145,6 +146,7 @@ def test_check_has_nothing_to_say(project: Project) -> None:
 def test_the_list_says_whose_locks_it_knows(project: Project) -> None:
     said = project.manage("locks")
     assert "The locks of the cache default are in the memory of each process" in said
+    assert json.loads(project.manage("locks", "--json"))["in_memory"] == ["default"]
 
 
 def test_the_doctor_says_that_there_is_no_server(project: Project) -> None:
