@@ -1,67 +1,316 @@
-"""The locks that can fall back, for threads and for asyncio. See ``Fallback``."""
+"""What a lock does while Redis is down: ``ON_REDIS_DOWN``.
+
+``"raise"``: fail. ``"local"``: take a lock of this host instead. ``"run"``: go ahead unlocked.
+
+With ``"local"`` a caller holds the lock of this host *also while Redis answers*, in addition to the
+one in Redis. Otherwise two callers of this host could hold the lock at once after Redis went down
+or came back: one in Redis, and one on the host.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+import os
+import threading
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
+from redis.exceptions import RedisError
+
+from .. import events
 from ..clock import time
-from ..locking import AsyncLock, Lock, for_the_caller
-from ..protocol import HolderInfo
+from ..events import FellBack
+from ..exceptions import LockError, TooFewReplicas
+from ..forks import free_after_fork
+from ..locking import AsyncLock, Lock, LockOperations
+from ..notices import get_logger
+from ..protocol import AcquireRequest, Hold, HolderInfo, Owner, new_token, printable
 from ..redlock import AsyncRedlock, Redlock
-from ..transport import adrive, drive
-from .base import Fallback, Pause, Step
+from ..transport import Breaker, Server, is_outage, server_of
+from .file_lock import LocalLock, pauses
+
+logger = get_logger("django_redis_lock.outage")
+
+#: The choices.
+ON_REDIS_DOWN = ("raise", "local", "run")
+#: Seconds for which a waiter tries to reach a Redis that went down, before it falls back.
+OUTAGE_PATIENCE_SECONDS = 3.0
+#: Seconds between two log lines about the same outage.
+LOG_EVERY_SECONDS = 60.0
+#: An acquisition of this host's lock that took longer had to wait.
+NO_WAIT_SECONDS = 0.05
+
+R = TypeVar("R")
+Steps = Generator[Any, Any, R]
+
+
+def check_on_redis_down(what: str, value: Any) -> str:
+    """``value`` as one of ON_REDIS_DOWN.
+
+    Raises:
+        ValueError: it is not one of them.
+    """
+    if value not in ON_REDIS_DOWN:
+        raise ValueError(f"{what} must be 'raise', 'local' or 'run', not {value!r}")
+    return str(value)
+
+
+class FallbackHold(Hold):
+    """A lock that was taken without Redis. It has no lifetime and no fence."""
+
+    __slots__ = ("how",)
+    how: str
+
+    def owner(self) -> Owner:
+        since = time.time() - (self.now() - self.began)
+        return replace(super().owner(), since=since)
+
+
+class Fallback(LockOperations):
+    """What a lock that can fall back does differently. It overrides the steps of a lock's methods,
+    which threads, tasks and a lock on several servers have in common.
+
+    Args:
+        on_redis_down: see the module's docstring.
+        local_folder: the folder of this host's locks. Default: a folder of this user in the
+            system's folder for temporary files.
+    """
+
+    def __init__(
+        self,
+        redis: Any,
+        name: str | bytes,
+        *args: Any,
+        on_redis_down: str,
+        local_folder: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(redis, name, *args, **options)
+        self.on_redis_down = check_on_redis_down("on_redis_down", on_redis_down)
+        self._local_folder = local_folder
+
+    @property
+    def degraded(self) -> str | None:
+        """How the caller holds the lock without Redis: ``"local"`` or ``"run"``; None if it holds
+        the lock in Redis, or not at all."""
+        hold = self.local.hold
+        return hold.how if isinstance(hold, FallbackHold) and not hold.ended else None
+
+    @property
+    def fence(self) -> int | None:
+        """None for a lock that was taken without Redis, because only Redis makes fences."""
+        return None if isinstance(self.local.hold, FallbackHold) else super().fence
+
+    # -- acquiring ---------------------------------------------------------------------------
+
+    def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
+        hold = before = self.local.hold
+        if hold is not None and not hold.is_valid:  # Its file lock is still held.
+            self._release_file(self.local.file_lock)
+        file_lock = self._file_lock() if self.on_redis_down == "local" else None
+        try:
+            return (yield from self._acquire_or_fall_back(request, wait, file_lock))
+        except BaseException:
+            if self.local.hold is not before:
+                self._leave_to_keeper()
+            self._release_file(file_lock)
+            raise
+
+    def _acquire_or_fall_back(
+        self, request: AcquireRequest, wait: float | None, file_lock: LocalLock | None
+    ) -> Steps[bool]:
+        """The steps of ``acquire``.
+
+        Args:
+            file_lock: the lock of this host, not taken yet; None with ``"run"``.
+        """
+        until = math.inf if request.deadline is None else request.deadline
+        if wait == 0:
+            until = -math.inf
+        while True:
+            try:
+                if not (yield from super()._acquire_steps(request, wait)):
+                    return False
+            except Exception as error:
+                if not self._falls_back_on(error):
+                    raise
+                fallback = self._new_hold()
+                if file_lock and not (yield from self._take_file(file_lock, fallback, until)):
+                    return False
+                self._fall_back(fallback, file_lock, error)
+                return True
+            if file_lock is None:
+                return True
+            hold, began = self.local.hold, time.monotonic()
+            if not (yield from self._take_file(file_lock, hold, until, in_addition=True)):
+                try:
+                    yield from super()._release_steps()
+                except (RedisError, OSError):
+                    pass  # It expires.
+                return False
+            if hold.is_valid or time.monotonic() < began + NO_WAIT_SECONDS:
+                self.local.file_lock = file_lock
+                return True
+            file_lock.release()  # The lock in Redis expired during the wait for this host's.
+            request = _with_new_token(request)
+            wait = wait and max(0.0, until - time.monotonic())
+
+    def _take_file(
+        self, file_lock: LocalLock, hold: Hold, until: float, *, in_addition: bool = False
+    ) -> Steps[bool]:
+        """Take this host's lock. Its release signals nothing, so this polls."""
+        tries = pauses(until)
+        while not file_lock.try_acquire(hold.owner(), in_addition):
+            if in_addition and file_lock.is_in_addition():
+                return True  # Its holder has lost the lock in Redis, which this caller holds.
+            pause = next(tries, None)
+            if pause is None:
+                return False
+            yield time.sleep(pause) if self._loop() is None else time.asleep(pause)
+        return True
+
+    def _request(self, *args: Any) -> tuple[AcquireRequest, float | None]:
+        request, wait = super()._request(*args)
+        return request._replace(outage_patience=OUTAGE_PATIENCE_SECONDS), wait
+
+    def _refuse_to_wait_for_itself(self) -> None:
+        if self.degraded and self.thread_local:
+            raise LockError("This lock object already holds the lock, without Redis", self._shown)
+        super()._refuse_to_wait_for_itself()
+
+    def _falls_back_on(self, error: BaseException) -> bool:
+        """Whether ``error`` is an outage after which this lock falls back. Missing replicas are
+        none: the caller asked for more safety, not less."""
+        if self.on_redis_down == "raise" or isinstance(error, TooFewReplicas):
+            return False
+        return is_outage(error)
+
+    def _file_lock(self) -> LocalLock:
+        """This host's lock."""
+        servers = ",".join(sorted(server.breaker.server for server in self._asked()))
+        shown = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
+        return LocalLock(b"%b\0%b" % (servers.encode(), self.keys.lock), shown, self._local_folder)
+
+    def _asked(self) -> tuple[Server, ...]:
+        found = getattr(self, "servers", None)
+        return found if found is not None else (server_of(self.redis),)
+
+    def _new_hold(self) -> FallbackHold:
+        hold = FallbackHold(
+            self.keys,
+            new_token(),
+            0,
+            began=self._now(),
+            deadline=math.inf,
+            lifetime=None,
+            label=self.label,
+            now=self._now,
+        )
+        hold.how = self.on_redis_down
+        return hold
+
+    def _fall_back(self, hold: FallbackHold, file_lock: LocalLock | None, error: Exception) -> None:
+        """Record that the caller holds the lock without Redis."""
+        self.local.hold, self.local.token = hold, hold.token
+        self.local.renewal, self.local.file_lock = None, file_lock
+        breaker = _failing(self._asked())
+        breaker.fallbacks += 1
+        if events.listeners:
+            events.emit(FellBack(self.subject, hold.how, error))
+        if _is_to_be_logged(breaker, hold.how):
+            local = hold.how == "local"
+            how = "is held on this host only" if local else "is skipped, its code runs unlocked"
+            name = printable(self.keys.lock)
+            logger.error("Redis is down; the lock %s %s (%s)", name, how, error)
+
+    # -- releasing ---------------------------------------------------------------------------
+
+    def _release_steps(self) -> Steps[None]:
+        if self._is_held_without_redis("release"):
+            self._end_fallback()
+            return
+        file_lock = self.local.file_lock
+        try:
+            yield from super()._release_steps()
+        finally:
+            self._release_file(file_lock)
+
+    def _end_fallback(self) -> None:
+        self.local.hold.end()
+        self.local.token = None
+        self._release_file(self.local.file_lock)
+
+    def _leave_to_keeper(self) -> None:
+        """Finish a call that was interrupted: the lock of this host is released."""
+        hold: Hold | None = self.local.hold
+        if hold is None or hold.from_parent_process or (hold.is_valid and not hold.by_this_thread):
+            return
+        if isinstance(hold, FallbackHold):
+            self._end_fallback()
+        else:
+            super()._leave_to_keeper()
+            self._release_file(self.local.file_lock)
+
+    def _undo(self, before: tuple[Any, Any, Any]) -> None:
+        hold: Hold | None = self.local.hold
+        if hold is not None and hold is not before[1] and hold.by_this_thread:
+            self._release_file(self.local.file_lock)
+        super()._undo(before)
+
+    def _release_file(self, file_lock: LocalLock | None) -> None:
+        if file_lock is not None:
+            file_lock.release()
+        if self.local.file_lock is file_lock:  # Another user of this lock object may have one.
+            self.local.file_lock = None
+
+    # -- other methods ---------------------------------------------------------------------
+
+    def _is_held_without_redis(self, verb: str) -> bool:
+        """Whether the lock was taken without Redis: then it has no lifetime.
+
+        Raises:
+            LockError: this lock object does not hold it any more, or its parent process does.
+        """
+        if not isinstance(self.local.hold, FallbackHold):
+            return False
+        self._owned_token(verb)
+        return True
+
+    def _change_steps(self, verb: str, seconds: float, replace: bool) -> Steps[Literal[True]]:
+        if self._is_held_without_redis(verb):
+            return True
+        return (yield from super()._change_steps(verb, seconds, replace))
+
+    def _owned_steps(self) -> Steps[bool]:
+        return self.degraded is not None or (yield from super()._owned_steps())
+
+    def _held_steps(self) -> Steps[HolderInfo | None]:
+        try:
+            found = None if self.degraded else (yield from super()._held_steps())
+            return found or self._held_on_host()
+        except Exception as error:
+            if self.on_redis_down != "local" or not is_outage(error):
+                raise
+            return self._held_on_host(away=True)
+
+    def _held_on_host(self, *, away: bool = False) -> HolderInfo | None:
+        """The holder of this host's lock who has none in Redis; while Redis is ``away``, any."""
+        hold = self.local.hold
+        owner = hold.owner() if self.degraded and hold is not None else None
+        if owner is None and self.on_redis_down == "local":
+            file_lock = self._file_lock()
+            owner = file_lock.holder() if away or not file_lock.is_in_addition() else None
+        if owner is None:
+            return None
+        held = HolderInfo([b"", -1, [], 0, 0])
+        held.owner = owner
+        held.held_for = None if owner.since is None else max(0.0, time.time() - owner.since)
+        return held
 
 
 class FallbackLock(Fallback, Lock):
     """``Lock`` with a fallback for outages."""
-
-    def _carry_out(self, step: Step) -> Any:
-        if isinstance(step, Pause):
-            return time.sleep(step.seconds)
-        return getattr(super(), step.method)(**step.options)
-
-    def acquire(
-        self,
-        sleep: float | None = None,
-        blocking: bool | None = None,
-        blocking_timeout: float | None = None,
-        token: str | bytes | None = None,
-    ) -> bool:
-        """``Lock.acquire``, or while Redis is down what ``on_redis_down`` says."""
-        attempt = self._attempt(blocking, blocking_timeout)
-        options = {"blocking": blocking, "blocking_timeout": blocking_timeout}
-        try:
-            steps = self._acquire_or_fall_back(attempt, sleep=sleep, token=token, **options)
-            return bool(drive(steps, self._carry_out))
-        except BaseException:
-            self._abort(attempt)
-            raise
-
-    def release(self) -> None:
-        try:
-            if self._release_fallback():
-                return
-            file_lock = self.local.file_lock
-            try:
-                super().release()
-            finally:
-                self._release_file(file_lock)
-        except Exception:
-            raise
-        except BaseException:
-            self._leave_to_keeper()
-            raise
-
-    def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
-        return self._is_held_without_redis(verb) or super()._change(verb, seconds, replace)
-
-    def owned(self) -> bool:
-        return self.degraded is not None or super().owned()
-
-    def held(self) -> HolderInfo | None:
-        """``Lock.held``, or the holder of this host's lock."""
-        found: HolderInfo | None = drive(self._held_anywhere(), self._carry_out)
-        return found
 
 
 class FallbackRedlock(FallbackLock, Redlock):
@@ -71,51 +320,37 @@ class FallbackRedlock(FallbackLock, Redlock):
 class AsyncFallbackLock(Fallback, AsyncLock):
     """``AsyncLock`` with a fallback for outages."""
 
-    async def _carry_out(self, step: Step) -> Any:
-        if isinstance(step, Pause):
-            return await time.asleep(step.seconds)
-        return await getattr(super(), step.method)(**step.options)
-
-    @for_the_caller
-    async def acquire(
-        self,
-        blocking: bool | None = None,
-        blocking_timeout: float | None = None,
-        token: str | bytes | None = None,
-        *,
-        sleep: float | None = None,
-    ) -> bool:
-        """``AsyncLock.acquire``, or while Redis is down what ``on_redis_down`` says."""
-        attempt = self._attempt(blocking, blocking_timeout)
-        options = {"blocking": blocking, "blocking_timeout": blocking_timeout}
-        try:
-            steps = self._acquire_or_fall_back(attempt, sleep=sleep, token=token, **options)
-            return bool(await adrive(steps, self._carry_out))
-        except BaseException:
-            self._abort(attempt)
-            raise
-
-    @for_the_caller
-    async def release(self) -> None:
-        if self._release_fallback():
-            return
-        file_lock = self.local.file_lock
-        try:
-            await super().release()
-        finally:
-            self._release_file(file_lock)
-
-    async def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
-        return self._is_held_without_redis(verb) or await super()._change(verb, seconds, replace)
-
-    @for_the_caller
-    async def owned(self) -> bool:
-        return self.degraded is not None or await super().owned()
-
-    async def held(self) -> HolderInfo | None:
-        found: HolderInfo | None = await adrive(self._held_anywhere(), self._carry_out)
-        return found
-
 
 class AsyncFallbackRedlock(AsyncFallbackLock, AsyncRedlock):
     """``AsyncRedlock`` with a fallback for outages."""
+
+
+def _with_new_token(request: AcquireRequest) -> AcquireRequest:
+    """``request`` for a second acquisition by the same call."""
+    fresh = (new_token(), b"")
+    if request.chosen:
+        fresh = request.token, new_token()
+    request.may_hold.append(fresh)
+    return request._replace(token=fresh[0], attempt=fresh[1])
+
+
+def _failing(servers: tuple[Server, ...]) -> Breaker:
+    return next((s.breaker for s in servers if s.breaker.failing), servers[0].breaker)
+
+
+#: For each server and kind of fallback, the outage that was logged last, and when.
+_logged: dict[tuple[str, str], tuple[int, float]] = {}
+_log_mutex = free_after_fork(threading.Lock())
+
+
+def _is_to_be_logged(breaker: Breaker, how: str) -> bool:
+    """Whether this outage is to be logged: once, or once a minute."""
+    with _log_mutex:
+        now = time.monotonic()
+        outage, at = _logged.get((breaker.server, how), (0, -math.inf))
+        if breaker.failing and outage == breaker.outage:
+            return False
+        if not breaker.failing and now - at < LOG_EVERY_SECONDS:
+            return False
+        _logged[breaker.server, how] = breaker.outage, now
+        return True

@@ -328,7 +328,7 @@ class BaseLock:
         if hold is None or hold is before[1] or not hold.by_this_thread:
             return  # It was not noted, or the lock is another thread's, which shares this handle.
         hold.end()
-        if local.renewal is not before[2]:
+        if local.renewal is not None and local.renewal is not before[2]:
             local.renewal.discard()
         local.token, local.hold, local.renewal = before
 
