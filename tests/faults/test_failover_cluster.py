@@ -67,7 +67,10 @@ def replicated(servers: ClusterServers) -> bool:
 def registered(servers: ClusterServers) -> bool:
     """Whether somebody waits at the lock's primary."""
     with servers.primary_of(NAME).client() as client:
-        return bool(client.zcard("{failing}:waiters")) and blocked(servers)
+        try:
+            return bool(client.zcard("{failing}:waiters")) and blocked(servers)
+        except redis.exceptions.ClusterDownError:
+            return False  # A replica that was just promoted does not serve yet.
 
 
 def blocked(servers: ClusterServers) -> bool:
