@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -61,25 +61,29 @@ class Interrupt(BaseException):
 GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
+#: What was called or is about to run, and where: the frames of MODULES, the innermost first.
+Place = tuple[Any, ...]
+
+
 class Points:
-    """Counts the points at which this thread can be interrupted, and interrupts it at one.
+    """Notes the points at which this thread can be interrupted, or interrupts it at one.
 
     Args:
-        at: the number of the point.
-        begin: the function (as ``module.name``) with which counting begins; left out, at once.
+        at: the point; None: note them all in ``places``.
+        begin: the function (as ``module.name``) with which this begins; left out, at once.
         modules: what the names of those begin with whose points count.
         function, meanwhile: what is called before that function does anything.
     """
 
     def __init__(
         self,
-        at: int | None = None,
+        at: Place | None = None,
         begin: str = "",
         function: str = "",
         meanwhile: Callable[[], Any] | None = None,
         modules: tuple[str, ...] = MODULES,
     ) -> None:
-        self.passed = 0
+        self.places: dict[Place, None] = {}
         self.where = ""
         #: Whether it was at the entry of ``__exit__``: what was taken is given back when the handle
         #: is collected, and not before.
@@ -87,7 +91,6 @@ class Points:
         #: Whether it was between sending a blocking pop and having its answer at hand.
         self.in_a_pop = False
         self._at = at
-        self._seen: set[tuple[Any, ...]] = set()
         self._blocks: list[tuple[FrameType, int]] = []
         self._begin = begin
         self.function = function
@@ -123,7 +126,7 @@ class Points:
         """Whether no signal handler can run here: nothing is done at a ``try``, nothing more at the
         return of a constant, and the line of a ``with`` comes up again at the end of its block,
         which is left in the same step."""
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        line = _line(frame.f_code.co_filename, frame.f_lineno)
         if not line.startswith("with "):
             return line.startswith(("try:", "return True"))
         entered = (frame, frame.f_lineno)
@@ -136,20 +139,24 @@ class Points:
     def _pass(self, frame: FrameType, event: str) -> None:
         if self._begin:
             return
-        place = (event, *_stack(frame))
-        # Python passes over what is raised in a destructor.
-        if place in self._seen or any(code.co_name == "__del__" for code, _ in place[1:]):
-            return
-        self._seen.add(place)
-        self.passed += 1
-        if self.passed == self._at:
-            self.where = f"{event} {frame.f_code.co_filename}:{frame.f_lineno}"
-            self.at_the_end = event == "call" and frame.f_code.co_name == "__exit__"
-            self.in_a_pop = _in_a_pop(frame)
-            sys.setprofile(None)
-            sys.settrace(None)
-            self._blocks.clear()  # What their frames refer to must go with them.
-            raise Interrupt
+        if self._at is None:
+            place = (event, *_stack(frame))
+            # Python passes over what is raised in a destructor.
+            if not any(code.co_name == "__del__" for code, _ in place[1:]):
+                self.places[place] = None
+        elif self._at[1] == (frame.f_code, frame.f_lineno) and (
+            self._at == (event, *_stack(frame))
+        ):
+            self._interrupt(frame, event)
+
+    def _interrupt(self, frame: FrameType, event: str) -> None:
+        self.where = f"{event} {frame.f_code.co_filename}:{frame.f_lineno}"
+        self.at_the_end = event == "call" and frame.f_code.co_name == "__exit__"
+        self.in_a_pop = _in_a_pop(frame)
+        sys.setprofile(None)
+        sys.settrace(None)
+        self._blocks.clear()  # What their frames refer to must go with them.
+        raise Interrupt
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -161,6 +168,11 @@ class Points:
         finally:
             sys.setprofile(profiling)
             sys.settrace(tracing)
+
+
+@cache
+def _line(file: str, number: int) -> str:
+    return linecache.getline(file, number).lstrip()
 
 
 def _stack(frame: FrameType | None) -> Iterator[tuple[Any, int]]:
@@ -183,14 +195,18 @@ def each_point(attempt: Callable[[Points], None], **options: Any) -> None:
     Python may go on taking the interrupted thread for one that handles an exception."""
     # At first without one, so that connections are there, and nothing is done only once.
     Background(lambda: attempt(Points(**options))).result()
-    at = 0
-    while True:
-        at += 1
-        points = Points(at, **options)
+    places: dict[Place, None] = {}
+    for _ in range(3):
+        points = Points(**options)
         Background(partial(attempt, points)).result()
-        if not points.where:
-            break
-    assert at > 25
+        places |= points.places
+    reached = 0
+    for place in places:
+        points = Points(place, **options)
+        Background(partial(attempt, points)).result()
+        reached += bool(points.where)
+    assert reached > 25
+    assert reached > len(places) * 0.8  # Not each wait takes the same way.
 
 
 def in_a_block() -> None:
