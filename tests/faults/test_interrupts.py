@@ -478,13 +478,8 @@ def test_a_thread_behind_another(client: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("terms", [{}, {"stale": 60, "background": True}], ids=["miss", "stale"])
-def test_a_computation(
-    client: redis.Redis, terms: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_computation(client: redis.Redis, terms: dict[str, Any]) -> None:
     """Its flight may live on for a while, but is not kept alive, and nobody here waits for it."""
-    monkeypatch.setitem(
-        globals(), "MODULES", ("django_redis_lock.singleflight", "django_redis_lock.c")
-    )
     cache: Any = caches["default"]
 
     def attempt(points: Points) -> None:
@@ -498,4 +493,4 @@ def test_a_computation(
             pass
         until(lambda: not renewals())
 
-    each_point(attempt)
+    each_point(attempt, modules=("django_redis_lock.singleflight", "django_redis_lock.c"))
