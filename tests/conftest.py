@@ -149,4 +149,5 @@ def _forget_held_locks() -> None:
     """A lock the test did not release is no business of the next test's keeper."""
     for job in tuple(thread.keeper()._jobs):
         thread.keeper().discard(job)
-    metrics._metrics.forget()
+    metrics._metrics._jobs.clear()
+    metrics._metrics.collector._reset()

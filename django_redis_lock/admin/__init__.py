@@ -6,7 +6,7 @@ change list fits but its looks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import django
@@ -45,7 +45,7 @@ from .releasing import (
     release_question,
     releases,
 )
-from .rows import clock, event_rows, row, waiter_rows
+from .rows import as_of, event_rows, row, waiter_rows
 from .statistics import behaviour_of
 
 if TYPE_CHECKING:
@@ -85,14 +85,21 @@ class HeldLockAdmin(ModelAdmin):
         user: Any = request.user
         return bool(user.has_perm(f"{self.opts.app_label}.release_heldlock"))
 
-    def _look(self, request: HttpRequest) -> None:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
+    def _protected(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+        """``view`` for those who may see the page."""
+
+        def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            if not self.has_view_permission(request):
+                raise PermissionDenied
+            return view(request, *args, **kwargs)
+
+        wrapped: Callable[..., HttpResponse] = self.admin_site.admin_view(protected)
+        return wrapped
 
     # -- where -------------------------------------------------------------------------------
 
     def get_urls(self) -> list[URLPattern]:
-        views = {
+        views: dict[str, tuple[str, Callable[..., HttpResponse]]] = {
             "changelist": ("", self.changelist_view),
             "state": ("state/", self.state_view),
             "processes": ("processes/", self.processes_view),
@@ -101,11 +108,10 @@ class HeldLockAdmin(ModelAdmin):
             "release": ("release/", self.release_view),
             "change": ("<str:ref>/change/", self.lock_view),
             "lock_state": ("<str:ref>/state/", self.lock_state_view),
-            "history": ("<str:ref>/history/", self.lock_releases_view),
+            "history": ("<str:ref>/history/", self.releases_view),
         }
-        wrap: Any = self.admin_site.admin_view
         return [
-            path(route, wrap(view), name=self._url_name(name))
+            path(route, self._protected(view), name=self._url_name(name))
             for name, (route, view) in views.items()
         ]
 
@@ -158,7 +164,6 @@ class HeldLockAdmin(ModelAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        self._look(request)
         listing = Listing(request.GET, self._url_of)
         return self._page(
             request,
@@ -175,7 +180,6 @@ class HeldLockAdmin(ModelAdmin):
     @method_decorator(require_safe)
     def state_view(self, request: HttpRequest) -> HttpResponse:
         """What the list's script asks for every few seconds."""
-        self._look(request)
         listing = Listing(request.GET, self._url_of)
         data = listing.data()
         if "behaviour" in request.GET:
@@ -187,7 +191,6 @@ class HeldLockAdmin(ModelAdmin):
     @method_decorator(require_safe)
     def processes_view(self, request: HttpRequest) -> HttpResponse:
         """Which locks each process holds, and what it waits for."""
-        self._look(request)
         return self._page(
             request,
             "processes",
@@ -199,22 +202,17 @@ class HeldLockAdmin(ModelAdmin):
     @method_decorator(require_safe)
     def processes_state_view(self, request: HttpRequest) -> HttpResponse:
         """What its script asks for every few seconds."""
-        self._look(request)
         return JsonResponse(processes_data(self._url_of))
 
     # -- who released what -------------------------------------------------------------------
 
     @method_decorator(require_safe)
-    def releases_view(self, request: HttpRequest) -> HttpResponse:
-        self._look(request)
-        entries = releases(self._url_of)
-        return self._page(request, "history", title=_("Log of releases"), entries=entries)
-
-    @method_decorator(require_safe)
-    def lock_releases_view(self, request: HttpRequest, ref: str) -> HttpResponse:
-        self._look(request)
-        found = self._ref(ref)
-        title = _("Releases of %(name)s") % {"name": shown(name_of(*found))}
+    def releases_view(self, request: HttpRequest, ref: str | None = None) -> HttpResponse:
+        """The log of all releases, or of those of one lock."""
+        found, title = None, _("Log of releases")
+        if ref is not None:
+            found = self._ref(ref)
+            title = _("Releases of %(name)s") % {"name": shown(name_of(*found))}
         entries = releases(self._url_of, found)
         return self._page(request, "history", title=title, entries=entries)
 
@@ -222,7 +220,6 @@ class HeldLockAdmin(ModelAdmin):
 
     @method_decorator(require_safe)
     def lock_view(self, request: HttpRequest, ref: str) -> HttpResponse:
-        self._look(request)
         found = self._ref(ref)
         name = shown(name_of(*found))
         data = self._lock_data(found)
@@ -237,7 +234,7 @@ class HeldLockAdmin(ModelAdmin):
             key=printable(found.key, MAX_KEY_BYTES),
             group=data["group"],
             periods=periods,
-            counted=any(period["counted"] for period in periods),
+            counted=any(period["summary"].events for period in periods),
             history_url=self._url("history", ref),
             state_url=self._url("lock_state", ref),
         )
@@ -245,7 +242,6 @@ class HeldLockAdmin(ModelAdmin):
     @method_decorator(require_safe)
     def lock_state_view(self, request: HttpRequest, ref: str) -> HttpResponse:
         """What a lock's script asks for every few seconds."""
-        self._look(request)
         return JsonResponse(self._lock_data(self._ref(ref)))
 
     def _ref(self, text: str) -> Ref:
@@ -255,47 +251,46 @@ class HeldLockAdmin(ModelAdmin):
         return ref
 
     def _lock_data(self, ref: Ref) -> dict[str, Any]:
-        group = group_of(name_of(*ref))
+        """All that changes while somebody looks at the page."""
         data: dict[str, Any] = {
-            "group": group,
+            "group": group_of(name_of(*ref)),
             "asked": False,
             "held_now": False,
             "free": "",
             "failures": [],
+            "waiting": [],
+            "events": [],
+            "as_of": as_of(),
         }
-        data.update(waiting=[], events=[], as_of=_("as of %(time)s") % {"time": clock()})
         try:
             holding, closely = look_closely(*ref)
         except UNAVAILABLE as error:
             away = _("Redis did not answer as it should.")
-            data["failures"] = [
-                {"id": ref.alias, "text": away, "error": shown(str(error)), "known": ""}
-            ]
-            return data
-        data["asked"] = True
-        if holding is None:
-            computing = ref.kind == FLIGHT
-            data["free"] = _("It is not being computed.") if computing else _("This lock is free.")
+            failure = {"id": ref.alias, "text": away, "error": shown(str(error)), "known": ""}
+            return {**data, "failures": [failure]}
+        if holding is not None:
+            data.update(row(holding, self._url_of), held_now=True, group=holding.group)
+        elif ref.kind == FLIGHT:
+            data["free"] = _("It is not being computed.")
         else:
-            data.update(row(holding, self._url_of), held_now=True)
-            data["group"] = holding.group
-        data["waiting"] = waiter_rows(closely.waiters)
-        data["events"] = event_rows(closely.events)
-        return data
+            data["free"] = _("This lock is free.")
+        waiting, events = waiter_rows(closely.waiters), event_rows(closely.events)
+        return {**data, "asked": True, "waiting": waiting, "events": events}
 
     # -- releasing ---------------------------------------------------------------------------
 
     @method_decorator(require_http_methods(["GET", "HEAD", "POST"]))
     def release_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask whether to release the selected locks; told to, release them."""
-        self._look(request)
+        """Ask whether to release the selected locks; once confirmed, release them."""
         if not self.has_release_permission(request):
             raise PermissionDenied
         if request.method != "POST":
             # After a login the browser comes here without the selection.
             messages.warning(request, _("Nothing was released. Select the locks again."))
             return HttpResponseRedirect(self._url("changelist"))
-        chosen = [c for c in parse_choices(request.POST.getlist("selected")) if self._known(c.ref)]
+        known = list(lock_caches())
+        selected = parse_choices(request.POST.getlist("selected"))
+        chosen = [choice for choice in selected if choice.ref.alias in known]
         back = self._back(request, chosen)
         if not chosen:
             messages.warning(request, _("Select the locks to release first."))
@@ -315,10 +310,6 @@ class HeldLockAdmin(ModelAdmin):
         for choice in chosen:
             release_chosen(self, request, choice, request.POST.get("reason", "").strip()[:100])
         return HttpResponseRedirect(back)
-
-    @staticmethod
-    def _known(ref: Ref) -> bool:
-        return ref.alias in lock_caches()
 
     def _back(self, request: HttpRequest, chosen: Sequence[Choice]) -> str:
         """The list as it was: its address comes with the form, and is taken apart and put together

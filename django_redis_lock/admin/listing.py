@@ -20,7 +20,7 @@ from ..held_locks import Failure, HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
 from ..transport import Outage
 from .formatting import brief, duration, place, shown
-from .rows import STATUSES, UrlOf, clock, row, severity, status_of
+from .rows import STATUSES, UrlOf, as_of, row, severity, status_of
 from .statistics import behaviour_section
 
 logger = logging.getLogger("django_redis_lock.admin")
@@ -163,7 +163,7 @@ class Listing:
             "summary": self._summary(),
             "nothing": self._nothing(),
             "count": self._count(),
-            "as_of": _("as of %(time)s") % {"time": clock()},
+            "as_of": as_of(),
         }
 
     def _nothing(self) -> str:

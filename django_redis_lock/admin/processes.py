@@ -14,7 +14,7 @@ from ..inventory import LOCK
 from ..protocol import Owner
 from .formatting import duration, short_place, shown
 from .listing import failure_rows
-from .rows import UrlOf, clock, ref_of
+from .rows import UrlOf, as_of, ref_of
 
 TEMPLATE = "admin/django_redis_lock/heldlock/process_list.html"
 #: Locks whose waiters are read: each costs a request.
@@ -134,7 +134,7 @@ def processes_data(url_of: UrlOf) -> dict[str, Any]:
     return {
         "processes": "" if held.failures and not processes else render_to_string(TEMPLATE, context),
         "failures": failure_rows(held.failures),
-        "as_of": _("as of %(time)s") % {"time": clock()},
+        "as_of": as_of(),
     }
 
 

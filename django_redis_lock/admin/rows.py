@@ -174,9 +174,10 @@ def _held_by(event: Event) -> str:
     return _("held for %(held)s by %(holder)s") % {"held": held, "holder": holder}
 
 
-def clock() -> str:
-    """The time now, as the page says when it was asked for."""
-    return date_format(datetime.now(get_current_timezone()), "H:i:s")
+def as_of() -> str:
+    """When the page's data was read: now."""
+    now = date_format(datetime.now(get_current_timezone()), "H:i:s")
+    return _("as of %(time)s") % {"time": now}
 
 
 def moment(at: float) -> str:

@@ -49,11 +49,11 @@ def behaviour_section(
         address: the address of the list of a group's locks.
         many_caches: whether to say which cache it is.
     """
-    aliases = list(aliases)
+    sites = {site_of(alias): alias for alias in reversed(list(aliases))}
     now = Counter((site_of(holding.alias), holding.group) for holding in held)
-    failed = not aliases
+    failed = not sites
     found: list[tuple[str, dict[str, Summary]]] = []
-    for alias in _one_of_each_site(aliases):
+    for alias in sites.values():
         try:
             found += ((alias, of) for of in _groups(alias) if search.lower() in _name(of).lower())
         except UNAVAILABLE as error:
@@ -67,7 +67,7 @@ def behaviour_section(
             {
                 "name": shown(_name(of)),
                 "address": address(q=_name(of)) if number else "",
-                "held": number_format(number) if number else "-",
+                "held": number,
                 "alias": alias,
                 "periods": [behaviour_row(of[period]) for period in PERIODS],
             }
@@ -107,29 +107,18 @@ def behaviour_of(alias: str, group: str) -> list[dict[str, Any]]:
 
 
 def behaviour_row(one: Summary) -> dict[str, Any]:
-    """What the page shows of a summary."""
+    """What the page shows of a summary, besides its numbers."""
     name = shown(one.group or "")
     return {
-        "name": name,
         "period": PERIODS[one.period],
-        "counted": one.events > 0,
-        "acquisitions": number_format(one.acquisitions),
+        "summary": one,
         "over_time": _over_time(one, name),
         "success": _percent(one.success_rate),
         "wait": _times(one.waits),
         "hold": _times(one.holds),
         "holds": _chart(one.holds, _("How long %(name)s was held") % {"name": name}),
-        "timeouts": _number(one.timeouts),
-        "rejected": _number(one.rejected),
-        "lost": _number(one.lost),
-        "crashed": _number(one.crashed),
-        "fallbacks": number_format(one.fallbacks) if one.fallbacks else "",
         "problems": _problems(one),
-        "computed": _number(one.computed),
         "computed_text": _computed(one),
-        "without_redis": number_format(one.without_redis) if one.without_redis else "",
-        "saved": _number(one.saved),
-        "failed": _number(one.failed),
         "computing": _chart(
             one.computations, _("How long %(name)s took to compute") % {"name": name}
         ),
@@ -194,18 +183,7 @@ def _times(distribution: Distribution) -> str:
     return f"{average}\xa0/ " + measured(distribution.p95).replace(" ", "\xa0")
 
 
-def _number(number: int) -> str:
-    return str(number_format(number)) if number else "-"
-
-
 def _percent(share: float | None) -> str:
     if share is None:
         return "-"
     return _("%(number)s %%") % {"number": number_format(share * 100, 0 if share == 1 else 1)}
-
-
-def _one_of_each_site(aliases: Iterable[str]) -> list[str]:
-    first: dict[Any, str] = {}
-    for alias in aliases:
-        first.setdefault(site_of(alias), alias)
-    return list(first.values())

@@ -12,23 +12,6 @@ from ..protocol import FIGURES, INDEX, Call, flight_stream, lock_keys, script, w
 from ..transport import run
 from .target import Finding, Level, Target
 
-#: The commands that locks are made of.
-LOCKING = (
-    *("eval", "evalsha", "blpop", "time"),
-    *("get", "set", "del", "exists", "pttl", "pexpire", "persist"),
-    *("hset", "hget", "hgetall", "rpush", "lindex", "llen"),
-    *("zadd", "zrem", "zcount", "zrangebyscore"),
-)
-#: What ``get_or_set`` needs beyond these.
-VALUES = ("xadd", "xread", "mget", "multi", "exec", "strlen", "getrange")
-#: What the admin and the command ``locks`` need beyond these.
-LISTING = ("hlen", "zcard", "zrange", "zrevrangebyscore")
-#: What the figures need (the setting METRICS).
-COUNTING = ("hkeys", "hdel", "hincrby", "expire")
-#: What ``cache.clear()`` needs beyond these, to empty the database but for the locks; of these
-#: ``delete_pattern()`` needs the last two.
-CLEARING = ("flushdb", "dump", "restore", "scan", "zscore")
-
 HINT = "See docs/commands.md, Rights."
 
 #: The commands of scripts, each as it is tried: ``@1`` and so on are keys of a lock made up for it.
@@ -92,7 +75,8 @@ return rejected
 
 
 def access(target: Target) -> Iterator[Finding]:
-    key = bytes(target.cache._encoded_key(f"{target.conf.LOCK_PREFIX}doctor-{_word()}", None))
+    name = f"{target.conf.LOCK_PREFIX}doctor-{secrets.token_hex(4)}"
+    key = bytes(target.cache._encoded_key(name, None))
     keys = (*lock_keys(key)[:5], flight_stream(key, b"trial"))
     try:
         answers = run(target.client, Call(TRY, keys, (json.dumps(TRIED),))).value
@@ -166,10 +150,6 @@ def _error_at(target: Target, key: bytes, commands: Sequence[Sequence[str]]) -> 
     except ResponseError as error:
         return str(error)
     return f"{_text(answers[0])} is not allowed ({_text(answers[1])})" if answers else ""
-
-
-def _word() -> str:
-    return secrets.token_hex(4)
 
 
 def _text(value: object) -> str:

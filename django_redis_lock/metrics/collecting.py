@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import events
 from ..events import Subject
@@ -45,14 +45,8 @@ MAX_GROUPS = 100
 MAX_WAITING = 256
 
 
-class Owner(NamedTuple):
-    """Whose figures they are."""
-
-    server: Server
-    site: str
-    group: str
-
-
+#: Whose figures they are: server, site and group.
+Owner = tuple[Server, str, str]
 #: What was counted for whom.
 Figures = dict[Owner, list[int]]
 
@@ -71,28 +65,20 @@ class Collector:
     ) -> None:
         self._wanted = wanted
         self._begun = begun
-        self._after_fork_in_child()
-        after_fork(self._after_fork_in_child)
+        self._reset()
+        after_fork(self._reset)
 
-    def _after_fork_in_child(self) -> None:
+    def _reset(self) -> None:
+        """Forget what was counted."""
         # A signal handler may count while it interrupts the counting.
         self.mutex = threading.RLock()
         #: Acquisitions and releases still to be counted, and how many of them are enough.
         self._waiting: deque[Any] = deque()
         self._enough = 1
-        self._figures: dict[tuple[Server, str, str], list[int]] = {}
-        self._unwanted: set[tuple[Server, str, str]] = set()
+        self._figures: Figures = {}
+        self._unwanted: set[Owner] = set()
         #: What was last counted of those that have held locks, after it was taken, too.
-        self._holders: dict[tuple[Server, str, str], list[int]] = {}
-
-    def clear(self) -> None:
-        """Forget what was counted."""
-        with self.mutex:
-            self._waiting.clear()
-            self._figures.clear()
-            self._unwanted.clear()
-            self._holders.clear()
-            self._enough = 1
+        self._holders: Figures = {}
 
     def __call__(self, event: Any) -> None:
         if type(event) in _FREQUENT:
@@ -116,18 +102,16 @@ class Collector:
         owner = (subject.server, subject.site, subject.group)
         figures = self._figures.get(owner)
         if figures is None:
-            if owner in self._unwanted or not self._is_wanted(owner, subject):
+            if owner in self._unwanted:
+                return
+            if not self._wanted(subject):
+                if len(self._unwanted) < MAX_GROUPS:
+                    self._unwanted.add(owner)
                 return
             figures = self._begin(owner)
         _COUNTS[type(event)](figures, event)
 
-    def _is_wanted(self, owner: tuple[Server, str, str], subject: Subject) -> bool:
-        wanted = self._wanted(subject)
-        if not wanted and len(self._unwanted) < MAX_GROUPS:
-            self._unwanted.add(owner)
-        return wanted
-
-    def _begin(self, owner: tuple[Server, str, str]) -> list[int]:
+    def _begin(self, owner: Owner) -> list[int]:
         """Where to count for ``owner``: where there is room."""
         self._begun(owner[0])
         if len(self._figures) >= MAX_GROUPS:
@@ -140,7 +124,7 @@ class Collector:
             self._count_waiting()
             self._enough = 1  # The next event may be for a server without a job yet.
             mine = [owner for owner in self._figures if owner[0] is server]
-            taken = {Owner(*owner): self._figures.pop(owner) for owner in mine}
+            taken = {owner: self._figures.pop(owner) for owner in mine}
             self._holders.update((o, f) for o, f in taken.items() if any(f[HOLDS:COMPUTING]))
             while len(self._holders) > MAX_GROUPS:
                 del self._holders[next(iter(self._holders))]

@@ -20,7 +20,7 @@ from ..events import Subject
 from ..forks import after_fork
 from ..keeper import Job, keeper
 from ..notices import get_logger
-from ..protocol import FIGURES, Call, printable
+from ..protocol import FIGURES, Call, as_bytes, printable
 from ..transport import Server, is_outage, own_settings, run
 from ..transport import pack as pack_call
 from .collecting import Collector, Figures
@@ -99,14 +99,6 @@ class Metrics:
                 del self._jobs[job.server]
             return figures
 
-    def forget(self) -> None:
-        """Forget what was counted."""
-        with self.collector.mutex:
-            for job in self._jobs.values():
-                keeper().discard(job)
-            self._jobs.clear()
-            self.collector.clear()
-
     def flush(self, *, last: bool = False) -> None:
         """Write what was counted, now and in this thread. Raises nothing; what cannot be written is
         kept, unless it is the ``last`` time."""
@@ -124,7 +116,11 @@ class Metrics:
 def call_to_add(figures: Figures) -> Call:
     """Adds ``figures``, all of one server."""
     sizes = [number for period in PERIODS.values() for number in period]
-    added = [part for owner, counted in figures.items() for part in (_name(owner), pack(counted))]
+    added = [
+        part
+        for (_server, site, group), counted in figures.items()
+        for part in (_name_of(site, group), pack(counted))
+    ]
     keys = tuple(FIGURES[period] for period in PERIODS)
     return Call(ADD_FIGURES, keys, (MAX_GROUPS, OTHER, *sizes, *added))
 
@@ -132,10 +128,6 @@ def call_to_add(figures: Figures) -> Call:
 def _name_of(site: str, group: str) -> bytes:
     """Whose figures they are, as the fields of the hashes have it."""
     return b"%b\n%b" % (printable(site.encode(), 250).encode(), group.encode())
-
-
-def _name(owner: Any) -> bytes:
-    return _name_of(owner.site, owner.group)
 
 
 def _write(server: Server, call: Call) -> None:
@@ -167,7 +159,7 @@ def read(client: Any, site: str, period: str) -> dict[str, list[list[int]]]:
         raise ValueError(f"period must be {allowed}, not {period!r}")
     width, kept = PERIODS[period]
     answer = run(client, Call(READ_FIGURES, (FIGURES[period],), ()), patience=REPLY_TIMEOUT).value
-    seconds, found = int(answer[0]), [_bytes(part) for part in answer[1]]
+    seconds, found = int(answer[0]), [as_bytes(part) for part in answer[1]]
     oldest = seconds // width - kept + 1
     wanted = _name_of(site, "")
     groups: defaultdict[str, list[list[int]]] = defaultdict(lambda: [new() for _ in range(kept)])
@@ -177,8 +169,3 @@ def read(client: Any, site: str, period: str) -> dict[str, list[list[int]]]:
             group = name[len(wanted) :].decode(errors="replace")
             groups[group][at] = unpack(figures)
     return dict(groups)
-
-
-def _bytes(value: Any) -> bytes:
-    """A reply's string, also from a client that decodes its replies."""
-    return value if isinstance(value, bytes) else str(value).encode()
