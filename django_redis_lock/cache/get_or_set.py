@@ -19,6 +19,7 @@ from ..singleflight import (
     AsyncRunner,
     CoordinationError,
     DeferredCall,
+    Flights,
     Producer,
     Steps,
     ThreadRunner,
@@ -122,7 +123,7 @@ class GetOrSet(Reading):
         is not stored. Arguments as for ``get_or_set``."""
         runner = self._thread_runner()
         _, producer, nkey = self._prepared(key, default, timeout, version, options)
-        return runner.do(runner.flights.compute_anyway(nkey, producer))
+        return runner.do(self._flights(runner).compute_anyway(nkey, producer))
 
     async def acompute(
         self,
@@ -135,7 +136,7 @@ class GetOrSet(Reading):
         """``compute`` for asyncio."""
         runner = self._async_runner()
         _, producer, nkey = self._prepared(key, awaitable(default), timeout, version, options)
-        return await runner.do(runner.flights.compute_anyway(nkey, producer))
+        return await runner.do(self._flights(runner).compute_anyway(nkey, producer))
 
     def locked_get_or_set(
         self,
@@ -193,7 +194,7 @@ class GetOrSet(Reading):
         read: bool,
     ) -> Steps:
         deadline = time.monotonic() + chosen.wait
-        flights = runner.flights
+        flights = self._flights(runner)
         if read:
             stored = None
             try:
@@ -258,13 +259,16 @@ class GetOrSet(Reading):
     def _timeout(self, timeout: float | None) -> float | None:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
 
+    def _flights(self, runner: ThreadRunner | AsyncRunner) -> Flights:
+        return Flights(runner, self.conf.FLIGHT_TIMEOUT)
+
     def _thread_runner(self) -> ThreadRunner:
-        return ThreadRunner(self._lock_client(), self.conf.FLIGHT_TIMEOUT, connections.close_all)
+        return ThreadRunner(self._lock_client(), connections.close_all)
 
     def _async_runner(self) -> AsyncRunner:
         # With asgiref's async_to_sync a thread waits for this task, and is known to it by this.
         thread = getattr(AsyncToSync.executors, "current", None)
-        return AsyncRunner(asyncio_client(self._lock_client()), self.conf.FLIGHT_TIMEOUT, thread)
+        return AsyncRunner(asyncio_client(self._lock_client()), thread)
 
 
 def awaitable(function: Any) -> Any:

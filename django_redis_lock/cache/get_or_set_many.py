@@ -105,8 +105,7 @@ class GetOrSetMany(GetOrSet):
 
         if not missing:
             return found
-        callers = (producer, produce, runner.in_thread)
-        flight = MultiFlight(runner.server, self.conf.FLIGHT_TIMEOUT, *callers)
+        flight = MultiFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, produce)
         got, late = {}, list(missing)
         if outage is None:
             try:

@@ -10,16 +10,16 @@ A flight lives ``flight_timeout`` seconds, and the leader's keeper renews it dur
 If the leader dies, the flight expires, and one of the followers leads the next.
 
 The algorithm is written once, as generators that yield a step (``Run``, ``Compute``,
-``WaitForLeader``, ``WaitForEvent``) and are sent its result. ``runners`` executes the steps, for
-threads and for asyncio. This package does not import Django.
+``WaitForLeader``, ``WaitForEvent``) and are sent its result. ``runners`` defines the steps and
+executes them, for threads and for asyncio. This package does not import Django.
 """
 
+from .flight import TOO_LATE, CoordinationError, Flights
 from .in_process import DeferredCall, FlightKey, InProcessFlight, in_flight
+from .leader import Producer
 from .many import MultiFlight
-from .producer import Producer
-from .runners import AsyncRunner, ThreadRunner
+from .runners import AsyncRunner, Run, Steps, ThreadRunner
 from .scripts import DELETE, END_FLIGHT, EXPIRE_AT, LET_GO, LETTING_GO, ON_VALUES, READ, WRITE
-from .steps import TOO_LATE, CoordinationError, Run, Steps
 
 __all__ = [
     "DELETE",
@@ -35,6 +35,7 @@ __all__ = [
     "CoordinationError",
     "DeferredCall",
     "FlightKey",
+    "Flights",
     "InProcessFlight",
     "MultiFlight",
     "Producer",

@@ -3,89 +3,81 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from ..clock import time
+from ..events import RefreshFailed, Shared
 from ..exceptions import ComputationFailed, LockError
-from ..keeper import keeper
 from ..notices import get_logger
-from ..protocol import Call, flight_key, flight_stream, milliseconds, printable
-from ..transport import Server
+from ..protocol import Call, as_bytes, flight_stream
 from .in_process import (
     FlightKey,
     InProcessFlight,
     LeaderRef,
+    Overtaken,
     being_computed,
-    computing,
     join,
     leave,
     overtake,
-    token_for,
 )
-from .leader import NOTHING, Completion, FlightRenewal, Seen, run_or_abort
-from .producer import (
-    Overtaken,
-    Producer,
+from .leader import NOTHING, FlightRenewal, Leader, Producer, Seen
+from .runners import (
+    AsyncRunner,
     ProducerFailed,
-    computation_events,
-    emit_refresh_failed,
-    emit_shared,
-    log_without_redis,
-)
-from .scripts import READ, TAKE_FLIGHT, TAKE_OVER
-from .steps import (
-    FOLLOWER_CHECK_SECONDS,
-    FOUND,
-    LEAD,
-    TOO_LATE,
-    Compute,
-    CoordinationError,
     Run,
     RunInBackground,
     Steps,
+    ThreadRunner,
     WaitForEvent,
     WaitForLeader,
-    retry_during_failover,
-    text,
 )
+from .scripts import READ
 
 logger = get_logger("django_redis_lock.flights")
+
+#: Seconds after which a follower checks whether its flight still exists.
+FOLLOWER_CHECK_SECONDS = 2.0
+
+#: The result of ``get_or_compute`` if another computation takes longer than the caller waits.
+TOO_LATE = object()
+#: The caller leads; the value is in Redis.
+LEAD, FOUND = object(), object()
+
+
+class CoordinationError(Exception):
+    """A request to Redis failed, and nothing was computed; has the error as its cause."""
+
+
+def failure(message: Any) -> ComputationFailed:
+    """The error of a caller that comes shortly after a computation failed with ``message``."""
+    return ComputationFailed(as_bytes(message).decode(errors="replace"))
 
 
 class Flights:
     """Computes missing values of one database, each by one caller at a time.
 
     Args:
-        server: where the values are.
+        runner: executes the steps.
         flight_timeout: seconds after which the followers of a dead leader take over.
-        event: makes what the others of this process wait for.
-        group: stands for the callers that wait for each other in memory, such as the tasks of an
-            event loop; None for threads.
-        in_thread: a thread waits for the caller: it is the caller, or has asyncio run it.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        flight_timeout: float,
-        event: Callable[[], Any],
-        group: Any = None,
-        in_thread: bool = True,
-    ) -> None:
-        self._server = server
+    def __init__(self, runner: ThreadRunner | AsyncRunner, flight_timeout: float) -> None:
+        self._runner = runner
+        self._server = runner.server
         self._flight_timeout = flight_timeout
-        self._event = event
-        self._group = group
-        self._in_thread = in_thread
 
     def flight_id(self, key: bytes) -> FlightKey:
         """Identifies the flight that callers of this process share for ``key``."""
-        return self._server, key, self._group
+        return self._server, key, self._runner.group
+
+    def _shared(self, leader_ref: LeaderRef | None = None) -> InProcessFlight:
+        return InProcessFlight(self._runner.new_event(), leader_ref)
+
+    def _leader(self, key: bytes, producer: Producer) -> Leader:
+        return Leader(self._server, self._flight_timeout, [key], producer)
 
     def get_or_compute(
         self, key: bytes, producer: Producer, deadline: float, outage: BaseException | None = None
@@ -108,7 +100,7 @@ class Flights:
         asked: int | None = None
         leader_ref = LeaderRef()
         while True:
-            shared = mine = InProcessFlight(self._event(), leader_ref)
+            shared = mine = self._shared(leader_ref)
             try:
                 shared = join(flight_id, mine)
                 if shared is mine:
@@ -133,18 +125,17 @@ class Flights:
     ) -> Steps:
         """The value, computed by this caller even if another is computing it. This caller leads
         from now on; the result of the earlier leader is not stored. A write wins over both."""
+        leader = self._leader(key, producer)
         if outage:
-            return (yield from self._compute(key, producer, outage))[0]
-        token = token_for(producer.compute)
+            return (yield from leader.compute(outage))[key]
         replaced = NOTHING
         try:
-            replaced = yield from self._take_over(key, token)
+            [replaced] = yield from leader.take_over()
         except (RedisError, OSError) as error:
-            logger.warning("Could not take over the computation of %s: %s", printable(key), error)
-        shared = InProcessFlight(self._event())
-        flight = self._flight(key, token, shared, producer)
+            logger.warning("Could not take over the computation of %s: %s", leader, error)
+        shared = self._shared()
         try:
-            return (yield from self._lead(flight, shared, producer, replaced))
+            return (yield from self._lead(leader, leader.renewals(shared), shared, replaced))
         except Overtaken:
             return (yield from self.get_or_compute(key, producer, math.inf))
 
@@ -155,39 +146,38 @@ class Flights:
             old: the value as Redis stores it.
             background: return the old value at once, and compute in the background.
         """
-        token = token_for(producer.compute)
+        leader = self._leader(key, producer)
         try:
-            status, *news = yield from self._take(key, token, producer)
+            [(status, *news)] = yield from leader.take()
         except (RedisError, OSError) as error:
-            logger.warning("Could not refresh %s: %s", printable(key), error)
+            logger.warning("Could not refresh %s: %s", leader, error)
             return producer.decode(old)
         if status == 2:
             return producer.decode(news[0])
         if status != 1:
-            emit_shared(self._server, producer, stale=True)
+            producer.emit(self._server, Shared, True, 1)
             return producer.decode(old)
-        shared = InProcessFlight(self._event())
-        flight = self._flight(key, token, shared, producer)
-        refreshing = self._lead_or_return_old(flight, shared, old, producer, news)
+        shared = self._shared()
+        renewals = leader.renewals(shared)
+        refreshing = self._lead_or_return_old(leader, renewals, shared, old, news)
         if not background:
             return (yield from refreshing)
-        if not (yield RunInBackground(refreshing, flight)):
-            logger.warning(
-                "Too many refreshes in the background: %s is not refreshed now", printable(key)
-            )
-            yield from self._completion(key, token).fail()
+        if not (yield RunInBackground(refreshing, renewals[0])):
+            logger.warning("Too many refreshes in the background: %s is not refreshed now", leader)
+            yield from leader.fail()
         return producer.decode(old)
 
     def _lead_or_return_old(
         self,
-        flight: FlightRenewal,
+        leader: Leader,
+        renewals: list[FlightRenewal],
         shared: InProcessFlight,
         old: Any,
-        producer: Producer,
         replaced: Seen,
     ) -> Steps:
+        producer = leader.producer
         try:
-            return (yield from self._lead(flight, shared, producer, replaced))
+            return (yield from self._lead(leader, renewals, shared, replaced))
         except Overtaken:
             return producer.decode(old)
         except ProducerFailed as failed:
@@ -195,14 +185,18 @@ class Flights:
                 raise
             logger.warning(
                 "The refresh of %s failed; the stale value is served",
-                printable(flight.key),
+                leader,
                 exc_info=failed.error,
             )
-            emit_refresh_failed(self._server, producer, failed.error)
+            producer.emit(self._server, RefreshFailed, failed.error)
             return producer.decode(old)
 
     def _lead(
-        self, flight: FlightRenewal, shared: InProcessFlight, producer: Producer, replaced: Seen
+        self,
+        leader: Leader,
+        renewals: list[FlightRenewal],
+        shared: InProcessFlight,
+        replaced: Seen,
     ) -> Steps:
         """Compute the value, store it, and hand it to the callers that share this flight.
 
@@ -212,67 +206,24 @@ class Flights:
         Raises:
             Overtaken: another thread leads instead.
         """
-        key, token = flight.key, flight.token
-        try:
-            keeper().add(flight)
-            value, encoded = yield from self._compute(key, producer)
-        except ProducerFailed as failed:
-            if isinstance(failed.error, Overtaken):
-                yield from self._completion(key, token).fail()
-                raise failed.error from None
-            pause = producer.error_ttl if isinstance(failed.error, Exception) else 0
-            yield from self._completion(key, token).fail(failed.describe(), pause)
-            raise
-        finally:  # In every case: followers would wait for ever for a flight that is renewed.
-            keeper().discard(flight)
+        [key] = leader.keys
+        values, encoded = yield from leader.lead(renewals)
         shared.asked += 1
-        [stored] = yield from self._completion(key, token).store(
-            {key: encoded}, producer, {key: replaced}
-        )
+        [stored] = yield from leader.store(encoded, {key: replaced})
         if stored is False:
             # A write or a delete came in between: only the caller gets the result.
-            logger.info("%s was written while it was computed; not stored", printable(key))
+            logger.info("%s was written while it was computed; not stored", leader)
         else:
-            shared.found, shared.computed = encoded, True
-        return value
+            shared.found, shared.computed = encoded[key], True
+        return values[key]
 
     def _found(self, shared: InProcessFlight, producer: Producer) -> Any:
         """The value that another caller of this process got."""
         if shared.computed:
-            emit_shared(self._server, producer)
+            producer.emit(self._server, Shared, False, 1)
         return producer.decode(shared.found)
 
-    # -- the parts ---------------------------------------------------------------------------
-
-    @property
-    def _lifetime(self) -> int:
-        return milliseconds(self._flight_timeout)
-
-    def _flight(
-        self, key: bytes, token: bytes, shared: InProcessFlight, producer: Producer
-    ) -> FlightRenewal:
-        about = (key, token, self._flight_timeout, shared, producer.group)
-        return FlightRenewal(self._server, *about)
-
-    def _completion(self, key: bytes, token: bytes) -> Completion:
-        return Completion(self._server, [key], token, self._flight_timeout)
-
-    def _compute(
-        self, key: bytes, producer: Producer, outage: BaseException | None = None
-    ) -> Steps:
-        """The value, and the value as Redis stores it."""
-        if outage:
-            log_without_redis(self._server, key, outage)
-        without_redis = outage is not None
-        with (
-            computing(self._server, (key,)),
-            computation_events(self._server, producer, 1, without_redis),
-        ):
-            value = yield Compute(producer.compute)
-        try:
-            return value, producer.encode(value)
-        except BaseException as error:  # It cannot be stored, so it cannot be shared.
-            raise ProducerFailed(error) from error
+    # -- asking Redis ------------------------------------------------------------------------
 
     def _ask_redis(
         self,
@@ -283,64 +234,53 @@ class Flights:
         outage: BaseException | None,
     ) -> Steps:
         """The value, TOO_LATE, or FOUND with the value in ``shared``."""
+        leader = self._leader(key, producer)
         if outage:
-            value, shared.found = yield from self._compute(key, producer, outage)
+            values = yield from leader.compute(outage)
+            shared.found, shared.computed = leader.encoded(values)[key], True
             shared.asked += 1
-            shared.computed = True
-            return value
-        token = token_for(producer.compute)
-        overtakes = self._in_thread
+            return values[key]
+        overtakes = self._runner.in_thread
         while True:
             try:
-                finding = self._find(key, token, shared, producer, deadline, overtakes)
-                outcome, replaced = yield from finding
+                outcome, replaced = yield from self._find(leader, shared, deadline, overtakes)
             except (RedisError, OSError) as error:
                 shared.outage = error
                 raise CoordinationError from error
             if outcome is not LEAD:
                 return outcome
-            flight = self._flight(key, token, shared, producer)
             with suppress(Overtaken):
-                return (yield from self._lead(flight, shared, producer, replaced))
+                return (yield from self._lead(leader, leader.renewals(shared), shared, replaced))
             overtakes = False  # Else two could overtake each other for ever.
-            token = token_for(producer.compute)  # The old one is the overtaker's to replace.
+            leader = self._leader(key, producer)  # The old token is the overtaker's to replace.
 
     def _find(
-        self,
-        key: bytes,
-        token: bytes,
-        shared: InProcessFlight,
-        producer: Producer,
-        deadline: float,
-        overtakes: bool,
+        self, leader: Leader, shared: InProcessFlight, deadline: float, overtakes: bool
     ) -> Steps:
         """LEAD and what is at the key now; FOUND when Redis has a value; or TOO_LATE."""
+        [key] = leader.keys
         while True:
             shared.asked += 1
-            take = partial(self._take, key, token, producer)
-            following = shared.computed
-            status, *news = yield from (
-                retry_during_failover(self._server, take) if following else take()
-            )
+            [(status, *news)] = yield from leader.take(following=shared.computed)
             if status == 1:
                 return LEAD, news
             if status == 2:
                 shared.found = news[0]
                 return FOUND, NOTHING
             if status == 3:
-                raise ComputationFailed(text(news[0]))
+                raise failure(news[0])
             if time.monotonic() >= deadline:
                 return TOO_LATE, NOTHING
-            leader, pttl = text(news[0]).encode(), news[1]
-            if overtakes and overtake(leader):
-                replaced = yield from self._take_over(key, token, leader)
+            token, pttl = as_bytes(news[0]), int(news[1])
+            if overtakes and overtake(token):
+                [replaced] = yield from leader.take_over({key: token})
                 if replaced is not None:
                     return LEAD, replaced
                 overtakes = False
                 continue
-            next_check = time.monotonic() + min(FOLLOWER_CHECK_SECONDS, max(int(pttl), 1) / 1000)
+            next_check = time.monotonic() + min(FOLLOWER_CHECK_SECONDS, max(pttl, 1) / 1000)
             shared.computed = True
-            yield WaitForLeader((flight_stream(key, leader),), min(next_check, deadline))
+            yield WaitForLeader((flight_stream(key, token),), min(next_check, deadline))
 
     def _final_read(self, key: bytes, producer: Producer) -> Steps:
         """The value, or TOO_LATE. The caller we waited for may have found a value in Redis."""
@@ -349,16 +289,3 @@ class Flights:
         except (RedisError, OSError):
             return TOO_LATE
         return TOO_LATE if stored is None else producer.decode(stored[0])
-
-    def _take_over(self, key: bytes, token: bytes, *leader: bytes) -> Steps:
-        """Lead from now on, in place of any leader or of ``leader``; returns what is at the key
-        now, or None if yet another caller leads."""
-        call = Call(TAKE_OVER, (key, flight_key(key)), (token, self._lifetime, *leader))
-        [replaced] = yield from run_or_abort([key], token, call)
-        return replaced
-
-    def _take(self, key: bytes, token: bytes, producer: Producer) -> Steps:
-        taking = (token, self._lifetime, producer.stale)
-        call = Call(TAKE_FLIGHT, (key, flight_key(key)), taking)
-        [(status, *news)] = yield from run_or_abort([key], token, call)
-        return (int(status), *news)

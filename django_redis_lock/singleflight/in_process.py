@@ -12,7 +12,6 @@ from typing import Any
 from ..forks import after_fork
 from ..protocol import new_token
 from ..transport import Server
-from .producer import Overtaken
 
 
 class LeaderRef:
@@ -39,6 +38,10 @@ FlightKey = tuple[Server, bytes, Any]
 in_flight: dict[FlightKey, InProcessFlight] = {}
 #: What this thread or task is computing.
 _computing: ContextVar[tuple[set[tuple[Server, bytes]], ...]] = ContextVar("computing", default=())
+
+
+class Overtaken(Exception):
+    """The call had not begun, and another thread computes the value instead."""
 
 
 class DeferredCall:

@@ -1,17 +1,23 @@
-"""The leader's part in Redis: it renews its flight, describes itself, and ends the flight with a
-value, without one, or after an interruption."""
+"""The leader's part of a flight: what it computes, and what it sends to Redis to begin the flight,
+to renew it, and to end it with a value, without one, or after an interruption."""
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from redis.exceptions import RedisError
 
+from .. import events
 from ..clock import time
+from ..events import Computed, Computing, Subject
 from ..keeper import Job, keeper
 from ..locking import DeferredRelease
 from ..notices import get_logger
@@ -29,11 +35,12 @@ from ..protocol import (
     printable,
 )
 from ..transport import Server, is_outage
-from .producer import Producer
-from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE
-from .steps import Run, Steps
+from .in_process import Overtaken, computing, token_for
+from .runners import Compute, Pause, ProducerFailed, Run, Steps
+from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER
 
 logger = get_logger("django_redis_lock.flights")
+outage_logger = get_logger("django_redis_lock.outage")
 
 #: What was at a value's key when its flight began: digest and expiry, as the scripts return them.
 Seen = Sequence[bytes | str]
@@ -43,6 +50,256 @@ NOTHING: Seen = ("", "0")
 STREAM_LIFETIME_MILLISECONDS = 10_000
 #: Seconds after which a computation is listed in the admin.
 DESCRIBE_AFTER_SECONDS = 0.5
+#: Seconds between two lines of the log about values computed without one server.
+LOG_PAUSE_SECONDS = 60.0
+
+
+class Producer(NamedTuple):
+    """What to compute and how to store it.
+
+    Attributes:
+        compute: returns the value.
+        encode: turns the value into what Redis stores.
+        decode: turns that into the value.
+        lifetime: milliseconds to store it; 0 without end, negative not at all.
+        stale: at the end of its lifetime, the milliseconds for which it is stale.
+        error_ttl: milliseconds after a failure in which others do not try again; 0 for none.
+        name, group, cache: see ``events.Subject``.
+    """
+
+    compute: Callable[[], Any]
+    encode: Callable[[Any], bytes | int]
+    decode: Callable[[Any], Any]
+    lifetime: int
+    stale: int = 0
+    error_ttl: int = 0
+    name: str = ""
+    group: str = ""
+    cache: Any = None
+
+    def subject(self, server: Server) -> Subject:
+        return Subject.of(self.name, self.group, "", server, self.cache)
+
+    def emit(self, server: Server, kind: Callable[..., Any], *about: Any) -> None:
+        """Emit an event of this ``kind`` about the value."""
+        if events.listeners:
+            events.emit(kind(self.subject(server), *about))
+
+
+class Leader:
+    """A caller that leads the flights of some keys, or asks to.
+
+    Args:
+        server: where the values are.
+        timeout: seconds after which the flights end by themselves.
+        keys: of the values.
+        producer: how to store the values.
+        produce: computes several, as a dict by key; left out, ``producer`` computes the only one.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        timeout: float,
+        keys: list[bytes],
+        producer: Producer,
+        produce: Callable[[list[bytes]], Any] | None = None,
+    ) -> None:
+        self.server = server
+        self.timeout = timeout
+        self.keys = keys
+        self.producer = producer
+        self.token = token_for(producer.compute)
+        self._produce = produce
+
+    def __str__(self) -> str:
+        first = printable(self.keys[0])
+        return first if len(self.keys) == 1 else f"{first} and {len(self.keys) - 1} more"
+
+    # -- to begin ----------------------------------------------------------------------------
+
+    def take(self, following: bool = False) -> Steps:
+        """Run TAKE_FLIGHT for each key; returns the replies.
+
+        Args:
+            following: the caller has waited for another leader. It wants the value and not an
+                error, so an outage is retried until a failover would be complete.
+        """
+        args = (self.token, milliseconds(self.timeout), self.producer.stale)
+        calls = tuple(Call(TAKE_FLIGHT, (key, flight_key(key)), args) for key in self.keys)
+        until = time.monotonic() + (self.server.FAILOVER_SECONDS if following else 0.0)
+        while True:
+            try:
+                replies = yield from self._run_or_abort(*calls)
+                return [(int(status), *news) for status, *news in replies]
+            except (RedisError, OSError) as error:
+                if not is_outage(error) or time.monotonic() >= until:
+                    raise
+            yield Pause(0.1)
+
+    def take_over(self, leaders: Mapping[bytes, bytes] | None = None) -> Steps:
+        """Lead from now on, for each key in place of this leader, or of any; returns what is at the
+        keys now, None where yet another caller leads."""
+        args = (self.token, milliseconds(self.timeout))
+        calls = (
+            Call(TAKE_OVER, (key, flight_key(key)), (*args, leaders[key]) if leaders else args)
+            for key in leaders or self.keys
+        )
+        return (yield from self._run_or_abort(*calls))
+
+    def _run_or_abort(self, *calls: Call) -> Steps:
+        """The replies to ``calls``. A caller that is interrupted (by cancellation, Ctrl-C or a time
+        limit) cannot know whether it leads, so it ends its flights."""
+        try:
+            return (yield Run(calls))
+        except (RedisError, OSError, GeneratorExit):
+            raise
+        except BaseException:
+            try:
+                yield Run(self._endings(), done=True)
+            except (RedisError, OSError):
+                pass  # Then they expire.
+            raise
+
+    # -- to compute --------------------------------------------------------------------------
+
+    def renewals(self, of: object) -> list[FlightRenewal]:
+        """What the keeper does during the computation, as long as ``of`` exists."""
+        about = (self.token, self.timeout, of, self.producer.group)
+        return [FlightRenewal(self.server, key, *about) for key in self.keys]
+
+    def lead(self, renewals: Sequence[FlightRenewal]) -> Steps:
+        """The computed values by key, and the values as Redis stores them. The keeper renews the
+        flights; if the computation fails, they end.
+
+        Raises:
+            Overtaken: another thread leads instead.
+        """
+        try:
+            for renewal in renewals:
+                keeper().add(renewal)
+            values = yield from self.compute()
+            return values, self.encoded(values)
+        except ProducerFailed as failed:
+            if isinstance(failed.error, Overtaken):
+                yield from self.fail()
+                raise failed.error from None
+            pause = self.producer.error_ttl if isinstance(failed.error, Exception) else 0
+            yield from self.fail(failed.describe(), pause)
+            raise
+        finally:  # In every case: followers would wait for ever for a flight that is renewed.
+            for renewal in renewals:
+                keeper().discard(renewal)
+
+    def compute(self, outage: BaseException | None = None) -> Steps:
+        """The values by key.
+
+        Args:
+            outage: why Redis is unavailable.
+        """
+        if outage:
+            self._log_without_redis(outage)
+        with computing(self.server, self.keys), self._computation_events(outage is not None):
+            if self._produce is None:
+                return {self.keys[0]: (yield Compute(self.producer.compute))}
+            return (yield Compute(partial(self._produce, self.keys)))
+
+    def encoded(self, values: Mapping[bytes, Any]) -> dict[bytes, bytes | int]:
+        """The values as Redis stores them."""
+        try:
+            return {key: self.producer.encode(value) for key, value in values.items()}
+        except BaseException as error:  # It cannot be stored, so it cannot be shared.
+            raise ProducerFailed(error) from error
+
+    @contextmanager
+    def _computation_events(self, without_redis: bool) -> Iterator[None]:
+        """Emit events about the computation in the ``with`` block."""
+        if not events.listeners:
+            yield
+            return
+        subject, values, error = self.producer.subject(self.server), len(self.keys), None
+        events.emit(Computing(subject))
+        began = time.monotonic()
+        try:
+            yield
+        except BaseException as failed:
+            error = getattr(failed, "error", failed)  # As the producer raised it.
+            if isinstance(error, Overtaken):
+                error, values = None, 0
+            raise
+        finally:
+            seconds = time.monotonic() - began
+            events.emit(Computed(subject, seconds, error, values, without_redis))
+
+    def _log_without_redis(self, error: BaseException) -> None:
+        """Log that values are computed without Redis: the first, then one line a minute for each
+        server."""
+        unlogged = _unlogged.setdefault(self.server, _Unlogged())
+        unlogged.values += len(self.keys)
+        now = time.monotonic()
+        if now - unlogged.logged_at >= LOG_PAUSE_SECONDS:
+            unlogged.logged_at, number, unlogged.values = now, unlogged.values, 0
+            outage_logger.warning(
+                "Redis does not answer, get_or_set computes without it: %s, and %d other values "
+                "since the last such line (%s)",
+                *(printable(self.keys[0]), number - 1, error),
+            )
+
+    # -- to end ------------------------------------------------------------------------------
+
+    def store(self, encoded: Mapping[bytes, bytes | int], replaced: Mapping[bytes, Seen]) -> Steps:
+        """End the flights, each with its value if there is one, in one round trip. Does not raise
+        if Redis is down: the caller still gets the computed values.
+
+        Args:
+            encoded: the values as Redis stores them.
+            replaced: what was at the keys when the flights began.
+
+        Returns: for each key whether the value was stored; None: unknown.
+        """
+        about = (self.producer.lifetime, STREAM_LIFETIME_MILLISECONDS)
+        calls = tuple(
+            Call(STORE, self._keys(key), (self.token, encoded[key], *about, *seen))
+            if key in encoded and (seen := replaced.get(key) or NOTHING)
+            else self._ending(key)
+            for key in self.keys
+        )
+        try:
+            mine = yield from self._run_or_abort(*calls)
+            return [bool(one) for one in mine]
+        except (RedisError, OSError) as error:
+            logger.warning("Could not store %s: %s", self, error)
+            if is_outage(error):
+                self._end_later(calls)
+            else:  # Redis refuses the value, so the followers must not wait for it.
+                yield from self.fail()
+            return [None for _ in self.keys]
+
+    def fail(self, message: str = "", pause: int = 0) -> Steps:
+        """End the flights without a value. For ``pause`` ms other callers do not compute, but get
+        an error with ``message``."""
+        calls = self._endings(message, pause)
+        try:
+            yield from self._run_or_abort(*calls)
+        except (RedisError, OSError) as error:
+            logger.warning("Could not end the computation of %s: %s", self, error)
+            if is_outage(error):
+                self._end_later(calls)
+
+    def _endings(self, message: str = "", pause: int = 0) -> tuple[Call, ...]:
+        return tuple(self._ending(key, message, pause) for key in self.keys)
+
+    def _ending(self, key: bytes, message: str = "", pause: int = 0) -> Call:
+        args = (self.token, STREAM_LIFETIME_MILLISECONDS, message if pause else "", pause)
+        return Call(END_FLIGHT, self._keys(key), args)
+
+    def _keys(self, key: bytes) -> tuple[bytes, ...]:
+        return key, flight_key(key), flight_stream(key, self.token)
+
+    def _end_later(self, calls: Sequence[Call]) -> None:
+        """Have the keeper repeat ``calls``, which failed: until then the followers wait."""
+        for call in calls:
+            keeper().add(DeferredRelease(self.server, call, self.timeout))
 
 
 class FlightRenewal(Job):
@@ -69,7 +326,7 @@ class FlightRenewal(Job):
         self._keys = (flight_key(key), flight_leader(key), server.index_of(FLIGHTS, key))
         self.key, self.token = key, token
         self._args = (token, milliseconds(lifetime), key)
-        self._thread = encodable(threading.current_thread().name)
+        self._thread = threading.current_thread().name
         self._named = False
         self._renewals = 0
         super().__init__(server, self._began + min(lifetime / 3, DESCRIBE_AFTER_SECONDS))
@@ -84,7 +341,7 @@ class FlightRenewal(Job):
     def _leader(self, now: float) -> tuple[str, ...]:
         """The milliseconds since the computation began, and the description of the leader."""
         lifetime = self._args[1]
-        leader = Owner(fingerprint(self.token), hostname(), os.getpid(), self._thread)
+        leader = Owner(fingerprint(self.token), hostname(), os.getpid(), encodable(self._thread))
         facts: tuple[str, ...] = ("lifetime", str(lifetime), "renews", "1")
         if self._group:
             facts = (*facts, "group", self._group)
@@ -101,92 +358,13 @@ class FlightRenewal(Job):
         self.due = now + min(self._lifetime / 12, 1.0)
 
 
-class Completion(NamedTuple):
-    """How the flights of one leader end.
+class _Unlogged:
+    """The number of values computed without one server since the last log line. Not exact if
+    several threads count at once."""
 
-    Attributes:
-        keys: of the values.
-        timeout: seconds after which the flights end by themselves.
-    """
-
-    server: Server
-    keys: Sequence[bytes]
-    token: bytes
-    timeout: float
-
-    def store(
-        self,
-        encoded: Mapping[bytes, bytes | int],
-        producer: Producer,
-        replaced: Mapping[bytes, Seen],
-    ) -> Steps:
-        """End the flights, each with its value if there is one, in one round trip. Does not raise
-        if Redis is down: the caller still gets the computed values.
-
-        Args:
-            encoded: the values as Redis stores them.
-            replaced: what was at the keys when the flights began.
-
-        Returns: for each key whether the value was stored; None: unknown.
-        """
-        about = (producer.lifetime, STREAM_LIFETIME_MILLISECONDS)
-        calls = tuple(
-            Call(STORE, _keys(key, self.token), (self.token, encoded[key], *about, *seen))
-            if key in encoded and (seen := replaced.get(key) or NOTHING)
-            else _ending(key, self.token)
-            for key in self.keys
-        )
-        try:
-            mine = yield from run_or_abort(self.keys, self.token, *calls)
-            return [bool(one) for one in mine]
-        except (RedisError, OSError) as error:
-            logger.warning("Could not store %s: %s", self, error)
-            if is_outage(error):
-                self._end_later(calls)
-            else:  # Redis refuses the value, so the followers must not wait for it.
-                yield from self.fail()
-            return [None for _ in self.keys]
-
-    def fail(self, message: str = "", pause: int = 0) -> Steps:
-        """End the flights without a value. For ``pause`` ms other callers do not compute, but get
-        an error with ``message``."""
-        calls = tuple(_ending(key, self.token, message, pause) for key in self.keys)
-        try:
-            yield from run_or_abort(self.keys, self.token, *calls)
-        except (RedisError, OSError) as error:
-            logger.warning("Could not end the computation of %s: %s", self, error)
-            if is_outage(error):
-                self._end_later(calls)
-
-    def _end_later(self, calls: Sequence[Call]) -> None:
-        """Have the keeper repeat ``calls``, which failed: until then the followers wait."""
-        for call in calls:
-            keeper().add(DeferredRelease(self.server, call, self.timeout))
-
-    def __str__(self) -> str:
-        first = printable(self.keys[0])
-        return first if len(self.keys) == 1 else f"{first} and {len(self.keys) - 1} more"
+    def __init__(self) -> None:
+        self.logged_at = -math.inf
+        self.values = 0
 
 
-def run_or_abort(keys: Sequence[bytes], token: bytes, *calls: Call) -> Steps:
-    """The replies to ``calls``. A caller that is interrupted (by cancellation, Ctrl-C or a time
-    limit) cannot know whether it leads the flights of ``keys``, so it ends them."""
-    try:
-        return (yield Run(calls))
-    except (RedisError, OSError, GeneratorExit):
-        raise
-    except BaseException:
-        try:
-            yield Run(tuple(_ending(key, token) for key in keys), done=True)
-        except (RedisError, OSError):
-            pass  # Then they expire.
-        raise
-
-
-def _ending(key: bytes, token: bytes, message: str = "", pause: int = 0) -> Call:
-    args = (token, STREAM_LIFETIME_MILLISECONDS, message if pause else "", pause)
-    return Call(END_FLIGHT, _keys(key, token), args)
-
-
-def _keys(key: bytes, token: bytes) -> tuple[bytes, ...]:
-    return key, flight_key(key), flight_stream(key, token)
+_unlogged: WeakKeyDictionary[Server, _Unlogged] = WeakKeyDictionary()

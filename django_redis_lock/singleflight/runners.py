@@ -1,4 +1,5 @@
-"""Execute the steps of flights, in threads and in tasks of an event loop."""
+"""The steps that the generators of this package yield, and what executes them: in threads, and in
+tasks of an event loop."""
 
 from __future__ import annotations
 
@@ -6,17 +7,18 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ..clock import time
-from ..keeper import keeper
+from ..keeper import Job, keeper
 from ..locking import in_background
 from ..notices import ThreadPool
+from ..protocol import Call
 from ..transport import (
     aconnect,
     adrive,
@@ -30,19 +32,9 @@ from ..transport import (
     run_all,
     server_of,
 )
-from .flight import Flights
-from .producer import ProducerFailed
-from .steps import (
-    Compute,
-    Pause,
-    Run,
-    RunInBackground,
-    Step,
-    Steps,
-    WaitForEvent,
-    WaitForLeader,
-)
 
+#: The longest message of a failed computation that other callers get.
+MAX_MESSAGE_CHARACTERS = 500
 #: Seconds a follower pauses after its connection broke.
 RETRY_PAUSE_SECONDS = 0.05
 
@@ -50,24 +42,85 @@ RETRY_PAUSE_SECONDS = 0.05
 background = ThreadPool("django_redis_lock", threads=4, max_waiting=64, idle_seconds=5.0)
 
 
+class Run(NamedTuple):
+    """Run scripts, in one round trip; sends their replies. With ``done`` also if the task is
+    cancelled."""
+
+    calls: tuple[Call, ...]
+    done: bool = False
+
+
+class Compute(NamedTuple):
+    """Call a function, and await it if it is awaitable; sends what it returns."""
+
+    function: Callable[[], Any]
+
+
+class WaitForLeader(NamedTuple):
+    """Wait until one of the flights with these streams has ended, or until a monotonic time."""
+
+    streams: tuple[bytes, ...]
+    until: float
+
+
+class WaitForEvent(NamedTuple):
+    """Wait for an event of this process, or until a monotonic time; sends whether it came."""
+
+    event: Any
+    until: float
+
+
+class Pause(NamedTuple):
+    """Do nothing for so many seconds."""
+
+    seconds: float
+
+
+class RunInBackground(NamedTuple):
+    """Execute these steps in the background; sends whether the queue had room. Until they begin,
+    the keeper does ``renewal``; they end it."""
+
+    steps: Generator[Any, Any, Any]
+    renewal: Job
+
+
+Step = Run | Compute | WaitForLeader | WaitForEvent | Pause | RunInBackground
+Steps = Generator[Step, Any, Any]
+
+
+class ProducerFailed(Exception):
+    """The function of a ``Compute`` raised ``error``, which the runner raises to the caller. (Not
+    every exception can pass through a generator: it handles GeneratorExit and StopIteration.)"""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+    def describe(self) -> str:
+        return f"{type(self.error).__name__}: {self.error}"[:MAX_MESSAGE_CHARACTERS]
+
+
 class ThreadRunner:
     """Executes the steps of a flight in the calling thread.
 
     Args:
         client: redis-py client of the primary.
-        flight_timeout: seconds after which the followers of a dead leader take over.
         afterwards: called in the background thread after a refresh.
     """
 
-    def __init__(
-        self, client: Any, flight_timeout: float, afterwards: Callable[[], Any] = lambda: None
-    ) -> None:
+    #: Makes what other callers of this process wait for.
+    new_event = threading.Event
+    #: Stands for the callers that wait for each other in memory, such as the tasks of an event
+    #: loop; None for threads.
+    group: Any = None
+    #: Whether a thread waits for the caller: it is the caller, or has asyncio run it.
+    in_thread = True
+
+    def __init__(self, client: Any, afterwards: Callable[[], Any] = lambda: None) -> None:
         self._client = client
         self._pid = os.getpid()
         self._afterwards = afterwards
         self.server = server_of(client)
-        self.in_thread = True
-        self.flights = Flights(self.server, flight_timeout, threading.Event)
 
     def do(self, steps: Steps) -> Any:
         """Execute ``steps``; returns their result."""
@@ -133,18 +186,19 @@ class AsyncRunner:
 
     Args:
         client: redis.asyncio client of the primary.
-        flight_timeout: seconds after which the followers of a dead leader take over.
         thread: stands for the thread that waits for the task; None if none does. It may be the one
             that a computation of this loop needs, so that must not be waited for.
+
+    Attributes: as of ``ThreadRunner``.
     """
 
-    def __init__(self, client: Any, flight_timeout: float, thread: Any = None) -> None:
+    new_event = asyncio.Event
+
+    def __init__(self, client: Any, thread: Any = None) -> None:
         self._client = client
         self.server = server_of(client)
         self.in_thread = thread is not None
-        group = thread if self.in_thread else asyncio.get_running_loop()
-        callers = (asyncio.Event, group, self.in_thread)
-        self.flights = Flights(self.server, flight_timeout, *callers)
+        self.group = thread if self.in_thread else asyncio.get_running_loop()
 
     async def do(self, steps: Steps) -> Any:
         """Execute ``steps``; returns their result."""

@@ -33,7 +33,7 @@ from django.core.cache import cache
 from redis.exceptions import RedisError
 
 from django_redis_lock import Lock, LockError, Redlock, events
-from django_redis_lock.singleflight.flight import Flights
+from django_redis_lock.singleflight.leader import Leader
 
 from .history import History
 
@@ -180,13 +180,13 @@ class Work:
     def cache(self) -> None:
         """Read through ``get_or_set``, and write and delete what others compute."""
         events.subscribe(self._on_event)
-        take = Flights._take
+        take = Leader.take
 
-        def noted_take(*arguments: Any) -> Any:
+        def noted_take(*arguments: Any, **options: Any) -> Any:
             self._took = time.time()
-            return take(*arguments)
+            return take(*arguments, **options)
 
-        Flights._take = noted_take  # type: ignore[method-assign]
+        Leader.take = noted_take  # type: ignore[method-assign]
         while self.goes_on():
             self.attempt(self._write if self.random.random() < 0.1 else self._read)
             time.sleep(0.002)

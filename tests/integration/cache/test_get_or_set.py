@@ -21,10 +21,10 @@ from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
-from django_redis_lock.singleflight import flight, in_process, producer, runners
+from django_redis_lock.singleflight import flight, in_process, runners
 from django_redis_lock.singleflight.leader import FlightRenewal
+from django_redis_lock.singleflight.runners import WaitForLeader
 from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
-from django_redis_lock.singleflight.steps import WaitForLeader
 from django_redis_lock.transport import execute
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
@@ -899,7 +899,7 @@ def test_values_computed_without_redis_are_logged_once_a_minute_and_counted(
 
     [line] = lines()
     assert ":1:report, and 0 other values" in line
-    monkeypatch.setattr(producer, "LOG_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("django_redis_lock.singleflight.leader.LOG_PAUSE_SECONDS", 0.0)
     cache.get_or_set("other", 1)
     assert f":1:other, and {len(WAYS_TO_ASK) - 1} other values" in lines()[-1]
 
