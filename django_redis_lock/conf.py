@@ -15,14 +15,16 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.dispatch import receiver
 
-from .fallback import check_on_redis_down
+from .fallback import ON_REDIS_DOWN
 from .protocol import check_count, check_seconds, check_share
 from .transport import set_limits
 
-__all__ = ["FOR_THE_PROCESS", "ON_WAIT_TIMEOUT", "Conf"]
+__all__ = ["FOR_THE_PROCESS", "ON_WAIT_TIMEOUT", "SETTING", "Conf"]
 
 T = TypeVar("T")
 
+#: Stands for an argument left out, where None would be a value: the setting applies.
+SETTING: Any = object()
 #: What a follower does when its wait has timed out.
 ON_WAIT_TIMEOUT = ("compute", "raise", "default")
 #: What ``get_or_set`` does while Redis is down.
@@ -209,7 +211,7 @@ class Conf:
     def ON_REDIS_DOWN(self) -> str:
         """What a lock does when Redis is down: "raise", "local" (take a lock of this host instead)
         or "run" (run without a lock)."""
-        return self._checked(check_on_redis_down, "ON_REDIS_DOWN", "raise")
+        return self._choice("ON_REDIS_DOWN", ON_REDIS_DOWN)
 
     @property
     def REPLICAS(self) -> int:

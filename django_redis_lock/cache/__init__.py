@@ -12,12 +12,11 @@ from .lock_factory import (
     lock_caches,
 )
 from .locmem import LocMemCache
-from .options import SETTING, GetOrSetArguments, GetOrSetOptions
+from .options import GetOrSetArguments, GetOrSetOptions
 
 __all__ = [
     "BACKEND",
     "LOCAL_BACKEND",
-    "SETTING",
     "BackendCannotLock",
     "GetOrSetArguments",
     "GetOrSetOptions",

@@ -5,29 +5,42 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.functional import cached_property
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
 from django_redis.client import DefaultClient, HerdClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
-from ..transport import OUTAGE
+from ..singleflight import InProcessFlight
+from ..transport import (
+    OUTAGE,
+    Breaker,
+    CircuitOpen,
+    Topology,
+    is_busy,
+    is_pool_exhausted,
+    server_of,
+)
+from .get_or_set import MISSING, cold_read
 from .get_or_set_many import GetOrSetMany
 from .invalidation import flight_ending
-from .reading import RedisReading
 
-_MISSING = object()
 #: The errors of an outage, or of a command that Redis refuses.
 _FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
+T = TypeVar("T")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -37,7 +50,7 @@ def _ignoring_outages(method: _Method) -> _Method:
     return decorated
 
 
-class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no types
+class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no types
     """django-redis's cache. Each method documents its differences."""
 
     def _lock_client(self) -> Any:
@@ -60,6 +73,89 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
 
     def _decode(self, kept: Any) -> Any:
         return self.client.decode(kept)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def _read_or_join(self, key: str, version: int | None) -> Any:
+        if self._pool is None or not _must_connect(self._pool):
+            return self._read_value(key, version, self._in_flight(key, version))
+        with cold_read(server_of(self._lock_client())) as waited:
+            flight = self._in_flight(key, version)
+            return MISSING if waited and flight else self._read_value(key, version, flight)
+
+    def _read_value(self, key: str, version: int | None, flight: InProcessFlight | None) -> Any:
+        """The value, or MISSING. While this process computes it, in ``flight``, one thread at a
+        time reads it; the others wait for the flight."""
+        if flight and not flight.read_lock.acquire(blocking=False):
+            return MISSING
+        try:
+            return self._with_breaker(self.client.get, key, default=MISSING, version=version)
+        except ConnectionInterrupted as error:
+            # If all connections of the pool are in use, or the server is busy with a script, the
+            # caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
+            cause = error.__cause__
+            if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
+                return MISSING
+            raise
+        finally:
+            if flight:
+                flight.read_lock.release()
+
+    @cached_property
+    def _breaker(self) -> Breaker | None:
+        """The circuit breaker; None if django-redis may read from another server."""
+        client = self.client
+        if isinstance(client, ShardClient) or not isinstance(client, DefaultClient):
+            return None
+        if len(client._server) != 1:
+            return None
+        server = server_of(self._lock_client())
+        return None if isinstance(server, Topology) else server.breaker
+
+    @cached_property
+    def _pool(self) -> Any:
+        """django-redis's connection pool, if it shows its idle connections."""
+        if self._breaker is None:
+            return None
+        pool = self.client.get_client(write=False).connection_pool
+        return pool if hasattr(pool, "_available_connections") else None
+
+    def _with_breaker(self, read: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call ``read``, unless the circuit breaker is open.
+
+        Raises:
+            ConnectionInterrupted: Redis is down.
+        """
+        breaker = self._breaker
+        if breaker is None:
+            return read(*args, **options)
+        if breaker.failing:
+            try:
+                breaker.admit(None)
+            except CircuitOpen as error:
+                raise ConnectionInterrupted(connection=None) from error
+        began = time.monotonic()
+        try:
+            found = read(*args, **options)
+        except ConnectionInterrupted as error:
+            cause = error.__cause__
+            unreachable = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
+            if cause is not None and unreachable and not is_pool_exhausted(cause):
+                breaker.failed(cause, time.monotonic() - began)
+            raise
+        if breaker.failing:
+            breaker.answered()
+        return found
+
+    def _read_many(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        # If all connections of the pool are in use, TAKE_FLIGHT reads the values.
+        try:
+            return self._with_breaker(self.client.get_many, names, version=version), None
+        except ConnectionInterrupted as error:
+            cause = error.__cause__ or error
+            return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
 
     # -- writes end flights ------------------------------------------------------------------
 
@@ -165,7 +261,7 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
             return self.client.incr_version(key, delta, version, **by)
         except ValueError:
             # django-redis treats None as a missing value.
-            if self.client.get(key, _MISSING, version=version, **by) is _MISSING:
+            if self.client.get(key, MISSING, version=version, **by) is MISSING:
                 raise
         version = self.version if version is None else version
         original = key.original_key() if isinstance(key, CacheKey) else key
@@ -245,3 +341,11 @@ class RedisCache(RedisReading, GetOrSetMany, DjangoRedisCache):  # type: ignore[
         if isinstance(self.client, ShardClient):
             return {} if client is None else {"client": client}
         return {"client": flight_ending(client or self.client.get_client(write=True))}
+
+
+def _must_connect(pool: Any) -> bool:
+    """Whether the next connection from ``pool`` is not open yet."""
+    try:
+        return pool._available_connections[-1]._sock is None
+    except IndexError:
+        return True

@@ -1,10 +1,18 @@
-"""``get_or_set`` and ``compute``: they turn Django's arguments into those of ``singleflight``."""
+"""``get_or_set`` and ``compute``: they turn Django's arguments into those of ``singleflight``, and
+read the value first.
+
+A *cold* read has to open a connection first. When many threads read at once, at most ``COLD_READS``
+of them open a connection to a server at a time; the others then reuse a free one.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
@@ -14,19 +22,26 @@ from redis.exceptions import RedisError
 
 from ..clock import time
 from ..exceptions import LockNotAcquired
+from ..forks import after_fork
+from ..protocol import Call
 from ..singleflight import (
+    READ,
     TOO_LATE,
     AsyncRunner,
     CoordinationError,
     DeferredCall,
+    FlightKey,
     Flights,
+    InProcessFlight,
     Producer,
+    Run,
     Steps,
     ThreadRunner,
+    in_flight,
 )
-from ..transport import asyncio_client
+from ..transport import Server, asyncio_client, server_of
+from .lock_factory import LockCache
 from .options import GetOrSetOptions
-from .reading import MISSING, Reading
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,7 +49,43 @@ if TYPE_CHECKING:
     from .options import GetOrSetArguments
 
 
-class GetOrSet(Reading):
+Runner = ThreadRunner | AsyncRunner
+
+#: Returned if there is no value.
+MISSING = object()
+
+#: How many threads of this process open a connection for reading to one server at a time.
+COLD_READS = 2
+#: Seconds a thread waits for its turn; then it reads in any case.
+COLD_READ_TIMEOUT_SECONDS = 0.25
+
+_cold_reads: WeakKeyDictionary[Server, threading.BoundedSemaphore] = WeakKeyDictionary()
+after_fork(_cold_reads.clear)
+
+
+@contextmanager
+def cold_read(server: Server) -> Iterator[bool]:
+    """Wait for the turn to open a connection to ``server``; yields whether this thread waited.
+
+    A thread that has waited too long goes ahead, and later threads use a new semaphore: the threads
+    that hold the old one hang, or an exception from a signal handler prevented its release.
+    """
+    semaphore = _cold_reads.get(server)
+    if semaphore is None:
+        semaphore = _cold_reads.setdefault(server, threading.BoundedSemaphore(COLD_READS))
+    waited = not semaphore.acquire(blocking=False)
+    if waited and not semaphore.acquire(timeout=COLD_READ_TIMEOUT_SECONDS):
+        if _cold_reads.get(server) is semaphore:
+            _cold_reads.pop(server, None)
+        yield True
+        return
+    try:
+        yield waited
+    finally:
+        semaphore.release()
+
+
+class GetOrSet(LockCache):
     """The part of ``RedisCache`` and ``LocMemCache`` that computes missing values."""
 
     def get_or_set(
@@ -91,10 +142,8 @@ class GetOrSet(Reading):
                     return value
             except ConnectionInterrupted as error:
                 outage = self._without_redis(error.__cause__ or error)
-        runner = self._thread_runner()
-        prepared = self._prepared(key, default, timeout, version, options)
-        read = bool(prepared[0].stale)
-        return runner.do(self._value(runner, key, default, *prepared, outage, read))
+        runner, what = self._thread_runner(), (key, default, timeout, version)
+        return runner.do(self._value(runner, *what, options, outage, read=bool(may_be_stale)))
 
     async def aget_or_set(
         self,
@@ -106,9 +155,8 @@ class GetOrSet(Reading):
     ) -> Any:
         """``get_or_set`` for asyncio. A coroutine function as ``default`` is awaited; any other
         callable runs in Django's thread for synchronous code."""
-        runner = self._async_runner()
-        prepared = self._prepared(key, awaitable(default), timeout, version, options)
-        return await runner.do(self._value(runner, key, default, *prepared, None, read=True))
+        runner, what = self._async_runner(), (key, awaitable(default), timeout, version)
+        return await runner.do(self._value(runner, *what, options))
 
     def compute(
         self,
@@ -121,9 +169,8 @@ class GetOrSet(Reading):
         """Compute, store and return the value of ``key`` even if there is one. Callers that find no
         value wait for this one. If the key is written during the computation, the result
         is not stored. Arguments as for ``get_or_set``."""
-        runner = self._thread_runner()
-        _, producer, nkey = self._prepared(key, default, timeout, version, options)
-        return runner.do(self._flights(runner).compute_anyway(nkey, producer))
+        runner, what = self._thread_runner(), (key, default, timeout, version)
+        return runner.do(self._computed(runner, *what, options))
 
     async def acompute(
         self,
@@ -134,9 +181,8 @@ class GetOrSet(Reading):
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
         """``compute`` for asyncio."""
-        runner = self._async_runner()
-        _, producer, nkey = self._prepared(key, awaitable(default), timeout, version, options)
-        return await runner.do(self._flights(runner).compute_anyway(nkey, producer))
+        runner, what = self._async_runner(), (key, awaitable(default), timeout, version)
+        return await runner.do(self._computed(runner, *what, options))
 
     def locked_get_or_set(
         self,
@@ -179,20 +225,33 @@ class GetOrSet(Reading):
     ) -> tuple[GetOrSetOptions, Producer, bytes]:
         """The options with the settings, the producer, and the key in Redis."""
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        producer = self._producer(key, default, timeout, chosen)
+        compute = default if callable(default) else lambda: default
+        producer = self._producer(key, compute, timeout, chosen)
         return chosen, producer, self._encoded_key(key, version)
+
+    def _computed(self, runner: Runner, *what: Any) -> Steps:
+        """The steps of ``compute``."""
+        _, producer, nkey = self._prepared(*what)
+        return (yield from self._flights(runner).compute_anyway(nkey, producer))
 
     def _value(
         self,
-        runner: ThreadRunner | AsyncRunner,
+        runner: Runner,
         key: str,
         default: Any,
-        chosen: GetOrSetOptions,
-        producer: Producer,
-        nkey: bytes,
-        outage: BaseException | None,
-        read: bool,
+        timeout: float | None,
+        version: int | None,
+        options: GetOrSetArguments,
+        outage: BaseException | None = None,
+        read: bool = True,
     ) -> Steps:
+        """The steps of ``get_or_set``, after the first read that found nothing, if there was one.
+
+        Args:
+            outage: why that read failed.
+            read: whether there was none.
+        """
+        chosen, producer, nkey = self._prepared(key, default, timeout, version, options)
         deadline = time.monotonic() + chosen.wait
         flights = self._flights(runner)
         if read:
@@ -219,6 +278,54 @@ class GetOrSet(Reading):
             return None if callable(default) else default
         return (yield from flights.compute_anyway(nkey, producer, outage))
 
+    # -- reading -----------------------------------------------------------------------------
+
+    def _read_or_join(self, key: str, version: int | None) -> Any:
+        """The value, or MISSING, which is also the answer where the caller is to join a computation
+        of this process.
+
+        Raises:
+            ConnectionInterrupted: Redis could not be asked.
+        """
+        raise NotImplementedError
+
+    def _read_many(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        """The stored values, and the error if Redis is down."""
+        raise NotImplementedError
+
+    def _read(self, flight_id: FlightKey, stale: bool) -> Steps:
+        """The stored value with its remaining lifetime; None if there is none, or if this read can
+        be left out because TAKE_FLIGHT returns the value."""
+        server, _, group = flight_id
+        if not stale and flight_id not in in_flight:
+            return None
+        if group is not None or not server.must_connect():
+            return (yield from self._get_with_lifetime(flight_id))
+        with cold_read(server) as waited:
+            if waited and flight_id in in_flight:
+                return None
+            return (yield from self._get_with_lifetime(flight_id))
+
+    def _get_with_lifetime(self, flight_id: FlightKey) -> Steps:
+        flight = in_flight.get(flight_id)
+        if flight is not None and not flight.read_lock.acquire(blocking=False):
+            return None
+        try:
+            [stored] = yield Run((Call(READ, (flight_id[1],), ()),))
+            return stored
+        finally:
+            if flight is not None:
+                flight.read_lock.release()
+
+    def _in_flight(self, key: str, version: int | None) -> InProcessFlight | None:
+        """The flight of this process's threads for the value of ``key``."""
+        if not in_flight:
+            return None
+        flight_id = (server_of(self._lock_client()), self._encoded_key(key, version), None)
+        return in_flight.get(flight_id)
+
     def _without_redis(self, error: BaseException) -> BaseException:
         """``error``, an outage or a refusal of Redis; raises it if VALUES_ON_REDIS_DOWN is
         ``"raise"``. Otherwise the caller gets a computed value (invariant C3)."""
@@ -227,14 +334,10 @@ class GetOrSet(Reading):
         return error
 
     def _producer(
-        self,
-        key: str,
-        default: Any,
-        timeout: float | None,
-        chosen: GetOrSetOptions,
+        self, key: str, compute: Callable[..., Any], timeout: float | None, chosen: GetOrSetOptions
     ) -> Producer:
         return Producer(
-            default if callable(default) else lambda: default,
+            compute,
             self._encoded,
             self._decode,
             chosen.lifetime(self._timeout(timeout)),
@@ -244,6 +347,10 @@ class GetOrSet(Reading):
             chosen.group or "",
             self,
         )
+
+    def _encoded_key(self, key: str, version: int | None) -> bytes:
+        made = self.make_key(key, version=version)
+        return bytes(self._lock_client().get_encoder().encode(made))
 
     def _encode(self, value: Any) -> Any:
         raise NotImplementedError
@@ -259,7 +366,7 @@ class GetOrSet(Reading):
     def _timeout(self, timeout: float | None) -> float | None:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
 
-    def _flights(self, runner: ThreadRunner | AsyncRunner) -> Flights:
+    def _flights(self, runner: Runner) -> Flights:
         return Flights(runner, self.conf.FLIGHT_TIMEOUT)
 
     def _thread_runner(self) -> ThreadRunner:

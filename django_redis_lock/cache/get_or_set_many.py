@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,8 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from ..clock import time
 from ..exceptions import LockNotAcquired
-from ..singleflight import AsyncRunner, CoordinationError, MultiFlight, Steps, ThreadRunner
-from .get_or_set import GetOrSet, awaitable
+from ..singleflight import CoordinationError, MultiFlight, Steps
+from .get_or_set import GetOrSet, Runner, awaitable
 from .options import GetOrSetOptions
 
 if TYPE_CHECKING:
@@ -40,13 +39,9 @@ class GetOrSetMany(GetOrSet):
         Args and Raises: as for ``get_or_set``, without ``stale`` and ``background``. All keys are
         counted in one metrics group; the default is that of the first key.
         """
-        chosen = self._many_options(timeout, options)
-        names = list(dict.fromkeys(keys))
-        found, outage = self._read_many(names, version)
-        runner = self._thread_runner()
-        produce = default_many
-        steps = self._values(runner, names, found, produce, timeout, version, chosen, outage)
-        return _in_order(names, runner.do(steps))
+        runner, what = self._thread_runner(), (keys, default_many, timeout, version)
+        values: dict[str, Any] = runner.do(self._values(runner, *what, options, read=True))
+        return values
 
     async def aget_or_set_many(
         self,
@@ -57,55 +52,48 @@ class GetOrSetMany(GetOrSet):
         **options: Unpack[GetOrSetManyArguments],
     ) -> dict[str, Any]:
         """``get_or_set_many`` for asyncio."""
-        chosen = self._many_options(timeout, options)
-        names = list(dict.fromkeys(keys))
-        runner = self._async_runner()
-        produce = awaitable(default_many)
-        steps = self._values(runner, names, {}, produce, timeout, version, chosen)
-        return _in_order(names, await runner.do(steps))
-
-    def _many_options(
-        self, timeout: float | None, options: GetOrSetManyArguments
-    ) -> GetOrSetOptions:
-        given: dict[str, Any] = {**options}
-        for name in ("stale", "background"):
-            if name in given:
-                raise TypeError(f"get_or_set_many has no option {name!r}")
-        return GetOrSetOptions.of(self.conf, self._timeout(timeout), **given, stale=0.0)
+        runner, what = self._async_runner(), (keys, awaitable(default_many), timeout, version)
+        values: dict[str, Any] = await runner.do(self._values(runner, *what, options))
+        return values
 
     def _values(
         self,
-        runner: ThreadRunner | AsyncRunner,
-        names: list[str],
-        found: dict[str, Any],
+        runner: Runner,
+        keys: Iterable[str],
         default_many: Callable[[list[str]], Any],
         timeout: float | None,
         version: int | None,
-        chosen: GetOrSetOptions,
-        outage: BaseException | None = None,
+        options: GetOrSetManyArguments,
+        read: bool = False,
     ) -> Steps:
+        """The steps of ``get_or_set_many``.
+
+        Args:
+            read: read all values first, with one command.
+        """
+        for name in ("stale", "background"):
+            if name in options:
+                raise TypeError(f"get_or_set_many has no option {name!r}")
+        chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options, stale=0.0)
         deadline = time.monotonic() + chosen.wait
+        names = list(dict.fromkeys(keys))
+        found, outage = self._read_many(names, version) if read else ({}, None)
         missing = {self._encoded_key(name, version): name for name in names if name not in found}
-        first = names[0] if names else ""
-        producer = self._producer(first, default_many, timeout, chosen)
+        if missing:
+            producer = self._producer(names[0], default_many, timeout, chosen)
+            flight = MultiFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, missing)
+            got = yield from self._missing_values(flight, missing, chosen, deadline, outage)
+            found.update((missing[nkey], value) for nkey, value in got.items())
+        return {name: found[name] for name in names if name in found}
 
-        def by_key(values: Any, nkeys: list[bytes]) -> dict[bytes, Any]:
-            if not isinstance(values, Mapping):
-                raise TypeError(f"default_many must return a dict by key, not {values!r}")
-            return {nkey: values[missing[nkey]] for nkey in nkeys if missing[nkey] in values}
-
-        async def by_key_later(values: Any, nkeys: list[bytes]) -> dict[bytes, Any]:
-            while inspect.isawaitable(values):
-                values = await values
-            return by_key(values, nkeys)
-
-        def produce(nkeys: list[bytes]) -> Any:
-            values = default_many([missing[nkey] for nkey in nkeys])
-            return (by_key_later if inspect.isawaitable(values) else by_key)(values, nkeys)
-
-        if not missing:
-            return found
-        flight = MultiFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, produce)
+    def _missing_values(
+        self,
+        flight: MultiFlight,
+        missing: Mapping[bytes, str],
+        chosen: GetOrSetOptions,
+        deadline: float,
+        outage: BaseException | None,
+    ) -> Steps:
         got, late = {}, list(missing)
         if outage is None:
             try:
@@ -113,13 +101,9 @@ class GetOrSetMany(GetOrSet):
             except CoordinationError as error:
                 outage = self._without_redis(error.__cause__ or error)
         if outage is not None:
-            got, late = (yield from flight.compute_alone(late, outage)), []
+            return (yield from flight.compute_alone(late, outage))
         if late and chosen.on_wait_timeout == "raise":
             raise LockNotAcquired("Another caller is still computing a value", missing[late[0]])
         if late and chosen.on_wait_timeout == "compute":
             got.update((yield from flight.compute_anyway(late)))
-        return {**found, **{missing[nkey]: value for nkey, value in got.items()}}
-
-
-def _in_order(names: list[str], values: dict[str, Any]) -> dict[str, Any]:
-    return {name: values[name] for name in names if name in values}
+        return got

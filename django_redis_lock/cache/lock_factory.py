@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
@@ -12,13 +11,13 @@ from django.core.cache.backends.base import BaseCache, default_key_func
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from ..conf import Conf, given
+from ..conf import SETTING, Conf, given
 from ..fallback import (
+    ON_REDIS_DOWN,
     AsyncFallbackLock,
     AsyncFallbackRedlock,
     FallbackLock,
     FallbackRedlock,
-    check_on_redis_down,
 )
 from ..inventory import Inventory, list_held
 from ..locking import AsyncLock, Lock
@@ -32,10 +31,12 @@ BACKEND = "django_redis_lock.cache.RedisCache"
 #: The same without Redis: its locks exclude the threads and tasks of one process.
 LOCAL_BACKEND = "django_redis_lock.cache.LocMemCache"
 
-#: Stands for an argument left out; None would be a value.
-_SETTING: Any = object()
-
 AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
+
+
+#: The classes of locks: on one server and on several, without a fallback and with one.
+FOR_THREADS = ((Lock, FallbackLock), (Redlock, FallbackRedlock))
+FOR_TASKS = ((AsyncLock, AsyncFallbackLock), (AsyncRedlock, AsyncFallbackRedlock))
 
 
 class BackendCannotLock(ImproperlyConfigured):
@@ -70,18 +71,17 @@ class LockCache(BaseCache):
         """The redis-py client of the server that decides who holds a lock."""
         raise NotImplementedError
 
-    def _client_for(self, client: Any) -> Any:
-        """The client of a lock: ``client``, if the caller has given one."""
-        return client or self._lock_client()
-
-    def _aclient_for(self, client: Any) -> Any:
-        return client or asyncio_client(self._lock_client())
+    def _check_client(self, client: Any) -> None:
+        """
+        Raises:
+            ValueError: the caller has given a ``client``, which this cache cannot use.
+        """
 
     def lock(
         self,
         key: str,
         version: int | None = None,
-        timeout: float | None = _SETTING,
+        timeout: float | None = SETTING,
         sleep: float = 0.1,
         blocking: bool = True,
         blocking_timeout: float | None = None,
@@ -102,16 +102,15 @@ class LockCache(BaseCache):
             options: see ``django_redis_lock.Lock``.
         """
         options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)
-        options.update(thread_local=thread_local, **self._lifetime(timeout, options))
-        make = _sync_factory(self, client, options)
-        name = check_name_in_cache(key)
-        return self._configured(make(self._lock_name(name, version), **options), name)
+        options["thread_local"] = thread_local
+        lock: Lock = self._make(key, version, timeout, client, options, asynchronous=False)
+        return lock
 
     def alock(
         self,
         key: str,
         version: int | None = None,
-        timeout: float | None = _SETTING,
+        timeout: float | None = SETTING,
         *,
         client: Any = None,
         **options: Any,
@@ -125,10 +124,57 @@ class LockCache(BaseCache):
         Raises:
             RuntimeError: no event loop is running.
         """
-        options.update(self._lifetime(timeout, options))
-        make = _async_factory(self, client, options)
+        lock: AsyncLock = self._make(key, version, timeout, client, options, asynchronous=True)
+        return lock
+
+    def _make(
+        self,
+        key: str,
+        version: int | None,
+        timeout: float | None,
+        client: Any,
+        options: dict[str, Any],
+        *,
+        asynchronous: bool,
+    ) -> Any:
+        self._check_client(client)
+        aliases = check_using(options.pop("using", None))
+        if aliases and client is not None:
+            raise ValueError("give either using or client: both say where the lock is")
+        fallback = self._fallback(options)
+        if options.get("replicas") is None:
+            # A lock on several servers needs none.
+            options["replicas"] = 0 if aliases else self.conf.REPLICAS
+        if timeout is SETTING:
+            timeout = self.conf.TIMEOUT
+            options.setdefault("renew", True)
+        options.setdefault("grant_timeout", self.conf.GRANT_TIMEOUT)
+
+        def client_of(cache: LockCache) -> Any:
+            found = cache._lock_client()
+            return asyncio_client(found) if asynchronous else found
+
+        kinds: Any = FOR_TASKS if asynchronous else FOR_THREADS
+        if aliases:
+            client = [client_of(lock_cache(alias)) for alias in aliases]
         name = check_name_in_cache(key)
-        return self._configured(make(self._lock_name(name, version), **options), name)
+        lock = kinds[bool(aliases)][bool(fallback)](
+            client or client_of(self),
+            self._lock_name(name, version),
+            timeout,
+            **fallback,
+            **options,
+        )
+        return self._configured(lock, name)
+
+    def _fallback(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a lock with a fallback; none for a lock without one."""
+        given, critical = options.pop("on_redis_down", None), options.pop("critical", False)
+        check_policy(given, critical)
+        policy = "raise" if critical else given or self.conf.ON_REDIS_DOWN
+        if policy == "raise":
+            return {}
+        return {"on_redis_down": policy, "local_folder": self.conf.LOCAL_LOCK_FOLDER}
 
     def _configured(self, lock: AnyLock, key: str) -> AnyLock:
         lock.cache, lock.cache_key = self, key
@@ -136,14 +182,6 @@ class LockCache(BaseCache):
             longest = longest_hold(lock.renew, lock.timeout, lock.max_hold)
             lock.warns_after = self.conf.warn_after(longest)
         return lock
-
-    def _lifetime(self, timeout: float | None, options: dict[str, Any]) -> dict[str, Any]:
-        """The options of a lock's lifetime, completed by the settings."""
-        grant_timeout = options.get("grant_timeout", self.conf.GRANT_TIMEOUT)
-        if timeout is not _SETTING:
-            return {"timeout": timeout, "grant_timeout": grant_timeout}
-        renew = options.get("renew", True)
-        return {"timeout": self.conf.TIMEOUT, "renew": renew, "grant_timeout": grant_timeout}
 
     def _lock_name(self, key: str, version: int | None) -> str:
         name: str = self.make_key(f"{self.conf.LOCK_PREFIX}{key}", version=version)
@@ -156,16 +194,16 @@ class LockCache(BaseCache):
     def held_locks(self, limit: int = 500) -> Inventory:
         """The locks of ``lock()`` and ``locked()`` that are held in this cache and its default
         version, at most ``limit`` of them."""
-        return list_held(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None), limit)
+        return list_held(self._lock_client(), self._prefix(), limit)
 
     def reset_all(self) -> int:
         """Release all locks of this cache and its default version; ``on_lost`` of their holders is
         called. Returns how many. Does not touch values or locks with another key prefix."""
-        return reset_all(self._lock_client(), self._encoded_key(self.conf.LOCK_PREFIX, None))
+        return reset_all(self._lock_client(), self._prefix())
 
-    def _encoded_key(self, key: str, version: int | None) -> bytes:
-        made = self.make_key(key, version=version)
-        return bytes(self._lock_client().get_encoder().encode(made))
+    def _prefix(self) -> bytes:
+        """What the keys of all locks begin with."""
+        return bytes(self._lock_client().get_encoder().encode(self._lock_name("", None)))
 
 
 def _refusing_reserved(key_func: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,49 +217,6 @@ def _refusing_reserved(key_func: Callable[..., Any]) -> Callable[..., Any]:
     return make_key
 
 
-def _sync_factory(cache: LockCache, client: Any, options: dict[str, Any]) -> Callable[..., Lock]:
-    """The function that makes the lock from its name and the remaining ``options``."""
-    aliases, fallback = _chosen(cache.conf, client, options)
-    if aliases:
-        clients = [lock_cache(alias)._lock_client() for alias in aliases]
-        kind: Any = partial(FallbackRedlock if fallback else Redlock, clients)
-    else:
-        kind = partial(FallbackLock if fallback else Lock, cache._client_for(client))
-    return cast(Callable[..., Lock], partial(kind, **fallback))
-
-
-def _async_factory(
-    cache: LockCache, client: Any, options: dict[str, Any]
-) -> Callable[..., AsyncLock]:
-    """``_sync_factory`` for asyncio."""
-    aliases, fallback = _chosen(cache.conf, client, options)
-    if aliases:
-        clients = [asyncio_client(lock_cache(alias)._lock_client()) for alias in aliases]
-        kind: Any = partial(AsyncFallbackRedlock if fallback else AsyncRedlock, clients)
-    else:
-        client = cache._aclient_for(client)
-        kind = partial(AsyncFallbackLock if fallback else AsyncLock, client)
-    return cast(Callable[..., AsyncLock], partial(kind, **fallback))
-
-
-def _chosen(
-    conf: Conf, client: Any, options: dict[str, Any]
-) -> tuple[Sequence[str], dict[str, Any]]:
-    """The cache aliases of a lock on several servers, and the options of a fallback."""
-    aliases = check_using(options.pop("using", None))
-    if aliases and client is not None:
-        raise ValueError("give either using or client: both say where the lock is")
-    given, critical = options.pop("on_redis_down", None), options.pop("critical", False)
-    check_policy(given, critical)
-    if options.get("replicas") is None:
-        # A lock on several servers needs none.
-        options["replicas"] = 0 if aliases else conf.REPLICAS
-    policy = "raise" if critical else given or conf.ON_REDIS_DOWN
-    if policy == "raise":
-        return aliases, {}
-    return aliases, {"on_redis_down": policy, "local_folder": conf.LOCAL_LOCK_FOLDER}
-
-
 def check_using(value: Any) -> tuple[str, ...]:
     """``value`` as the aliases of several caches; empty for None.
 
@@ -230,9 +225,8 @@ def check_using(value: Any) -> tuple[str, ...]:
     """
     if value is None:
         return ()
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"using must be a list of cache aliases, not {value!r}")
-    if not all(isinstance(alias, str) for alias in value):
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    if not is_list or not all(isinstance(alias, str) for alias in value):
         raise TypeError(f"using must be a list of cache aliases, not {value!r}")
     if len(value) < 3 or len(set(value)) < len(value):
         raise ValueError(f"using must have three different caches or more, not {value!r}")
@@ -244,8 +238,9 @@ def check_policy(on_redis_down: Any, critical: Any) -> None:
     Raises:
         TypeError, ValueError: a value is invalid, or they contradict each other.
     """
-    if on_redis_down is not None:
-        check_on_redis_down("on_redis_down", on_redis_down)
+    if on_redis_down not in (None, *ON_REDIS_DOWN):
+        allowed = "'raise', 'local' or 'run'"
+        raise ValueError(f"on_redis_down must be {allowed}, not {on_redis_down!r}")
     if not isinstance(critical, bool):
         raise TypeError(f"critical must be True or False, not {critical!r}")
     if critical and on_redis_down not in (None, "raise"):

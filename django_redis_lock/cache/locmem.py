@@ -28,8 +28,8 @@ from ..memory import Database, client_of, databases
 from ..protocol import Call, check_name_in_cache, flight_key, is_reserved
 from ..singleflight import LET_GO, ON_VALUES
 from ..transport import run
+from .get_or_set import MISSING
 from .get_or_set_many import GetOrSetMany
-from .reading import MISSING
 
 _ON_VALUES = frozenset(script.source for script in ON_VALUES)
 
@@ -120,13 +120,9 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
     def _lock_client(self) -> Any:
         return self._server.client
 
-    def _client_for(self, client: Any) -> Any:
+    def _check_client(self, client: Any) -> None:
         if client is not None:
             raise ValueError("client needs Redis: leave it out, this cache's locks are in memory")
-        return super()._client_for(client)
-
-    def _aclient_for(self, client: Any) -> Any:
-        return super()._aclient_for(client and self._client_for(client))
 
     def command_lock(self, key: str, **options: Any) -> Lock:
         """A lock of this host: a file, as with ``ON_REDIS_DOWN = "local"``. Other processes cannot
@@ -188,7 +184,7 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
         xx: bool = False,
     ) -> bool:
         """As of ``RedisCache``; ``client`` is refused."""
-        self._client_for(client)
+        self._check_client(client)
         if nx and xx:
             raise ValueError("nx and xx are mutually exclusive")
         with self._server.mutex:

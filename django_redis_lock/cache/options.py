@@ -5,12 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any, Literal, NamedTuple, TypedDict
 
-from ..conf import ON_WAIT_TIMEOUT, Conf
+from ..conf import ON_WAIT_TIMEOUT, SETTING, Conf
 from ..events import check_group
 from ..protocol import check_seconds, check_share
-
-#: Stands for an argument left out: the setting of the same name applies.
-SETTING: Any = object()
 
 OnWaitTimeout = Literal["compute", "raise", "default"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypedDict
 
-from ..cache import SETTING, check_policy, check_using, lock_cache
-from ..conf import Conf
+from ..cache import check_policy, check_using, lock_cache
+from ..conf import SETTING, Conf
 from ..contention import OnConflict
 from ..events import as_group, check_group
 from ..locking import AsyncLock, Lock

@@ -2,18 +2,18 @@
 
 from .file_lock import held_locally
 from .locks import (
+    ON_REDIS_DOWN,
     AsyncFallbackLock,
     AsyncFallbackRedlock,
     FallbackLock,
     FallbackRedlock,
-    check_on_redis_down,
 )
 
 __all__ = [
+    "ON_REDIS_DOWN",
     "AsyncFallbackLock",
     "AsyncFallbackRedlock",
     "FallbackLock",
     "FallbackRedlock",
-    "check_on_redis_down",
     "held_locally",
 ]

@@ -45,17 +45,6 @@ R = TypeVar("R")
 Steps = Generator[Any, Any, R]
 
 
-def check_on_redis_down(what: str, value: Any) -> str:
-    """``value`` as one of ON_REDIS_DOWN.
-
-    Raises:
-        ValueError: it is not one of them.
-    """
-    if value not in ON_REDIS_DOWN:
-        raise ValueError(f"{what} must be 'raise', 'local' or 'run', not {value!r}")
-    return str(value)
-
-
 class FallbackHold(Hold):
     """A lock that was taken without Redis. It has no lifetime and no fence."""
 
@@ -87,7 +76,7 @@ class Fallback(LockOperations):
         **options: Any,
     ) -> None:
         super().__init__(redis, name, *args, **options)
-        self.on_redis_down = check_on_redis_down("on_redis_down", on_redis_down)
+        self.on_redis_down = on_redis_down
         self._local_folder = local_folder
 
     @property

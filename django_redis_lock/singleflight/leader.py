@@ -58,7 +58,7 @@ class Producer(NamedTuple):
     """What to compute and how to store it.
 
     Attributes:
-        compute: returns the value.
+        compute: returns the value; or, given a list of names, those of several, as a dict.
         encode: turns the value into what Redis stores.
         decode: turns that into the value.
         lifetime: milliseconds to store it; 0 without end, negative not at all.
@@ -67,7 +67,7 @@ class Producer(NamedTuple):
         name, group, cache: see ``events.Subject``.
     """
 
-    compute: Callable[[], Any]
+    compute: Callable[..., Any]
     encode: Callable[[Any], bytes | int]
     decode: Callable[[Any], Any]
     lifetime: int
@@ -93,8 +93,9 @@ class Leader:
         server: where the values are.
         timeout: seconds after which the flights end by themselves.
         keys: of the values.
-        producer: how to store the values.
-        produce: computes several, as a dict by key; left out, ``producer`` computes the only one.
+        producer: how to compute and store the values.
+        names: of several keys, as ``producer.compute`` is given them; it returns a dict by name.
+            None: it computes the value of the only key.
     """
 
     def __init__(
@@ -103,14 +104,14 @@ class Leader:
         timeout: float,
         keys: list[bytes],
         producer: Producer,
-        produce: Callable[[list[bytes]], Any] | None = None,
+        names: Mapping[bytes, str] | None = None,
     ) -> None:
         self.server = server
         self.timeout = timeout
         self.keys = keys
         self.producer = producer
         self.token = token_for(producer.compute)
-        self._produce = produce
+        self._names = names
 
     def __str__(self) -> str:
         first = printable(self.keys[0])
@@ -200,9 +201,14 @@ class Leader:
         if outage:
             self._log_without_redis(outage)
         with computing(self.server, self.keys), self._computation_events(outage is not None):
-            if self._produce is None:
-                return {self.keys[0]: (yield Compute(self.producer.compute))}
-            return (yield Compute(partial(self._produce, self.keys)))
+            compute, names = self.producer.compute, self._names
+            if names is None:
+                return {self.keys[0]: (yield Compute(compute))}
+            values = yield Compute(partial(compute, [names[key] for key in self.keys]))
+            if not isinstance(values, Mapping):
+                wrong = f"default_many must return a dict by key, not {values!r}"
+                raise ProducerFailed(TypeError(wrong))
+            return {key: values[names[key]] for key in self.keys if names[key] in values}
 
     def encoded(self, values: Mapping[bytes, Any]) -> dict[bytes, bytes | int]:
         """The values as Redis stores them."""

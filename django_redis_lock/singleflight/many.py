@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -18,9 +18,6 @@ from .in_process import Overtaken, being_computed, overtake
 from .leader import NOTHING, Leader, Producer, Seen
 from .runners import AsyncRunner, Steps, ThreadRunner, WaitForLeader
 
-#: Computes the values of the keys that it is called with; it may leave some out.
-Produce = Callable[[list[bytes]], Any]
-
 
 class MultiFlight:
     """Computes the missing ones of several values, each by one caller at a time.
@@ -28,8 +25,8 @@ class MultiFlight:
     Args:
         runner: executes the steps.
         flight_timeout: seconds after which the followers of a dead leader take over.
-        producer: how to store the values; its ``compute`` is what ``produce`` calls.
-        produce: computes those that this caller leads.
+        producer: how to compute and store the values.
+        names: of the keys, see ``Leader``.
     """
 
     def __init__(
@@ -37,16 +34,16 @@ class MultiFlight:
         runner: ThreadRunner | AsyncRunner,
         flight_timeout: float,
         producer: Producer,
-        produce: Produce,
+        names: Mapping[bytes, str],
     ) -> None:
         self._server = runner.server
         self._in_thread = runner.in_thread
         self._flight_timeout = flight_timeout
         self._producer = producer
-        self._produce = produce
+        self._names = names
 
     def _leader(self, keys: list[bytes]) -> Leader:
-        return Leader(self._server, self._flight_timeout, keys, self._producer, self._produce)
+        return Leader(self._server, self._flight_timeout, keys, self._producer, self._names)
 
     def get_or_compute(self, keys: list[bytes], deadline: float) -> Steps:
         """The values, and the keys that others were still computing at ``deadline`` (monotonic

@@ -26,7 +26,7 @@ OF_THE_PARENT = {
     "keeper/thread.py": 2,
     "notices.py": 2,
     "singleflight/in_process.py": 2,
-    "cache/reading.py": 1,
+    "cache/get_or_set.py": 1,
     "metrics/collecting.py": 1,
     "decorators/on_lost.py": 2,
     "management/commands/run_locked.py": 1,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.cache.options import SETTING, GetOrSetOptions
-from django_redis_lock.conf import Conf
+from django_redis_lock.cache.options import GetOrSetOptions
+from django_redis_lock.conf import SETTING, Conf
 
 
 def of(*, timeout: float | None = 60, **given: Any) -> GetOrSetOptions:

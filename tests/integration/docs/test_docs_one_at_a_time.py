@@ -16,7 +16,7 @@ from django.core.management import CommandError, call_command
 from django.test import RequestFactory
 
 from django_redis_lock import LockError, LockNotAcquired, contention, current_lock
-from django_redis_lock.cache.options import SETTING
+from django_redis_lock.conf import SETTING
 from django_redis_lock.decorators.options import MISSING, Options
 
 TEXT = (Path(__file__).parents[3] / "docs" / "one_at_a_time.md").read_text()
