@@ -1,0 +1,146 @@
+"""The recipes of docs/recipes.md do what the page says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.cache import cache, caches
+from django.http import HttpResponse
+from django.test import RequestFactory
+from django.urls import path
+
+from django_redis_lock import LockNotAcquired
+from django_redis_lock.testing import MemoryServer
+
+TEXT = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
+
+
+def code(heading: str) -> str:
+    section = TEXT.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    (found,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return found
+
+
+def names(heading: str, **given: Any) -> dict[str, Any]:
+    exec(compile(code(heading), heading, "exec"), given)
+    return given
+
+
+urlpatterns = [path("orders", lambda request: HttpResponse(), name="orders")]
+
+
+def test_a_celery_task(redis_locks: MemoryServer) -> None:
+    done: list[Any] = []
+    found = names(
+        "A Celery task that must not overlap",
+        deliver=done.append,
+        load_prices=lambda: done.append("prices"),
+    )
+    found["import_prices"]()
+    found["send_mailing"](7)
+    assert done == ["prices", 7]
+    with cache.lock("prices"):
+        assert found["import_prices"]() is None
+    with cache.lock("mailing-7"), pytest.raises(LockNotAcquired):
+        found["send_mailing"](7)  # Called directly: Celery raises what it would be retried for.
+    assert done == ["prices", 7]
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("django.tasks"), reason="Django 6.0 has tasks")
+def test_a_task_of_django(redis_locks: MemoryServer) -> None:
+    done: list[int] = []
+    found = names("Django tasks", draw=done.append)
+    found["make_thumbnails"].call(3)
+    assert done == [3]
+
+
+def test_an_endpoint_of_rest_framework(redis_locks: MemoryServer) -> None:
+    mailed: list[Any] = []
+    found = names("An endpoint of Django REST framework", mail_invoice=mailed.append)
+    view = found["Invoices"].as_view({"post": "send"})
+    request = RequestFactory().post("/")
+    assert view(request, pk=7).data == {"sent": True}
+    with cache.lock("invoice-7"):
+        assert view(request, pk=7).status_code == 409
+    assert mailed == [7]
+
+
+@pytest.mark.urls(__name__)
+def test_a_form_that_is_sent_twice(redis_locks: MemoryServer, monkeypatch: Any) -> None:
+    placed: list[Any] = []
+    monkeypatch.setattr("django_redis_lock.contention.messages.warning", lambda *_: None)
+    found = names(
+        "A form that is sent twice", place_order=lambda user, data: placed.append(data["token"])
+    )
+    request = RequestFactory().post("/", {"token": "abc"})
+    request.user = SimpleNamespace()
+    assert found["order"](request).status_code == 302
+    assert found["order"](request).status_code == 303
+    redis_locks.clock.advance(61)
+    assert found["order"](request).status_code == 302
+    assert placed == ["abc", "abc"]
+
+
+def test_a_slow_report(redis_locks: MemoryServer) -> None:
+    built = iter(("first", "second"))
+    found = names("A slow report", build_report=lambda: next(built), show=lambda rows: rows)
+    assert found["report"](None) == "first"
+    redis_locks.clock.advance(301)
+    assert found["report"](None) == "first"
+    (call,) = re.findall(r"`(cache\.compute\(.*?\))`", TEXT)
+    assert eval(call, {"cache": cache, "build_report": lambda: "third"}) == "third"
+
+
+def test_one_lock_for_each_tenant(redis_locks: MemoryServer) -> None:
+    found = names("One lock for each tenant")
+    found["bill"](SimpleNamespace(pk=1))
+    with cache.lock("tenant-1"):
+        found["export"](SimpleNamespace(pk=2))
+
+
+def test_a_leader_that_loses_its_lock_waits_again(redis_locks: MemoryServer) -> None:
+    terms: list[int] = []
+    found = names("A leader for a scheduler", run_due_jobs=None)
+    found["time"] = SimpleNamespace(sleep=lambda seconds: None)
+
+    class Stop(Exception):
+        pass
+
+    def run_due_jobs(fence: int) -> None:
+        if fence in terms:
+            return
+        terms.append(fence)
+        if len(terms) == 2:
+            raise Stop
+        redis_locks.lose(":1:lock:scheduler")
+        redis_locks.clock.advance(31)
+
+    found["run_due_jobs"] = run_due_jobs
+    with pytest.raises(Stop):
+        found["run_scheduler"]()
+    assert terms == sorted(terms)
+    assert redis_locks.held() == []
+
+
+def test_webhooks(redis_locks: MemoryServer) -> None:
+    seen: set[str] = set()
+    handled: list[Any] = []
+
+    def remember(event: str) -> bool:
+        new = event not in seen
+        seen.add(event)
+        return new
+
+    found = names("Webhooks", remember=remember, handle=handled.append)
+    request = RequestFactory().post("/", json.dumps({"id": "e1"}), "application/json")
+    with caches["default"].lock("webhook-e1"):
+        assert found["webhook"](request).status_code == 409
+    assert found["webhook"](request).status_code == 200
+    assert found["webhook"](request).status_code == 200
+    assert handled == [{"id": "e1"}]
