@@ -31,7 +31,7 @@ def own_options(name: str) -> set[str]:
 
 
 def shown() -> list[str]:
-    pages = (TEXT, (ROOT / "README.md").read_text())
+    pages = [page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
     blocks = "".join("".join(re.findall(r"```shell\n(.*?)```", p, re.DOTALL)) for p in pages)
     return re.findall(r"^python manage\.py (?:locks|run_locked).*$", blocks, re.MULTILINE)
 
