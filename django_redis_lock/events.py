@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from .notices import get_logger, in_keeper, run_later
+from .notices import get_logger, run_later, this_thread
 
 logger = get_logger("django_redis_lock.events")
 
@@ -186,7 +186,7 @@ def unsubscribe(listener: Listener) -> None:
 def emit(event: Any) -> None:
     """Call all listeners with ``event``; from the keeper's thread, later in another thread. Raises
     nothing."""
-    if in_keeper():
+    if this_thread.is_keeper:
         run_later(partial(emit, event))
         return
     for listener in listeners:

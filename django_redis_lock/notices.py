@@ -119,22 +119,12 @@ _notices = ThreadPool("django_redis_lock notices", 1, MAX_WAITING, idle_seconds=
 _dropped = 0
 
 
-class _Here(threading.local):
-    #: Whether this is the keeper's thread.
-    keeper = False
+class _ThisThread(threading.local):
+    #: Set by the keeper in its own thread, in which users' code must not run.
+    is_keeper = False
 
 
-_here = _Here()
-
-
-def enter_keeper() -> None:
-    """Mark this thread as the keeper's."""
-    _here.keeper = True
-
-
-def in_keeper() -> bool:
-    """Whether this is the keeper's thread, in which users' code must not run."""
-    return _here.keeper
+this_thread = _ThisThread()
 
 
 def run_later(notice: Work) -> None:
@@ -166,7 +156,7 @@ def get_logger(name: str) -> logging.Logger:
 
 def _not_in_the_keeper(record: logging.LogRecord) -> bool:
     """A logger's filter: another thread handles what the keeper logs."""
-    if not _here.keeper:
+    if not this_thread.is_keeper:
         return True
     run_later(partial(logging.getLogger(record.name).handle, record))
     return False
@@ -179,4 +169,4 @@ logger = get_logger("django_redis_lock.background")
 def _reset() -> None:
     for pool in tuple(_pools):
         pool._reset()
-    _here.keeper = False
+    this_thread.is_keeper = False

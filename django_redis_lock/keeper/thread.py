@@ -155,7 +155,7 @@ class Keeper:
             )
 
     def _run(self) -> None:
-        notices.enter_keeper()
+        notices.this_thread.is_keeper = True
         batch: Sequence[Job] = ()
         while True:
             try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..exceptions import LockNotAcquired
 from ..protocol import AcquireRequest, Acquisition, Call, Hold, HolderInfo, Owner, check_seconds
-from ..transport import Answer, afinish, arun, cancellable
+from ..transport import Answer, adrive, arun, cancellable
 from .local_state import TaskState, for_the_caller
 from .operations import LockOperations
 from .replication import Confirmed, aconfirm
@@ -49,15 +49,12 @@ class AsyncLock(LockOperations):
         Cancelling it leaves no trace."""
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
         try:
-            return await afinish(self._acquire_steps(request, wait))
+            return await adrive(self._acquire_steps(request, wait))
         except Exception:
             raise
         except BaseException as error:
             self._abandon(request, error)
             raise
-
-    async def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
-        return await afinish(self._obtain(request, wait))
 
     async def _ask(self, request: AcquireRequest) -> Any:
         call, patience = request.acquire(request.waiter), request.patience()
@@ -84,7 +81,7 @@ class AsyncLock(LockOperations):
         """As ``Lock.release``."""
         hold: Hold | None = self.local.hold
         try:
-            await afinish(self._release_steps())
+            await adrive(self._release_steps())
         except Exception:
             raise
         except BaseException:
@@ -104,36 +101,36 @@ class AsyncLock(LockOperations):
         return await self._change("reacquire", self.timeout or 1.0, True)
 
     async def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
-        return await afinish(self._change_steps(verb, seconds, replace))
+        return await adrive(self._change_steps(verb, seconds, replace))
 
     async def locked(self) -> bool:
         """Whether anybody holds the lock."""
-        return await afinish(self._locked_steps())
+        return await adrive(self._locked_steps())
 
     @for_the_caller
     async def owned(self) -> bool:
         """Whether this handle (in this task) holds the lock."""
-        return await afinish(self._owned_steps())
+        return await adrive(self._owned_steps())
 
     async def holder(self) -> Owner | None:
         """As ``Lock.holder``."""
-        return await afinish(self._holder_steps())
+        return await adrive(self._holder_steps())
 
     async def get_owner_id(self) -> str | None:
         """As ``Lock.get_owner_id``."""
-        return await afinish(self._owner_id_steps())
+        return await adrive(self._owner_id_steps())
 
     async def ttl(self) -> float | None:
         """As ``Lock.ttl``."""
-        return await afinish(self._ttl_steps())
+        return await adrive(self._ttl_steps())
 
     async def held(self) -> HolderInfo | None:
         """As ``Lock.held``."""
-        return await afinish(self._held_steps())
+        return await adrive(self._held_steps())
 
     async def reset(self) -> bool:
         """As ``Lock.reset``."""
-        return await afinish(self._reset_steps())
+        return await adrive(self._reset_steps())
 
     async def _run(self, call: Call) -> Answer:
         return await arun(self.redis, call)
@@ -142,7 +139,7 @@ class AsyncLock(LockOperations):
         if await self.acquire():
             self._entered()
             return self
-        raise LockNotAcquired.from_held(self._shown, await afinish(self._holder_in_the_way()))
+        raise LockNotAcquired.from_held(self._shown, await adrive(self._holder_in_the_way()))
 
     async def __aexit__(
         self,

@@ -200,9 +200,7 @@ class BaseLock:
     ) -> tuple[AcquireRequest, float | None]:
         """What one call of ``acquire`` asks for, and the seconds it may wait (0: one try)."""
         pause = self.sleep if sleep is None else check_seconds("sleep", sleep, zero=True)
-        wait = check_wait(blocking_timeout)
-        if wait is None:
-            wait = self.blocking_timeout
+        wait = self.blocking_timeout if blocking_timeout is None else check_wait(blocking_timeout)
         if not (self.blocking if blocking is None else blocking):
             wait = 0.0
         if wait is None:
@@ -210,14 +208,20 @@ class BaseLock:
         chosen = token if token is not None else self.id
         mine = new_token() if chosen is None else self._encode(check_token(chosen))
         attempt = b"" if chosen is None else secrets.token_hex(8).encode()
-        pause = max(pause or 0.0, 0.001)
-        whose = (self.keys, mine, attempt)
-        how = (self.timeout, self.grant_timeout, pause)
-        extras: Any = {"replicas": self.replicas, "subject": self.subject}
-        if wait != 0:
-            extras["waiter"] = self._new_waiter()
-            extras["deadline"] = None if wait is None else time.monotonic() + wait
-        return AcquireRequest(*whose, *how, may_hold=[(mine, attempt)], **extras), wait
+        request = AcquireRequest(
+            self.keys,
+            mine,
+            attempt,
+            self.timeout,
+            self.grant_timeout,
+            max(pause or 0.0, 0.001),
+            deadline=time.monotonic() + wait if wait else None,
+            may_hold=[(mine, attempt)],
+            replicas=self.replicas,
+            subject=self.subject,
+            waiter=b"" if wait == 0 else self._new_waiter(),
+        )
+        return request, wait
 
     def _new_waiter(self) -> bytes:
         """The id under which the first request of ``acquire`` registers."""

@@ -17,7 +17,7 @@ from ..protocol import (
     check_seconds,
     in_a_thread,
 )
-from ..transport import Answer, finish, run
+from ..transport import Answer, drive, run
 from .operations import LockOperations
 from .replication import Confirmed, confirm
 from .waiting import Refusal, ThreadWaiter
@@ -65,7 +65,7 @@ class Lock(LockOperations):
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
         before = self._state()
         try:
-            return finish(self._acquire_steps(request, wait))
+            return drive(self._acquire_steps(request, wait))
         except Exception:
             raise
         except BaseException as error:
@@ -74,10 +74,6 @@ class Lock(LockOperations):
             self._abandon(request, error)
             self._undo(before)
             raise
-
-    def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
-        acquired: Acquisition | None = finish(self._obtain(request, wait))
-        return acquired
 
     def _ask(self, request: AcquireRequest) -> Any:
         return run(self.redis, request.acquire(request.waiter), patience=request.patience()).value
@@ -105,7 +101,7 @@ class Lock(LockOperations):
         """
         hold: Hold | None = self.local.hold
         try:
-            finish(self._release_steps())
+            drive(self._release_steps())
         except Exception:
             raise
         except BaseException:
@@ -128,36 +124,36 @@ class Lock(LockOperations):
         return self._change("reacquire", self.timeout or 1.0, True)
 
     def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
-        return finish(self._change_steps(verb, seconds, replace))
+        return drive(self._change_steps(verb, seconds, replace))
 
     def locked(self) -> bool:
         """Whether anybody holds the lock."""
-        return finish(self._locked_steps())
+        return drive(self._locked_steps())
 
     def owned(self) -> bool:
         """Whether this handle (in this thread) holds the lock."""
-        return finish(self._owned_steps())
+        return drive(self._owned_steps())
 
     def holder(self) -> Owner | None:
         """Who holds the lock; None if it is free. Host and the like are known after half a
         second of holding. ``seen`` is the number of seconds since its process was last heard of; a
         process that runs sends a heartbeat every 10 s."""
-        return finish(self._holder_steps())
+        return drive(self._holder_steps())
 
     def get_owner_id(self) -> str | None:
         """The token of the lock's holder, by python-redis-lock's name; None if it is free. A
         lock made with this token as its ``id`` can release it."""
-        return finish(self._owner_id_steps())
+        return drive(self._owner_id_steps())
 
     def ttl(self) -> float | None:
         """Seconds the lock still lives unless renewed: ``inf`` for one that never expires, None if
         the lock is free."""
-        return finish(self._ttl_steps())
+        return drive(self._ttl_steps())
 
     def held(self) -> HolderInfo | None:
         """Who holds the lock, for how long already and how long still, in one trip; None if
         the lock is free."""
-        return finish(self._held_steps())
+        return drive(self._held_steps())
 
     def reset(self) -> bool:
         """End the lock of any holder; the first waiter gets it. Returns whether it was held.
@@ -166,7 +162,7 @@ class Lock(LockOperations):
         then two may believe to hold it. Two round trips: the second names the holder that the first
         has found, so that it can be sent again without ending the next holder's lock.
         """
-        return finish(self._reset_steps())
+        return drive(self._reset_steps())
 
     def _run(self, call: Call) -> Answer:
         return run(self.redis, call)
@@ -181,7 +177,7 @@ class Lock(LockOperations):
             if self._state() != before:
                 self._leave_to_keeper()  # Interrupted between two lines, and it will not be left.
             raise
-        raise LockNotAcquired.from_held(self._shown, finish(self._holder_in_the_way()))
+        raise LockNotAcquired.from_held(self._shown, drive(self._holder_in_the_way()))
 
     def __exit__(
         self,

@@ -1,5 +1,5 @@
 """What the methods of a lock do, written once for threads and for tasks, as generators of steps;
-see ``transport.finish``. ``Lock`` and ``AsyncLock`` run them and add what only one of them needs.
+see ``transport.drive``. ``Lock`` and ``AsyncLock`` run them and add what only one of them needs.
 """
 
 from __future__ import annotations
@@ -52,10 +52,6 @@ class LockOperations(BaseLock):
         """Run ``call``; an ``Answer``."""
         raise NotImplementedError
 
-    def _acquire(self, request: AcquireRequest, wait: float | None) -> Any:
-        """Take the lock; an ``Acquisition``, or None at the end of the wait."""
-        raise NotImplementedError
-
     def _ask(self, request: AcquireRequest) -> Any:
         """Send ACQUIRE; what it returns."""
         raise NotImplementedError
@@ -85,7 +81,7 @@ class LockOperations(BaseLock):
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
         asked_at = self._now()
         try:
-            acquired = yield self._acquire(request, wait)
+            acquired = yield from self._obtain(request, wait)
             if acquired is not None and self.replicas:
                 until = None if wait is None else asked_at + wait
                 found = yield self._confirm(acquired, patience_of(request, until))
@@ -100,7 +96,7 @@ class LockOperations(BaseLock):
         return True
 
     def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Any]:
-        """The steps that take the lock on one server; None at the end of the wait.
+        """Take the lock; an ``Acquisition``, or None at the end of the wait.
 
         The first request registers a waiter if the lock is taken, so the queue is made only then.
         If others of this process wait already, the caller waits behind them.

@@ -262,6 +262,13 @@ class Quorum(LockOperations):
     def _new_waiter(self) -> bytes:
         return b""  # It waits with another id on each server.
 
+    def _acquire(self, request: AcquireRequest, wait: float | None) -> Any:
+        """Run ``_elect``."""
+        raise NotImplementedError
+
+    def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps:
+        return (yield self._acquire(request, wait))
+
     def _elect(self, request: AcquireRequest, wait: float | None) -> Steps:
         """The acquired lock, or None at the end of the wait.
 

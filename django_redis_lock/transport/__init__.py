@@ -16,23 +16,20 @@ from .aio_pools import asyncio_client
 from .circuit_breaker import Breaker, CircuitOpen, Outage, set_limits
 from .cluster import Cluster
 from .discovery import Topology
-from .drive import adrive, afinish, drive, finish
 from .execute import (
-    OUTAGE,
-    Answer,
     admitted,
-    is_outage,
-    is_pool_exhausted,
+    adrive,
+    drive,
+    pack,
+    pack_words,
     receive,
     run,
     run_all,
     run_at,
     send,
 )
-from .packing import pack, pack_words
-from .registry import is_cluster, server_of, standing_in
-from .retry import ServerBusy, is_busy
-from .server import Server
+from .retry import OUTAGE, Answer, ServerBusy, is_busy, is_outage, is_pool_exhausted
+from .server import Server, is_cluster, server_of, standing_in
 
 __all__ = [
     "OUTAGE",
@@ -49,7 +46,6 @@ __all__ = [
     "aconnect",
     "admitted",
     "adrive",
-    "afinish",
     "areceive",
     "arun",
     "arun_all",
@@ -58,7 +54,6 @@ __all__ = [
     "cancellable",
     "cut",
     "drive",
-    "finish",
     "is_busy",
     "is_cluster",
     "is_outage",

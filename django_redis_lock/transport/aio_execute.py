@@ -20,19 +20,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..protocol import Call
 from .address import may_have_run, note_sent, own_settings
 from .aio_pools import pool_of
-from .drive import afinish
-from .execute import (
-    FOR_COMMAND,
-    REPORTED,
-    Answer,
-    admitted,
-    is_pool_exhausted,
-    run_again,
-    run_all_steps,
-)
-from .packing import ASKING, pack, pack_all
-from .registry import server_of
-from .server import Server
+from .execute import ASKING, FOR_COMMAND, admitted, adrive, pack, pack_all
+from .retry import REPORTED, Answer, is_pool_exhausted, run_again, run_all_steps
+from .server import Server, server_of
 
 T = TypeVar("T")
 
@@ -159,12 +149,12 @@ async def arun(client: Any, call: Call, *, patience: float | None = None) -> Ans
         return Answer(answer, sent_twice=False)
     except REPORTED as error:
         exchange = _Awaiting(client, server)
-        return await afinish(run_again(exchange, node, error, call, patience))
+        return await adrive(run_again(exchange, node, error, call, patience))
 
 
 async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:
     """As ``execute.run_all``."""
-    return await afinish(run_all_steps(_Awaiting(client, server_of(client)), calls))
+    return await adrive(run_all_steps(_Awaiting(client, server_of(client)), calls))
 
 
 class _Awaiting(NamedTuple):

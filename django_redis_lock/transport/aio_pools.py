@@ -24,9 +24,8 @@ from redis.exceptions import NoPermissionError
 from .address import common_settings, timeout_of
 from .cluster import ASYNC_PARSER, Node
 from .discovery import Topology
-from .registry import server_of
 from .sentinel import Primary, expect_primary
-from .server import Server
+from .server import Server, server_of
 
 #: The clients of each event loop, and the generator that closes them. Plain dictionaries, each
 #: step of which is atomic: threads come and go with their loops. (Weak keys would not help: what is

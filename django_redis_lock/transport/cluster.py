@@ -21,7 +21,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from ..protocol import SLOTS, index_key, slot_of
 from .address import Address, without_address
 from .discovery import Topology, ask
-from .server import Server
+from .server import Server, is_cluster, topologies
 
 #: A server's refusals: it does not have the slot, or not yet. ClusterDownError is MASTERDOWN too.
 REFUSALS = (MovedError, AskError, TryAgainError, ClusterDownError)
@@ -169,3 +169,6 @@ def _common(client: Any) -> Address:
     named = settings.get("connection_class", Connection)
     tls = settings.get("ssl") or issubclass(named, (SSLConnection, AsyncSSLConnection))
     return without_address(Address(SSLConnection if tls else Connection, settings))
+
+
+topologies.append((is_cluster, Cluster))

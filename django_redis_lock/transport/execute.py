@@ -1,174 +1,155 @@
-"""How a script is run: in one round trip, without redis-py's retries.
+"""How a call reaches a server: in one round trip, without redis-py's retries.
 
 With a retry hidden in the client, an acquire would find its own key taken, and a release its own
 work done, without the caller's knowledge (redis-py's ``Redis`` retries ten times by default,
 django-redis's pools never). Here a call whose reply was lost is sent once more, and the answer
 says so.
+
+Rules that threads and tasks share are generators of steps: see ``drive``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import redis
-from redis.exceptions import (
-    AskError,
-    BusyLoadingError,
-    ClusterError,
-    NoScriptError,
-    ReadOnlyError,
-    ResponseError,
-    TryAgainError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..protocol import EXTEND, LEAVE, RELEASE, RENEW, Call
+from ..protocol import EXTEND, LEAVE, RELEASE, RENEW, Call, Script
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
-from .discovery import Topology
-from .drive import finish
-from .packing import ASKING, pack, pack_all
-from .registry import server_of
-from .retry import RetryPolicy, is_busy
-from .server import Server, Unread
+from .retry import REPORTED, Answer, run_again, run_all_steps
+from .server import Server, Unread, server_of
 
-#: What an absent, restarting or failing-over Redis looks like.
-OUTAGE: tuple[type[Exception], ...] = (
-    RedisConnectionError,
-    RedisTimeoutError,
-    BusyLoadingError,
-    ReadOnlyError,
-    AskError,  # Slots that have moved, are being moved, or have no owner at this moment.
-    TryAgainError,
-    ClusterError,
-    OSError,
-)
-#: The same, as a script or a blocking pop reports it.
-_OUTAGE_REPLIES = (
-    *("UNBLOCKED", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"),
-    "BUSY ",  # Not BUSYKEY and the like.
-)
+S = TypeVar("S")
+R = TypeVar("R")
 
 #: Calls that keep or end a lock that is held, or leave a queue: no circuit breaker refuses them.
 NEVER_HELD_BACK = (RELEASE, EXTEND, RENEW, LEAVE)
-
-#: The errors of a call after which ``RetryPolicy`` decides.
-REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
 
 #: redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
 FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) else ("EVALSHA",)
 
 
-def is_outage(error: BaseException) -> bool:
-    """Whether ``error`` may pass by itself, so that a waiter should try again."""
-    if isinstance(error, ResponseError):
-        # Redis 6 reports an error in a script after "Error running script", with a hyphen.
-        said = f"-{error}"
-        return any(f"-{reply}" in said for reply in _OUTAGE_REPLIES) or isinstance(error, OUTAGE)
-    return isinstance(error, OUTAGE)
+# -- drivers -------------------------------------------------------------------------------------
 
 
-def is_pool_exhausted(error: BaseException) -> bool:
-    """Whether ``error`` is about the pool and not about the server."""
-    return str(error).startswith(("Too many connections", "No connection available"))
+def drive(steps: Generator[S, Any, R], do: Callable[[S], Any] | None = None) -> R:
+    """What ``steps`` return in the end, when ``do`` does each of them. What it raises is raised
+    where the step was yielded. Without ``do``, the generator calls methods that do the step, and
+    yields what they return: for threads the result itself, for tasks (``adrive``) an awaitable::
 
+        answer = yield self._run(call)
 
-class Answer(NamedTuple):
-    """What a script returned, and whether it may have run twice."""
-
-    value: Any
-    sent_twice: bool
-
-
-class Exchange(Protocol):
-    """How calls reach the servers of a client. What a method returns is the result for threads, and
-    an awaitable of it for tasks."""
-
-    @property
-    def server(self) -> Server: ...
-    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Any: ...
-    def run_all(self, node: Server, calls: Sequence[Call]) -> Any: ...
-    def answer(self, call: Call) -> Any: ...
-    def locate(self, keys: Sequence[bytes]) -> Any: ...
-    def sleep(self, seconds: float) -> Any: ...
-    def close_idle(self, node: Server) -> None: ...
-
-
-def run_again(
-    exchange: Exchange,
-    node: Server | None,
-    error: Exception,
-    call: Call,
-    patience: float | None,
-) -> Generator[Any, Any, Answer]:
-    """The steps after ``call`` has failed with ``error`` at ``node``, as ``RetryPolicy`` says."""
-    policy = RetryPolicy(exchange.server, patience)
-    while True:
-        if pause := policy.after(error, node):
-            yield exchange.sleep(pause)
-        node = None
-        try:
-            node = policy.towards or (yield exchange.locate(call.keys))
-            assert node is not None
-            answer = yield exchange.run(node, call, patience, policy.asking)
-            return Answer(answer, policy.sent_twice)
-        except REPORTED as another:
-            error = another
-
-
-def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Generator[Any, Any, list[Any]]:
-    """The steps of ``run_all``."""
-    if len(calls) == 1:
-        return (yield from _one_at_a_time(exchange, calls))
-    server = exchange.server
-    if isinstance(server, Topology):
-        return (yield from _run_all_at(exchange, server, calls))
+    A thread may be interrupted by a signal handler between two steps, when no code of the generator
+    runs. So what an interrupt must undo is undone by the caller of ``drive``.
+    """
     try:
-        answers: list[Any] = yield exchange.run_all(server, calls)
-        return answers
-    except ResponseError as error:
-        if not is_busy(error):
-            raise
-    except (RedisConnectionError, RedisTimeoutError) as error:
-        exchange.close_idle(server)
-        if is_pool_exhausted(error) or not may_have_run(error):
-            raise
-        answers = yield exchange.run_all(server, calls)
-        return answers
-    return (yield from _one_at_a_time(exchange, calls))
+        came: Any = next(steps)
+        while True:
+            try:
+                if do is not None:
+                    came = do(came)
+            except BaseException as trouble:
+                came = steps.throw(trouble)
+            else:
+                came = steps.send(came)
+    except StopIteration as end:
+        result: R = end.value
+        return result
 
 
-def _one_at_a_time(exchange: Exchange, calls: Sequence[Call]) -> Generator[Any, Any, list[Any]]:
-    answers = []
+async def adrive(steps: Generator[S, Any, R], do: Callable[[S], Awaitable[Any]] | None = None) -> R:
+    """``drive`` for tasks."""
+    try:
+        step: Any = next(steps)
+        while True:
+            try:
+                came = await (step if do is None else do(step))
+            except BaseException as trouble:
+                step = steps.throw(trouble)
+            else:
+                step = steps.send(came)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+
+
+# -- how a call is written -----------------------------------------------------------------------
+
+#: Announces to a cluster's node a call for a slot that is on its way there.
+ASKING = b"*1\r\n$6\r\nASKING\r\n"
+
+
+def pack_words(*words: bytes) -> bytes:
+    """A command as Redis reads it. Only bytes: hiredis 3.5, with which redis-py packs, crashes the
+    process if a signal handler raises while it converts an int."""
+    return b"*%d\r\n%b" % (len(words), _bulks(words))
+
+
+def _bulks(words: Sequence[bytes]) -> bytes:
+    return b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+def pack(call: Call, *, known: bool = True) -> bytes:
+    """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
+    the server, by its source, which teaches it. Nothing is converted but what a ``Call`` holds, so
+    this takes a fraction of the time of redis-py's packing."""
+    # What concerns many keys is not said again, and would only fill the memory.
+    head = _head if len(call.keys) < 10 else _head.__wrapped__
+    parts = [head(call.script, call.keys, len(call.args), known)]
+    for arg in call.args:
+        if type(arg) is bytes:
+            parts.append(b"$%d\r\n%b\r\n" % (len(arg), arg))
+        elif type(arg) is int or (type(arg) is str and len(arg) <= MAX_CACHED_CHARACTERS):
+            parts.append(_short(arg))
+        else:
+            parts.append(_bulk(arg))
+    return b"".join(parts)
+
+
+#: The longest text that is kept packed, in characters. Larger arguments would pile up in memory.
+MAX_CACHED_CHARACTERS = 64
+
+
+def _bulk(arg: Any) -> bytes:
+    """A text, a number (also of a subclass of ``int``, as an enumeration), or any buffer. A label
+    or a thread's name that has no encoding must not keep its lock from being renewed."""
+    if isinstance(arg, str):
+        data = arg.encode(errors="backslashreplace")
+    else:
+        data = b"%d" % arg if isinstance(arg, int) else bytes(arg)
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+#: Lifetimes, modes and the like come again and again. Only of exact types: True equals 1.
+_short = lru_cache(maxsize=256)(_bulk)
+
+
+def pack_all(calls: Sequence[Call]) -> bytes:
+    """All ``calls`` for one sending; the first of each script by its source, so that none can be
+    unknown when the next is on its way."""
+    known: set[str] = set()
+    parts = []
     for call in calls:
-        answer = yield exchange.answer(call)
-        answers.append(answer.value)
-    return answers
+        parts.append(pack(call, known=call.script.sha in known))
+        known.add(call.script.sha)
+    return b"".join(parts)
 
 
-def _run_all_at(
-    exchange: Exchange, server: Topology, calls: Sequence[Call]
-) -> Generator[Any, Any, list[Any]]:
-    """In one trip for each server that has some of the keys; what failed there, one at a time."""
-    places_at: dict[Server, list[int]] = {}
-    for place, call in enumerate(calls):
-        node = yield exchange.locate(call.keys)
-        places_at.setdefault(node, []).append(place)
-    answers: list[Any] = [None] * len(calls)
-    for node, places in places_at.items():
-        some = [calls[place] for place in places]
-        try:
-            found = yield exchange.run_all(node, some)
-        except REPORTED as error:
-            server.on_error(error)
-            exchange.close_idle(node)
-            found = yield from _one_at_a_time(exchange, some)
-        for place, answer in zip(places, found, strict=True):
-            answers[place] = answer
-    return answers
+@lru_cache(maxsize=1024)
+def _head(script: Script, keys: tuple[bytes, ...], args: int, known: bool) -> bytes:
+    """What does not change from call to call."""
+    verb, body = (b"EVALSHA", script.sha) if known else (b"EVAL", script.source)
+    words = (verb, body.encode(), b"%d" % len(keys), *keys)
+    return b"*%d\r\n%b" % (len(words) + args, _bulks(words))
+
+
+# -- running -------------------------------------------------------------------------------------
 
 
 def send(connection: RawConnection, call: Call) -> None:
@@ -200,15 +181,15 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
     node = None
     try:
         node = server.at(call.keys)
-        return Answer(_run(node, call, patience), sent_twice=False)
+        return Answer(_run(node, call, patience), False)
     except REPORTED as error:
-        return finish(run_again(_Blocking(client, server), node, error, call, patience))
+        return drive(run_again(_Blocking(client, server), node, error, call, patience))
 
 
 def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat: they are sent
     once more if the connection broke before the last reply."""
-    return finish(run_all_steps(_Blocking(client, server_of(client)), calls))
+    return drive(run_all_steps(_Blocking(client, server_of(client)), calls))
 
 
 class _Blocking(NamedTuple):
@@ -236,47 +217,6 @@ class _Blocking(NamedTuple):
         node.close()
 
 
-def _run(server: Server, call: Call, patience: float | None, asking: bool = False) -> Any:
-    if server.breaker.failing:
-        patience = admitted(server.breaker, patience, call)
-    connection, unread = _checked_out(server, patience)
-    try:
-        if asking:
-            # By its source: NOSCRIPT would need a second ASKING.
-            connection.send_packed_command([ASKING, pack(call, known=False)])
-        else:
-            send(connection, call)
-        _await_answer(connection, unread, patience)
-        if asking:
-            connection.read_response()
-        answer = receive(connection, call)
-    except ResponseError:
-        if asking:  # ASKING may have been refused, and the reply to the call is still to come.
-            connection.disconnect()
-        else:
-            server.checkin(connection)
-        server.breaker.answered()
-        raise
-    except BaseException as error:
-        # Also for KeyboardInterrupt: a connection with an unread reply cannot be used again.
-        connection.disconnect()
-        if isinstance(error, RedisTimeoutError):
-            server.breaker.failed(error, server.timeout if patience is None else patience)
-        raise
-    server.checkin(connection)
-    server.answered()
-    return answer
-
-
-def _await_answer(connection: RawConnection, unread: Unread | None, patience: float | None) -> None:
-    """Wait for the reply to the last call, at most ``patience`` seconds after ``unread`` came."""
-    if patience is not None and not connection.can_read(patience):
-        raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
-    if unread is not None:
-        unread.confirm(True)
-        _await_answer(connection, None, patience)
-
-
 def run_at(server: Server, node: Server, call: Call) -> Any:
     """What ``call`` returns at ``node``, one of those of ``server``, wherever its keys are."""
     try:
@@ -289,21 +229,68 @@ def run_at(server: Server, node: Server, call: Call) -> Any:
         return _run(node, call, None)
 
 
+def _run(server: Server, call: Call, patience: float | None, asking: bool = False) -> Any:
+    if server.breaker.failing:
+        patience = admitted(server.breaker, patience, call)
+    connection, unread = server.checkout_unread(patience)
+    try:
+        if asking:
+            # By its source: NOSCRIPT would need a second ASKING.
+            connection.send_packed_command([ASKING, pack(call, known=False)])
+        else:
+            connection.send_packed_command([pack(call)])
+        if unread is not None or patience is not None:
+            _await_answer(connection, unread, patience)
+        if asking:
+            connection.read_response()
+        answer = receive(connection, call)
+    except ResponseError:
+        if asking:  # ASKING may have been refused, and the reply to the call is still to come.
+            connection.disconnect()
+        else:
+            server.checkin(connection)
+        server.breaker.answered()
+        raise
+    except BaseException as error:
+        _give_up(server, connection, error, patience)
+        raise
+    server.checkin(connection)
+    server.answered()
+    return answer
+
+
 def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
     patience = admitted(server.breaker, None, *calls) if server.breaker.failing else None
-    connection, unread = _checked_out(server, patience)
+    connection, unread = server.checkout_unread(patience)
     try:
         connection.send_packed_command([pack_all(calls)])
         _await_answer(connection, unread, patience)
         answers = [connection.read_response() for _ in calls]
     except BaseException as error:
-        connection.disconnect()
-        if isinstance(error, RedisTimeoutError):
-            server.breaker.failed(error, server.timeout if patience is None else patience)
+        _give_up(server, connection, error, patience)
         raise
     server.checkin(connection)
     server.answered()
     return answers
+
+
+def _await_answer(connection: RawConnection, unread: Unread | None, patience: float | None) -> None:
+    """Wait for the reply to the last call, at most ``patience`` seconds after ``unread`` came."""
+    if patience is not None and not connection.can_read(patience):
+        raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
+    if unread is not None:
+        unread.confirm(True)
+        _await_answer(connection, None, patience)
+
+
+def _give_up(
+    server: Server, connection: RawConnection, error: BaseException, patience: float | None
+) -> None:
+    """Close ``connection`` after ``error``, also KeyboardInterrupt: with an unread reply it cannot
+    be used again."""
+    connection.disconnect()
+    if isinstance(error, RedisTimeoutError):
+        server.breaker.failed(error, server.timeout if patience is None else patience)
 
 
 def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | None:
@@ -316,15 +303,6 @@ def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | 
         return breaker.insist(patience)
     try:
         return breaker.admit(patience)
-    except Exception as error:
-        note_sent(error, False)
-        raise
-
-
-def _checked_out(server: Server, patience: float | None) -> tuple[RawConnection, Unread | None]:
-    """A connection to ``server``; an error says that nothing was sent."""
-    try:
-        return server.checkout_unread(patience)
     except Exception as error:
         note_sent(error, False)
         raise

@@ -1,21 +1,69 @@
-"""What to do about a call that failed. Decisions only: no input or output here."""
+"""What to do about a call that failed: which errors pass by themselves, and whether, where and
+when the call is sent again. Written once, for threads and for tasks: no input or output here.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from redis.exceptions import AskError, MovedError, ResponseError
+from redis.exceptions import (
+    AskError,
+    BusyLoadingError,
+    ClusterError,
+    MovedError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..protocol import Call
 from .address import may_have_run, note_sent
+from .discovery import Topology
 from .server import Server
+
+#: What an absent, restarting or failing-over Redis looks like.
+OUTAGE: tuple[type[Exception], ...] = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    BusyLoadingError,
+    ReadOnlyError,
+    AskError,  # Slots that have moved, are being moved, or have no owner at this moment.
+    TryAgainError,
+    ClusterError,
+    OSError,
+)
+#: The same, as a script or a blocking pop reports it.
+_OUTAGE_REPLIES = (
+    *("UNBLOCKED", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"),
+    "BUSY ",  # Not BUSYKEY and the like.
+)
+
+#: The errors of a call after which ``RetryPolicy`` decides.
+REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
 
 #: Seconds for which a call is retried that was refused because its keys have moved: longer than the
 #: migration of a slot with few keys takes.
 REFUSED_FOR = 2.0
 #: The longest pause between two of these retries, in seconds.
 MAX_PAUSE_SECONDS = 0.2
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether ``error`` may pass by itself, so that a waiter should try again."""
+    if isinstance(error, ResponseError):
+        # Redis 6 reports an error in a script after "Error running script", with a hyphen.
+        said = f"-{error}"
+        return any(f"-{reply}" in said for reply in _OUTAGE_REPLIES) or isinstance(error, OUTAGE)
+    return isinstance(error, OUTAGE)
+
+
+def is_pool_exhausted(error: BaseException) -> bool:
+    """Whether ``error`` is about the pool and not about the server."""
+    return str(error).startswith(("Too many connections", "No connection available"))
 
 
 class ServerBusy(RedisConnectionError):
@@ -94,3 +142,98 @@ class RetryPolicy:
         known = isinstance(error, AskError) and not self._pause
         pause, self._pause = self._pause or 0.01, min(self._pause * 2 or 0.02, MAX_PAUSE_SECONDS)
         return 0.0 if known else min(pause, until - now)
+
+
+class Answer(NamedTuple):
+    """What a script returned, and whether it may have run twice."""
+
+    value: Any
+    sent_twice: bool
+
+
+class Exchange(Protocol):
+    """How calls reach the servers of a client. What a method returns is the result for threads, and
+    an awaitable of it for tasks."""
+
+    @property
+    def server(self) -> Server: ...
+    def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Any: ...
+    def run_all(self, node: Server, calls: Sequence[Call]) -> Any: ...
+    def answer(self, call: Call) -> Any: ...
+    def locate(self, keys: Sequence[bytes]) -> Any: ...
+    def sleep(self, seconds: float) -> Any: ...
+    def close_idle(self, node: Server) -> None: ...
+
+
+def run_again(
+    exchange: Exchange,
+    node: Server | None,
+    error: Exception,
+    call: Call,
+    patience: float | None,
+) -> Generator[Any, Any, Answer]:
+    """The steps after ``call`` has failed with ``error`` at ``node``, as ``RetryPolicy`` says."""
+    policy = RetryPolicy(exchange.server, patience)
+    while True:
+        if pause := policy.after(error, node):
+            yield exchange.sleep(pause)
+        node = None
+        try:
+            node = policy.towards or (yield exchange.locate(call.keys))
+            assert node is not None
+            answer = yield exchange.run(node, call, patience, policy.asking)
+            return Answer(answer, policy.sent_twice)
+        except REPORTED as another:
+            error = another
+
+
+def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Generator[Any, Any, list[Any]]:
+    """The steps of ``run_all``."""
+    if len(calls) == 1:
+        return (yield from _one_at_a_time(exchange, calls))
+    server = exchange.server
+    if isinstance(server, Topology):
+        return (yield from _run_all_at(exchange, server, calls))
+    try:
+        answers: list[Any] = yield exchange.run_all(server, calls)
+        return answers
+    except ResponseError as error:
+        if not is_busy(error):
+            raise
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        exchange.close_idle(server)
+        if is_pool_exhausted(error) or not may_have_run(error):
+            raise
+        answers = yield exchange.run_all(server, calls)
+        return answers
+    return (yield from _one_at_a_time(exchange, calls))
+
+
+def _one_at_a_time(exchange: Exchange, calls: Sequence[Call]) -> Generator[Any, Any, list[Any]]:
+    answers = []
+    for call in calls:
+        answer = yield exchange.answer(call)
+        answers.append(answer.value)
+    return answers
+
+
+def _run_all_at(
+    exchange: Exchange, server: Topology, calls: Sequence[Call]
+) -> Generator[Any, Any, list[Any]]:
+    """In one trip for each server that has some of the keys; what failed there, one at a time."""
+    places_at: dict[Server, list[int]] = {}
+    for place, call in enumerate(calls):
+        node = yield exchange.locate(call.keys)
+        places_at.setdefault(node, []).append(place)
+    answers: list[Any] = [None] * len(calls)
+    for node, places in places_at.items():
+        some = [calls[place] for place in places]
+        try:
+            found = yield exchange.run_all(node, some)
+        except REPORTED as error:
+            server.on_error(error)
+            exchange.close_idle(node)
+            found = yield from _one_at_a_time(exchange, some)
+        for place, answer in zip(places, found, strict=True):
+            answers[place] = answer
+    return answers

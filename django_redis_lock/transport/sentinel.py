@@ -16,7 +16,7 @@ from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError
 
 from .address import Address, RawConnection, without_address
 from .discovery import Topology, ask
-from .server import Server
+from .server import Server, topologies
 
 
 class SentinelService(Topology):
@@ -86,6 +86,9 @@ class SentinelService(Topology):
             said = dict(zip(said[::2], said[1::2], strict=True))
         facts = {_text(name): _text(value) for name, value in said.items()}
         return int(facts["config-epoch"]), self._forced_host or facts["ip"], int(facts["port"])
+
+
+topologies.append((lambda pool: hasattr(pool, "service_name"), SentinelService))
 
 
 class Primary(Server):

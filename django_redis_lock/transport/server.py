@@ -1,15 +1,20 @@
-"""One Redis server as this process sees it: its address, and the connections of our own to it."""
+"""One Redis server as this process sees it: its address, and the connections of our own to it; and
+the registry, one ``Server`` for each place where locks are kept."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from redis.exceptions import RedisError, ResponseError
 
-from .address import RawConnection, for_threads, own_settings, timeout_of
-from .circuit_breaker import Breaker
+from ..forks import after_fork, free_after_fork
+from .address import RawConnection, for_threads, note_sent, own_settings, timeout_of
+from .circuit_breaker import Breaker, Outage
 
 
 class Unread(Protocol):
@@ -148,18 +153,23 @@ class Server:
         Args:
             patience: seconds that connecting may take, if that is less than usual.
         """
-        idle = self.checkout_idle()
-        if idle is not None:
-            return idle
-        return self.connect(None if patience is None else min(patience, self.timeout))
+        connection, unread = self.checkout_unread(patience)
+        if unread is not None:
+            unread.confirm(True)
+        return connection
 
     def checkout_unread(self, patience: float | None = None) -> tuple[RawConnection, Unread | None]:
         """As ``checkout``, but a reply may still be on its way. Read it after the next call is sent
-        and before that call's reply is read, so that no call waits for it."""
-        idle = self._checkout_idle_unread()
+        and before that call's reply is read, so that no call waits for it. An error says that
+        nothing was sent."""
+        idle = self._checkout_idle()
         if idle is not None:
             return idle
-        return self.connect(None if patience is None else min(patience, self.timeout)), None
+        try:
+            return self.connect(None if patience is None else min(patience, self.timeout)), None
+        except Exception as error:
+            note_sent(error, False)
+            raise
 
     def must_connect(self) -> bool:
         """Whether ``checkout`` would make a connection."""
@@ -167,7 +177,7 @@ class Server:
 
     def checkout_idle(self) -> RawConnection | None:
         """An idle connection with no reply to be read, if there is one."""
-        idle = self._checkout_idle_unread()
+        idle = self._checkout_idle()
         if idle is None:
             return None
         connection, unread = idle
@@ -175,9 +185,12 @@ class Server:
             unread.confirm(True)
         return connection
 
-    def _checkout_idle_unread(self) -> tuple[RawConnection, Unread | None] | None:
-        while (last := self._last()) is not None:
-            connection, unread, since = last
+    def _checkout_idle(self) -> tuple[RawConnection, Unread | None] | None:
+        while self._idle:
+            try:
+                connection, unread, since = self._idle.pop()
+            except IndexError:  # Another thread has taken it.
+                return None
             if time.monotonic() - since < self.CHECK_AFTER_IDLE_SECONDS:
                 return connection, unread
             try:
@@ -190,12 +203,6 @@ class Server:
                 pass
             connection.disconnect()
         return None
-
-    def _last(self) -> tuple[RawConnection, Unread | None, float] | None:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
 
     def checkin(self, connection: RawConnection, unread: Unread | None = None) -> None:
         """Keep ``connection`` for the next caller, unless enough are kept, or it was made with a
@@ -224,3 +231,82 @@ def _shown(settings: Mapping[str, Any]) -> str:
     path = settings.get("path")
     where = path or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
     return f"{where}/{settings.get('db') or 0}"
+
+
+# -- the registry --------------------------------------------------------------------------------
+
+#: The kinds of servers that lead to several, and how the pools of their clients are recognised.
+#: ``cluster`` and ``sentinel`` add theirs.
+topologies: list[tuple[Callable[[Any], bool], type[Server]]] = []
+
+_servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
+_by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
+#: Makes what takes the place of a server, while something does.
+_make_stand_in: Callable[[tuple[Any, ...]], Server | None] | None = None
+_registry = free_after_fork(threading.Lock())
+
+
+def server_of(client: Any) -> Server:
+    """The one ``Server`` of this process for the address that ``client`` talks to.
+
+    Raises:
+        TypeError: ``client`` is no redis-py client with a connection pool.
+    """
+    try:
+        pool = client.connection_pool
+    except AttributeError:
+        if not is_cluster(client):
+            raise TypeError(
+                f"a lock needs a redis-py client (redis.Redis), not {type(client).__name__}"
+            ) from None
+        pool = client  # It has a pool for each of its nodes.
+    found = _by_pool.get(pool)
+    if found is not None:
+        return found
+    with _registry:
+        kind = next((kind for leads_there, kind in topologies if leads_there(pool)), Server)
+        database = (kind, *kind.identity(pool))
+        # A client with a shorter timeout must not decide how long the others wait.
+        settings = getattr(pool, "nodes_manager", pool).connection_kwargs
+        place = (*database, kind.patience(settings))
+        server = _servers.get(place)
+        if server is None:
+            stand_in = None if _make_stand_in is None else _make_stand_in(database)
+            server = _servers[place] = stand_in or kind(pool)
+            server.database = database
+        _by_pool[pool] = server
+        return server
+
+
+@contextmanager
+def standing_in(make: Callable[[tuple[Any, ...]], Server | None]) -> Iterator[None]:
+    """In the block, ``make(server.database)`` takes the place of each server, unless it is None."""
+    global _servers, _by_pool, _make_stand_in
+    before = _servers, _by_pool, _make_stand_in
+    _servers, _by_pool = weakref.WeakValueDictionary(), weakref.WeakKeyDictionary()
+    _make_stand_in = make
+    try:
+        yield
+    finally:
+        _servers, _by_pool, _make_stand_in = before
+
+
+def outages() -> list[Outage]:
+    """The servers that do not answer, as far as this process knows."""
+    with _registry:
+        servers = list(_servers.values())
+    breakers = (node.breaker for server in servers for node in server.nodes())
+    known = (breaker.known_outage() for breaker in breakers)
+    return sorted((outage for outage in known if outage), key=lambda outage: outage.server)
+
+
+def is_cluster(client: Any) -> bool:
+    """Whether ``client`` is one for Redis Cluster: redis-py's two, or the cache's."""
+    return hasattr(client, "nodes_manager")
+
+
+@after_fork
+def _forget_servers() -> None:
+    """Those of the parent: their connections and locks are the parent's."""
+    _servers.clear()
+    _by_pool.clear()

@@ -15,8 +15,8 @@ from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.lock_scripts import CLOCK, Call
 from django_redis_lock.transport.aio_pools import asyncio_client
-from django_redis_lock.transport.execute import is_outage, run_all
-from django_redis_lock.transport.retry import RetryPolicy, ServerBusy
+from django_redis_lock.transport.execute import run_all
+from django_redis_lock.transport.retry import RetryPolicy, ServerBusy, is_outage
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer

@@ -32,7 +32,7 @@ from django_redis_lock.protocol.lock_scripts import (
     script,
 )
 from django_redis_lock.transport import aio_execute, execute
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import server_of
 from tests.faults.proxy import Proxy
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until

@@ -20,7 +20,7 @@ from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.locking.renewal import DeferredRelease
 from django_redis_lock.redlock.fan_out import _FanOut
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import server_of
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until

@@ -12,8 +12,7 @@ import pytest
 import redis
 import redis.sentinel
 
-from django_redis_lock.transport.registry import server_of
-from django_redis_lock.transport.server import Server
+from django_redis_lock.transport.server import Server, server_of
 from tests.processes import in_threads
 
 

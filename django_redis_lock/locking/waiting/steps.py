@@ -99,6 +99,10 @@ class Waiter(ABC, Generic[AnyQueue]):
     def outage_patience(self) -> float:
         return self._request.outage_patience
 
+    @property
+    def _name(self) -> str:
+        return printable(self._request.keys.lock)
+
     @abstractmethod
     def _run(self, call: Call, patience: float | None) -> Any:
         """What ``call`` returns."""
@@ -135,7 +139,7 @@ class Waiter(ABC, Generic[AnyQueue]):
         return self.queue.asked(self._request, reply, sent_at)
 
     def _wait_through_outages(self) -> Steps:
-        queue, name = self.queue, printable(self._request.keys.lock)
+        queue = self.queue
         pause, away_since = FIRST_PAUSE_SECONDS, math.inf
         while True:
             try:
@@ -144,7 +148,7 @@ class Waiter(ABC, Generic[AnyQueue]):
                 pause, away_since = FIRST_PAUSE_SECONDS, math.inf
                 return (yield from self._wait_in_redis())
             except NoPermissionError:
-                logger.info("No right to block; polling for %s", name)
+                logger.info("No right to block; polling for %s", self._name)
                 yield queue.disconnect()
                 return (yield from self._poll())
             except Exception as error:
@@ -160,7 +164,7 @@ class Waiter(ABC, Generic[AnyQueue]):
                     raise
                 # The lock may be free by then, and the server may not know of us any more.
                 queue.registered = False
-                logger.info("Waiting for %s: %s", name, error)
+                logger.info("Waiting for %s: %s", self._name, error)
                 yield self._sleep(min(pause, self._request.left()))
                 pause = min(pause * 2, MAX_PAUSE_SECONDS)
 

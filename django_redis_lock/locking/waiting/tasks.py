@@ -18,7 +18,7 @@ from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, pri
 from ...transport import (
     AsyncRawConnection,
     aconnect,
-    afinish,
+    adrive,
     areceive,
     arun,
     asend,
@@ -147,7 +147,7 @@ class TaskWaiter(Waiter[TaskQueue]):
     async def wait(self, refusal: Refusal | None = None) -> Acquisition | None:
         """As ``ThreadWaiter.wait``; cancelling it leaves no trace and loses no grant."""
         try:
-            return await afinish(self._wait(refusal))
+            return await adrive(self._wait(refusal))
         except asyncio.CancelledError:
             await self._cancel_pop()
             self.queue.abandon(self)

@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError, RedisError
 from ...clock import time
 from ...keeper import Job, keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, wake_key
-from ...transport import RawConnection, Server, finish, pack, run, server_of
+from ...transport import RawConnection, Server, drive, pack, run, server_of
 from ..renewal import DeferredRelease
 from .steps import BlockingQueue, Refusal, Waiter
 
@@ -184,7 +184,7 @@ class ThreadWaiter(Waiter[ThreadQueue]):
         """
         try:
             try:
-                acquired = finish(self._wait(refusal))
+                acquired = drive(self._wait(refusal))
             except Exception:
                 self._leave_anywhere()
                 raise

@@ -52,7 +52,7 @@ from django_redis_lock.protocol.lock_scripts import CLOCK, Call
 from django_redis_lock.protocol.owner import Owner, fingerprint, process_id
 from django_redis_lock.singleflight.leader import FlightRenewal
 from django_redis_lock.transport.execute import run
-from django_redis_lock.transport.registry import server_of
+from django_redis_lock.transport.server import server_of
 from tests.processes import until
 from tests.redis_server import RedisServer
 

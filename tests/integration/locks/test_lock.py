@@ -124,7 +124,7 @@ class TestSharedHandle:
             assert Background(lock.acquire).result()
             raise ConnectionError
 
-        monkeypatch.setattr(lock, "_acquire", next_before_the_failure)
+        monkeypatch.setattr(lock, "_obtain", next_before_the_failure)
         with pytest.raises(ConnectionError), lock:
             pass
         lock.ensure_held()
