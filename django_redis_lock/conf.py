@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike, fspath
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -57,8 +58,136 @@ def _look_up_again(*, setting: str, **kwargs: Any) -> None:
         _given = None
 
 
+class Setting(Generic[T]):
+    """A setting of ``Conf``, read and checked at each use.
+
+    Args:
+        default: what an absent setting means; it is not checked.
+        check: returns the value as its type has it. It is called with the place where the setting
+            is, for messages, and with its value, and raises TypeError or ValueError with a sentence
+            that says what is allowed.
+    """
+
+    def __init__(self, default: T, check: Callable[[str, Any], T]) -> None:
+        self.default = default
+        self.check = check
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, conf: Conf, owner: type | None = None) -> T:
+        name = self.name
+        if name in conf._own:
+            where, value = f"the cache's option LOCK_{name}", conf._own[name]
+        elif name in (everywhere := given()):
+            where, value = f"DJANGO_REDIS_LOCK: {name}", everywhere[name]
+        else:
+            return self.default
+        try:
+            return self.check(where, value)
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(str(error)) from None
+
+
+def _seconds(where: str, value: Any) -> float:
+    return check_seconds(where, value) or 0.0
+
+
+def _seconds_or_0(where: str, value: Any) -> float:
+    return check_seconds(where, value, zero=True) or 0.0
+
+
+def _switch(where: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{where} must be True or False, not {value!r}")
+    return value
+
+
+def _one_of(choices: Sequence[str]) -> Callable[[str, Any], str]:
+    def check(where: str, value: Any) -> str:
+        if value not in choices:
+            allowed = ", ".join(map(repr, choices))
+            raise ValueError(f"{where} must be one of {allowed}, not {value!r}")
+        return str(value)
+
+    return check
+
+
+def _exporters(where: str, names: Any) -> tuple[str, ...]:
+    if not isinstance(names, (list, tuple)) or not set(names) <= set(EXPORTERS):
+        allowed = ", ".join(map(repr, EXPORTERS))
+        raise ValueError(f"{where} must be a list of {allowed}, not {names!r}")
+    return tuple(names)
+
+
+def _alias(where: str, alias: Any) -> str:
+    if not isinstance(alias, str) or not alias:
+        raise ValueError(f"{where} must be the alias of a cache, not {alias!r}")
+    return alias
+
+
+def _prefix(where: str, prefix: Any) -> str:
+    if not isinstance(prefix, str):
+        raise TypeError(f"{where} must be a str, not {prefix!r}")
+    return prefix
+
+
+def _folder(where: str, folder: Any) -> str | None:
+    if folder is not None and not isinstance(folder, (str, PathLike)):
+        raise TypeError(f"{where} must be a path or None, not {folder!r}")
+    return None if folder is None else fspath(folder)
+
+
 class Conf:
     """The settings for one cache alias; without ``options``, for all aliases."""
+
+    #: Seconds; the lifetime of a lock on the server, from one renewal to the next.
+    TIMEOUT = Setting(30.0, _seconds)
+    #: Seconds after which a follower takes over from a leader that died.
+    FLIGHT_TIMEOUT = Setting(10.0, _seconds)
+    #: Seconds a follower waits for the leader's value before it computes its own.
+    WAIT = Setting(60.0, _seconds)
+    #: Seconds after its timeout for which a value is served while one caller computes the next.
+    STALE = Setting(0.0, _seconds_or_0)
+    #: Whether that caller gets the old value at once, too, and computes in the background.
+    BACKGROUND = Setting(False, _switch)
+    #: What a follower does after WAIT: "compute", "raise" or "default".
+    ON_WAIT_TIMEOUT = Setting("compute", _one_of(ON_WAIT_TIMEOUT))
+    #: What ``get_or_set`` does when Redis is down: "compute" the value or "raise" the error.
+    VALUES_ON_REDIS_DOWN = Setting("compute", _one_of(VALUES_ON_REDIS_DOWN))
+    #: The largest share of a value's timeout, 0 to 1, by which it is shortened at random.
+    JITTER = Setting(0.0, check_share)
+    #: Seconds after a failed computation during which no caller tries again.
+    ERROR_TTL = Setting(0.0, _seconds_or_0)
+    #: Seconds that a waiter has to take a grant; must be the same on all hosts.
+    GRANT_TIMEOUT = Setting(2.0, _seconds)
+    #: The share, 0 to 1, of the longest time a lock can be held after which a warning is logged
+    #: that it is still held; 0 for no warning.
+    WARN_SHARE = Setting(0.8, check_share)
+    #: The same in seconds, for locks that are renewed without end; None for no warning.
+    WARN_AFTER: Setting[float | None] = Setting(None, partial(check_seconds, none="no warning"))
+    #: Whether events of locks and computations are counted, and the counts written to Redis.
+    METRICS = Setting(True, _switch)
+    #: The exporters of metrics and traces: "prometheus", "opentelemetry".
+    EXPORTERS: Setting[tuple[str, ...]] = Setting((), _exporters)
+    #: The default cache alias of ``locked()`` and ``run_locked``.
+    USING = Setting("default", _alias)
+    #: The prefix of a lock's name in its cache key.
+    LOCK_PREFIX = Setting("lock:", _prefix)
+    #: What a lock does when Redis is down: "raise", "local" (take a lock of this host instead) or
+    #: "run" (run without a lock).
+    ON_REDIS_DOWN = Setting("raise", _one_of(ON_REDIS_DOWN))
+    #: How many replicas of the server must confirm a lock before it counts as acquired.
+    REPLICAS = Setting(0, check_count)
+    #: The folder of a host's local locks; None: a folder of this user in the system's folder for
+    #: temporary files.
+    LOCAL_LOCK_FOLDER: Setting[str | None] = Setting(None, _folder)
+    #: The number of consecutive failed calls after which the circuit breaker opens, so that further
+    #: calls fail at once; 0: never. For the whole process, not for one alias.
+    BREAKER_FAILURES = Setting(2, check_count)
+    #: Seconds between two attempts to reach Redis while the circuit breaker is open. For the whole
+    #: process.
+    BREAKER_PAUSE = Setting(2.0, _seconds)
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         prefix = "LOCK_"
@@ -67,8 +196,8 @@ class Conf:
 
     @classmethod
     def names(cls) -> list[str]:
-        """The names of all settings; each is a property with this name, its type and default."""
-        return sorted(name for name in dir(cls) if name.isupper())
+        """The names of all settings."""
+        return sorted(name for name, value in vars(cls).items() if isinstance(value, Setting))
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
         """The settings with invalid values, each with a sentence that says what is allowed."""
@@ -78,166 +207,11 @@ class Conf:
             except ImproperlyConfigured as error:
                 yield name, str(error)
 
-    def _get(self, name: str, default: Any) -> tuple[str, Any]:
-        """The place where ``name`` is set, for messages, and its value."""
-        if name in self._own:
-            return f"the cache's option LOCK_{name}", self._own[name]
-        return f"DJANGO_REDIS_LOCK: {name}", given().get(name, default)
-
-    def _checked(self, check: Callable[..., T], name: str, default: Any, **options: Any) -> T:
-        try:
-            return check(*self._get(name, default), **options)
-        except (TypeError, ValueError) as error:
-            raise ImproperlyConfigured(str(error)) from None
-
-    def _seconds(self, name: str, default: float, *, zero: bool = False) -> float:
-        return self._checked(check_seconds, name, default, zero=zero) or 0.0
-
-    def _switch(self, name: str, default: bool) -> bool:
-        where, value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise ImproperlyConfigured(f"{where} must be True or False, not {value!r}")
-        return value
-
-    def _choice(self, name: str, choices: Sequence[str]) -> str:
-        """One of ``choices``; the first is the default."""
-        where, choice = self._get(name, choices[0])
-        if choice not in choices:
-            allowed = ", ".join(map(repr, choices))
-            raise ImproperlyConfigured(f"{where} must be one of {allowed}, not {choice!r}")
-        return str(choice)
-
-    @property
-    def TIMEOUT(self) -> float:
-        """Seconds; the lifetime of a lock on the server, from one renewal to the next."""
-        return self._seconds("TIMEOUT", 30.0)
-
-    @property
-    def FLIGHT_TIMEOUT(self) -> float:
-        """Seconds after which a follower takes over from a leader that died."""
-        return self._seconds("FLIGHT_TIMEOUT", 10.0)
-
-    @property
-    def WAIT(self) -> float:
-        """Seconds a follower waits for the leader's value before it computes its own."""
-        return self._seconds("WAIT", 60.0)
-
-    @property
-    def STALE(self) -> float:
-        """Seconds after its timeout for which a value is served while one caller computes
-        the next."""
-        if "STALE" not in self._own and "STALE" not in given():
-            return 0.0  # Each hit reads this setting.
-        return self._seconds("STALE", 0.0, zero=True)
-
-    @property
-    def BACKGROUND(self) -> bool:
-        """Whether that caller gets the old value at once, too, and computes in the background."""
-        return self._switch("BACKGROUND", False)
-
-    @property
-    def ON_WAIT_TIMEOUT(self) -> str:
-        """What a follower does after WAIT: "compute", "raise" or "default"."""
-        return self._choice("ON_WAIT_TIMEOUT", ON_WAIT_TIMEOUT)
-
-    @property
-    def VALUES_ON_REDIS_DOWN(self) -> str:
-        """What ``get_or_set`` does when Redis is down: "compute" the value or "raise" the error."""
-        return self._choice("VALUES_ON_REDIS_DOWN", VALUES_ON_REDIS_DOWN)
-
-    @property
-    def JITTER(self) -> float:
-        """The largest share of a value's timeout, 0 to 1, by which it is shortened at random."""
-        return self._checked(check_share, "JITTER", 0.0)
-
-    @property
-    def ERROR_TTL(self) -> float:
-        """Seconds after a failed computation during which no caller tries again."""
-        return self._seconds("ERROR_TTL", 0.0, zero=True)
-
-    @property
-    def GRANT_TIMEOUT(self) -> float:
-        """Seconds that a waiter has to take a grant; must be the same on all hosts."""
-        return self._seconds("GRANT_TIMEOUT", 2.0)
-
-    @property
-    def WARN_SHARE(self) -> float:
-        """The share, 0 to 1, of the longest time a lock can be held after which a warning is logged
-        that it is still held; 0 for no warning."""
-        return self._checked(check_share, "WARN_SHARE", 0.8)
-
-    @property
-    def WARN_AFTER(self) -> float | None:
-        """The same in seconds, for locks that are renewed without end; None for no warning."""
-        return self._checked(check_seconds, "WARN_AFTER", None, none="no warning")
-
     def warn_after(self, longest: float) -> float:
         """Seconds after which to warn of a lock that can be held for at most ``longest``
         seconds."""
         after = self.WARN_AFTER if math.isinf(longest) else self.WARN_SHARE * longest
         return after or math.inf
-
-    @property
-    def METRICS(self) -> bool:
-        """Whether events of locks and computations are counted, and the counts written to Redis."""
-        return self._switch("METRICS", True)
-
-    @property
-    def EXPORTERS(self) -> tuple[str, ...]:
-        """The exporters of metrics and traces: "prometheus", "opentelemetry"."""
-        where, names = self._get("EXPORTERS", ())
-        if not isinstance(names, (list, tuple)) or not set(names) <= set(EXPORTERS):
-            allowed = ", ".join(map(repr, EXPORTERS))
-            raise ImproperlyConfigured(f"{where} must be a list of {allowed}, not {names!r}")
-        return tuple(names)
-
-    @property
-    def USING(self) -> str:
-        """The default cache alias of ``locked()`` and ``run_locked``."""
-        where, alias = self._get("USING", "default")
-        if not isinstance(alias, str) or not alias:
-            raise ImproperlyConfigured(f"{where} must be the alias of a cache, not {alias!r}")
-        return alias
-
-    @property
-    def LOCK_PREFIX(self) -> str:
-        """The prefix of a lock's name in its cache key."""
-        where, prefix = self._get("LOCK_PREFIX", "lock:")
-        if not isinstance(prefix, str):
-            raise ImproperlyConfigured(f"{where} must be a str, not {prefix!r}")
-        return prefix
-
-    @property
-    def ON_REDIS_DOWN(self) -> str:
-        """What a lock does when Redis is down: "raise", "local" (take a lock of this host instead)
-        or "run" (run without a lock)."""
-        return self._choice("ON_REDIS_DOWN", ON_REDIS_DOWN)
-
-    @property
-    def REPLICAS(self) -> int:
-        """How many replicas of the server must confirm a lock before it counts as acquired."""
-        return self._checked(check_count, "REPLICAS", 0)
-
-    @property
-    def LOCAL_LOCK_FOLDER(self) -> str | None:
-        """The folder of a host's local locks; None: a folder of this user in the system's folder
-        for temporary files."""
-        where, folder = self._get("LOCAL_LOCK_FOLDER", None)
-        if folder is not None and not isinstance(folder, (str, PathLike)):
-            raise ImproperlyConfigured(f"{where} must be a path or None, not {folder!r}")
-        return None if folder is None else fspath(folder)
-
-    @property
-    def BREAKER_FAILURES(self) -> int:
-        """The number of consecutive failed calls after which the circuit breaker opens, so that
-        further calls fail at once; 0: never. For the whole process, not for one alias."""
-        return self._checked(check_count, "BREAKER_FAILURES", 2)
-
-    @property
-    def BREAKER_PAUSE(self) -> float:
-        """Seconds between two attempts to reach Redis while the circuit breaker is open. For the
-        whole process."""
-        return self._seconds("BREAKER_PAUSE", 2.0)
 
 
 def _breaker_limits() -> tuple[int, float]:
