@@ -39,9 +39,8 @@ CHECKS = {
     "E103": "the server belongs to a cluster, and the `CLIENT_CLASS` does not support clusters",
     "E104": "the Redis user lacks rights that locks need",
     "W101": "the server can evict locks when it runs out of memory",
-    "W102": "the server rejects writes, or may soon",
+    "W102": "the server rejects writes",
     "W103": "the Redis user may not run blocking commands, so waiters poll",
-    "W104": "the socket timeout is not shorter than the lifetime of locks",
     "W105": "a cache keeps its locks in the memory of each process",
     "I101": "a request to Redis failed",
 }

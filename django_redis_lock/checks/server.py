@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import RedisError
 
 from ..cache import lock_caches
-from ..doctor import SETTINGS, examine
+from ..doctor import examine
 from .catalogue import check, found
 
 
@@ -18,7 +18,7 @@ def check_servers() -> Iterator[CheckMessage]:
     for alias in lock_caches():
         where = f"The cache {alias!r}"
         try:
-            findings = list(examine(alias, SETTINGS))
+            findings = list(examine(alias, with_trial=False))
         except ImproperlyConfigured:
             continue  # Another check says so.
         except (RedisError, OSError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from redis.exceptions import RedisError
@@ -10,21 +10,20 @@ from redis.exceptions import RedisError
 from ..protocol import CLOCK, Call
 from ..transport import run
 from .acl import access
-from .servers import NODE_PROBES
-from .target import Finding, Level, Node, NodeProbe, Probe, Target
-from .trial import timeouts, trial
+from .servers import eviction, server
+from .target import Finding, Level, Node, NodeProbe, Target
+from .trial import trial
 
-__all__ = ["ALL", "SETTINGS", "Finding", "Level", "Target", "examine"]
-
-#: All probes of a cache as a whole, and those that ``check --deploy`` runs.
-ALL: Sequence[Probe] = (access, trial, timeouts)
-SETTINGS: Sequence[Probe] = (access, timeouts)
+__all__ = ["Finding", "Level", "Target", "examine"]
 
 IN_MEMORY = "there is none: the locks are in the memory of each process, for its own threads only"
 
 
-def examine(alias: str, probes: Sequence[Probe] = ALL) -> Iterator[Finding]:
-    """What is found at the servers of the cache ``alias``, then by ``probes``.
+def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:
+    """What is found at the servers of the cache ``alias``.
+
+    Args:
+        with_trial: whether to acquire a lock, too.
 
     Raises:
         redis.exceptions.RedisError, OSError: a server cannot be reached.
@@ -36,9 +35,9 @@ def examine(alias: str, probes: Sequence[Probe] = ALL) -> Iterator[Finding]:
         yield Finding("server", Level.NOTE, IN_MEMORY, hint, number="W105")
         return
     run(target.client, Call(CLOCK, (), ()))  # The one request that every ACL allows.
-    for node_probe in NODE_PROBES:
+    for node_probe in (server, eviction):
         yield from _at_each_node(target, node_probe)
-    for probe in probes:
+    for probe in (access, trial) if with_trial else (access,):
         try:
             yield from probe(target)
         except (RedisError, OSError) as error:

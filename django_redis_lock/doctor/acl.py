@@ -14,6 +14,10 @@ from .target import Finding, Level, Target
 
 HINT = "See docs/commands.md, Rights."
 
+#: The errors of a server that rejects the writes of every user: replicas are missing, the last
+#: snapshot failed, memory is full, or it is a replica itself.
+WRITES_REJECTED = ("NOREPLICAS", "MISCONF", "OOM", "READONLY")
+
 #: The commands of scripts, each as it is tried: ``@1`` and so on are keys of a lock made up for it.
 TRIED = (
     ("SET", "@1", "trial", "PX", "5000"),
@@ -87,7 +91,11 @@ def access(target: Target) -> Iterator[Finding]:
         yield Finding("rights", Level.ERROR, f"scripts are rejected: {error}", number="E104")
         return
     missing = [_text(name) for name in answers[::2]]
-    reason = _text(answers[1]) if missing else ""
+    reason = _text(answers[1]).strip() if missing else ""
+    if any(word in reason for word in WRITES_REJECTED):
+        text = f"the server rejects writes, locks among them: {reason}"
+        yield Finding("rights", Level.ERROR, text, number="W102")
+        return
     waits = [name for name in ("blpop", "xread") if not _may_wait(target, name, key)]
     index, figures = _index_error(target), _figures_error(target)
     if missing:

@@ -1,10 +1,10 @@
-"""Probes of each server: what it is, and whether it keeps what it is given."""
+"""Probes of each server: what it is, and whether it can evict locks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .target import Finding, Level, Node, NodeProbe, Target
+from .target import Finding, Level, Node, Target
 
 #: The oldest Redis that is supported.
 OLDEST_VERSION = (6, 2)
@@ -17,7 +17,7 @@ def server(target: Target, node: Node) -> Iterator[Finding]:
             "server",
             Level.NOTE,
             f'unknown: the user "{target.user}" may not run INFO',
-            "Allow +info to check version, eviction and writes.",
+            "Allow +info to check version and eviction.",
         )
         return
     name, version = _name_and_version(node)
@@ -84,37 +84,6 @@ def eviction(target: Target, node: Node) -> Iterator[Finding]:
         )
 
 
-def writes(target: Target, node: Node) -> Iterator[Finding]:
-    """Whether the server accepts writes, locks among them."""
-    if node.info is None:
-        return
-    wanted = int(node.setting("min-replicas-to-write") or 0)
-    connected = node.get("min_slaves_good_slaves", node.get("connected_slaves", 0))
-    if node.get("loading"):
-        text = "the server is still loading its data, and answers nothing else"
-        yield Finding("writes", Level.ERROR, text, "Wait, and try again.")
-    elif node.get("role") == "master" and int(connected) < wanted:
-        yield Finding(
-            "writes",
-            Level.ERROR,
-            f"the server rejects writes: fewer than {wanted} replicas are connected "
-            "(min-replicas-to-write)",
-            "Bring the replicas back.",
-            number="W102",
-        )
-    elif node.get("rdb_last_bgsave_status", "ok") != "ok":
-        yield Finding(
-            "writes",
-            Level.WARNING,
-            "the last snapshot could not be written; Redis may reject all writes because of that, "
-            "also locks",
-            "Look into the log of Redis; often the disk is full.",
-            number="W102",
-        )
-    else:
-        yield Finding("writes", Level.OK, "accepted")
-
-
 def _bytes(number: int) -> str:
     size = float(number)
     for unit in ("bytes", "kB", "MB"):
@@ -122,6 +91,3 @@ def _bytes(number: int) -> str:
             return f"{size:.0f} {unit}"
         size /= 1024
     return f"{size:.1f} GB"
-
-
-NODE_PROBES: tuple[NodeProbe, ...] = (server, eviction, writes)

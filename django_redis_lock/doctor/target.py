@@ -8,7 +8,6 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
-from django.conf import settings
 from redis.exceptions import NoPermissionError
 
 from ..cache import lock_cache
@@ -72,14 +71,6 @@ class Node:
     def get(self, field: str, default: Any = None) -> Any:
         return default if self.info is None else self.info.get(field, default)
 
-    def setting(self, name: str) -> str | None:
-        """One of the server's own settings; None to a user who may not ask."""
-        try:
-            value = self.client.config_get(name).get(name)
-        except Exception:  # Not allowed, or no such command where Redis is a service.
-            return None
-        return None if value is None else str(value)
-
 
 class Target:
     """A cache that can lock.
@@ -94,7 +85,6 @@ class Target:
         self.cache: Any = lock_cache(alias)
         self.conf: Conf = self.cache.conf
         self.client: Any = self.cache._lock_client()
-        self.options: Mapping[str, Any] = settings.CACHES[alias].get("OPTIONS") or {}
 
     @property
     def is_cluster(self) -> bool:
@@ -135,5 +125,3 @@ class Target:
 
 #: Looks at one of a cache's servers.
 NodeProbe = Callable[[Target, Node], Iterator[Finding]]
-#: Looks at a cache as a whole.
-Probe = Callable[[Target], Iterator[Finding]]

@@ -1,17 +1,14 @@
-"""Probes of the locks: a trial of one, and how long a server that does not answer is waited for."""
+"""A probe of the locks: a trial of one."""
 
 from __future__ import annotations
 
-import inspect
 import secrets
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
-from redis.connection import AbstractConnection as Connection
 from redis.exceptions import RedisError
 
 from ..locking import Lock
@@ -83,39 +80,3 @@ def _delete_traces(lock: Lock) -> None:
     for key in (*lock.keys[:5], events_key(lock.keys.lock)):
         with suppress(RedisError, OSError):
             lock.redis.delete(key)
-
-
-def timeouts(target: Target) -> Iterator[Finding]:
-    """How long a Redis that does not answer is waited for."""
-    lifetime, given = target.conf.TIMEOUT, _socket_timeout(target)
-    if given is None:
-        yield Finding(
-            "timeouts",
-            Level.NOTE,
-            f"lifetime of locks: {lifetime:g} s; cache calls wait forever for a Redis that "
-            "does not answer",
-            'Set "SOCKET_TIMEOUT" in the cache\'s OPTIONS to a few seconds. Waits for a lock are '
-            "not affected by it.",
-        )
-    elif given >= lifetime:
-        yield Finding(
-            "timeouts",
-            Level.WARNING,
-            f"SOCKET_TIMEOUT, {given:g} s, is not shorter than the lifetime of locks, "
-            f"{lifetime:g} s: when Redis does not answer, a lock is lost before its holder knows",
-            "Set SOCKET_TIMEOUT to at most a third of TIMEOUT.",
-            number="W104",
-        )
-    else:
-        text = f"lifetime of locks: {lifetime:g} s; socket timeout: {given:g} s"
-        yield Finding("timeouts", Level.OK, text)
-
-
-def _socket_timeout(target: Target) -> float | None:
-    pool: Any = getattr(target.client, "connection_pool", None)
-    given = target.options.get("SOCKET_TIMEOUT")
-    if pool is not None:
-        # The default differs between versions of redis-py.
-        default = inspect.signature(Connection.__init__).parameters.get("socket_timeout")
-        given = pool.connection_kwargs.get("socket_timeout", default and default.default)
-    return float(given) if isinstance(given, (int, float)) else None

@@ -35,18 +35,18 @@ def _checked(text: str, *, zero: bool) -> float:
 
 
 def exit_code(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > 255:
-        raise ArgumentTypeError(f"it must be a whole number from 0 to 255, not {text!r}")
-    return int(text)
+    return _whole(text, "from 0 to 255", most=255)
 
 
 def count_or_none(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise ArgumentTypeError(f"it must be a whole number of 0 or more, not {text!r}")
-    return int(text)
+    return _whole(text, "of 0 or more")
 
 
 def count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise ArgumentTypeError(f"it must be a whole number greater than 0, not {text!r}")
+    return _whole(text, "greater than 0", least=1)
+
+
+def _whole(text: str, allowed: str, least: int = 0, most: float = math.inf) -> int:
+    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        raise ArgumentTypeError(f"it must be a whole number {allowed}, not {text!r}")
     return int(text)

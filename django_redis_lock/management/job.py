@@ -83,13 +83,18 @@ class ManagementCommand:
         return bool(getattr(self._called_by, "_called_from_command_line", False))
 
     def run(self, environment: dict[str, str], within: float) -> int:
+        argv = sys.argv
         with _environment(environment):
-            if self._from_command_line:
-                with _argv([sys.argv[0], self._name, *self._args]) as argv:
-                    self._command.run_from_argv(argv)
-            else:
+            if not self._from_command_line:
                 out, err = self._called_by.stdout, self._called_by.stderr
                 call_command(self._command, *self._args, stdout=out, stderr=err)
+                return 0
+            # The command must see itself there: runserver starts itself again from it.
+            sys.argv = [argv[0], self._name, *self._args]
+            try:
+                self._command.run_from_argv(sys.argv)
+            finally:
+                sys.argv = argv
         return 0
 
     def terminate(self) -> None:
@@ -112,16 +117,6 @@ def _load(name: str) -> BaseCommand:
         )
     app = known[name]
     return app if isinstance(app, BaseCommand) else load_command_class(app, name)
-
-
-@contextmanager
-def _argv(argv: list[str]) -> Iterator[list[str]]:
-    """Let the command see itself in ``sys.argv``: runserver starts itself again from there."""
-    before, sys.argv = sys.argv, argv
-    try:
-        yield argv
-    finally:
-        sys.argv = before
 
 
 @contextmanager
