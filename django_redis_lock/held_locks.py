@@ -195,7 +195,8 @@ def _databases(result: HeldLocks) -> Iterator[_Database]:
         try:
             cache: Any = lock_cache(alias)
             client = cache._lock_client()
-            space = _space_of(alias, cache)
+            locks = cache._encoded_key(cache.conf.LOCK_PREFIX, None)
+            space = _Space(alias, locks, values=cache._encoded_key("", None))
             database = found.setdefault(server_of(client).database, _Database(client, []))
         except UNAVAILABLE as error:
             result.failures.append(_failure(alias, error))
@@ -208,14 +209,6 @@ def _database_of(alias: str) -> _Database:
     # First the client of this cache, so that its configuration error reaches the caller.
     database = server_of(lock_cache(alias)._lock_client()).database
     return next(d for d in _databases(HeldLocks()) if server_of(d.client).database == database)
-
-
-def _space_of(alias: str, cache: Any) -> _Space:
-    return _Space(
-        alias,
-        cache._encoded_key(cache.conf.LOCK_PREFIX, None),
-        cache._encoded_key("", None),
-    )
 
 
 def _space(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, bool]:

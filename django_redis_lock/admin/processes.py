@@ -11,7 +11,6 @@ from django.utils.translation import gettext as _
 
 from ..held_locks import UNAVAILABLE, HeldLock, held_locks, look_closely
 from ..inventory import LOCK
-from ..protocol import Owner
 from .formatting import duration, short_place, shown
 from .listing import failure_rows
 from .rows import UrlOf, as_of, ref_of
@@ -27,10 +26,6 @@ class Thread(NamedTuple):
     host: str
     pid: int
     name: str
-
-    @property
-    def owner(self) -> Owner:
-        return Owner("?", self.host, self.pid, self.name)
 
 
 class Wait(NamedTuple):

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from . import declared, server, settings
+from . import declared, settings
 from .catalogue import CHECKS, TAG, found
 
-__all__ = ["CHECKS", "TAG", "declared", "found", "server", "settings"]
+__all__ = ["CHECKS", "TAG", "declared", "found", "settings"]

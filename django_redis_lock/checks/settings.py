@@ -1,4 +1,4 @@
-"""Checks of the settings, without connecting to Redis."""
+"""Checks of the settings; with ``--deploy`` also of the running Redis."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from django_redis.client import DefaultClient, HerdClient, ShardClient
+from redis.exceptions import RedisError
 
 from .. import exporters
 from ..cache import BACKEND, LOCAL_BACKEND, BackendCannotLock, lock_cache, lock_caches
 from ..conf import FOR_THE_PROCESS, Conf, given
+from ..doctor import examine
 from .catalogue import check, found
 
 
@@ -205,6 +207,25 @@ def check_lifetimes() -> Iterator[CheckMessage]:
                 "A waiter that crashes as it gets the lock would keep others waiting longer than "
                 "a holder that crashes. The default of 2 suits most projects.",
             )
+
+
+@check(deploy=True)
+def check_servers() -> Iterator[CheckMessage]:
+    for alias in lock_caches():
+        where = f"The cache {alias!r}"
+        try:
+            findings = list(examine(alias, with_trial=False))
+        except ImproperlyConfigured:
+            continue  # Another check says so.
+        except (RedisError, OSError) as error:
+            # Images are often built without a Redis, so this must not fail.
+            hint = "Run manage.py locks doctor where Redis can be reached."
+            yield found("I101", f"{where}: the request to Redis failed: {error}", hint)
+            continue
+        for finding in findings:
+            if finding.number:
+                text = f"{where}: {finding.topic}: {finding.text}."
+                yield found(finding.number, text, finding.hint)
 
 
 def _lock_options() -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -10,9 +10,8 @@ from redis.exceptions import RedisError
 from ..protocol import CLOCK, Call
 from ..transport import run
 from .acl import access
-from .servers import eviction, server
+from .probes import eviction, server, trial
 from .target import Finding, Level, Node, NodeProbe, Target
-from .trial import trial
 
 __all__ = ["Finding", "Level", "Target", "examine"]
 

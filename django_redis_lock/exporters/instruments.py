@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 from .. import events
 from ..metrics import OTHER
 
+#: How many groups an exporter tells apart.
+MAX_GROUPS = 100
+
 #: How much an event adds; None: nothing.
 Amount = Callable[[Any], float | None]
 
@@ -82,26 +85,11 @@ HISTOGRAMS = (
 )
 
 
-class Groups:
-    """A bounded number of label values: the first ``limit`` groups, and ``other`` for the rest."""
-
-    def __init__(self, limit: int = 100) -> None:
-        self._limit = limit
-        self._known: set[str] = set()
-
-    def __call__(self, group: str) -> str:
-        if group not in self._known:
-            if len(self._known) >= self._limit:
-                return OTHER
-            self._known.add(group)
-        return group
-
-
 class Exporter:
     """A listener that adds to ``metrics`` what their instruments say of an event."""
 
     def __init__(self, metrics: Sequence[tuple[Instrument, Any]]) -> None:
-        self._groups = Groups()
+        self._groups: set[str] = set()
         self._by_event: dict[type, list[tuple[Instrument, Any]]] = {}
         for instrument, metric in metrics:
             for event in instrument.amounts:
@@ -113,8 +101,16 @@ class Exporter:
             if amount is not None:
                 labels = {name: getattr(event, name) for name in instrument.labels}
                 if instrument.has_group:
-                    labels["group"] = self._groups(event.subject.group)
+                    labels["group"] = self._group(event.subject.group)
                 self._add(metric, amount, labels, event)
+
+    def _group(self, group: str) -> str:
+        """The label of a group: itself for the first MAX_GROUPS, "other" for the rest."""
+        if group not in self._groups:
+            if len(self._groups) >= MAX_GROUPS:
+                return OTHER
+            self._groups.add(group)
+        return group
 
     def _add(self, metric: Any, amount: float, labels: dict[str, Any], event: Any) -> None:
         raise NotImplementedError

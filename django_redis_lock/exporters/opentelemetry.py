@@ -69,11 +69,11 @@ class OpenTelemetry(Exporter):
         ended = time.time_ns()
         began = ended - int(waited * 1e9)
         attributes = {**_attributes("lock", subject), **said}
-        name = f"lock wait {self._groups(subject.group)}"
+        name = f"lock wait {self._group(subject.group)}"
         self._tracer.start_span(name, start_time=began, attributes=attributes).end(ended)
 
     def _open_span(self, subject: Subject) -> None:
-        name = f"compute {self._groups(subject.group)}"
+        name = f"compute {self._group(subject.group)}"
         span = self._tracer.start_span(name, attributes=_attributes("cache", subject))
         token = context.attach(trace.set_span_in_context(span))
         self._open[id(subject)] = (span, token)

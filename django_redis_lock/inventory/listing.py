@@ -195,24 +195,14 @@ def list_flights(client: Any, prefix: bytes, limit: int = 500, search: str = "")
     return _list(client, FLIGHT, prefix, limit, search)
 
 
-def find_lock(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> LockInfo | None:
-    """The entry of ``list_held`` or ``list_flights`` for ``key``; None if it is free.
-
-    Raises:
-        redis.exceptions.RedisError: the request failed.
-    """
-    found = _describe(client, kind, [key], prefix)
-    return found[0] if found else None
-
-
-def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> Inspection:
+def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
     """The details of the lock at ``key``, or of the computation of the cache key ``key``. Waiters
     and events of a computation are unknown.
 
     Raises:
         redis.exceptions.RedisError: the request failed.
     """
-    held = find_lock(client, key, kind, prefix)
+    held = next(iter(_describe(client, kind, [key], b"")), None)
     if kind != LOCK or is_reserved(key):
         return Inspection(held, (), ())
     asking = Call(WAITING, (*lock_keys(key)[:5], events_key(key)), (MAX_WAITERS,))
@@ -227,7 +217,8 @@ def inspect(client: Any, key: bytes, kind: str = LOCK, prefix: bytes = b"") -> I
 
 def _list(client: Any, kind: str, prefix: bytes, limit: int, search: str) -> Inventory:
     script, index = (LIST, INDEX) if kind == LOCK else (LIST_FLIGHTS, FLIGHTS)
-    keys, whole = _listed(client, script, indexes(client, index), (prefix, _lower(search)))
+    lowered = search.encode(errors="surrogateescape").lower()  # ASCII only, as by Lua.
+    keys, whole = _listed(client, script, indexes(client, index), (prefix, lowered))
     described = keys[: max(limit, MAX_DESCRIBED)]
     held = _describe(client, kind, described, prefix)
     locks = held[:limit]
@@ -273,7 +264,8 @@ def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> t
         for group, (now_us, *described) in zip(groups, _answers(client, asking), strict=True)
         for reply in described
     ]
-    return tuple(sorted(_with_heartbeats(client, locks), key=_longest_first))
+    known = _with_heartbeats(client, locks)
+    return tuple(sorted(known, key=lambda lock: (-(lock.held_for or 0.0), lock.name)))
 
 
 def _with_heartbeats(client: Any, locks: Sequence[LockInfo]) -> list[LockInfo]:
@@ -308,7 +300,7 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Lock
         described = {}  # The description of a former holder.
     fence, waiters = of_a_lock or (b"", None)
     digits = as_bytes(fence).partition(b" ")[0]
-    seen = _number(described, "seen")
+    seen, lifetime = _number(described, "seen"), _number(described, "lifetime")
     name = (key[len(prefix) :] if key.startswith(prefix) else key).decode(errors="backslashreplace")
     return LockInfo(
         key=key,
@@ -319,7 +311,8 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Lock
         fence=int(digits) if digits.isdigit() and len(digits) < 20 else None,
         waiters=None if waiters is None else int(waiters),
         kind=kind,
-        lifetime=_lifetime(described),
+        # Redis stores milliseconds, and 0 for no end.
+        lifetime=None if lifetime is None else lifetime / 1000 or math.inf,
         renews="renews" in described if "lifetime" in described else None,
         renewals=None if seen is None else int(_number(described, "renewals") or 0),
         seen=None if seen is None else max(0.0, (now_us - seen) / 1e6),
@@ -331,21 +324,6 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Lock
 
 def _number(fields: Mapping[str, str], name: str) -> float | None:
     return bounded(fields.get(name), MAX_UNIX_TIME * 1e6)
-
-
-def _lifetime(fields: Mapping[str, str]) -> float | None:
-    """In seconds. Redis stores milliseconds, and 0 for no end."""
-    stored = _number(fields, "lifetime")
-    return None if stored is None else stored / 1000 or math.inf
-
-
-def _longest_first(lock: LockInfo) -> tuple[float, str]:
-    return -(lock.held_for or 0.0), lock.name
-
-
-def _lower(search: str) -> bytes:
-    """In lower case as by Lua: ASCII only."""
-    return search.encode(errors="surrogateescape").lower()
 
 
 def _waiter(id: bytes, now: float) -> WaiterInfo:

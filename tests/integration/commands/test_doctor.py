@@ -17,7 +17,7 @@ from django.core.checks import run_checks
 import django_redis_lock
 from django_redis_lock import checks, metrics
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.doctor import Finding, Level, acl, servers
+from django_redis_lock.doctor import Finding, Level, acl, probes
 from django_redis_lock.doctor.target import Node, Target
 from django_redis_lock.management.commands.locks import Command
 from tests.processes import PATIENCE, Link, processes, until
@@ -198,7 +198,7 @@ class Imagined(Node):
 def test_what_servers_say_of_themselves(
     info: dict[str, Any], level: Level, words: str, number: str
 ) -> None:
-    (found,) = servers.server(Target("default"), Imagined(**info))
+    (found,) = probes.server(Target("default"), Imagined(**info))
     assert isinstance(found, Finding)
     assert (found.level, found.number) == (level, number)
     assert words in found.text

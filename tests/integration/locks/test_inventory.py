@@ -30,7 +30,6 @@ from django_redis_lock.inventory.listing import (
     Inspection,
     Inventory,
     LockInfo,
-    find_lock,
     inspect,
     list_flights,
     list_held,
@@ -424,7 +423,7 @@ def test_a_computation_that_is_ended(client: redis.Redis, computing: Any) -> Non
     assert release(client, flight.key, "another", kind=FLIGHT) is Outcome.NOT_OWNER
     assert release(client, flight.key, flight.owner.id, kind=FLIGHT) is Outcome.RELEASED
     assert release(client, flight.key, flight.owner.id, kind=FLIGHT) is Outcome.FREE
-    assert find_lock(client, flight.key, FLIGHT) is None
+    assert inspect(client, flight.key, FLIGHT).lock is None
 
 
 # -- one lock ----------------------------------------------------------------------------------
@@ -748,7 +747,7 @@ def test_a_lock_that_rests_can_be_released(client: redis.Redis) -> None:
 def test_a_lock_of_redis_py(client: redis.Redis) -> None:
     other = redis.lock.Lock(client, "a", timeout=30)
     assert other.acquire()
-    lock = find_lock(client, b"a")
+    lock = inspect(client, b"a").lock
     assert lock is not None
     assert lock.silent is None
     assert release(client, b"a", lock.owner.id) is Outcome.RELEASED

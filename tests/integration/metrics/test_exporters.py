@@ -145,7 +145,8 @@ def test_prometheus_is_registered_once(cache: RedisCache) -> None:
 
 
 def test_labels_are_bounded(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    label = instruments.Groups(limit=2)
+    monkeypatch.setattr(instruments, "MAX_GROUPS", 2)
+    label = instruments.Exporter([])._group
     assert [label(group) for group in "abcab"] == ["a", "b", "other", "a", "b"]
 
 
