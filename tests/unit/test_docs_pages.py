@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import django_redis_lock.exceptions
+from django_redis_lock.conf import Conf
 from django_redis_lock.protocol import keys
 from tests.model.checker import MISTAKES
 
@@ -94,6 +95,17 @@ def test_every_page_is_on_the_site() -> None:
     listed = re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL)
     pages = {line for block in listed for line in block.splitlines() if line and line[0] != ":"}
     assert pages == {page.stem for page in DOCS} - {"index"}
+
+
+def test_every_setting_and_its_default_is_on_its_page() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text()
+    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| [^|]+ \| `([^`]*)` \|", text, re.MULTILINE))
+    shown = {}
+    for name in Conf.names():
+        default = getattr(Conf(), name)
+        number = isinstance(default, float)
+        shown[name] = f"{default:g}" if number else repr(default).replace("'", '"')
+    assert rows == shown
 
 
 def test_the_reference_has_every_public_name() -> None:

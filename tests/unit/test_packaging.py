@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import email
+import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -67,6 +70,84 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> No
     assert "django_redis_lock/migrations/0001_initial.py" in wanted
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert packed == wanted | {"django_redis_lock_pytest.py"}
+
+
+def test_the_wheel_is_small(wheel: zipfile.ZipFile) -> None:
+    assert Path(wheel.filename or "").stat().st_size <= 400_000
+
+
+#: What somebody does who has installed it: settings, migrations, a lock, the list of locks.
+SMOKE = """
+import sys
+import django
+from django.conf import settings
+
+settings.configure(
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_redis_lock"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    CACHES={"default": {"BACKEND": "django_redis_lock.cache.LocMemCache"}},
+)
+django.setup()
+import django_redis_lock
+from django.core.cache import cache
+from django.core.management import call_command
+
+assert django_redis_lock.__file__.startswith(sys.argv[1]), django_redis_lock.__file__
+call_command("check")
+call_command("migrate", verbosity=0)
+with cache.lock("import") as lock:
+    assert cache.get_or_set("report", lambda: "done", 60) == "done"
+    call_command("locks")
+"""
+
+
+def test_what_is_installed_from_the_wheel_works(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    place = tmp_path / "site"
+    install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile")
+    subprocess.run(
+        [sys.executable, *install, "--target", str(place), str(wheel.filename)], check=True
+    )
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", SMOKE, str(place)],
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 lock is held" in done.stdout
+
+
+def test_the_description_has_no_link_that_is_dead_on_a_package_index(
+    metadata: email.message.Message,
+) -> None:
+    text = str(metadata.get_payload())
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "## Quick start" in text
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    assert [target for target in targets if not re.match(r"https?://", target)] == []
+
+
+def test_links_lead_to_the_source_once_it_has_a_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("README.md").write_text("![x](docs/x.png) [a](docs/a.md#b) [c](https://c.example)")
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    monkeypatch.setattr("setuptools.setup", lambda **options: None)
+
+    def described() -> str:
+        return str(runpy.run_path("setup.py")["description"]())
+
+    assert described() == " a [c](https://c.example)"
+    Path("setup.cfg").write_text("[metadata]\nproject_urls =\n    Source = https://s.example/x\n")
+    at = "https://s.example/x"
+    assert described() == (
+        f"![x]({at}/raw/HEAD/docs/x.png) [a]({at}/blob/HEAD/docs/a.md#b) [c](https://c.example)"
+    )
 
 
 def test_name_version_and_licence(metadata: email.message.Message, wheel: zipfile.ZipFile) -> None:
