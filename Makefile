@@ -32,7 +32,7 @@ demo-check: $(INSTALLED_DEMO) ## The demo without the site.
 	$(RUN) manage.py demo --no-serve $(ARGS)
 
 test: $(INSTALLED) ## Run the test suite.
-	$(RUN) -m pytest --numprocesses auto --dist loadfile $(ARGS)
+	$(RUN) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-newest: ## A brief run on the newest Django and the newest Python there is, if it is another.
 	@python=$$(sh .ci/newest_python); if [ -z "$$python" ]; then \
@@ -46,7 +46,7 @@ test-with:
 	    --upgrade-strategy eager --editable '.[demo,test]'
 	$(VENV_NEWEST)/bin/python -c 'import sys, django; \
 	    print("Python", sys.version.split()[0], "with Django", django.__version__)'
-	$(VENV_NEWEST)/bin/python -m pytest --numprocesses auto --dist loadfile -m "not slow" \
+	$(VENV_NEWEST)/bin/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not slow" \
 	    tests/unit tests/browser $(BRIEF) $(ARGS)
 
 pictures: $(INSTALLED) ## Take the pictures in docs/images again; needs Chromium, and for all of them .venv-newest.

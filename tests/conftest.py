@@ -33,7 +33,7 @@ hypothesis_settings.register_profile("no deadline", deadline=None)
 hypothesis_settings.load_profile("no deadline")
 
 #: Processes that `make test` uses at most; with more, the machine is busy with starting servers.
-MOST_PROCESSES = 4
+MOST_PROCESSES = 6
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell without job control has started us in the background. The processes that tests start
@@ -43,9 +43,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Each process has servers of its own; a server that was given can only be for one."""
+    """Each process has servers of its own; a server that was given can only be for one. Tests wait
+    more than they compute, so there are more processes than cores."""
     cores = os.cpu_count() or 1
-    return 0 if os.environ.get("REDIS_URL") else min(cores, MOST_PROCESSES)
+    return 0 if os.environ.get("REDIS_URL") else min(cores * 2, MOST_PROCESSES)
 
 
 @pytest.fixture(scope="session")
