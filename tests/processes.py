@@ -12,7 +12,9 @@ Each process runs one function of a test module, and talks with the test over a 
         crew.say("thanks")
         assert crew.results() == ["thanks"] * 4
 
-They are spawned, not forked, so the function must be found by its module and name.
+They are forked from a process that has done nothing but import, so that nine of them are there at
+once. Such a process ends without ``atexit``; where its end matters, ``spawned`` asks for one with
+an interpreter of its own. Either way the function must be found by its module and name.
 """
 
 from __future__ import annotations
@@ -38,6 +40,17 @@ PATIENCE = 30.0
 STARTING = 120.0
 
 _spawn = multiprocessing.get_context("spawn")
+_forkserver = multiprocessing.get_context("forkserver")
+_forkserver.set_forkserver_preload(
+    [
+        "hypothesis",
+        "pytest",
+        "redis.asyncio",
+        "django.test",
+        "django_redis_lock.decorators",
+        __name__,
+    ]
+)
 
 
 class Link:
@@ -72,10 +85,15 @@ class Link:
 class Worker(Link):
     """A process, as its test sees it."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        here, there = _spawn.Pipe()
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], spawned: bool = False
+    ) -> None:
+        here, there = multiprocessing.Pipe()
         super().__init__(here)
-        self._process = _spawn.Process(target=_work, args=(there, function, args), daemon=True)
+        context: Any = _spawn if spawned else _forkserver
+        self._process = context.Process(
+            target=_work, args=(there, _Environment(), function, args), daemon=True
+        )
         self._process.start()
         there.close()
 
@@ -135,12 +153,14 @@ class Crew(list[Worker]):
 
 
 @contextmanager
-def processes(function: Callable[..., Any], *args: Any, count: int = 1) -> Iterator[Crew]:
+def processes(
+    function: Callable[..., Any], *args: Any, count: int = 1, spawned: bool = False
+) -> Iterator[Crew]:
     """``count`` processes that are ready to run ``function(link, *args)``; killed at the end."""
     crew = Crew()
     try:
         for _ in range(count):
-            crew.append(Worker(function, args))
+            crew.append(Worker(function, args, spawned))
         for worker in crew:
             assert worker.hear_anything(STARTING) == ("said", "ready")
         yield crew
@@ -149,7 +169,21 @@ def processes(function: Callable[..., Any], *args: Any, count: int = 1) -> Itera
             worker.kill()
 
 
-def _work(connection: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+class _Environment:
+    """Brings the environment variables of this process to the one in which it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _set_environment, (dict(os.environ),)
+
+
+def _set_environment(variables: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+def _work(
+    connection: Connection, _: None, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     link = Link(connection)
     django.setup()
     link.say("ready")

@@ -170,7 +170,7 @@ class TestInterrupted:
         first.acquire()
         options = {"timeout": 60, "grant_timeout": 60}
         for _ in range(3):
-            with processes(wait, redis_server.url, options) as (waiter,):
+            with processes(wait, redis_server.url, options, spawned=True) as (waiter,):
                 waiter.go()
                 until_blocked(client)
                 os.kill(waiter.pid, signal.SIGINT)
@@ -272,7 +272,7 @@ class TestEnding:
     def test_a_process_ends_although_it_holds_locks(
         self, client: redis.Redis, redis_server: RedisServer, renew: bool
     ) -> None:
-        with processes(leave_held, redis_server.url, renew) as (worker,):
+        with processes(leave_held, redis_server.url, renew, spawned=True) as (worker,):
             worker.go()
             assert worker.result() == "done"
             until(lambda: not alive(worker.pid))
@@ -300,7 +300,7 @@ class TestForked:
     def test_it_leaves_its_parents_locks_alone(
         self, client: redis.Redis, redis_server: RedisServer, case: str
     ) -> None:
-        with processes(fork, redis_server.url, case) as (parent,):
+        with processes(fork, redis_server.url, case, spawned=True) as (parent,):
             parent.go()
             said = parent.result()
             assert said == {"child": 0, "held": True, "renewed": True}
@@ -360,7 +360,7 @@ def test_a_child_leaves_an_unread_answer_to_its_parent(
     """That to TAKE_GRANT, for which a waiter that gets a lock does not wait."""
     holder = Lock(client, NAME, timeout=30)
     holder.acquire()
-    with processes(fork_with_an_answer_to_come, redis_server.url, tasks) as (parent,):
+    with processes(fork_with_an_answer_to_come, redis_server.url, tasks, spawned=True) as (parent,):
         parent.go()
         until(lambda: client.exists(f"{{{NAME}}}:waiters"))
         holder.release()

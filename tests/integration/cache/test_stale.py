@@ -343,7 +343,7 @@ def test_no_thread_of_the_background_stays(
 def test_a_process_ends_although_its_background_works(
     stale: RedisCache, redis_server: RedisServer
 ) -> None:
-    with processes(leave_behind, redis_server.url) as (worker,):
+    with processes(leave_behind, redis_server.url, spawned=True) as (worker,):
         worker.go()
         assert worker.result() == "old"
         worker._process.join(PATIENCE)

@@ -281,7 +281,7 @@ def hang_in_a_process(link: Link) -> None:
 def test_a_command_that_hangs_then_is_ended_all_the_same(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    with processes(hang_in_a_process) as (worker,):
+    with processes(hang_in_a_process, spawned=True) as (worker,):
         worker.go()
         assert worker.hear() == "running"
         client.set(":1:lock:fragile", "another's")

@@ -178,7 +178,7 @@ def lock_often(link: Link, count: int) -> None:
 
 def test_the_figures_of_several_processes_add_up(client: redis.Redis) -> None:
     # They write as they end.
-    with processes(lock_often, 50, count=3) as crew:
+    with processes(lock_often, 50, count=3, spawned=True) as crew:
         crew.go()
         crew.results()
         for worker in crew:
