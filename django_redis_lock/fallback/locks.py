@@ -23,9 +23,9 @@ from ..clock import time
 from ..events import FellBack
 from ..exceptions import LockError, TooFewReplicas
 from ..forks import free_after_fork
-from ..locking import AsyncLock, Lock, LockOperations
+from ..locking import AsyncLock, Hold, Lock, LockOperations
 from ..notices import get_logger
-from ..protocol import AcquireRequest, Hold, HolderInfo, Owner, new_token, printable
+from ..protocol import AcquireRequest, HolderInfo, Owner, new_token, printable
 from ..redlock import AsyncRedlock, Redlock
 from ..transport import Breaker, Server, is_outage, server_of
 from .file_lock import LocalLock, pauses

@@ -1,5 +1,5 @@
 """The one background thread of a process, and its jobs."""
 
-from .thread import Job, Keeper, keeper, use_keeper
+from .thread import DeferredRelease, Job, Keeper, SentOnce, keeper, use_keeper
 
-__all__ = ["Job", "Keeper", "keeper", "use_keeper"]
+__all__ = ["DeferredRelease", "Job", "Keeper", "SentOnce", "keeper", "use_keeper"]

@@ -66,6 +66,63 @@ class Job:
         raise NotImplementedError
 
 
+class SentOnce(Job):
+    """Sends one call, which is not worth a second try."""
+
+    flush_at_exit = True
+
+    def __init__(self, server: Server, call: Call) -> None:
+        super().__init__(server, time.monotonic())
+        self._call = call
+
+    def call(self, now: float) -> Call:
+        return self._call
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        keeper().discard(self)
+
+    def failed(self, error: Exception, now: float) -> None:
+        keeper().discard(self)
+
+
+class DeferredRelease(Job):
+    """Does what others wait for when the caller cannot: releases what an acquire may have got
+    although its answer was lost, or what an interrupted release was to give up; ends a flight whose
+    end Redis has not received.
+
+    It asks until it is answered, and once more a second later, because what was sent before may
+    still lie unread in the server's buffers.
+
+    Args:
+        release: the call that does it.
+        lifetime: seconds after which nothing can be left to do, None for never.
+    """
+
+    def __init__(self, server: Server, release: Call, lifetime: float | None) -> None:
+        now = time.monotonic()
+        super().__init__(server, now)
+        self._call = release
+        self._gives_up_at = math.inf if lifetime is None else now + lifetime
+        self._answers = 0
+
+    @property
+    def flush_at_exit(self) -> bool:  # type: ignore[override]  # of other jobs: a plain value
+        return self._answers == 0
+
+    def call(self, now: float) -> Call | None:
+        if self._answers < 2 and now < self._gives_up_at:
+            return self._call
+        keeper().discard(self)
+        return None
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        self._answers += 1
+        self.due = sent_at + 1.0
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.due = now + 0.5
+
+
 @contextmanager
 def _isolated(job: Job) -> Iterator[None]:
     """Log an unexpected error of ``job``, so that it does not affect other jobs, and retry."""

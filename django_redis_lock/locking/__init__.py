@@ -1,14 +1,12 @@
 """The locks on one server, for threads and for asyncio."""
 
-from .aio import AsyncLock
+from .aio import AsyncLock, for_the_caller
 from .base import BaseLock
-from .graceful_exit import unwinding
 from .heartbeat import last_heartbeats
 from .history import Event, note_call, note_vanished, read_events
-from .local_state import for_the_caller
-from .lock import Lock
+from .hold import Hold, Renewal, Renewals
+from .lock import Lock, unwinding
 from .operations import LockOperations
-from .renewal import DeferredRelease, Renewal, Renewals
 from .replication import Confirmed
 from .waiting import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, TaskWaiter, ThreadWaiter, in_background
 
@@ -18,8 +16,8 @@ __all__ = [
     "AsyncLock",
     "BaseLock",
     "Confirmed",
-    "DeferredRelease",
     "Event",
+    "Hold",
     "Lock",
     "LockOperations",
     "Renewal",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable
 from functools import cached_property
 from types import SimpleNamespace
@@ -12,12 +13,11 @@ from .. import events
 from ..clock import time
 from ..events import Subject, check_group
 from ..exceptions import LockError, LockLost, LockNotOwnedError
-from ..keeper import keeper
+from ..keeper import DeferredRelease, keeper
 from ..protocol import (
     AcquireRequest,
     Acquisition,
     Call,
-    Hold,
     check_count,
     check_name,
     check_seconds,
@@ -30,9 +30,18 @@ from ..protocol import (
     waiter_id,
 )
 from ..transport import Server, is_cluster, may_have_run, server_of
-from .local_state import ThreadState
-from .renewal import DeferredRelease, Renewal, Renewals
+from .hold import Hold, Renewal, Renewals
 from .waiting import unregister
+
+
+class ThreadState(threading.local):
+    """What one thread knows through one handle; the token is where redis-py keeps it."""
+
+    def __init__(self, token: bytes | None = None) -> None:
+        self.token = token
+        self.hold: Hold | None = None
+        self.renewal: Any = None
+        self.file_lock: Any = None
 
 
 class BaseLock:

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from redis.exceptions import NoPermissionError, ResponseError
 
@@ -26,7 +26,6 @@ from ..protocol import (
     HEARTBEATS,
     SILENT_AFTER,
     Call,
-    Hold,
     Owner,
     as_bytes,
     process_id,
@@ -42,6 +41,12 @@ DAY = 86_400_000
 REPLY_TIMEOUT = 5.0
 
 
+class HasEnded(Protocol):
+    """A hold, of which only this matters here."""
+
+    ended: bool
+
+
 class Heartbeat(Job):
     """Says every HEARTBEAT_EVERY seconds that this process is alive, while it holds locks on
     ``server``."""
@@ -50,11 +55,11 @@ class Heartbeat(Job):
         super().__init__(server, time.monotonic())
         # A signal handler may come in between.
         self._mutex = free_after_fork(threading.RLock())
-        self._holds: set[Hold] = set()
+        self._holds: set[HasEnded] = set()
         self._call = Call(HEARTBEAT, (process_key(process_id()),), (DAY,))
 
     @classmethod
-    def join(cls, server: Server, hold: Hold) -> None:
+    def join(cls, server: Server, hold: HasEnded) -> None:
         """Send heartbeats to ``server`` while ``hold`` lasts."""
         if server.heartbeat is None:
             server.heartbeat = cls(server)
@@ -65,7 +70,7 @@ class Heartbeat(Job):
                 keeper().add(beat)
 
     @staticmethod
-    def leave(server: Server, hold: Hold) -> None:
+    def leave(server: Server, hold: HasEnded) -> None:
         """Do so no longer."""
         beat: Heartbeat | None = server.heartbeat
         if beat is not None:

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import events
-from ..clock import time
-from ..keeper import Job, keeper
+from ..keeper import SentOnce, keeper
 from ..notices import get_logger
 from ..protocol import (
     MAX_PID,
@@ -74,35 +73,17 @@ class Event:
         return Owner(self.id, self.host, self.pid, self.thread, self.label)
 
 
-class RecordEvent(Job):
-    """Writes an event down, once: it is not worth a second try."""
+class RecordEvent(SentOnce):
+    """Writes an event down. Many a command releases its lock as the last thing it does, so the
+    process does this before it ends."""
 
-    flush_at_exit = True  # Many a command releases its lock as the last thing it does.
-
-    def __init__(
-        self,
-        server: Server,
-        due: float,
-        keys: LockKeys,
-        what: str,
-        owner: Owner,
-        note: str = "",
-        held: float | None = None,
-        at: int | None = None,
-    ) -> None:
-        super().__init__(server, due)
-        self._lock = keys.lock
-        self._call = note_call(keys.lock, what, owner, note, held, at)
-
-    def call(self, now: float) -> Call:
-        return self._call
-
-    def answered(self, value: Any, sent_at: float) -> None:
-        keeper().discard(self)
+    def __init__(self, server: Server, key: bytes, what: str, owner: Owner, **more: Any) -> None:
+        super().__init__(server, note_call(key, what, owner, **more))
+        self._key = key
 
     def failed(self, error: Exception, now: float) -> None:
-        keeper().discard(self)
-        logger.info("Could not note an event of %s: %s", printable(self._lock), error)
+        super().failed(error, now)
+        logger.info("Could not note an event of %s: %s", printable(self._key), error)
 
 
 def note_vanished(
@@ -118,11 +99,8 @@ def note_vanished(
             printable(keys.lock),
             event.owner,
         )
-        at = round(event.at * 1e6)
-        now = time.monotonic()
-        keeper().add(
-            RecordEvent(server, now, keys, event.what, event.owner, held=event.held, at=at)
-        )
+        more: Any = {"held": event.held, "at": round(event.at * 1e6)}
+        keeper().add(RecordEvent(server, keys.lock, event.what, event.owner, **more))
         if events.listeners and subject is not None:
             # Of a lock on several servers, each has its own figures.
             events.emit(events.Crashed(subject._replace(server=server), event.owner))

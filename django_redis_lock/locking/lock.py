@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..exceptions import LockNotAcquired
 from ..protocol import (
     AcquireRequest,
     Acquisition,
     Call,
-    Hold,
     HolderInfo,
     Owner,
     check_seconds,
-    in_a_thread,
 )
 from ..transport import Answer, drive, run
+from .hold import BROKEN, Hold, lost_logger
 from .operations import LockOperations
 from .replication import Confirmed, confirm
 from .waiting import Refusal, ThreadWaiter
@@ -196,3 +198,43 @@ class Lock(LockOperations):
         except BaseException:
             self._leave_to_keeper()
             raise
+
+
+def in_a_thread(on_lost: Callable[[], Any]) -> Callable[[], None]:
+    """A function that runs ``on_lost`` in a new thread, so that it does not delay the keeper."""
+
+    def run() -> None:
+        try:
+            on_lost()
+        except BaseException:  # Also sys.exit(), which Python would ignore.
+            lost_logger.exception(BROKEN, on_lost)
+
+    return threading.Thread(target=run, name="django_redis_lock on_lost", daemon=True).start
+
+
+@contextmanager
+def unwinding(*signals: signal.Signals) -> Iterator[None]:
+    """Turn ``signals`` (left out: SIGTERM) into ``SystemExit``, so that locks held in ``with``
+    blocks are released instead of left to expire::
+
+        with unwinding(), cache.lock("import"):
+            import_prices()
+
+    Only for the main thread, the only one Python gives signals to. The exit code is 128 plus the
+    signal's number, as from a shell. SIGINT does this of itself, by ``KeyboardInterrupt``.
+
+    Raises:
+        ValueError: called in another thread.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for wanted in signals or (signal.SIGTERM,):
+            before[wanted] = signal.signal(wanted, leave)
+        yield
+    finally:
+        for wanted, handler in before.items():
+            signal.signal(wanted, handler)

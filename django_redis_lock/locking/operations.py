@@ -23,7 +23,6 @@ from ..protocol import (
     AcquireRequest,
     Acquisition,
     Call,
-    Hold,
     HolderInfo,
     Owner,
     check_seconds,
@@ -35,6 +34,7 @@ from ..transport import ServerBusy, server_of
 from .base import BaseLock
 from .heartbeat import question_about, with_answer
 from .history import note_vanished
+from .hold import Hold
 from .replication import patience_of
 from .waiting import Refusal, queues
 

@@ -12,7 +12,6 @@ from .acquisition import (
     release_call,
     waiter_id,
 )
-from .hold import Hold, in_a_thread, printable
 from .inventory_scripts import (
     DESCRIBE,
     DESCRIBE_FLIGHTS,
@@ -40,6 +39,7 @@ from .keys import (
     is_reserved,
     key_of_companion,
     lock_keys,
+    printable,
     process_key,
     refuse_reserved,
     slot_of,
@@ -133,7 +133,6 @@ __all__ = [
     "Acquisition",
     "Call",
     "Clock",
-    "Hold",
     "HolderInfo",
     "LockKeys",
     "Owner",
@@ -156,7 +155,6 @@ __all__ = [
     "flight_stream",
     "flights_pattern",
     "hostname",
-    "in_a_thread",
     "index_key",
     "is_of_a_database",
     "is_reserved",

@@ -202,3 +202,10 @@ def flight_leader(key: bytes) -> bytes:
 def flight_stream(key: bytes, token: bytes) -> bytes:
     """The stream on which the followers of one flight wait for its end."""
     return _prefix(key) + b"done:" + token
+
+
+def printable(name: bytes, limit: int = 120) -> str:
+    """A key, or a lock's name, for a log line: one line, not too long."""
+    text = name.decode(errors="backslashreplace")
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -21,11 +21,11 @@ from weakref import WeakKeyDictionary
 from redis.exceptions import RedisError
 
 from ..clock import time
-from ..keeper import keeper
+from ..keeper import DeferredRelease, keeper
 from ..locking import (
     FIRST_PAUSE_SECONDS,
     MAX_PAUSE_SECONDS,
-    DeferredRelease,
+    Hold,
     LockOperations,
     Renewals,
     note_vanished,
@@ -38,7 +38,6 @@ from ..protocol import (
     Acquisition,
     Call,
     Clock,
-    Hold,
     check_seconds,
     milliseconds,
     new_token,

@@ -15,8 +15,8 @@ from typing import Any
 
 from ..clock import time
 from ..exceptions import TooFewServers
-from ..keeper import keeper
-from ..locking import DeferredRelease, Renewal
+from ..keeper import DeferredRelease, keeper
+from ..locking import Hold, Renewal
 from ..notices import get_logger
 from ..protocol import (
     _BY_ATTEMPT,
@@ -31,7 +31,6 @@ from ..protocol import (
     HELD,
     Acquisition,
     Call,
-    Hold,
     as_bytes,
     fingerprint,
     new_token,

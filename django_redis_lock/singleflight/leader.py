@@ -18,8 +18,7 @@ from redis.exceptions import RedisError
 from .. import events
 from ..clock import time
 from ..events import Computed, Computing, Subject
-from ..keeper import Job, keeper
-from ..locking import DeferredRelease
+from ..keeper import DeferredRelease, Job, keeper
 from ..notices import get_logger
 from ..protocol import (
     FLIGHTS,

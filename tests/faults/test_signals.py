@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_redis_lock import Lock
-from django_redis_lock.locking.graceful_exit import unwinding
+from django_redis_lock.locking import unwinding
 
 from ..processes import Link, processes
 

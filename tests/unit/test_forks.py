@@ -21,7 +21,7 @@ MUTEXES = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore
 #: something that begins anew in the child.
 OF_THE_PARENT = {
     "memory/database.py": 1,
-    "protocol/hold.py": 1,
+    "locking/hold.py": 1,
     "locking/waiting/threads.py": 2,
     "keeper/thread.py": 2,
     "notices.py": 2,

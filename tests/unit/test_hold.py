@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.locking import renewal
-from django_redis_lock.locking.renewal import CHECK_INTERVAL_SECONDS, DESCRIBE_AFTER, Renewal
-from django_redis_lock.protocol.hold import Hold, printable
+from django_redis_lock.locking import hold as hold_module
+from django_redis_lock.locking.hold import CHECK_INTERVAL_SECONDS, DESCRIBE_AFTER, Hold, Renewal
+from django_redis_lock.protocol import printable
 from django_redis_lock.protocol.keys import lock_keys
 
 
@@ -223,9 +223,9 @@ class FakeKeeper:
 @pytest.fixture
 def keeper(monkeypatch: pytest.MonkeyPatch) -> FakeKeeper:
     fake = FakeKeeper()
-    monkeypatch.setattr(renewal, "keeper", lambda: fake)
+    monkeypatch.setattr(hold_module, "keeper", lambda: fake)
     for name in ("join", "leave"):  # No heartbeats: there is no server.
-        monkeypatch.setattr(renewal.Heartbeat, name, lambda server, hold: None)
+        monkeypatch.setattr(hold_module.Heartbeat, name, lambda server, hold: None)
     return fake
 
 

@@ -16,8 +16,8 @@ import redis
 
 from django_redis_lock.keeper import thread as keeper_module
 from django_redis_lock.keeper.thread import Job, Keeper
-from django_redis_lock.locking.renewal import Renewal
-from django_redis_lock.protocol.hold import Hold, in_a_thread
+from django_redis_lock.locking.hold import Hold, Renewal
+from django_redis_lock.locking.lock import in_a_thread
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.protocol.lock_scripts import CLOCK, RENEW, Call
 from django_redis_lock.transport.circuit_breaker import Breaker

@@ -11,7 +11,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from django_redis_lock.protocol.hold import Hold
+from django_redis_lock.locking import Hold
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.protocol.owner import Owner, fingerprint, hostname, process_id
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...clock import time
 from ...forks import after_fork, free_after_fork
-from ...keeper import Job, keeper
+from ...keeper import Job, SentOnce, keeper
 from ...protocol import (
     MAX_GRANT_AGE_SECONDS,
     WATCH_INTERVAL_SECONDS,
@@ -314,20 +314,9 @@ class WaiterHeartbeat(Job):
             self._queue.wake()  # One of them does not wait for a frozen server.
 
 
-class Unregister(Job):
-    """Removes a waiter id that is not in use any more from the register in Redis."""
-
-    flush_at_exit = True
+class Unregister(SentOnce):
+    """Removes a waiter id that is not in use any more from the register in Redis. If that fails,
+    the id expires by itself within seconds."""
 
     def __init__(self, server: Server, request: AcquireRequest, waiter: bytes) -> None:
-        super().__init__(server, time.monotonic())
-        self._call = request.take(b"", waiter)
-
-    def call(self, now: float) -> Call:
-        return self._call
-
-    def answered(self, value: Any, sent_at: float) -> None:
-        keeper().discard(self)
-
-    def failed(self, error: Exception, now: float) -> None:
-        keeper().discard(self)  # The id expires by itself within seconds.
+        super().__init__(server, request.take(b"", waiter))

@@ -19,7 +19,7 @@ from redis.exceptions import NoPermissionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...clock import time
-from ...keeper import keeper
+from ...keeper import DeferredRelease, keeper
 from ...notices import get_logger
 from ...protocol import (
     LAST_TRY_SECONDS,
@@ -30,7 +30,6 @@ from ...protocol import (
     wake_key,
 )
 from ...transport import is_outage, may_have_run, note_sent, pack_words
-from ..renewal import DeferredRelease
 from .queue import WaitQueue, WakeEvent, join
 
 logger = get_logger("django_redis_lock.waiting")

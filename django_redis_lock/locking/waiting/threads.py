@@ -15,10 +15,9 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
-from ...keeper import Job, keeper
+from ...keeper import DeferredRelease, Job, keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, wake_key
 from ...transport import RawConnection, Server, drive, pack, run, server_of
-from ..renewal import DeferredRelease
 from .steps import BlockingQueue, Refusal, Waiter
 
 

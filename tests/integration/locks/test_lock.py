@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from django_redis_lock import Lock, LockNotOwnedError
-from django_redis_lock.locking import renewal
+from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.protocol.lock_scripts import RELEASE, Call
 from tests.lock_contract import Backend, Background, LockContract
@@ -144,7 +144,7 @@ def test_on_lost_never_runs_in_the_keepers_thread(
         over.set()
 
     losing = SimpleNamespace(add=lambda job: job.hold.lose("it was lost at once"))
-    monkeypatch.setattr(renewal, "keeper", lambda: losing)
+    monkeypatch.setattr(hold_module, "keeper", lambda: losing)
     assert Lock(client, "lost", timeout=30, on_lost=on_lost).acquire()
     assert over.wait(PATIENCE)
     assert called != [threading.get_ident()], "it stands for the keeper's here"

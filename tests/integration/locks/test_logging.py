@@ -12,7 +12,7 @@ from django.core.cache import caches
 
 from django_redis_lock import Lock, LockNotOwnedError, locked
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.protocol.hold import held_logger
+from django_redis_lock.locking.hold import held_logger
 from tests.processes import until
 
 
