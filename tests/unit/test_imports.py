@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import django_redis_lock
+from benchmarks.twins import repeated_lines
 
 PACKAGE = "django_redis_lock"
 FOLDER = Path(django_redis_lock.__file__).parent
@@ -265,3 +266,7 @@ def test_deadlines_are_kept_by_one_clock() -> None:
     packages = {"cache", "fallback", "keeper", "locking", "protocol", "redlock", "singleflight"}
     by_real_time = {m for m in MODULES if _package(m) in packages and "time" in imports_of(m)}
     assert by_real_time == BY_REAL_TIME
+
+
+def test_little_stands_there_twice_for_threads_and_for_tasks() -> None:
+    assert sum(repeated_lines(FOLDER).values()) <= 150
