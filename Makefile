@@ -20,6 +20,9 @@ INSTALLED_BENCH := $(VENV)/.installed-bench
 INSTALLED_DOCS := $(VENV)/.installed-docs
 INSTALLED_RELEASE := $(VENV)/.installed-release
 
+# Tests start hundreds of processes; none should have to compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-check test test-newest pictures model mutations soak lint docs matrix dist messages bench clean
 
