@@ -1,7 +1,7 @@
 """The page "Held locks" in Django's admin.
 
-It shows ``held_locks``: there is no table behind it, so nothing of Django's
-change list fits but its looks.
+It shows ``held_locks``. There is no table behind it, so it uses only the style of Django's change
+list.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class HeldLockAdmin(ModelAdmin):
     """The list of held locks, a page for each, and releasing them.
 
     Attributes:
-        refresh_every: seconds between two refreshes of a page that somebody looks at.
+        refresh_every: seconds between two refreshes of an open page.
     """
 
     refresh_every = 5
@@ -179,7 +179,7 @@ class HeldLockAdmin(ModelAdmin):
 
     @method_decorator(require_safe)
     def state_view(self, request: HttpRequest) -> HttpResponse:
-        """What the list's script asks for every few seconds."""
+        """The data that the list's script requests every few seconds."""
         listing = Listing(request.GET, self._url_of)
         data = listing.data()
         if "behaviour" in request.GET:
@@ -201,7 +201,6 @@ class HeldLockAdmin(ModelAdmin):
 
     @method_decorator(require_safe)
     def processes_state_view(self, request: HttpRequest) -> HttpResponse:
-        """What its script asks for every few seconds."""
         return JsonResponse(processes_data(self._url_of))
 
     # -- who released what -------------------------------------------------------------------
@@ -241,7 +240,6 @@ class HeldLockAdmin(ModelAdmin):
 
     @method_decorator(require_safe)
     def lock_state_view(self, request: HttpRequest, ref: str) -> HttpResponse:
-        """What a lock's script asks for every few seconds."""
         return JsonResponse(self._lock_data(self._ref(ref)))
 
     def _ref(self, text: str) -> Ref:
@@ -251,7 +249,7 @@ class HeldLockAdmin(ModelAdmin):
         return ref
 
     def _lock_data(self, ref: Ref) -> dict[str, Any]:
-        """All that changes while somebody looks at the page."""
+        """The part of the page that changes while it is open."""
         data: dict[str, Any] = {
             "group": group_of(name_of(*ref)),
             "asked": False,
@@ -312,8 +310,8 @@ class HeldLockAdmin(ModelAdmin):
         return HttpResponseRedirect(back)
 
     def _back(self, request: HttpRequest, chosen: Sequence[Choice]) -> str:
-        """The list as it was: its address comes with the form, and is taken apart and put together
-        again, so it leads nowhere else. Without one it was the lock's own page."""
+        """The address of the list or, if the form has none, of the lock's page. It is parsed and
+        built again, so that it cannot lead to another site."""
         if "address" not in request.POST and len(chosen) == 1:
             return self._url("change", str(chosen[0].ref))
         listing = Listing(QueryDict(request.POST.get("address", "")), self._url_of)

@@ -1,4 +1,4 @@
-"""How the admin page says things: durations, places, and whatever others have named."""
+"""Texts of the admin page: durations, holders, and names that users have chosen."""
 
 from __future__ import annotations
 
@@ -39,17 +39,16 @@ duration, brief, measured = _FORMAT.duration, _FORMAT.brief, _FORMAT.measured
 
 
 def duration_patterns() -> str:
-    """What the page's script needs to say durations as ``duration`` does, as JSON."""
+    """The patterns of ``duration`` for the page's script, as JSON."""
     return json.dumps([str(pattern) for pattern in _FORMAT.pairs])
 
 
 def shown(text: str, limit: int = 200) -> str:
-    """What others have named, on one line and bounded."""
+    """A name that a user has chosen, on one line and bounded."""
     return printable(text.encode(errors="backslashreplace"), limit)
 
 
 def place(owner: Owner) -> str:
-    """Where a holder runs."""
     if not owner.host:
         return _("not known (%(id)s)") % {"id": owner.id}
     return _("%(host)s, process %(process)d, thread %(thread)s") % {
@@ -60,8 +59,7 @@ def place(owner: Owner) -> str:
 
 
 def short_place(owner: Owner) -> str:
-    """The same in one line of a table: ``web-1:4711``, with its thread only if it is another than
-    the main one."""
+    """For a table: ``web-1:4711``, and the thread unless it is the main one."""
     if not owner.host:
         return _("not known (%(id)s)") % {"id": owner.id}
     thread = "" if owner.thread in ("", "MainThread") else f" {shown(owner.thread)}"
@@ -69,5 +67,5 @@ def short_place(owner: Owner) -> str:
 
 
 def seconds_or_none(seconds: float | None) -> float | None:
-    """``seconds`` as JSON can say it."""
+    """For JSON, which has no infinity."""
     return None if seconds is None or math.isinf(seconds) else round(seconds, 1)

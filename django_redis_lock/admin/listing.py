@@ -34,7 +34,8 @@ KINDS = {LOCK: gettext_lazy("locks"), FLIGHT: gettext_lazy("computations")}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the list, and what it is sorted by; ``down``: the largest first, at first."""
+    """A column of the list. ``value`` is its sort key; ``down``: the first click puts the largest
+    first."""
 
     name: str
     title: str | Promise
@@ -65,7 +66,7 @@ DEFAULT = "status"
 
 
 class Listing:
-    """What an address like ``?q=report&kind=lock&status=silent&age=60&o=-held&p=2`` asks for."""
+    """The list for a query like ``?q=report&kind=lock&status=silent&age=60&o=-held&p=2``."""
 
     def __init__(self, query: QueryDict, url_of: UrlOf) -> None:
         self._url_of = url_of
@@ -88,15 +89,14 @@ class Listing:
 
     @cached_property
     def held(self) -> HeldLocks:
-        """All that is held in the caches asked for, of the kind asked for."""
+        """Everything held in the chosen cache, of the chosen kind."""
         aliases = [self.alias] if self.alias else None
         kinds = (self.kind,) if self.kind else tuple(KINDS)
         found = held_locks(aliases, kinds=kinds)
         for failure in found.failures:
-            told = (failure.alias, failure.error)
-            logger.warning("The locks of the cache %s cannot be listed: %s", *told)
+            logger.warning("The locks of the cache %s cannot be listed: %s", *failure[:2])
         if self.search and found.truncations:
-            # Redis knows the names of those that are not listed, too.
+            # Redis also searches the names of locks that the truncated list leaves out.
             listed = {(h.alias, h.lock.key, h.lock.kind) for h in found.found}
             named = held_locks(aliases, kinds=kinds, search=self.search).found
             found.found += [h for h in named if (h.alias, h.lock.key, h.lock.kind) not in listed]
@@ -104,7 +104,6 @@ class Listing:
 
     @cached_property
     def matching(self) -> list[HeldLock]:
-        """Those that the search and the filters leave, in order."""
         column = BY_NAME[self.order.removeprefix("-")]
         left = [holding for holding in self.held.found if self._matches(holding)]
         return sorted(left, key=column.value, reverse=self.order.startswith("-"))
@@ -120,7 +119,6 @@ class Listing:
 
     @cached_property
     def shown(self) -> Sequence[HeldLock]:
-        """Those on this page."""
         start = (min(self.page, self.pages) - 1) * PER_PAGE
         return self.matching[start : start + PER_PAGE]
 
@@ -136,14 +134,8 @@ class Listing:
     def filtered(self) -> bool:
         return bool(self.search or self.alias or self.kind or self.status or self.age)
 
-    def answering(self) -> list[str]:
-        """The caches asked for that could be asked."""
-        away = {failure.alias for failure in self.held.failures}
-        wanted = [self.alias] if self.alias else self.aliases
-        return [alias for alias in wanted if alias not in away]
-
     def data(self) -> dict[str, Any]:
-        """All that changes while somebody looks at the page."""
+        """The part of the page that changes while it is open."""
         found = self.held
         return {
             "rows": [row(holding, self._url_of) for holding in self.shown],
@@ -167,7 +159,6 @@ class Listing:
         }
 
     def _nothing(self) -> str:
-        """What to say instead of an empty table."""
         if self.matching or self.held.failures:
             return ""
         if self.filtered:
@@ -175,14 +166,17 @@ class Listing:
         return _("No lock is held at the moment.")
 
     def behaviour(self) -> str:
-        """How the locks behaved, as HTML."""
+        """How the locks of the caches that answered behaved, as HTML."""
+        down = {failure.alias for failure in self.held.failures}
+        wanted = [self.alias] if self.alias else self.aliases
+        answering = [alias for alias in wanted if alias not in down]
         held = self.held.found
         return behaviour_section(
-            self.answering(), held, self.search, self.address, many_caches=self.many_caches
+            answering, held, self.search, self.address, many_caches=self.many_caches
         )
 
     def _summary(self) -> str:
-        """All that is held in one line, whatever the search leaves of it."""
+        """One line about everything held, also what the search excludes."""
         found = [holding.lock for holding in self.held.found]
         if not found:
             return ""
@@ -214,16 +208,15 @@ class Listing:
     # -- what the page needs to lead elsewhere -----------------------------------------------
 
     def address(self, **changes: Any) -> str:
-        """This list, with ``changes``, as what follows the ``?``."""
+        """The query string of this list with ``changes``."""
         query = QueryDict(mutable=True)
-        order = "" if self.order == DEFAULT else self.order
         here = {
             "q": self.search,
             "kind": self.kind,
             "using": self.alias,
             "status": self.status,
             "age": self.age,
-            "o": order,
+            "o": self.order if self.ordered else "",
         }
         for name, value in {**here, **changes}.items():
             if value and not (name == "p" and value == 1):
@@ -231,7 +224,7 @@ class Listing:
         return query.urlencode()
 
     def columns(self) -> list[dict[str, Any]]:
-        """The heads of the columns, each with the address that sorts by it."""
+        """The titles of the columns, each with the query string that sorts by it."""
         sorted_by, down = self.order.removeprefix("-"), self.order.startswith("-")
         heads = []
         for column in COLUMNS:
@@ -261,7 +254,6 @@ class Listing:
         return len(self.aliases) > 1
 
     def choices(self) -> list[dict[str, Any]]:
-        """The filters: what each is called, and what may be chosen."""
         filters: list[tuple[str, Any, str, Any]] = [
             ("status", _("Status"), self.status, STATUSES.items()),
             ("age", _("Older than"), self.age, [(str(age), brief(age)) for age in AGES]),
@@ -276,11 +268,14 @@ class Listing:
 
 
 def failure_rows(failures: Sequence[Failure]) -> list[dict[str, str]]:
-    """What the page says of caches that could not be asked."""
+    """The messages about caches that did not answer."""
+    text = _(
+        "The locks of the cache “%(alias)s” cannot be listed: Redis did not answer as it should."
+    )
     return [
         {
             "id": failure.alias,
-            "text": _failed(failure.alias),
+            "text": text % {"alias": shown(failure.alias)},
             "error": failure.error,
             "known": " ".join(_known(outage) for outage in failure.outages),
         }
@@ -288,15 +283,8 @@ def failure_rows(failures: Sequence[Failure]) -> list[dict[str, str]]:
     ]
 
 
-def _failed(alias: str) -> str:
-    text = _(
-        "The locks of the cache “%(alias)s” cannot be listed: Redis did not answer as it should."
-    )
-    return text % {"alias": shown(alias)}
-
-
 def _known(outage: Outage) -> str:
-    """What this process has seen of a server that is away."""
+    """What this process knows of a server that is down."""
     texts = [
         _("%(server)s has not answered this process for %(duration)s.")
         % {"server": shown(outage.server), "duration": duration(outage.seconds)}

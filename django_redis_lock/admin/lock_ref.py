@@ -1,4 +1,4 @@
-"""How the page's addresses and forms name a lock, and the holder it was shown with."""
+"""How URLs and forms of the page identify a lock, and the holder that was shown."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ..inventory import FLIGHT, LOCK, LockInfo
 
 
 class Ref(NamedTuple):
-    """A lock or computation: where it is, without its holder."""
+    """A lock or computation; not its holder."""
 
     alias: str
     key: bytes
     kind: str
 
     def __str__(self) -> str:
-        """For an address: letters, digits, ``-`` and ``_``."""
+        """For URLs: letters, digits, ``-`` and ``_``."""
         parts = (self.kind.encode(), self.alias.encode(), self.key)
         return base64.urlsafe_b64encode(b"\0".join(parts)).rstrip(b"=").decode()
 
     @classmethod
     def parse(cls, text: str) -> Ref | None:
-        """What ``str`` made ``text`` of; None if it did not."""
+        """The reverse of ``str``; None for any other text."""
         try:
             packed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
             kind, alias, key = packed.split(b"\0", 2)
@@ -34,7 +34,7 @@ class Ref(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A lock with the holder that was shown: what is released, and nothing else."""
+    """A lock and the holder that was shown, to release exactly that acquisition."""
 
     ref: Ref
     owner_id: str
@@ -49,7 +49,7 @@ class Choice(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Choice | None:
-        """What ``str`` made ``text`` of; None if it did not."""
+        """The reverse of ``str``; None for any other text."""
         encoded, _, rest = text.partition(".")
         owner_id, _, fence = rest.partition(".")
         ref = Ref.parse(encoded)

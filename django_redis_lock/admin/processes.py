@@ -1,4 +1,4 @@
-"""By process: which locks each holds, what each waits for, and who waits for whom."""
+"""Locks by process: which locks each process holds, which it waits for, and deadlocks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .listing import failure_rows
 from .rows import UrlOf, as_of, ref_of
 
 TEMPLATE = "admin/django_redis_lock/heldlock/process_list.html"
-#: Locks whose waiters are read: each costs a request.
+#: The most locks whose waiters are read: each takes a request.
 MAX_CONTENDED_LOCKS = 100
 
 
 class Thread(NamedTuple):
-    """Where a lock is held, or waited for."""
+    """A thread that holds or waits for a lock."""
 
     host: str
     pid: int
@@ -29,8 +29,6 @@ class Thread(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A thread that waits for a lock."""
-
     thread: Thread
     holding: HeldLock
     waited: float | None
@@ -40,9 +38,9 @@ class Chain(NamedTuple):
     """A thread waits for a lock, whose holder waits for another, and so on.
 
     Attributes:
-        wait: the first of them.
-        locks: those that are waited for one after another, beginning with the first.
-        is_cycle: whether it leads back to a thread in it: none of these can go on.
+        wait: the first wait.
+        locks: the lock of each wait, in order.
+        is_cycle: whether the last holder is a thread of the chain: a deadlock.
     """
 
     wait: Wait
@@ -52,8 +50,6 @@ class Chain(NamedTuple):
 
 @dataclass
 class Process:
-    """A process with all its locks."""
-
     host: str
     pid: int
     holds: list[HeldLock] = field(default_factory=list)
@@ -65,14 +61,14 @@ class Process:
 
 
 def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
-    """Who waits for those of ``found`` that have waiters; of MAX_CONTENDED_LOCKS locks at most."""
+    """The waits for the locks ``found``, for at most MAX_CONTENDED_LOCKS of them."""
     contended = [holding for holding in found if holding.lock.waiters][:MAX_CONTENDED_LOCKS]
     waits = []
     for holding in contended:
         try:
             _holding, closely = look_closely(holding.alias, holding.lock.key, LOCK)
         except UNAVAILABLE:
-            continue  # It was there a moment ago; the list says what is wrong with it.
+            continue  # The list reports the error.
         waits += [
             Wait(Thread(one.host, one.pid, one.thread), holding, one.waited)
             for one in closely.waiters
@@ -82,8 +78,7 @@ def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
 
 
 def by_process(found: Sequence[HeldLock], waits: Sequence[Wait]) -> list[Process]:
-    """The processes that hold or wait: first those that wait for each other, then those that
-    hold most."""
+    """The processes that hold or wait: first those in a deadlock, then those with most locks."""
     processes: dict[tuple[str, int], Process] = {}
 
     def process(host: str, pid: int) -> Process:
@@ -115,11 +110,8 @@ def _chain(first: Wait, waiting: dict[Thread, Wait]) -> Chain:
         wait = waiting[holder]
 
 
-# -- ready to be shown -------------------------------------------------------------------------
-
-
 def processes_data(url_of: UrlOf) -> dict[str, Any]:
-    """All that changes while somebody looks at the page."""
+    """The part of the page that changes while it is open."""
     held = held_locks(kinds=(LOCK,))
     processes = by_process(held.found, waits_of(held.found))
     context = {
