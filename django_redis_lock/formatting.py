@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DurationFormat:
-    """The words of one language.
+    """The patterns of one language.
 
     Attributes:
-        pairs: patterns for less than a second, seconds, minutes, hours and days; from minutes on
-            with the next smaller unit. What translates them lazily will do.
-        units: patterns of one number, for µs, ms, s, min, h and d.
-        number: writes a number, given with a decimal point, as the language does.
+        pairs: for less than a second, seconds, minutes, hours and days; from minutes on with the
+            next smaller unit. They may be lazy translations.
+        units: of one number in µs, ms, s, min, h and d.
+        number: formats a number, given with a decimal point.
     """
 
     pairs: Sequence[object]

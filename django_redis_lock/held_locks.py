@@ -38,7 +38,7 @@ from .transport import Outage, server_of
 
 logger = logging.getLogger("django_redis_lock.admin")
 
-#: The errors that a cache may have without a fault of this package.
+#: The errors of a cache that is down or wrongly configured.
 UNAVAILABLE = (RedisError, OSError, ImproperlyConfigured)
 #: The most databases that are queried at once, so that one that is down does not delay others.
 AT_ONCE = 16
@@ -63,7 +63,7 @@ class HeldLock:
     def group(self) -> str:
         """The metrics group."""
         group = self.lock.group
-        # A group that was derived from the whole key is replaced by one derived from the name.
+        # The group may be derived from the whole key: then derive it from the name.
         return group_of(self.name) if group == group_of(self.lock.name) else group
 
 
@@ -170,7 +170,7 @@ def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[HeldLock | N
 
 
 def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
-    """The name of a lock at ``key`` in the cache ``alias``, held or not."""
+    """The name of the lock at ``key`` in the cache ``alias``, held or free."""
     try:
         _, prefix, _ = _space(_database_of(alias), key, kind)
     except UNAVAILABLE:
@@ -206,14 +206,14 @@ def _databases(result: HeldLocks) -> Iterator[_Database]:
 
 
 def _database_of(alias: str) -> _Database:
-    # First the client of this cache, so that its configuration error reaches the caller.
+    # This raises the configuration error of this cache; `_databases` collects errors.
     database = server_of(lock_cache(alias)._lock_client()).database
     return next(d for d in _databases(HeldLocks()) if server_of(d.client).database == database)
 
 
 def _space(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, bool]:
-    """The alias under which ``key`` is listed, the prefix of that cache, and whether no cache has
-    its prefix. If several prefixes match, the longest one counts."""
+    """The cache under which ``key`` is listed, its prefix (the longest that matches), and whether
+    no prefix matches."""
     spaces = [
         (space.locks if kind == LOCK else space.values, space.alias) for space in database.spaces
     ]
@@ -267,7 +267,7 @@ def _held_here(failures: Iterable[Failure], search: str) -> list[tuple[str, Owne
     """The local locks that are held on this host, if a cache is down."""
     folders: set[str | None] = set()
     for failure in failures:
-        with suppress(ImproperlyConfigured):  # That is one of the failures.
+        with suppress(ImproperlyConfigured):  # It is one of the failures.
             folders.add(lock_cache(failure.alias).conf.LOCAL_LOCK_FOLDER)
     try:
         held = [found for folder in folders for found in held_locally(folder)]

@@ -114,5 +114,5 @@ def _send(event: Any) -> None:
         signal.send_robust(**arguments)
 
 
-# A project imports this module to connect a receiver, so from then on events are made.
+# A project imports this module to connect a receiver; only then are there events.
 events.subscribe(_send)

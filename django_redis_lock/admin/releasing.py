@@ -1,4 +1,4 @@
-"""Releasing locks by hand: what is asked before, what is done, and what is said and kept of it."""
+"""Forced release: the page that asks for confirmation, the release, and the log of releases."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from .rows import UrlOf, moment, row, status_of
 
 logger = logging.getLogger("django_redis_lock.admin")
 
+#: The most entries that the log of releases shows.
+MAX_ENTRIES = 200
+
 
 def parse_choices(texts: Sequence[str]) -> list[Choice]:
-    """The locks that were selected, each once; what is no selection of ours is left out."""
+    """The selected locks, each once, without invalid selections."""
     found = (Choice.parse(text) for text in texts)
     return list(dict.fromkeys(choice for choice in found if choice is not None))
 
 
-# -- before ------------------------------------------------------------------------------------
-
-
 def outlook(choice: Choice, url_of: UrlOf) -> dict[str, Any]:
-    """A lock that is to be released, as it is at this moment: what will happen, or why nothing."""
+    """What the page of confirmation shows of a lock: the effects of a release, or why there is
+    nothing to release."""
     said: dict[str, Any] = {"name": shown(name_of(*choice.ref)), "alias": choice.ref.alias}
     try:
         holding, _closely = look_closely(*choice.ref)
@@ -56,7 +57,7 @@ def outlook(choice: Choice, url_of: UrlOf) -> dict[str, Any]:
 
 
 def _warning(lock: LockInfo) -> str:
-    """What to think of before: whether two may be at work at the same time."""
+    """Whether the holder may still be working, and how to stop it."""
     status, owner = status_of(lock), lock.owner
     if status == "silent":
         said = _("No heartbeat for %(time)s: safe to release unless the process is only frozen.")
@@ -68,7 +69,7 @@ def _warning(lock: LockInfo) -> str:
 
 
 def _effects(lock: LockInfo) -> list[str]:
-    """What will happen, in sentences."""
+    """What a release will do, in sentences."""
     if lock.kind == FLIGHT:
         return [
             _("The computation continues, but its result is not stored."),
@@ -111,14 +112,11 @@ def release_button(number: int) -> str:
     return said % {"number": number}
 
 
-# -- doing it ----------------------------------------------------------------------------------
-
-
 def release_chosen(
     page: ModelAdmin[Any], request: HttpRequest, choice: Choice, reason: str
 ) -> None:
-    """Release a lock if its holder is the one that was chosen; tell the user, and keep it with the
-    reason in the admin's log, among the lock's events, and in the program's log."""
+    """Release a lock if the chosen holder still holds it. Tell the user, and record the release in
+    the admin's log, the lock's events and the logger."""
     alias, key, kind = choice.ref
     name = shown(name_of(*choice.ref))
     user = str(request.user.get_username())
@@ -142,7 +140,7 @@ def release_chosen(
     if reason:
         note += " " + _("Reason: %(reason)s") % {"reason": shown(reason)}
     page.log_change(request, Model(pk=str(choice.ref), name=name), note)
-    # The log is in one language, whatever the user's.
+    # The logger's language does not depend on the user.
     owner = choice.owner_id if holding is None else shown(str(holding.lock.owner))
     told = (printable(key), by, owner, choice.owner_id)
     logger.warning("Lock %s released by force by %s; the holder was %s (%s)", *told)
@@ -151,7 +149,7 @@ def release_chosen(
 
 
 def _holder(holding: HeldLock | None, choice: Choice) -> str:
-    """The one whose lock it was, by place and fingerprint."""
+    """The former holder, by place and fingerprint."""
     lock = None if holding is None else holding.lock
     if lock is None or not _is_chosen(lock, choice):
         return choice.owner_id
@@ -169,14 +167,8 @@ def _away(error: Exception) -> str:
     return _("Redis did not answer as it should (%(error)s)") % {"error": shown(str(error))}
 
 
-# -- afterwards ---------------------------------------------------------------------------------
-
-#: The latest entries are shown.
-MAX_ENTRIES = 200
-
-
 def releases(url_of: UrlOf, ref: Ref | None = None) -> list[dict[str, Any]]:
-    """The releases of all locks, or of the one that ``ref`` names, the latest first."""
+    """The releases of all locks or, with ``ref``, of one; latest first."""
     entries = LogEntry.objects.filter(content_type=get_content_type_for_model(Model))
     if ref is not None:
         entries = entries.filter(object_id=str(ref))

@@ -1,4 +1,4 @@
-"""A held lock as the page shows it, every text ready: the page's script only fills them in."""
+"""A held lock as JSON for the page: the server formats every text, the page's script inserts it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..protocol import Owner
 from .formatting import duration, place, seconds_or_none, short_place, shown
 from .lock_ref import Choice, Ref
 
-#: The address of a lock's own page, in the admin site that is asked; empty if it has none.
+#: Returns the URL of a lock's page in the current admin site; empty if it has none.
 UrlOf = Callable[[Ref], str]
 
-#: What can be told of a holder's health, the most urgent first.
+#: The states of a holder, the most urgent first.
 STATUSES = {
     "broken": gettext_lazy("cannot be read"),
     "silent": gettext_lazy("silent"),
@@ -33,7 +33,8 @@ STATUSES = {
 }
 _SEVERITY = {name: number for number, name in enumerate(STATUSES)}
 
-#: A lock that nothing renews is expiring when so much of its lifetime is left, and no more seconds.
+#: A lock without renewal is expiring if at most this share of its lifetime, and at most this many
+#: seconds, are left.
 LAST_SHARE, LAST_SECONDS = 0.2, 60.0
 
 EVENTS = {
@@ -45,7 +46,6 @@ EVENTS = {
 
 
 def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
-    """What the page shows of a held lock. Texts of others are on one line, and bounded."""
     lock, ref = holding.lock, ref_of(holding)
     state = status_of(lock)
     choice = str(Choice.of(ref, lock))
@@ -98,7 +98,7 @@ def _renewal(lock: LockInfo) -> str:
 
 
 def _verdict(lock: LockInfo) -> str:
-    """What that means, in a sentence."""
+    """What the status means."""
     if lock.resting:
         return _("Its holder has released it; it stays taken until its min_hold is over.")
     if lock.broken:
@@ -175,18 +175,17 @@ def _held_by(event: Event) -> str:
 
 
 def as_of() -> str:
-    """When the page's data was read: now."""
     now = date_format(datetime.now(get_current_timezone()), "H:i:s")
     return _("as of %(time)s") % {"time": now}
 
 
 def moment(at: float) -> str:
-    """A Unix time, to the second, in the time zone that is named with it."""
+    """A Unix time as date, time and time zone."""
     return date_format(datetime.fromtimestamp(at, get_current_timezone()), "Y-m-d H:i:s T")
 
 
 def _since(at: float) -> str:
-    """The same, without the day if that is today."""
+    """As ``moment``, without the date if that is today."""
     then = datetime.fromtimestamp(at, get_current_timezone())
     today = datetime.now(get_current_timezone()).date()
     return date_format(then, "H:i:s T") if then.date() == today else moment(at)
@@ -206,7 +205,7 @@ def status_of(lock: LockInfo) -> str:
 
 
 def severity(lock: LockInfo) -> int:
-    """0 for what wants looking at first."""
+    """0 for the most urgent status."""
     return _SEVERITY[status_of(lock)]
 
 

@@ -1,4 +1,4 @@
-"""How locks behave: the figures of ``metrics`` for each group of names, ready to be shown."""
+"""How locks behave: the figures of ``metrics`` for each group of names, formatted for the page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .formatting import measured, shown
 
 logger = logging.getLogger("django_redis_lock.admin")
 
-#: The busiest groups are shown. There are not many more: ``metrics`` bounds them.
+#: The most groups that the page shows: the busiest.
 MAX_GROUPS = 200
 PERIODS = {"hour": gettext_lazy("last hour"), "day": gettext_lazy("last day")}
 TEMPLATE = "admin/django_redis_lock/heldlock/behaviour.html"
@@ -43,11 +43,11 @@ def behaviour_section(
     """The section below the list, as HTML.
 
     Args:
-        aliases: the caches to ask, which have just answered.
-        held: what is held now, to say how many of each group.
-        search: only groups with this in their name.
-        address: the address of the list of a group's locks.
-        many_caches: whether to say which cache it is.
+        aliases: the caches to query.
+        held: the locks held now, to count those of each group.
+        search: only groups whose names contain this.
+        address: returns the query string of the list of a group's locks.
+        many_caches: whether to show the cache of each group.
     """
     sites = {site_of(alias): alias for alias in reversed(list(aliases))}
     now = Counter((site_of(holding.alias), holding.group) for holding in held)
@@ -86,7 +86,7 @@ def behaviour_section(
 
 
 def _groups(alias: str) -> Iterator[dict[str, Summary]]:
-    """Of each group for which something was counted the figures of each period."""
+    """For each group with any figures: its summary of each period."""
     counted = {p: {s.group: s for s in summaries(alias, p)} for p in PERIODS}
     for group in {group: None for of in counted.values() for group in of}:
         yield {p: counted[p].get(group) or Summary.of(group, p, []) for p in PERIODS}
@@ -97,7 +97,7 @@ def _name(of: dict[str, Summary]) -> str:
 
 
 def behaviour_of(alias: str, group: str) -> list[dict[str, Any]]:
-    """The figures of one group in each period; none if they cannot be read."""
+    """The figures of one group in each period; empty if they cannot be read."""
     try:
         found = [summary(alias, group, period) for period in PERIODS]
     except UNAVAILABLE as error:
@@ -126,7 +126,7 @@ def behaviour_row(one: Summary) -> dict[str, Any]:
 
 
 def _problems(one: Summary) -> list[dict[str, Any]]:
-    """What did not go as wished, in words; alarming is what a lock or Redis did wrong."""
+    """What went wrong, in words. Faults of a lock or of Redis are alarming."""
     counted: list[tuple[int, str, bool]] = [
         (one.rejected, _("%(number)s rejected"), False),
         (one.timeouts, _("%(number)s timed out"), False),
@@ -173,8 +173,7 @@ def _chart(distribution: Distribution, title: str) -> str:
 
 
 def _times(distribution: Distribution) -> str:
-    """The average, and the time within which were 95 % if there are enough to say so. A line may
-    break between the two, but not within them."""
+    """The average and, with enough samples, the time of 95 %. Lines break only between the two."""
     if distribution.average is None:
         return "-"
     average = measured(distribution.average).replace(" ", "\xa0")

@@ -12,7 +12,7 @@ from ..conf import given
 
 TAG = "redis_lock"
 
-#: Every number and what it says; ``docs/checks.md`` lists the same. A number is never used again.
+#: Every number and its meaning, as ``docs/checks.md`` lists them. A number is never used again.
 CHECKS = {
     "E001": "`DJANGO_REDIS_LOCK` is not a dict",
     "E002": "a setting has an invalid value",
@@ -47,7 +47,7 @@ CHECKS = {
 
 
 def found(number: str, text: str, hint: str, obj: Any = None) -> CheckMessage:
-    """The message of the check ``number``, of the kind that its letter says."""
+    """The message of the check ``number``; its letter determines the kind."""
     if number not in CHECKS:
         raise LookupError(f"{number} is not in CHECKS")
     kinds: dict[str, Callable[..., CheckMessage]] = {"E": Error, "W": Warning, "I": Info}
@@ -61,7 +61,7 @@ def check(*, first: bool = False, deploy: bool = False) -> Callable[[Check], Che
     """Register a check.
 
     Args:
-        first: run it also if the settings are no dict; the others would fail then.
+        first: run it even if DJANGO_REDIS_LOCK is not a dict.
         deploy: run it with ``--deploy`` only.
     """
 

@@ -17,10 +17,10 @@ from .catalogue import check, found
 
 
 def _declarations() -> tuple[Declaration, ...]:
-    """Those of the views too: they are imported with the URLconf, in whatever order checks run."""
+    """All uses of ``locked()``, those of views too: this imports the URLconf."""
     try:
         _ = get_resolver().url_patterns
-    except Exception:  # Django's own checks say what is wrong with it.
+    except Exception:  # Django's own checks report it.
         pass
     return declarations()
 
@@ -48,10 +48,10 @@ def check_caches_of_production() -> Iterator[CheckMessage]:
 
 
 def _without_cache() -> Iterator[tuple[Declaration, ImproperlyConfigured]]:
-    """The uses of ``locked()`` that would raise when they are called, and what they would raise."""
+    """The uses of ``locked()`` whose cache cannot lock, and the error."""
     for lock in _declarations():
         if lock.given_using is None and "USING" in given():
-            continue  # E007 and W012 say it once for all of these.
+            continue  # E007 and W012 report it once.
         try:
             lock_cache(lock.using)
         except ImproperlyConfigured as error:
@@ -86,7 +86,7 @@ def _takes_an_argument(answer: Callable[..., Any]) -> bool:
     except TypeError:
         return False
     except ValueError:
-        pass  # Something built in, which does not tell its arguments.
+        pass  # A built-in function without a signature.
     return True
 
 
@@ -122,7 +122,7 @@ def check_names() -> Iterator[CheckMessage]:
     first: dict[str, Declaration] = {}
     for lock in _declarations():
         if lock.template is None:
-            continue  # Its names are made by a function.
+            continue  # A function makes its names.
         other = first.setdefault(lock.template, lock)
         for difference in _differences(other, lock):
             yield found(

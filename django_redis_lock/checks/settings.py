@@ -98,7 +98,7 @@ def check_backends() -> Iterator[CheckMessage]:
         try:
             kind = import_string(given_class) if isinstance(given_class, str) else DefaultClient
         except ImportError:
-            continue  # The cache says so itself.
+            continue  # The cache raises it.
         if not isinstance(kind, type):
             continue
         if issubclass(kind, ShardClient):
@@ -137,7 +137,7 @@ def check_cache_for_locks_of_production() -> Iterator[CheckMessage]:
 
 
 def _without_cache() -> ImproperlyConfigured | None:
-    """What each ``locked()`` without ``using`` would raise because of the setting USING."""
+    """The error of the cache that the setting USING names."""
     if "USING" not in given():
         return None
     try:
@@ -216,9 +216,9 @@ def check_servers() -> Iterator[CheckMessage]:
         try:
             findings = list(examine(alias, with_trial=False))
         except ImproperlyConfigured:
-            continue  # Another check says so.
+            continue  # Another check reports it.
         except (RedisError, OSError) as error:
-            # Images are often built without a Redis, so this must not fail.
+            # No error: images are often built without a Redis.
             hint = "Run manage.py locks doctor where Redis can be reached."
             yield found("I101", f"{where}: the request to Redis failed: {error}", hint)
             continue
@@ -229,7 +229,6 @@ def check_servers() -> Iterator[CheckMessage]:
 
 
 def _lock_options() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The caches that can lock, with their OPTIONS."""
     for alias in lock_caches():
         yield alias, {str(name): value for name, value in _options(alias).items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from redis.exceptions import RedisError
@@ -11,7 +11,7 @@ from ..protocol import CLOCK, Call
 from ..transport import run
 from .acl import access
 from .probes import eviction, server, trial
-from .target import Finding, Level, Node, NodeProbe, Target
+from .target import Finding, Level, Node, Target
 
 __all__ = ["Finding", "Level", "Target", "examine"]
 
@@ -19,10 +19,10 @@ IN_MEMORY = "there is none: the locks are in the memory of each process, for its
 
 
 def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:
-    """What is found at the servers of the cache ``alias``.
+    """Examine the cache ``alias`` and its servers.
 
     Args:
-        with_trial: whether to acquire a lock, too.
+        with_trial: whether to acquire a lock.
 
     Raises:
         redis.exceptions.RedisError, OSError: a server cannot be reached.
@@ -33,9 +33,9 @@ def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:
         hint = "In production, use the BACKEND django_redis_lock.cache.RedisCache."
         yield Finding("server", Level.NOTE, IN_MEMORY, hint, number="W105")
         return
-    run(target.client, Call(CLOCK, (), ()))  # The one request that every ACL allows.
-    for node_probe in (server, eviction):
-        yield from _at_each_node(target, node_probe)
+    run(target.client, Call(CLOCK, (), ()))  # Raises if the server does not answer.
+    yield from _at_each_node(target, server)
+    yield from _at_each_node(target, eviction)
     for probe in (access, trial) if with_trial else (access,):
         try:
             yield from probe(target)
@@ -43,22 +43,20 @@ def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:
             yield _failed(probe.__name__, error)
 
 
-def _at_each_node(target: Target, probe: NodeProbe) -> Iterator[Finding]:
-    """What several servers have in common is said once."""
+def _at_each_node(
+    target: Target, probe: Callable[[Target, Node], Iterator[Finding]]
+) -> Iterator[Finding]:
+    """The findings of all servers, each once with its servers."""
     found: dict[Finding, list[str]] = {}
     for node in target.nodes:
-        for finding in _probed(target, node, probe):
-            found.setdefault(finding, []).append(node.address)
+        try:
+            for finding in probe(target, node):
+                found.setdefault(finding, []).append(node.address)
+        except (RedisError, OSError) as error:
+            found.setdefault(_failed(probe.__name__, error), []).append(node.address)
     for finding, addresses in found.items():
         everywhere = len(addresses) == len(target.nodes)
         yield finding if everywhere else replace(finding, node=", ".join(addresses))
-
-
-def _probed(target: Target, node: Node, probe: NodeProbe) -> list[Finding]:
-    try:
-        return list(probe(target, node))
-    except (RedisError, OSError) as error:
-        return [_failed(probe.__name__, error)]
 
 
 def _failed(topic: str, error: Exception) -> Finding:

@@ -18,7 +18,7 @@ HINT = "See docs/commands.md, Rights."
 #: snapshot failed, memory is full, or it is a replica itself.
 WRITES_REJECTED = ("NOREPLICAS", "MISCONF", "OOM", "READONLY")
 
-#: The commands of scripts, each as it is tried: ``@1`` and so on are keys of a lock made up for it.
+#: The commands of the scripts, as the doctor tries them; ``@1`` and so on stand for keys.
 TRIED = (
     ("SET", "@1", "trial", "PX", "5000"),
     ("GET", "@1"),
@@ -47,7 +47,7 @@ TRIED = (
     ("DEL", "@1"),
     ("DEL", "@2", "@3", "@4", "@5", "@6"),
 )
-#: The same for the figures, on the key of theirs.
+#: The same for the figures.
 TRIED_IN_FIGURES = (
     ("HSET", "@1", "trial", "1"),
     ("HKEYS", "@1"),
@@ -87,7 +87,7 @@ def access(target: Target) -> Iterator[Finding]:
     except NoPermissionError as error:
         yield _rejected(target, f"locks are not possible: {error}")
         return
-    except ResponseError as error:  # A service that forbids scripts in another way.
+    except ResponseError as error:  # A service may forbid scripts with another error.
         yield Finding("rights", Level.ERROR, f"scripts are rejected: {error}", number="E104")
         return
     missing = [_text(name) for name in answers[::2]]
@@ -133,12 +133,12 @@ def _may_wait(target: Target, command: str, key: bytes) -> bool:
     except NoPermissionError:
         return False
     except RedisError:
-        pass  # Something else is wrong, which others say.
+        pass  # Other probes report it.
     return True
 
 
 def _index_error(target: Target) -> str:
-    """Why the list of held locks cannot be kept; empty if it can, or if there is none."""
+    """Why the index of held locks cannot be written; empty if it can."""
     if target.is_cluster:
         return ""
     commands = (("ZADD", "@1", "1", "doctor"), ("ZREM", "@1", "doctor"))
@@ -146,7 +146,7 @@ def _index_error(target: Target) -> str:
 
 
 def _figures_error(target: Target) -> str:
-    """Why the figures cannot be kept; empty if they can, or if METRICS is off."""
+    """Why the figures cannot be written; empty if they can, or if METRICS is off."""
     if not target.conf.METRICS:
         return ""
     return _error_at(target, FIGURES["day"], TRIED_IN_FIGURES)

@@ -17,7 +17,7 @@ from .target import Finding, Level, Node, Target
 
 #: The oldest Redis that is supported.
 OLDEST_VERSION = (6, 2)
-#: Seconds in which the lock must be acquired, and passed on.
+#: Seconds in which the trial must acquire the lock and pass it on.
 TRIAL_TIMEOUT = 5.0
 
 
@@ -35,7 +35,7 @@ def server(target: Target, node: Node) -> Iterator[Finding]:
     mode = node.get("redis_mode") or node.get("server_mode") or "standalone"
     role = {"master": "primary", "slave": "replica"}.get(node.get("role"), node.get("role"))
     text = f"{name} {version}, {mode}, {role}"
-    # Valkey says for old clients which Redis it is like.
+    # Valkey reports the Redis version that it is compatible with.
     if _numbers(str(info.get("redis_version", version))) < OLDEST_VERSION:
         wanted = ".".join(map(str, OLDEST_VERSION))
         hint = f"Locks need Redis {wanted} or later, or Valkey."
@@ -72,7 +72,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def eviction(target: Target, node: Node) -> Iterator[Finding]:
-    """A lock is a key with an end, and evicting takes such keys first of all, or any key."""
+    """Locks are keys with a lifetime, which every policy but noeviction can evict."""
     policy = node.get("maxmemory_policy")
     if policy is None:
         return
@@ -105,14 +105,14 @@ def _bytes(number: int) -> str:
 
 
 class TrialLock(Lock):
-    """A lock that is in no figures, and does not do without Redis."""
+    """A lock that no figures count, without fallback."""
 
     def _server(self) -> None:
-        """Where it would be counted."""
+        """No server, so that nothing is counted."""
 
 
 def trial(target: Target) -> Iterator[Finding]:
-    """Acquire a lock, and pass it to a waiter."""
+    """Acquire a lock and pass it to a waiter."""
     conf = target.conf
     make = partial(
         TrialLock,
@@ -161,7 +161,7 @@ def _until_registered(lock: Lock, waiter: Future[bool]) -> None:
 
 
 def _delete_traces(lock: Lock) -> None:
-    """They would stay for a day."""
+    """Delete what would stay for a day."""
     for key in (*lock.keys[:5], events_key(lock.keys.lock)):
         with suppress(RedisError, OSError):
             lock.redis.delete(key)

@@ -1,8 +1,8 @@
-"""A cache whose locks are examined, the servers behind it, and what is found."""
+"""The cache that the doctor examines, its servers, and the findings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -15,10 +15,10 @@ from ..conf import Conf
 
 
 class Level(IntEnum):
-    """How bad it is.
+    """How bad a finding is.
 
-    ``NOTE`` is what one should know, and may well be meant; with a ``WARNING`` locks can be lost or
-    late; with an ``ERROR`` they do not work.
+    A ``NOTE`` may be intended; after a ``WARNING`` locks can be lost or late; after an ``ERROR``
+    they do not work.
     """
 
     OK = 0
@@ -29,14 +29,14 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found.
+    """The result of a probe.
 
     Attributes:
-        topic: what was looked at, in a word or two.
-        text: what it is like, in a sentence.
-        hint: what to do, where something should be done.
-        number: of the system check that says the same, if there is one.
-        node: which of several servers it is about; empty for all.
+        topic: what was examined, in a word.
+        text: the result, in a sentence.
+        hint: what to do about it; may be empty.
+        number: of the system check with the same message; may be empty.
+        node: the servers it is about; empty for all.
     """
 
     topic: str
@@ -52,7 +52,7 @@ class Node:
 
     Args:
         address: host and port, or the path of a socket.
-        client: a redis-py client of this very server.
+        client: a redis-py client of this server.
     """
 
     def __init__(self, address: str, client: Any) -> None:
@@ -61,7 +61,7 @@ class Node:
 
     @cached_property
     def info(self) -> Mapping[str, Any] | None:
-        """What INFO says; None to a user who may not ask."""
+        """The reply to INFO; None if the user may not send it."""
         try:
             info: Mapping[str, Any] = self.client.info()
         except NoPermissionError:
@@ -76,7 +76,7 @@ class Target:
     """A cache that can lock.
 
     Raises:
-        redis.exceptions.RedisError, OSError: a cluster that is away cannot even be looked at.
+        redis.exceptions.RedisError, OSError: no node of a cluster answers.
         ImproperlyConfigured: the cache cannot lock.
     """
 
@@ -102,26 +102,22 @@ class Target:
 
     @cached_property
     def address(self) -> str:
-        """Where the cache leads, without user and password."""
+        """The cache's server, without user and password."""
         if self.is_cluster:
             return "cluster"
         if self.cache.in_memory:
             return "in memory"
-        kept = self.client.connection_pool.connection_kwargs
-        if kept.get("path"):
-            return str(kept["path"])
-        if "host" in kept:
-            return f"{kept['host']}:{kept.get('port', 6379)}/{kept.get('db') or 0}"
+        options = self.client.connection_pool.connection_kwargs
+        if options.get("path"):
+            return str(options["path"])
+        if "host" in options:
+            return f"{options['host']}:{options.get('port', 6379)}/{options.get('db') or 0}"
         name = getattr(self.client.connection_pool, "service_name", "")
         return f"Sentinel {name}".strip()
 
     @property
     def user(self) -> str:
-        """The name Redis knows this cache's user by."""
+        """The Redis user of this cache."""
         if self.is_cluster:
             return "default"
         return self.client.connection_pool.connection_kwargs.get("username") or "default"
-
-
-#: Looks at one of a cache's servers.
-NodeProbe = Callable[[Target, Node], Iterator[Finding]]

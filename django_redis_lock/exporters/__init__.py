@@ -1,7 +1,7 @@
-"""Telling Prometheus and OpenTelemetry what happens to locks and computations.
+"""Export metrics and traces to Prometheus and OpenTelemetry.
 
-Each exporter is a listener, switched on by the setting ``EXPORTERS`` or by its ``start()``. What
-goes wrong in one is logged and touches no lock.
+Each exporter is a listener, started by the setting ``EXPORTERS`` or by its ``start()``. Its errors
+are logged and affect no lock.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def start(names: Iterable[str]) -> None:
     """Start the exporters with these names.
 
     Raises:
-        ImproperlyConfigured: what one of them needs is not installed.
+        ImproperlyConfigured: a package is not installed.
     """
     for name in names:
         load(name).start()
 
 
 def start_configured() -> None:
-    """Start those of the setting EXPORTERS. Mistakes in it are logged, and found by a system check,
-    but do not keep the site from starting."""
+    """Start the exporters of the setting EXPORTERS. An error in it is logged, and reported by a
+    system check, but does not keep the site from starting."""
     try:
         names = Conf().EXPORTERS
     except ImproperlyConfigured as error:
@@ -54,7 +54,7 @@ def load(name: str) -> Any:
     """The module of the exporter with this name.
 
     Raises:
-        ImproperlyConfigured: what it needs is not installed.
+        ImproperlyConfigured: its package is not installed.
     """
     package, extra = _NEEDS[name]
     try:

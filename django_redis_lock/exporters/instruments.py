@@ -1,4 +1,4 @@
-"""What both exporters count, and under which names and labels."""
+"""The metrics of both exporters, with names and labels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .. import events
 from ..metrics import OTHER
 
-#: How many groups an exporter tells apart.
+#: The most groups of an exporter; further groups are "other".
 MAX_GROUPS = 100
 
 #: How much an event adds; None: nothing.
@@ -21,7 +21,7 @@ class Instrument(NamedTuple):
     Attributes:
         amounts: for each class of events, how much an event of it adds.
         labels: attributes of the event that become labels.
-        has_group: whether the group of the lock or value is a label, too.
+        has_group: whether the group of the lock or value is also a label.
     """
 
     name: str
@@ -86,7 +86,7 @@ HISTOGRAMS = (
 
 
 class Exporter:
-    """A listener that adds to ``metrics`` what their instruments say of an event."""
+    """A listener that adds the amounts of each event to ``metrics``."""
 
     def __init__(self, metrics: Sequence[tuple[Instrument, Any]]) -> None:
         self._groups: set[str] = set()
@@ -105,7 +105,6 @@ class Exporter:
                 self._add(metric, amount, labels, event)
 
     def _group(self, group: str) -> str:
-        """The label of a group: itself for the first MAX_GROUPS, "other" for the rest."""
         if group not in self._groups:
             if len(self._groups) >= MAX_GROUPS:
                 return OTHER

@@ -25,7 +25,7 @@ class OpenTelemetry(Exporter):
     """A listener that makes spans and metrics.
 
     Args:
-        tracer_provider, meter_provider: left out, those that OpenTelemetry was set up with.
+        tracer_provider, meter_provider: by default the global ones.
     """
 
     def __init__(self, tracer_provider: Any = None, meter_provider: Any = None) -> None:
@@ -43,7 +43,7 @@ class OpenTelemetry(Exporter):
                 description=one.description,
                 explicit_bucket_boundaries_advisory=EXPORTED_BOUNDS,
             )
-        #: The spans of computations under way. Their subjects live as long as they do.
+        #: The open spans of computations, by the ids of their subjects, which live as long.
         self._open: dict[int, tuple[Span, Any]] = {}
         super().__init__([(one, self.instruments[one.name]) for one in (*COUNTERS, *HISTOGRAMS)])
 
@@ -90,7 +90,7 @@ class OpenTelemetry(Exporter):
 
 
 def _outcome(event: Any) -> dict[str, bool]:
-    """How what a histogram measures came out."""
+    """The attribute of a histogram's sample."""
     if isinstance(event, events.Acquired):
         return {"contended": event.contended}
     if isinstance(event, events.Computed):
@@ -104,11 +104,11 @@ def _attributes(kind: str, subject: Subject) -> dict[str, str]:
 
 
 def start(tracer_provider: Any = None, meter_provider: Any = None) -> OpenTelemetry:
-    """Make spans and metrics from now on; instead of those started before.
+    """Start the exporter, instead of one started before.
 
     Args:
-        tracer_provider, meter_provider: left out, those that OpenTelemetry was set up with, even if
-            that happens later.
+        tracer_provider, meter_provider: by default the global ones, even if the project sets them
+            later.
     """
     for listener in events.listeners:
         if type(listener).__qualname__ == OpenTelemetry.__qualname__:

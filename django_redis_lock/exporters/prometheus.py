@@ -1,8 +1,7 @@
-"""Metrics for Prometheus, by way of ``prometheus_client``.
+"""Metrics for Prometheus with ``prometheus_client``.
 
-They are ordinary counters and histograms of that package, so they come out wherever a project
-exposes its registry, also in multiprocess mode (``PROMETHEUS_MULTIPROC_DIR``). The label ``group``
-has a limited number of values. See ``docs/monitoring.md`` for the names.
+They are ordinary counters and histograms in its registry, also in multiprocess mode
+(``PROMETHEUS_MULTIPROC_DIR``). ``docs/monitoring.md`` lists them.
 """
 
 from __future__ import annotations
@@ -66,18 +65,17 @@ class Prometheus(Exporter):
             labelled.inc(amount)
 
     def stop(self) -> None:
-        """Listen no more, and leave the registry."""
+        """Unsubscribe, and remove the metrics from the registry."""
         events.unsubscribe(self)
         for _, metric in self._metrics:
             self.registry.unregister(metric)
 
 
 def start(registry: CollectorRegistry = REGISTRY) -> Prometheus:
-    """Count in ``registry`` from now on. Called again (a module that is reloaded) it replaces the
-    first; nothing is registered twice."""
+    """Start the exporter, instead of one started before in ``registry``."""
     listeners: tuple[Any, ...] = events.listeners
     for listener in listeners:
-        # By its name: after a reload its class is another.
+        # By name: a reloaded module has another class.
         same = type(listener).__qualname__ == Prometheus.__qualname__
         if same and getattr(listener, "registry", None) is registry:
             listener.stop()

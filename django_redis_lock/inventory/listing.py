@@ -230,7 +230,7 @@ def _listed(
     client: Any, script: Script, places: Sequence[bytes], wanted: tuple[bytes, bytes]
 ) -> tuple[list[bytes], bool]:
     """The keys ``wanted`` on the indexes at ``places``, and whether these were read to the end."""
-    keys: dict[bytes, None] = {}  # An entry can move to the next page between two reads.
+    keys: dict[bytes, None] = {}  # Each once: an entry can move to the next page between reads.
     starts = dict.fromkeys(places, 0)
     while starts and max(starts.values()) < MAX_ENTRIES:
         asking = [

@@ -1,4 +1,4 @@
-"""``manage.py locks doctor``: is Redis set up as locks need it?"""
+"""``manage.py locks doctor``: checks whether Redis is set up as locks need it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .exit_codes import TROUBLE, UNAVAILABLE, WARNED
 from .formatting import one_line
 from .output import width_of
 
-#: The columns before what a finding says.
+#: The widths of the columns before a finding's text.
 LABEL, TOPIC = 9, 13
 
 
 def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
-    """Examine the caches and print what was found; returns the exit code: how bad it is."""
+    """Examine the caches and print the findings; returns the exit code."""
     aliases = list(lock_caches()) if options["using"] is None else [options["using"]]
     caches, away = {}, False
     for alias in aliases:
@@ -46,7 +46,7 @@ def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
 
 
 def _examined(alias: str) -> tuple[list[Finding], bool]:
-    """The findings, and whether its server has answered."""
+    """The findings, and whether the server answered."""
     found: list[Finding] = []
     try:
         found.extend(examine(alias))

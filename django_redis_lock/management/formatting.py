@@ -11,7 +11,7 @@ from ..held_locks import HeldLock
 from ..inventory import FLIGHT, LockInfo
 from ..protocol import printable
 
-#: As short as it can be: a line of a terminal has room for little.
+#: Short, for tables on a terminal.
 COMPACT = DurationFormat(
     (
         "0s",
@@ -25,14 +25,13 @@ COMPACT = DurationFormat(
 
 
 def duration(seconds: float | None) -> str:
-    """``seconds`` in the two largest units: 41s, 4m 12s, 3h 5m, 2d 1h."""
     if seconds is None:
         return "?"
     return "for ever" if math.isinf(seconds) else COMPACT.duration(seconds)
 
 
 def clock_time(timestamp: float) -> str:
-    """A Unix time in the local time zone."""
+    """A Unix time as date and time in the local time zone."""
     local = datetime.fromtimestamp(timestamp, timezone.utc).astimezone()
     return local.strftime("%Y-%m-%d %H:%M:%S %z")
 
@@ -42,12 +41,11 @@ def counted(number: int, one: str, several: str) -> str:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """A name given by others, on one line and without control characters."""
+    """A name that a user has chosen, on one line and without control characters."""
     return printable(text.encode(errors="surrogateescape"), limit=limit)
 
 
 def holder(lock: LockInfo, *, labelled: bool = True) -> str:
-    """The holder as a table shows it; ``labelled``: with its label."""
     owner = lock.owner
     if lock.resting:
         return "released, min_hold not over"
@@ -58,7 +56,7 @@ def holder(lock: LockInfo, *, labelled: bool = True) -> str:
 
 
 def note(lock: LockInfo) -> str:
-    """What is unusual about a lock, in a few words."""
+    """What is unusual about a lock; empty if nothing is."""
     if lock.broken:
         return f"cannot be read: {', '.join(lock.broken)}"
     if lock.silent:
@@ -71,12 +69,12 @@ def note(lock: LockInfo) -> str:
 
 
 def in_trouble(lock: LockInfo) -> bool:
-    """Whether somebody should look: its holder is silent, or the lock never expires."""
+    """Whether the holder is silent, or the lock never expires."""
     return bool(lock.silent) or math.isinf(lock.ttl)
 
 
 def as_json(holding: HeldLock) -> dict[str, Any]:
-    """A lock for programs; seconds, and null for what has no end or is not known."""
+    """A lock as JSON; times in seconds, null for infinite or unknown."""
     lock, owner = holding.lock, holding.lock.owner
     return {
         "name": holding.name,

@@ -1,9 +1,8 @@
 """Ends its process group when the process that started it is gone.
 
-Run by itself: ``python guard.py GRACE``, as the leader of the group, deaf to the signals the group
-is sent, with a pipe as standard input that only that process writes to. Any word on it, and all is
-over; if it ends without one, the other process was killed, and the group is ended: asked first, and
-after GRACE seconds killed, this process too.
+A script, ``python guard.py GRACE``, that leads the group and blocks the signals sent to it. Its
+standard input is a pipe from the process that started it. If the pipe ends without a byte, that
+process was killed: the guard sends SIGTERM to the group and, after GRACE seconds, SIGKILL.
 """
 
 import os

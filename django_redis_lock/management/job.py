@@ -1,8 +1,5 @@
-"""What ``run_locked`` runs: a management command in this very process.
-
-The same process holds the lock and does the work, so that nothing can end one without the other:
-if it is killed, both are over.
-"""
+"""``run_locked`` of a management command: the process that holds the lock also runs the command,
+so a kill ends both."""
 
 from __future__ import annotations
 
@@ -27,21 +24,21 @@ from .exit_codes import LOST, NOT_FOUND, USAGE
 
 
 class Work(Protocol):
-    """Something that runs while a lock is held.
+    """What ``run_locked`` runs while it holds the lock.
 
     Attributes:
-        label: what it is, for people who see the lock; no arguments, which may be secret.
+        label: the label of the lock; without arguments, which may be secret.
     """
 
     label: str
 
     def run(self, environment: dict[str, str], within: float) -> int:
-        """Do it, and return its exit code; or raise what it raises.
+        """Run it and return its exit code, or raise its exception.
 
         Args:
-            environment: what to add to its environment.
-            within: seconds in which it must have ended if this process is killed, before others
-                can have the lock.
+            environment: variables to add to its environment.
+            within: seconds in which it must end if this process is killed: later, another process
+                may have the lock.
         """
 
     def terminate(self) -> None:
@@ -56,11 +53,11 @@ class ManagementCommand:
 
     Args:
         argv: the command's name and its arguments.
-        called_by: the command that runs it. If that was not called from a command line, errors are
-            raised instead of shown, as by ``call_command``.
+        called_by: the command that runs it. Unless that was called from a command line, errors
+            are raised, as by ``call_command``.
 
     Raises:
-        CommandError: there is no such command, or it asks for other settings.
+        CommandError: there is no such command, or its options name other settings.
     """
 
     def __init__(self, argv: Sequence[str], called_by: BaseCommand) -> None:

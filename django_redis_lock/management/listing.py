@@ -35,7 +35,7 @@ def list_locks(command: BaseCommand, options: dict[str, Any]) -> int:
             time.sleep(options["watch"])
     except KeyboardInterrupt:
         if terminal:
-            command.stdout.write("")  # The shell's next line does not begin behind "^C".
+            command.stdout.write("")  # So that the shell's prompt is not behind "^C".
         return 0
 
 
@@ -68,7 +68,8 @@ def verdict(locks: list[HeldLock]) -> int:
 
 
 def failures(result: HeldLocks) -> list[str]:
-    """The caches that did not answer, each reason once; and the locks held on this host instead."""
+    """Messages about caches that did not answer, each error once, and about locks held on this host
+    without Redis."""
     found: dict[str, list[str]] = {}
     for failure in result.failures:
         found.setdefault(failure.error, []).append(failure.alias)
@@ -81,7 +82,6 @@ def failures(result: HeldLocks) -> list[str]:
 
 
 def found(options: dict[str, Any]) -> HeldLocks:
-    """What is held, without the locks that ``--older-than`` excludes."""
     aliases = None if options["using"] is None else [options["using"]]
     kinds = KINDS[options["kind"]]
     result = held_locks(aliases, kinds=kinds, search=options["search"], limit=options["limit"])
@@ -92,7 +92,7 @@ def found(options: dict[str, Any]) -> HeldLocks:
 
 
 def lines(result: HeldLocks, command: BaseCommand, options: dict[str, Any]) -> list[str]:
-    """The table, and a sentence below it; nothing at all if no cache could be asked."""
+    """The table and the sentence below it; empty if no cache answered."""
     asked = lock_caches() if options["using"] is None else [options["using"]]
     if {failure.alias for failure in result.failures}.issuperset(asked):
         return []
@@ -101,7 +101,7 @@ def lines(result: HeldLocks, command: BaseCommand, options: dict[str, Any]) -> l
     style, width = command.style, width_of(command.stdout)
     columns = _columns(result.found)
     if not fits(columns, result.found, width):
-        # Where and in which process is worth more than what for.
+        # Host and process are more important than the label.
         columns = _columns(result.found, labelled=False)
     return [
         *table(
@@ -154,7 +154,7 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
             counted(computations, "computation is in progress", "computations are in progress")
         )
     text = ", ".join(parts) + "."
-    if result.failures:  # The others are unknown.
+    if result.failures:
         text = f"In the caches that answered: {text[0].lower()}{text[1:]}"
     if result.in_memory:
         aliases = ", ".join(result.in_memory)
@@ -169,7 +169,6 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
 
 
 def _none(options: dict[str, Any]) -> str:
-    """No lock is listed: because none is held, or none of those that are asked for."""
     held = options["held"]
     if held:
         return f"No lock matches ({held} {'is' if held == 1 else 'are'} held)"
@@ -188,8 +187,7 @@ def _document(result: HeldLocks) -> dict[str, Any]:
 
 
 def _redrawn(shown: list[str], options: dict[str, Any]) -> str:
-    """``shown`` in the place of what was shown before, without a flicker; as much of it as there
-    is room for."""
+    """``shown`` written over the previous output, without flicker, cut off at the screen's end."""
     width, height = shutil.get_terminal_size()
     below = f"Every {options['watch']:g} s, at {time.strftime('%H:%M:%S')}. Ctrl-C ends it."
     room = max(1, height - 3)

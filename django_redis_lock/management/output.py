@@ -44,7 +44,7 @@ class Column:
 
 
 def width_of(stream: Any) -> int | None:
-    """How many characters a line of ``stream`` has room for; None for as many as one likes."""
+    """The columns of the terminal ``stream``; None if it is not a terminal."""
     try:
         if not stream.isatty():
             return None
@@ -70,7 +70,7 @@ def table(
 
     Args:
         rows: what the columns make their texts from.
-        width: characters there is room for; None: no end.
+        width: of the terminal; None for no limit.
         head: colours the line of titles.
         style_of: returns what colours a row.
     """
@@ -92,7 +92,7 @@ def fits(columns: Sequence[Column], rows: Sequence[Any], width: int | None) -> b
 
 
 def _shrink(columns: Sequence[Column], widths: list[int], width: int) -> None:
-    """Take what is too much from the widest of the columns that may shrink."""
+    """Make the widest of the columns that may shrink narrower until the table fits."""
     room = width - GAP * (len(columns) - 1)
     while sum(widths) > room:
         able = [n for n, c in enumerate(columns) if c.shrinks and widths[n] > NARROWEST]
@@ -102,8 +102,8 @@ def _shrink(columns: Sequence[Column], widths: list[int], width: int) -> None:
 
 
 def clip(text: str, width: int) -> str:
-    """``text`` in ``width`` cells; what is left out is in its middle, because names that begin
-    alike are told apart by their ends."""
+    """``text`` in ``width`` cells, shortened in its middle: similar names often differ at the
+    end."""
     if _cells(text) <= width:
         return text
     tail = (width - 1) // 2
@@ -111,7 +111,6 @@ def clip(text: str, width: int) -> str:
 
 
 def _taken(text: str, width: int) -> str:
-    """As much of the beginning of ``text`` as ``width`` cells hold."""
     taken = ""
     for character in text:
         width -= _cells(character)
@@ -122,7 +121,7 @@ def _taken(text: str, width: int) -> str:
 
 
 def _cells(text: str) -> int:
-    """How many cells of a terminal ``text`` takes; Chinese and the like take two each."""
+    """The number of terminal cells of ``text``; a Chinese character takes two."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)

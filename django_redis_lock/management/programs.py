@@ -1,8 +1,7 @@
-"""Any program, in a new process group: ``run_locked --shell``.
+"""``run_locked --shell``: any program, in a new process group.
 
-A program that outlived the process that holds its lock would go on without it. So a small process
-stands by (``guard.py``): when this one is gone, however it ended, it ends the program. It is there
-before the program is, so there is no moment in which the program would be left alone.
+The program must not outlive the process that holds its lock. So a guard process (``guard.py``),
+started before the program, ends the program's group when this process is gone.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from django.core.management import CommandError
 
 from .exit_codes import NOT_FOUND, USAGE
 
-#: What is passed on to the program, all of its group.
+#: Signals that are passed on to the program's group.
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 #: Ctrl-Z must stop neither this process, which renews the lock, nor the program, for which others
 #: wait; SIGTTOU would stop this process when it takes the terminal back.
 IGNORED = ("SIGTSTP", "SIGTTOU")
-#: What the guard must not hear: those, and what stops a group.
+#: Signals that the guard blocks: those, and what stops a group.
 NOT_GUARDS = (*PASSED_ON, *IGNORED, "SIGTTIN")
 GUARD = str(Path(__file__).with_name("guard.py"))
 
@@ -39,7 +38,7 @@ class Program:
 
     Args:
         argv: the program and its arguments.
-        grace: seconds it has to end by itself, if it must end, before it is killed.
+        grace: seconds from SIGTERM to SIGKILL when it must end.
 
     Raises:
         CommandError: there is no such program.
@@ -73,7 +72,7 @@ class Program:
             )
             self._group = guard.group
             try:
-                for number in self._early:  # They came while it was being started.
+                for number in self._early:  # Signals that came before it started.
                     self._send(number)
                 if self._must_end:
                     self.terminate()
@@ -99,7 +98,7 @@ class Program:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Pass signals on to the program. Those that this process ignores (nohup) it does too."""
+        """Pass signals on to the program, except those that this process ignores (nohup)."""
         if not _is_main_thread():
             yield
             return
@@ -125,7 +124,7 @@ class Program:
                 signal.signal(number, handler)
 
     def _wait_for_the_group(self) -> None:
-        """What the program has started must end as well, or be killed."""
+        """Wait until the program's children have ended too; after ``grace`` seconds kill them."""
         deadline = time.monotonic() + self._grace
         with suppress(ProcessLookupError, PermissionError):
             while time.monotonic() < deadline:
@@ -135,25 +134,24 @@ class Program:
 
 
 def _in_group(group: int) -> dict[str, Any]:
-    """How a child is put into a process group; 0 for a new one, which it leads."""
+    """Options of Popen for a process group; 0: a new one, which the child leads."""
     if sys.version_info >= (3, 11):
         return {"process_group": group}
     return {"preexec_fn": lambda: os.setpgid(0, group)}
 
 
 class ProcessGuard:
-    """A process that leads the program's group before there is a program, and ends the group when
-    this process has gone without a word.
+    """The guard process, which leads the program's group.
 
     Attributes:
-        group: the process group's number. No other can get it while the guard is there.
+        group: the number of the process group, which stays taken while the guard runs.
     """
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
 
     def __enter__(self) -> ProcessGuard:
-        with _blocked():  # For good in the guard: what is meant for the group must not end it.
+        with _blocked():  # The guard inherits this.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", GUARD, str(self._grace)],
                 stdin=subprocess.PIPE,
@@ -165,18 +163,18 @@ class ProcessGuard:
         return self
 
     def over(self) -> None:
-        """The program has ended; what it has left behind is none of the guard's business."""
+        """The program has ended: let its background processes run on."""
         self._process.communicate(b"over")
 
     def __exit__(self, *exc_info: object) -> None:
-        """Without ``over``, the group is ended now."""
+        """Without ``over``, the guard ends the group now."""
         if self._process.returncode is None:
             self._process.communicate()
 
 
 @contextmanager
 def _blocked() -> Iterator[None]:
-    """What processes started here never hear; this thread hears it afterwards."""
+    """Block the signals in processes started here; this thread gets them afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, s) for s in NOT_GUARDS])
     try:
         yield
@@ -186,8 +184,8 @@ def _blocked() -> Iterator[None]:
 
 @contextmanager
 def _in_foreground(group: int) -> Iterator[None]:
-    """Give the program the terminal, if there is one and it is ours: its foreground group reads
-    from it, and gets its Ctrl-C."""
+    """Make the program's group the foreground group of the terminal, if this process is in it, so
+    that the program can read from the terminal and gets its Ctrl-C."""
     fd = -1
     with suppress(AttributeError, OSError, ValueError):
         fd = sys.__stdin__.fileno()  # type: ignore[union-attr]  # None is suppressed

@@ -1,4 +1,4 @@
-"""``manage.py locks release NAME`` and ``reset PATTERN``: ending locks that others hold."""
+"""``manage.py locks release NAME`` and ``reset PATTERN``: forced release."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .show import find
 
 
 def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
-    """End one lock, after asking; returns the exit code."""
+    """Release one lock after a confirmation; returns the exit code."""
     name = options["name"]
     held = find(options).holding
     if held is None:
@@ -64,7 +64,8 @@ def _agreed(command: BaseCommand) -> bool:
 
 
 def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
-    """End all locks whose names match a pattern, or only say which; returns the exit code."""
+    """Release the locks whose names match a pattern; without ``--yes``, only list them. Returns the
+    exit code."""
     pattern = options["name"]
     options.update(search="", limit=MAX_ENTRIES)
     result = found(options)
@@ -111,5 +112,5 @@ def _operator() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):
-        user = "?"  # A container's user often has no name.
+        user = "?"  # A user of a container may have no name.
     return f"{user}@{socket.gethostname()} (manage.py locks)"

@@ -1,4 +1,4 @@
-"""``manage.py locks show NAME``: all there is to know of one lock."""
+"""``manage.py locks show NAME``: the details of one lock."""
 
 from __future__ import annotations
 
@@ -16,17 +16,12 @@ from .exit_codes import USAGE
 from .formatting import as_json, clock_time, counted, duration, in_trouble, note, one_line
 from .listing import KINDS, verdict
 
-#: How a lock ended, where the word of the record is not the one for people.
+#: The events that users know by another name.
 EVENTS = {"reset": "released by force"}
 
 
 class Found(NamedTuple):
-    """A lock that was looked up by its name.
-
-    Attributes:
-        alias, key, kind: where it is.
-        holding: None if the lock is free.
-    """
+    """A lock that was looked up by its name; ``holding`` is None if it is free."""
 
     alias: str
     key: bytes
@@ -36,17 +31,17 @@ class Found(NamedTuple):
 
 
 def find(options: dict[str, Any]) -> Found:
-    """The lock called ``options["name"]``, in the cache in which it is held; if it is free, the one
-    of that name in the first cache.
+    """The lock named ``options["name"]`` in the cache in which it is held; if it is free, in the
+    first cache.
 
     Raises:
-        CommandError: it is held in several caches, and nothing says which one is meant.
+        CommandError: it is held in several caches, and ``--using`` does not choose one.
         redis.exceptions.RedisError: a cache did not answer, and no other has the lock.
     """
     name, using = options["name"], options["using"]
     kinds = KINDS[options["kind"]]
     listed = held_locks(None if using is None else [using], kinds=kinds, search=name).found
-    # A key that is listed, or a lock that is in no index because plain redis-py took it.
+    # Also the key that the name has in each cache: no index has a lock taken by plain redis-py.
     places = dict.fromkeys((h.alias, h.lock.key, h.lock.kind) for h in listed if h.name == name)
     aliases = list(lock_caches()) if using is None else [using]
     if LOCK in kinds:
@@ -58,7 +53,7 @@ def find(options: dict[str, Any]) -> Found:
             looked.append(_look(*place))
         except (RedisError, OSError) as error:
             failure = error
-    # Caches may share a server, where one lock is found by way of each of them.
+    # Caches that share a server all find the same lock.
     held = {(f.key, f.holding.lock.owner.id, f.holding.lock.fence): f for f in looked if f.holding}
     if len(held) > 1:
         caches = ", ".join(found.alias for found in held.values())
@@ -78,7 +73,7 @@ def find(options: dict[str, Any]) -> Found:
 def _look(alias: str, key: bytes, kind: str) -> Found:
     holding, inspection = look_closely(alias, key, kind)
     if holding is not None and not holding.foreign:
-        alias = holding.alias  # Of several caches that lead to one lock it is listed under one.
+        alias = holding.alias  # As in the list.
     return Found(alias, key, kind, holding, inspection)
 
 
@@ -88,7 +83,7 @@ def _key(alias: str, name: str) -> bytes:
 
 
 def show_lock(command: BaseCommand, options: dict[str, Any]) -> int:
-    """Print it; returns the exit code."""
+    """Print a lock; returns the exit code."""
     found = find(options)
     if options["json"]:
         text = json.dumps(_document(options["name"], found), indent=2)

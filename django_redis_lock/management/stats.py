@@ -23,7 +23,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def show_figures(command: BaseCommand, options: dict[str, Any]) -> int:
-    """Print them; returns the exit code."""
+    """Print the figures; returns the exit code."""
     period = options["period"]
     found, failures = _read(options["using"], period)
     if options["json"]:
@@ -42,7 +42,7 @@ def show_figures(command: BaseCommand, options: dict[str, Any]) -> int:
 
 
 def _read(using: str | None, period: str) -> tuple[dict[str, list[Summary]], dict[str, str]]:
-    """The figures of each site, under the first cache of it, and the caches that failed."""
+    """The figures of each site, under its first cache, and the errors of caches that failed."""
     found: dict[str, list[Summary]] = {}
     failures: dict[str, str] = {}
     sites = set()
@@ -100,7 +100,7 @@ def _lock_columns(shown: Sequence[Summary], width: int | None) -> list[Column]:
         columns.append(_numbers("CRASHED", lambda s: s.crashed))
     if any(s.fallbacks for s in shown):
         columns.append(_numbers("NO REDIS", lambda s: s.fallbacks))
-    if width is None or width >= 100:  # The figures are worth more than their curve.
+    if width is None or width >= 100:  # Else the other columns need the room.
         columns.append(Column("OVER TIME", lambda s: _bars(s.acquisitions_over_time)))
     return columns
 

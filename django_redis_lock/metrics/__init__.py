@@ -1,7 +1,7 @@
-"""How locks and computations behave: counted in each process, added up in Redis.
+"""Figures of locks and computations: each process counts, Redis adds up.
 
-``summary()`` and ``summaries()`` read what all processes have counted in the last hour or day.
-Counting costs no round trip; see ``docs/monitoring.md``.
+``summary()`` and ``summaries()`` read the figures of all processes for the last hour or day.
+Counting needs no extra round trip; see ``docs/monitoring.md``.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ __all__ = [
 
 
 def summary(using: str = "default", group: str | None = None, period: str = "hour") -> Summary:
-    """How the locks and values of one group behaved; of all groups where none is named.
+    """The figures of one group, or of all groups together.
 
     Args:
-        using: the cache alias whose server is asked. The figures are those of all caches there with
-            the same KEY_PREFIX.
-        group: the ``group`` that was given, the template of ``locked()`` or ``cached()``, or else
-            ``group_of(name)``. One that nothing was counted for has zeros.
+        using: the alias of a cache. The figures are those of all caches on its server with the same
+            KEY_PREFIX.
+        group: the argument ``group``, the template of ``locked()`` or ``cached()``, or
+            ``group_of(name)``. The figures of an unknown group are zeros.
         period: "hour" (the last 60 to 65 minutes) or "day" (24 to 25 hours).
 
     Raises:
         ValueError: there is no such period.
         ImproperlyConfigured: the cache cannot lock.
-        redis.exceptions.RedisError: Redis could not be asked.
+        redis.exceptions.RedisError: the request failed.
     """
     buckets = _buckets(using, period)
     empty = [new() for _ in range(PERIODS[period].kept)]
@@ -62,8 +62,8 @@ def summary(using: str = "default", group: str | None = None, period: str = "hou
 
 
 def summaries(using: str = "default", period: str = "hour") -> list[Summary]:
-    """A summary of each group for which something was counted, the busiest first. Arguments and
-    errors as for ``summary``."""
+    """A summary of each group with any figures, the busiest first. Arguments and errors as for
+    ``summary``."""
     found = [Summary.of(group, period, b) for group, b in _buckets(using, period).items()]
     return sorted(found, key=lambda summary: (-summary.events, summary.group or ""))
 
@@ -94,16 +94,16 @@ _metrics = Metrics(_wanted)
 
 
 def start() -> None:
-    """Count from now on; the app does this when Django starts."""
+    """Start to count; the app calls this when Django starts."""
     events.subscribe(_metrics.collector)
 
 
 def usual_hold(subject: Subject) -> float | None:
-    """Seconds for which this process has lately held the locks that are counted together with
-    ``subject``, on average; None if it has held none, or does not count. Asks nothing of Redis."""
+    """The average seconds for which this process lately held locks of the group of ``subject``;
+    None if it held none or does not count. Sends no request."""
     return _metrics.collector.usual_hold(subject)
 
 
 def flush() -> None:
-    """Write what was counted so far now, and not within the next seconds."""
+    """Write the figures to Redis now, instead of within the next five seconds."""
     _metrics.flush()

@@ -1,9 +1,9 @@
-"""Small charts as SVG, made on the server: no script, no inline style, nothing from elsewhere.
+"""Small charts as SVG without scripts, inline styles or external files.
 
-They are drawn in ``currentColor``, so they follow the text around them in light and dark; style
-sheets may say more by the classes ``redis-lock-chart``, ``redis-lock-bar``, ``redis-lock-axis``,
-``redis-lock-label`` and ``redis-lock-line``. Screen readers get the title and the description,
-everybody else the numbers of each bar by pointing at it.
+They use ``currentColor``, so they have the colour of the surrounding text. Style sheets can use the
+classes ``redis-lock-chart``, ``redis-lock-bar``, ``redis-lock-axis``, ``redis-lock-label`` and
+``redis-lock-line``. A screen reader reads the title and the description; the tooltip of a bar shows
+its numbers.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def histogram_svg(
     """A bar for each class of ``distribution``, from the shortest to the longest that occur.
 
     Args:
-        title: what the chart shows, such as "How long import was held".
-        description: what it says, for those who cannot see it; left out, in English.
-        width, height: in SVG units, the pixels of its natural size.
-        shown: says seconds; left out, in English.
+        title: of the chart, such as "How long import was held".
+        description: its content, for screen readers; by default in English.
+        width, height: in SVG units.
+        shown: formats seconds; by default in English.
     """
     if description is None:
         description = _describe(distribution)
@@ -80,8 +80,8 @@ def sparkline_svg(
     width: int = 80,
     height: int = 28,
 ) -> SafeString:
-    """A line through ``numbers``, the oldest on the left, such as acquisitions over time. Its scale
-    stands on the left: the largest number above, 0 below.
+    """A line through ``numbers``, oldest first, such as acquisitions over time; its scale goes from
+    0 to the largest number.
 
     Args:
         title, description, width, height: as for ``histogram_svg``.
@@ -144,7 +144,7 @@ def _class_name(place: int, shown: Callable[[float], str]) -> str:
 
 
 def _shown_classes(counts: Sequence[int]) -> tuple[int, int]:
-    """The first and last class to show: those that occur, and some around them."""
+    """The first and last class to show: those that occur, and at least LEAST_CLASSES."""
     used = [place for place, count in enumerate(counts) if count] or [len(counts) // 2]
     first, last = used[0], used[-1]
     while last - first + 1 < LEAST_CLASSES:

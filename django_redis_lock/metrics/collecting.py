@@ -1,7 +1,7 @@
-"""Counting what happens to the locks and values of this process.
+"""Counts the events of this process.
 
-What is counted is handed to the keeper every few seconds (``writing``). In between it costs one
-short critical section for each event, and memory for a limited number of groups.
+The keeper takes the figures every few seconds (``writing``). Counting costs one short critical
+section for each event, and memory for a limited number of groups.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from .figures import (
     observe,
 )
 
-#: How many groups are told apart between two writings; the others are counted together.
+#: The most groups between two writes; further groups count as OTHER.
 MAX_GROUPS = 100
-#: How many acquisitions and releases may wait to be counted. Counting many in a row takes a third
-#: of the time: between two round trips, nothing of what it needs is at hand in the processor.
+#: The most acquisitions and releases that wait to be counted. Counting many in a row takes a third
+#: of the time, because it finds its data in the processor's cache.
 MAX_WAITING = 256
 
 
@@ -55,9 +55,8 @@ class Collector:
     """A listener that counts. May be called in any thread, and in signal handlers.
 
     Args:
-        wanted: whether to count what happens to a subject.
-        begun: called when there is something to write to a server, again and again while there is,
-            with the ``mutex`` held.
+        wanted: whether to count the events of a subject.
+        begun: called with the server of each new group, with the ``mutex`` held.
     """
 
     def __init__(
@@ -69,15 +68,14 @@ class Collector:
         after_fork(self._reset)
 
     def _reset(self) -> None:
-        """Forget what was counted."""
         # A signal handler may count while it interrupts the counting.
         self.mutex = threading.RLock()
-        #: Acquisitions and releases still to be counted, and how many of them are enough.
+        #: Acquisitions and releases that wait to be counted, and how many may wait.
         self._waiting: deque[Any] = deque()
         self._enough = 1
         self._figures: Figures = {}
         self._unwanted: set[Owner] = set()
-        #: What was last counted of those that have held locks, after it was taken, too.
+        #: The last taken figures of groups with held locks, for ``usual_hold``.
         self._holders: Figures = {}
 
     def __call__(self, event: Any) -> None:
@@ -112,17 +110,17 @@ class Collector:
         _COUNTS[type(event)](figures, event)
 
     def _begin(self, owner: Owner) -> list[int]:
-        """Where to count for ``owner``: where there is room."""
+        """New figures for ``owner``; for OTHER if there are too many groups."""
         self._begun(owner[0])
         if len(self._figures) >= MAX_GROUPS:
             owner = (*owner[:2], OTHER)
         return self._figures.setdefault(owner, new())
 
     def take(self, server: Server) -> Figures:
-        """What was counted for ``server`` since this was last asked."""
+        """The figures for ``server`` since the last call."""
         with self.mutex:
             self._count_waiting()
-            self._enough = 1  # The next event may be for a server without a job yet.
+            self._enough = 1  # Count the next event at once: its server may have no job yet.
             mine = [owner for owner in self._figures if owner[0] is server]
             taken = {owner: self._figures.pop(owner) for owner in mine}
             self._holders.update((o, f) for o, f in taken.items() if any(f[HOLDS:COMPUTING]))
@@ -131,8 +129,7 @@ class Collector:
             return taken
 
     def usual_hold(self, subject: Subject) -> float | None:
-        """Seconds for which locks of the group of ``subject`` were held lately, on average; None if
-        none was counted."""
+        """As ``metrics.usual_hold``."""
         owner = (subject.server, subject.site, subject.group)
         with self.mutex:
             self._count_waiting()
@@ -141,14 +138,14 @@ class Collector:
         return next((average for average in averages if average is not None), None)
 
     def put_back(self, taken: Figures) -> None:
-        """Count what could not be written together with what comes."""
+        """Add figures that could not be written to the current ones."""
         with self.mutex:
             self._enough = 1
             for owner, figures in taken.items():
                 add(self._figures.get(owner) or self._begin(owner), figures)
 
     def servers(self) -> set[Server]:
-        """Those for which something was counted."""
+        """The servers with figures to write."""
         with self.mutex:
             self._count_waiting()
             return {owner[0] for owner in self._figures}
@@ -190,7 +187,7 @@ def _shared(figures: list[int], event: events.Shared) -> None:
     figures[STALE if event.stale else SHARED] += event.values
 
 
-#: Those that happen in the time of a round trip.
+#: Events so frequent that they are counted in batches.
 _FREQUENT = frozenset({events.Acquired, events.Released})
 
 _COUNTS: dict[type, Callable[[list[int], Any], None]] = {

@@ -1,5 +1,4 @@
-"""Figures of one group of locks or values: as they are counted, as Redis keeps them, and as they
-are read."""
+"""Figures of one group: as a process counts them, as Redis stores them, and as users read them."""
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-#: The group of what finds no room among the others.
+#: The group that counts the events of all groups above a limit.
 OTHER = "other"
 
 #: Upper bounds of the classes of waits, holds and computations, in seconds; the last class has
-#: none. What is kept in Redis depends on them: change them, and the last day's figures are wrong.
+#: none. After a change of them, the stored figures of the last day are wrong.
 BOUNDS = (
     *(0.0001, 0.00016, 0.00025, 0.0004, 0.00063, 0.001, 0.0016, 0.0025, 0.004, 0.0063),
     *(0.01, 0.016, 0.025, 0.04, 0.063, 0.1, 0.16, 0.25, 0.4, 0.63, 1.0, 1.6, 2.5, 4.0, 6.3),
@@ -28,7 +27,7 @@ EXPORTED_BOUNDS = (
 )
 _CLASSES = len(BOUNDS) + 1
 
-# Where what stands in the list of one group's figures.
+# Places in the list of one group's figures.
 CONTENDED, TIMED_OUT, REJECTED, LOST, COMPUTED, FAILED, SHARED, STALE, REFRESH_FAILED = range(9)
 # A distribution is the sum in microseconds, the largest in microseconds, then the classes.
 WAITS, HOLDS, COMPUTING = (9 + n * (2 + _CLASSES) for n in range(3))
@@ -38,13 +37,13 @@ CRASHED = WITHOUT_REDIS + 1
 _LENGTH = CRASHED + 1
 _LARGEST = frozenset(place + 1 for place in (WAITS, HOLDS, COMPUTING))
 
-#: Below so many samples the quantiles near 1 say nothing.
+#: With fewer samples, quantiles near 1 are meaningless.
 LEAST_SAMPLES = 20
 
 
 class Period(NamedTuple):
-    """A time for which there are figures: ``kept`` buckets of ``width`` seconds each. The present
-    bucket has only begun, so there is one more than fill the period."""
+    """``kept`` buckets of ``width`` seconds each. The current one is incomplete, so there is one more
+    than fill the period."""
 
     width: int
     kept: int
@@ -54,12 +53,11 @@ PERIODS = {"hour": Period(300, 13), "day": Period(3600, 25)}
 
 
 def new() -> list[int]:
-    """Figures of nothing."""
     return [0] * _LENGTH
 
 
 def observe(figures: list[int], distribution: int, seconds: float) -> None:
-    """Count one more wait, hold or computation of so many seconds."""
+    """Count one wait, hold or computation."""
     microseconds = int(seconds * 1e6)
     figures[distribution] += microseconds
     figures[distribution + 1] = max(figures[distribution + 1], microseconds)
@@ -67,7 +65,6 @@ def observe(figures: list[int], distribution: int, seconds: float) -> None:
 
 
 def add(figures: list[int], more: Iterable[int]) -> None:
-    """Add ``more`` figures to ``figures``."""
     for place, number in enumerate(more):
         if number and place < _LENGTH:
             if place in _LARGEST:
@@ -77,7 +74,7 @@ def add(figures: list[int], more: Iterable[int]) -> None:
 
 
 def pack(figures: list[int]) -> bytes:
-    """As Redis keeps them: of those that are marked the largest counts, not the sum."""
+    """As Redis stores them; ``m`` marks a number of which the largest counts, not the sum."""
     return b" ".join(
         b"m%d" % number if place in _LARGEST else b"%d" % number
         for place, number in enumerate(figures)
@@ -85,18 +82,17 @@ def pack(figures: list[int]) -> bytes:
 
 
 def unpack(kept: bytes) -> list[int]:
-    """What ``pack`` made."""
     return [int(number.lstrip(b"m")) for number in kept.split()]
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How long something took, many times.
+    """Durations of waits, holds or computations.
 
     Attributes:
-        counts: how often, in each class; the classes end at ``BOUNDS``, the last has no end.
-        seconds: all of it together.
-        largest: the longest, in seconds; ``inf`` where that is not known.
+        counts: the number in each class; the classes end at ``BOUNDS``, the last has no end.
+        seconds: the sum.
+        largest: the largest, in seconds; ``inf`` if unknown.
     """
 
     counts: tuple[int, ...]
@@ -114,12 +110,12 @@ class Distribution:
 
     @property
     def average(self) -> float | None:
-        """Seconds; None if it never happened."""
+        """Seconds; None without samples."""
         return self.seconds / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
-        """Seconds which ``share`` (0 to 1) of all took at most, None if it never happened. As exact
-        as the classes, and never above the largest; what took longer than the last bound counts as
+        """The seconds that ``share`` (0 to 1) of the samples took at most; None without samples. As
+        exact as the classes, and never above the largest; samples above the last bound count as
         that bound."""
         if not self.count:
             return None
@@ -135,7 +131,7 @@ class Distribution:
 
     @property
     def p95(self) -> float | None:
-        """Seconds which 95 % of all took at most; None if there were fewer than LEAST_SAMPLES."""
+        """The seconds that 95 % took at most; None for fewer than LEAST_SAMPLES samples."""
         return self.quantile(0.95) if self.count >= LEAST_SAMPLES else None
 
 
@@ -149,17 +145,17 @@ class Summary:
         contended: acquisitions of a lock that was not free at once.
         timeouts: waits that ended without the lock.
         rejected: single attempts (``blocking=False``) that found the lock taken.
-        lost: locks that ended before their holders released them, and these noticed it.
+        lost: locks that ended before their holders released them, as noticed by the holders.
         crashed: holders that never released their lock: their process crashed, or was cut off
             from Redis until the lock's lifetime had ended.
-        fallbacks: locks taken without Redis while it was away (ON_REDIS_DOWN); no acquisitions.
+        fallbacks: locks taken while Redis was down (ON_REDIS_DOWN); no acquisitions.
         waits: how long the acquisitions waited.
         holds: how long locks were held.
         computed: values computed by ``get_or_set`` and its kin.
-        without_redis: how many of these were computed while Redis was away.
+        without_redis: how many of these were computed while Redis was down.
         failed: computations that raised.
-        saved: computations that callers were saved, because another's result was theirs too.
-        stale: how many of these got the old value at once.
+        saved: computations saved because the caller got another's result.
+        stale: how many of these callers got the stale value at once.
         refreshes_failed: stale values whose next computation failed.
         computations: how long the computations took.
         acquisitions_over_time: from the oldest bucket to the present one.
@@ -186,7 +182,7 @@ class Summary:
 
     @classmethod
     def of(cls, group: str | None, period: str, buckets: list[list[int]]) -> Summary:
-        """Of the figures in ``buckets``, the oldest first."""
+        """The summary of ``buckets``, oldest first."""
         total = new()
         for figures in buckets:
             add(total, figures)
@@ -218,7 +214,6 @@ class Summary:
 
     @property
     def attempts(self) -> int:
-        """How often a lock was asked for."""
         return self.acquisitions + self.timeouts + self.rejected
 
     @property
@@ -233,13 +228,13 @@ class Summary:
 
     @property
     def p95_wait(self) -> float | None:
-        """Seconds within which 95 % of the acquisitions had the lock; None if there were fewer
-        than LEAST_SAMPLES."""
+        """The seconds that 95 % of the acquisitions waited at most; None for fewer than
+        LEAST_SAMPLES."""
         return self.waits.p95
 
     @property
     def events(self) -> int:
-        """How much happened in all."""
+        """The number of all events."""
         return (
             self.attempts
             + self.lost

@@ -1,8 +1,8 @@
-"""Writing what a process has counted to Redis, where all processes' figures add up; reading them.
+"""Writes the figures of this process to Redis, which adds those of all processes; reads them.
 
-The keeper does it, every few seconds and only if something was counted; what is left when the
-process ends is written then, as far as Redis answers at once. A write that fails is tried again
-together with what has been counted since. (If only its answer was lost, these figures count twice.)
+The keeper writes every few seconds if there are new figures; at its end the process writes the
+rest, if Redis answers at once. A write that fails is repeated with the figures since. (If only its
+reply was lost, these figures count twice.)
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from .scripts import ADD_FIGURES, READ_FIGURES
 
 logger = get_logger("django_redis_lock.metrics")
 
-#: Seconds between two writings.
+#: Seconds between two writes.
 INTERVAL = 5.0
-#: Seconds until the next try after Redis could not be reached, and after it refused.
+#: Seconds until the next attempt after Redis did not answer, and after it rejected a write.
 AWAY, REFUSED = 15.0, 300.0
-#: How many groups a bucket may have; the others are kept together.
+#: The most groups of a bucket; further groups count as OTHER.
 MAX_GROUPS = 200
 #: Seconds to wait for the figures of all processes.
 REPLY_TIMEOUT = 5.0
-#: Seconds that the end of a process may wait for each server.
+#: Seconds to wait for each server when the process ends.
 FLUSH_TIMEOUT = 0.5
 
 
 class Writing(Job):
-    """Writes to one server what was counted for it, as long as there is anything."""
+    """Writes the figures of one server, until there are none."""
 
     def __init__(self, metrics: Metrics, server: Server, due: float) -> None:
         super().__init__(server, due)
@@ -73,10 +73,10 @@ class Writing(Job):
 
 
 class Metrics:
-    """The figures of this process: a collector, and what writes them.
+    """The figures of this process: a collector, and the jobs that write them.
 
     Args:
-        wanted: whether to count what happens to a subject.
+        wanted: whether to count the events of a subject.
     """
 
     def __init__(self, wanted: Callable[[Subject], bool] = lambda subject: True) -> None:
@@ -92,7 +92,7 @@ class Metrics:
         keeper().add(job)
 
     def take(self, job: Writing) -> Figures:
-        """What there is to write; if nothing, the job is over."""
+        """The figures to write; if there are none, the job ends."""
         with self.collector.mutex:  # As ``_begun`` is called.
             figures = self.collector.take(job.server)
             if not figures and self._jobs.get(job.server) is job:
@@ -100,8 +100,8 @@ class Metrics:
             return figures
 
     def flush(self, *, last: bool = False) -> None:
-        """Write what was counted, now and in this thread. Raises nothing; what cannot be written is
-        kept, unless it is the ``last`` time."""
+        """Write the figures now, in this thread. Raises nothing; keeps figures that cannot be
+        written, unless this is the ``last`` time."""
         for server in self.collector.servers():
             figures = self.collector.take(server)
             try:
@@ -114,7 +114,7 @@ class Metrics:
 
 
 def call_to_add(figures: Figures) -> Call:
-    """Adds ``figures``, all of one server."""
+    """The call that adds ``figures``, all of one server."""
     sizes = [number for period in PERIODS.values() for number in period]
     added = [
         part
@@ -126,12 +126,12 @@ def call_to_add(figures: Figures) -> Call:
 
 
 def _name_of(site: str, group: str) -> bytes:
-    """Whose figures they are, as the fields of the hashes have it."""
+    """A site and group as in the fields of the hashes."""
     return b"%b\n%b" % (printable(site.encode(), 250).encode(), group.encode())
 
 
 def _write(server: Server, call: Call) -> None:
-    """Run ``call`` on a connection that says nothing of an outage: the process is about to end."""
+    """Run ``call`` on a separate connection, without retries or the circuit breaker."""
     connection_class, settings = server.at(call.keys, FLUSH_TIMEOUT).address
     connection = connection_class(**own_settings(connection_class, settings, FLUSH_TIMEOUT))
     try:
@@ -143,7 +143,7 @@ def _write(server: Server, call: Call) -> None:
 
 
 def read(client: Any, site: str, period: str) -> dict[str, list[list[int]]]:
-    """Of each group of a site its figures in each bucket, the oldest first.
+    """The figures of each group of a site in each bucket, oldest first.
 
     Args:
         client: a redis-py client.
@@ -152,7 +152,7 @@ def read(client: Any, site: str, period: str) -> dict[str, list[list[int]]]:
 
     Raises:
         ValueError: there is no such period.
-        redis.exceptions.RedisError: Redis could not be asked.
+        redis.exceptions.RedisError: the request failed.
     """
     if period not in PERIODS:
         allowed = " or ".join(map(repr, PERIODS))

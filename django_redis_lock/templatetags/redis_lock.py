@@ -65,7 +65,7 @@ def _seconds(name: str, value: Any) -> Any:
 
 
 def _default_alias() -> str:
-    """As of Django's own tag."""
+    """The default alias of Django's ``{% cache %}``."""
     return "template_fragments" if "template_fragments" in caches.settings else "default"
 
 

@@ -27,7 +27,7 @@ from ..exit_codes import LOST, TAKEN, UNAVAILABLE, USAGE
 from ..job import ManagementCommand, Work
 from ..programs import Program
 
-#: What ends this process while it waits, or a command in it; as from a shell: 128 + number.
+#: Signals that end this process while it waits, or its command; exit code 128 + number.
 ENDINGS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n))
 
 
@@ -37,7 +37,7 @@ class Command(BaseCommand):
         "runs once at a time across all hosts. The command comes after --: "
         "run_locked migrate --wait 300 -- migrate --noinput"
     )
-    # The command that is run looks for itself.
+    # The command that it runs makes them.
     requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -105,7 +105,7 @@ class Command(BaseCommand):
         parse = parser.parse_known_args
 
         def parse_args(args: Sequence[str] | None = None, namespace: Any = None) -> Namespace:
-            # Not argparse's business: the command's options are its own.
+            # The command's options come after "--".
             words = list(sys.argv[2:] if args is None else args)
             at = words.index("--") if "--" in words else len(words)
             parsed: Namespace = namespace or Namespace()
@@ -114,7 +114,7 @@ class Command(BaseCommand):
             parsed.command = words[at + 1 :]
             return parsed
 
-        # Django gives no say in the class of the parser.
+        # Django does not let a command choose the class of its parser.
         parser.parse_args = parse_args  # type: ignore[method-assign, assignment]
         return parser
 
@@ -187,7 +187,7 @@ class Command(BaseCommand):
         return False
 
     def _wait(self, lock: Lock, retry: RetryUntil, options: dict[str, Any]) -> Conflict | None:
-        """Ask for the lock, and wait for it if that was asked for; None if it is ours."""
+        """Acquire the lock, waiting if `--wait` says so; returns None, or who holds it."""
         if lock.acquire(blocking=False):
             return None
         conflict = Conflict.of(options["name"], lock.held(), options["using"])
@@ -205,7 +205,7 @@ class Command(BaseCommand):
         environment = {"REDIS_LOCK_NAME": options["name"], "REDIS_LOCK_FENCE": str(lock.fence)}
         try:
             try:
-                # Renewed at each third, it has two thirds of its lifetime left, at least.
+                # A lock renewed at each third of its lifetime has at least two thirds left.
                 code = work.run(environment, (lock.timeout or math.inf) / 2)
             finally:
                 loss.over()
@@ -224,7 +224,7 @@ class Command(BaseCommand):
         try:
             lock.__exit__(None, None, None)
         except (RedisError, OSError) as error:
-            # What was done is done; its exit code must not change.
+            # The command has run: its exit code must not change.
             self.stderr.write(f"The lock {name} could not be released, and will expire: {error}")
 
     def _lost(self, name: str) -> CommandError:
@@ -245,10 +245,10 @@ class Command(BaseCommand):
 
 
 class Loss:
-    """What happens when the lock is lost; called in another thread.
+    """The callback for a lost lock; called in another thread.
 
     Attributes:
-        ends_it: the lock was lost while the work went on, which is to end for it.
+        ends_it: the lock was lost while the command ran, and the command must end.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class Loss:
         self.ends_it = False
 
     def over(self) -> None:
-        """The work has ended."""
+        """The command has ended."""
         self._over.set()
 
     def __call__(self) -> None:
@@ -280,18 +280,18 @@ class Loss:
 
 @contextmanager
 def _unwinding() -> Iterator[None]:
-    """Release the lock also when told to end, where signals can be heard."""
+    """Release the lock after a signal too, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # What nohup has ignored stays ignored.
+    # What nohup ignores stays ignored.
     heard = [s for s in ENDINGS if signal.getsignal(s) is not signal.SIG_IGN]
     with unwinding(*heard):
         yield
 
 
 def _show_lines_at_once() -> None:
-    """Also into a pipe or a file: what is looked at while it grows must grow."""
+    """Write each line at once, also into a pipe or a file."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
