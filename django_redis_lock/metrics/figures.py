@@ -42,8 +42,8 @@ LEAST_SAMPLES = 20
 
 
 class Period(NamedTuple):
-    """``kept`` buckets of ``width`` seconds each. The current one is incomplete, so there is one more
-    than fill the period."""
+    """``kept`` buckets of ``width`` seconds each: one more than fill the period, because the last
+    bucket is incomplete."""
 
     width: int
     kept: int
