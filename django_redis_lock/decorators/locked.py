@@ -10,7 +10,7 @@ from ..locking import AsyncLock, Lock
 from .key_template import Template, short
 from .options import LockOptions, Options
 from .section import AsyncSection, Section, caller
-from .targets import decorate
+from .wrapper import decorate
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

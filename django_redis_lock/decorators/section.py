@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import logging
 import math
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import AsyncToSync, sync_to_async
 from redis.exceptions import AuthenticationError, RedisError
@@ -22,9 +22,12 @@ from ..contention import Conflict
 from ..exceptions import LockError
 from ..locking import AsyncLock, BaseLock, Lock, in_background
 from ..protocol import printable
-from ..transport import adrive, drive, is_outage
+from ..transport import afinish, finish, is_outage
 from . import transactions
 from .options import Defaults, OnLost, Options
+
+R = TypeVar("R")
+Steps = Generator[Any, Any, R]
 
 logger = logging.getLogger("django_redis_lock.locked")
 
@@ -126,32 +129,9 @@ def outages_not_logged() -> Iterator[None]:
 # -- sections ------------------------------------------------------------------------------------
 
 
-class OnLock(NamedTuple):
-    """Call this method of the section's lock; sends what it returns."""
-
-    method: str
-    options: dict[str, Any]
-
-
-class InCallersThread(NamedTuple):
-    """Call a function in the thread of the synchronous caller, who may have a transaction open;
-    sends what it returns, or None if there is no such caller."""
-
-    function: Callable[[], Any]
-
-
-class Pause(NamedTuple):
-    """Let so many seconds pass."""
-
-    seconds: float
-
-
-Step = OnLock | InCallersThread | Pause
-Steps = Generator[Step, Any, Any]
-
-
 class _Section:
-    """The algorithm, written once as generators of steps.
+    """What a section does, written once for threads and for tasks, as generators of steps; see
+    ``transport.finish``.
 
     Args:
         on_lost: replaces that of the options.
@@ -179,6 +159,18 @@ class _Section:
     def _new_lock(self) -> BaseLock:
         raise NotImplementedError
 
+    def _call(self, method: str, **options: Any) -> Any:
+        """Call this method of the section's lock; what it returns."""
+        raise NotImplementedError
+
+    def _in_callers_thread(self, function: Callable[[], Any]) -> Any:
+        """Call ``function`` in the thread of the synchronous caller, who may have a transaction
+        open; what it returns, or None if there is no such caller."""
+        raise NotImplementedError
+
+    def _pause(self, seconds: float) -> Any:
+        raise NotImplementedError
+
     def _on_lost_callback(self) -> OnLost:
         """What the keeper calls: in the context of the call, so ``current_lock()`` works there."""
         on_lost = self._on_lost
@@ -192,13 +184,13 @@ class _Section:
 
         return callback
 
-    def _enter(self, on_wait: Callable[[Conflict], None] | None = None) -> Steps:
+    def _enter(self, on_wait: Callable[[Conflict], None] | None = None) -> Steps[bool]:
         """Acquire the lock; returns whether that succeeded.
 
         Args:
             on_wait: called with the conflict before the wait begins.
         """
-        again = yield InCallersThread(functools.partial(transactions.take_up, self._key))
+        again = yield self._in_callers_thread(partial(transactions.take_up, self._key))
         if isinstance(again, Lock) and _is_held_here(again) and not again.lost:
             self.lock, self._taken_up = again, True
         else:
@@ -220,7 +212,7 @@ class _Section:
                 self.name,
             )
 
-    def _acquire(self, on_wait: Callable[[Conflict], None] | None) -> Steps:
+    def _acquire(self, on_wait: Callable[[Conflict], None] | None) -> Steps[bool]:
         wait = self.options.blocking_timeout
         retry = RetryUntil(math.inf if wait is None else time.monotonic() + wait)
         if on_wait is not None and self.options.blocking:
@@ -229,25 +221,26 @@ class _Section:
             on_wait((yield from self._conflict()))
         return (yield from self._try(retry))
 
-    def _try(self, retry: RetryUntil, **options: Any) -> Steps:
+    def _try(self, retry: RetryUntil, **options: Any) -> Steps[bool]:
         """One call of ``acquire``; with ``wait_for_redis``, as many as an outage requires."""
         while True:
             left = retry.left()
             if "blocking" not in options:
                 options["blocking_timeout"] = None if math.isinf(left) else left
             try:
-                return (yield OnLock("acquire", options))
+                acquired: bool = yield self._call("acquire", **options)
+                return acquired
             except (RedisError, OSError) as error:
                 if not self.options.wait_for_redis:
                     raise
-                yield Pause(retry.pause_after(error))
+                yield self._pause(retry.pause_after(error))
 
-    def _leave(self) -> Steps:
+    def _leave(self) -> Steps[None]:
         """Release the lock, now or when the transaction ends. An error from that is logged: it must
         not cost the result of the work."""
         _forget_entered(self.lock)
         try:
-            waits = yield InCallersThread(self._wait_for_transactions)
+            waits = yield self._in_callers_thread(self._wait_for_transactions)
         except BaseException:
             yield from self._release()
             raise
@@ -266,19 +259,19 @@ class _Section:
                 return False
             lock = self.options.lock(self.name, self.defaults, None)
             lock.local = self.lock.local
-        return transactions.wait_for(lock, self._key, functools.partial(_release, lock, self.name))
+        return transactions.wait_for(lock, self._key, partial(_release, lock, self.name))
 
-    def _release(self) -> Steps:
+    def _release(self) -> Steps[None]:
         if _is_held_here(self.lock):
             try:
-                yield OnLock("release", {})
+                yield self._call("release")
             except (RedisError, OSError) as error:
                 _log_not_released(self.name, error)
 
-    def _conflict(self) -> Steps:
+    def _conflict(self) -> Steps[Conflict]:
         """Why the lock could not be acquired."""
         try:
-            held = yield OnLock("held", {})
+            held = yield self._call("held")
         except (RedisError, OSError):  # It is taken; the holder is unknown.
             held = None
         given = self.options.retry_after
@@ -295,14 +288,13 @@ class Section(_Section):
         return self.options.lock(self.name, self.defaults, self._on_lost_callback())
 
     def enter(self, on_wait: Callable[[Conflict], None] | None = None) -> bool:
-        return bool(drive(self._enter(on_wait), self._do))
+        return finish(self._enter(on_wait))
 
     def leave(self) -> None:
-        drive(self._leave(), self._do)
+        finish(self._leave())
 
     def conflict(self) -> Conflict:
-        conflict: Conflict = drive(self._conflict(), self._do)
-        return conflict
+        return finish(self._conflict())
 
     def abandon(self) -> None:
         """An exception from a signal handler interrupted the section: the keeper releases."""
@@ -311,12 +303,14 @@ class Section(_Section):
             _forget_entered(lock)
             lock._leave_to_keeper()
 
-    def _do(self, step: Step) -> Any:
-        if isinstance(step, OnLock):
-            return getattr(self.lock, step.method)(**step.options)
-        if isinstance(step, InCallersThread):
-            return step.function()
-        return time.sleep(step.seconds)
+    def _call(self, method: str, **options: Any) -> Any:
+        return getattr(self.lock, method)(**options)
+
+    def _in_callers_thread(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 class AsyncSection(_Section):
@@ -328,24 +322,25 @@ class AsyncSection(_Section):
         return self.options.alock(self.name, self.defaults, self._on_lost_callback())
 
     async def enter(self) -> bool:
-        return bool(await adrive(self._enter(), self._do))
+        return await afinish(self._enter())
 
     async def leave(self) -> None:
-        await adrive(self._leave(), self._do)
+        await afinish(self._leave())
 
     async def conflict(self) -> Conflict:
-        conflict: Conflict = await adrive(self._conflict(), self._do)
-        return conflict
+        return await afinish(self._conflict())
 
-    async def _do(self, step: Step) -> Any:
-        if isinstance(step, OnLock):
-            method = getattr(self.lock, step.method)
-            if isinstance(self.lock, Lock):  # One that waits for a transaction, taken up again.
-                method = sync_to_async(method)
-            return await method(**step.options)
-        if isinstance(step, InCallersThread):
-            return await sync_to_async(step.function)() if _has_sync_caller() else None
-        return await time.asleep(step.seconds)
+    async def _call(self, method: str, **options: Any) -> Any:
+        call = getattr(self.lock, method)
+        if isinstance(self.lock, Lock):  # One that waits for a transaction, taken up again.
+            call = sync_to_async(call)
+        return await call(**options)
+
+    async def _in_callers_thread(self, function: Callable[[], Any]) -> Any:
+        return await sync_to_async(function)() if _has_sync_caller() else None
+
+    async def _pause(self, seconds: float) -> None:
+        await time.asleep(seconds)
 
 
 def _has_sync_caller() -> bool:
