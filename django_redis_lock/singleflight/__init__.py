@@ -14,11 +14,17 @@ The algorithm is written once, as generators that yield a step (``Run``, ``Compu
 executes them, for threads and for asyncio. This package does not import Django.
 """
 
-from .flight import TOO_LATE, CoordinationError, Flights
-from .in_process import DeferredCall, FlightKey, InProcessFlight, in_flight
+from .flight import (
+    TOO_LATE,
+    CoordinationError,
+    FlightKey,
+    Flights,
+    InProcessFlight,
+    in_flight,
+)
 from .leader import Producer
 from .many import MultiFlight
-from .runners import AsyncRunner, Run, Steps, ThreadRunner
+from .runners import AsyncRunner, DeferredCall, Run, Steps, ThreadRunner
 from .scripts import DELETE, END_FLIGHT, EXPIRE_AT, LET_GO, LETTING_GO, ON_VALUES, READ, WRITE
 
 __all__ = [

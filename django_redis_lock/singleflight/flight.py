@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -11,21 +13,14 @@ from redis.exceptions import RedisError
 from ..clock import time
 from ..events import RefreshFailed, Shared
 from ..exceptions import ComputationFailed, LockError
+from ..forks import after_fork
 from ..notices import get_logger
 from ..protocol import Call, as_bytes, flight_stream
-from .in_process import (
-    FlightKey,
-    InProcessFlight,
-    LeaderRef,
-    Overtaken,
-    being_computed,
-    join,
-    leave,
-    overtake,
-)
+from ..transport import Server
 from .leader import NOTHING, FlightRenewal, Leader, Producer, Seen
 from .runners import (
     AsyncRunner,
+    Overtaken,
     ProducerFailed,
     Run,
     RunInBackground,
@@ -33,6 +28,8 @@ from .runners import (
     ThreadRunner,
     WaitForEvent,
     WaitForLeader,
+    being_computed,
+    overtake,
 )
 from .scripts import READ
 
@@ -54,6 +51,49 @@ class CoordinationError(Exception):
 def failure(message: Any) -> ComputationFailed:
     """The error of a caller that comes shortly after a computation failed with ``message``."""
     return ComputationFailed(as_bytes(message).decode(errors="replace"))
+
+
+class LeaderRef:
+    """Exists as long as the caller that queries Redis for the callers of an ``InProcessFlight``."""
+
+
+class InProcessFlight:
+    """The callers of this process that want one value; the first queries Redis for all of them."""
+
+    def __init__(self, ended: Any, leader_ref: LeaderRef | None = None) -> None:
+        self.ended = ended
+        self.leader_ref = weakref.ref(leader_ref or self)
+        self.read_lock = threading.Lock()  # One later caller at a time reads the key.
+        self.asked = 0  # How many requests the first caller has sent.
+        self.found: Any = None  # The encoded value; None: query Redis again.
+        self.computed = False  # Whether the value was computed, not only read.
+        self.outage: Exception | None = None  # Why a request failed.
+
+
+#: A key of one database, and what stands for its callers (None: threads; see ``Flights``).
+FlightKey = tuple[Server, bytes, Any]
+
+#: The flights of this process. A single operation of a dict is atomic, so it needs no mutex.
+in_flight: dict[FlightKey, InProcessFlight] = {}
+after_fork(in_flight.clear)
+
+
+def join(flight_id: FlightKey, mine: InProcessFlight) -> InProcessFlight:
+    """The flight of another caller for the same value, or ``mine``, which then begins."""
+    while True:
+        shared = in_flight.setdefault(flight_id, mine)
+        if shared is mine or shared.leader_ref() is not None:
+            return shared
+        leave(flight_id, shared)  # A signal handler's exception kept its caller from that.
+
+
+def leave(flight_id: FlightKey, shared: InProcessFlight) -> None:
+    """End the flight ``shared`` of this process, and wake its other callers."""
+    try:
+        if in_flight.get(flight_id) is shared:
+            del in_flight[flight_id]
+    finally:
+        shared.ended.set()
 
 
 class Flights:

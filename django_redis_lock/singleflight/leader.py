@@ -34,8 +34,16 @@ from ..protocol import (
     printable,
 )
 from ..transport import Server, is_outage
-from .in_process import Overtaken, computing, token_for
-from .runners import Compute, Pause, ProducerFailed, Run, Steps
+from .runners import (
+    Compute,
+    Overtaken,
+    Pause,
+    ProducerFailed,
+    Run,
+    Steps,
+    computing,
+    token_for,
+)
 from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER
 
 logger = get_logger("django_redis_lock.flights")

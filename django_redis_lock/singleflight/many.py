@@ -14,9 +14,16 @@ from ..exceptions import LockError
 from ..protocol import as_bytes, flight_stream
 from ..transport import is_outage
 from .flight import FOLLOWER_CHECK_SECONDS, CoordinationError, failure
-from .in_process import Overtaken, being_computed, overtake
 from .leader import NOTHING, Leader, Producer, Seen
-from .runners import AsyncRunner, Steps, ThreadRunner, WaitForLeader
+from .runners import (
+    AsyncRunner,
+    Overtaken,
+    Steps,
+    ThreadRunner,
+    WaitForLeader,
+    being_computed,
+    overtake,
+)
 
 
 class MultiFlight:
