@@ -22,7 +22,7 @@ from ..contention import Conflict
 from ..exceptions import LockError
 from ..locking import AsyncLock, BaseLock, Lock, in_background
 from ..protocol import printable
-from ..transport import afinish, finish, is_outage
+from ..transport import adrive, drive, is_outage
 from . import transactions
 from .options import Defaults, OnLost, Options
 
@@ -131,7 +131,7 @@ def outages_not_logged() -> Iterator[None]:
 
 class _Section:
     """What a section does, written once for threads and for tasks, as generators of steps; see
-    ``transport.finish``.
+    ``transport.drive``.
 
     Args:
         on_lost: replaces that of the options.
@@ -288,13 +288,13 @@ class Section(_Section):
         return self.options.lock(self.name, self.defaults, self._on_lost_callback())
 
     def enter(self, on_wait: Callable[[Conflict], None] | None = None) -> bool:
-        return finish(self._enter(on_wait))
+        return drive(self._enter(on_wait))
 
     def leave(self) -> None:
-        finish(self._leave())
+        drive(self._leave())
 
     def conflict(self) -> Conflict:
-        return finish(self._conflict())
+        return drive(self._conflict())
 
     def abandon(self) -> None:
         """An exception from a signal handler interrupted the section: the keeper releases."""
@@ -322,13 +322,13 @@ class AsyncSection(_Section):
         return self.options.alock(self.name, self.defaults, self._on_lost_callback())
 
     async def enter(self) -> bool:
-        return await afinish(self._enter())
+        return await adrive(self._enter())
 
     async def leave(self) -> None:
-        await afinish(self._leave())
+        await adrive(self._leave())
 
     async def conflict(self) -> Conflict:
-        return await afinish(self._conflict())
+        return await adrive(self._conflict())
 
     async def _call(self, method: str, **options: Any) -> Any:
         call = getattr(self.lock, method)
