@@ -8,17 +8,13 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypedDict
 
-from ..cache import check_policy, check_using, lock_cache
+from ..cache import check_policy, check_using
 from ..conf import SETTING, Conf
 from ..contention import OnConflict
 from ..events import as_group, check_group
-from ..locking import AsyncLock, Lock
 from ..protocol import check_count, check_seconds
 
 OnLost = Callable[[], Any] | None
-
-#: Made once because each call asks for the cache; each attribute reads its setting.
-_CONF = Conf()
 
 #: Stands for ``default`` left out; None would be a value.
 MISSING: Any = object()
@@ -175,48 +171,6 @@ class Options:
         for name in names:
             if name in self.given():
                 raise TypeError(f"{name} means nothing for {kind}")
-
-    @property
-    def alias(self) -> str:
-        """The cache alias, read at each call because a decorator runs before the settings exist."""
-        return self.using or _CONF.USING
-
-    # -- the locks ---------------------------------------------------------------------------
-
-    def lock(self, name: str, defaults: Defaults, on_lost: OnLost) -> Lock:
-        """
-        Raises:
-            ImproperlyConfigured: there is no such cache, or it cannot lock.
-        """
-        return lock_cache(self.alias).lock(name, **self._lock_options(defaults, on_lost))
-
-    def alock(self, name: str, defaults: Defaults, on_lost: OnLost) -> AsyncLock:
-        """As ``lock``, for asyncio."""
-        return lock_cache(self.alias).alock(name, **self._lock_options(defaults, on_lost))
-
-    def _lock_options(self, defaults: Defaults, on_lost: OnLost) -> dict[str, Any]:
-        options: dict[str, Any] = {
-            "blocking": self.blocking,
-            "blocking_timeout": self.blocking_timeout,
-            "min_hold": self.min_hold,
-            "max_hold": self.max_hold,
-            "on_redis_down": self.on_redis_down,
-            "critical": self.critical,
-            "replicas": self.replicas,
-            "on_lost": on_lost,
-            "label": self.label or defaults.label,
-            "group": self.group or (defaults.group and as_group(defaults.group)),
-            "warn_after": self.warn_after,
-            # Each call has its own lock object, which all threads of the call may use.
-            "thread_local": False,
-        }
-        if self.several:
-            options["using"] = self.several
-        if self.timeout is not SETTING:
-            options["timeout"] = self.timeout
-            # Renewed like the default: work that outlasts the timeout must not run twice.
-            options["renew"] = self.timeout is not None
-        return options
 
 
 def _check_code(what: str, value: Any, lowest: int, highest: int) -> None:

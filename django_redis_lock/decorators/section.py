@@ -17,8 +17,11 @@ from asgiref.sync import AsyncToSync, sync_to_async
 from redis.exceptions import AuthenticationError, RedisError
 
 from .. import metrics
+from ..cache import lock_cache
 from ..clock import time
+from ..conf import SETTING, Conf
 from ..contention import Conflict
+from ..events import as_group
 from ..exceptions import LockError
 from ..locking import AsyncLock, BaseLock, Lock, in_background
 from ..protocol import printable
@@ -31,6 +34,8 @@ Steps = Generator[Any, Any, R]
 
 logger = logging.getLogger("django_redis_lock.locked")
 
+#: Made once because each call asks for the cache; each attribute reads its setting.
+_CONF = Conf()
 #: Seconds between two attempts to reach Redis: the first time, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 
@@ -149,7 +154,7 @@ class _Section:
         self.options = options
         self.name = name
         self.defaults = defaults or Defaults()
-        self.using = options.alias
+        self.using = options.using or _CONF.USING  # At each call: decorators run before settings.
         self._key = (self.using, name)
         self._on_lost = on_lost or (options.on_lost if callable(options.on_lost) else None)
         self._context = contextvars.copy_context()
@@ -170,6 +175,31 @@ class _Section:
 
     def _pause(self, seconds: float) -> Any:
         raise NotImplementedError
+
+    def _lock_options(self, on_lost: OnLost) -> dict[str, Any]:
+        given, defaults = self.options, self.defaults
+        options: dict[str, Any] = {
+            "blocking": given.blocking,
+            "blocking_timeout": given.blocking_timeout,
+            "min_hold": given.min_hold,
+            "max_hold": given.max_hold,
+            "on_redis_down": given.on_redis_down,
+            "critical": given.critical,
+            "replicas": given.replicas,
+            "on_lost": on_lost,
+            "label": given.label or defaults.label,
+            "group": given.group or (defaults.group and as_group(defaults.group)),
+            "warn_after": given.warn_after,
+            # Each call has its own lock object, which all threads of the call may use.
+            "thread_local": False,
+        }
+        if given.several:
+            options["using"] = given.several
+        if given.timeout is not SETTING:
+            options["timeout"] = given.timeout
+            # Renewed like the default: work that outlasts the timeout must not run twice.
+            options["renew"] = given.timeout is not None
+        return options
 
     def _on_lost_callback(self) -> OnLost:
         """What the keeper calls: in the context of the call, so ``current_lock()`` works there."""
@@ -257,7 +287,7 @@ class _Section:
         if isinstance(lock, AsyncLock):
             if not transactions.open_transactions():
                 return False
-            lock = self.options.lock(self.name, self.defaults, None)
+            lock = lock_cache(self.using).lock(self.name, **self._lock_options(None))
             lock.local = self.lock.local
         return transactions.wait_for(lock, self._key, partial(_release, lock, self.name))
 
@@ -285,7 +315,8 @@ class Section(_Section):
     lock: Lock
 
     def _new_lock(self) -> Lock:
-        return self.options.lock(self.name, self.defaults, self._on_lost_callback())
+        options = self._lock_options(self._on_lost_callback())
+        return lock_cache(self.using).lock(self.name, **options)
 
     def enter(self, on_wait: Callable[[Conflict], None] | None = None) -> bool:
         return drive(self._enter(on_wait))
@@ -319,7 +350,8 @@ class AsyncSection(_Section):
     lock: AsyncLock | Lock
 
     def _new_lock(self) -> AsyncLock:
-        return self.options.alock(self.name, self.defaults, self._on_lost_callback())
+        options = self._lock_options(self._on_lost_callback())
+        return lock_cache(self.using).alock(self.name, **options)
 
     async def enter(self) -> bool:
         return await adrive(self._enter())

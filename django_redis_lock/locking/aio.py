@@ -138,10 +138,7 @@ class AsyncLock(LockOperations):
     """
 
     def _new_state(self) -> Any:
-        state = TaskState(self.id)
-        if self.thread_local:
-            return state
-        return SimpleNamespace(token=self.id, hold=None, renewal=None, file_lock=None)
+        return TaskState(self.id) if self.thread_local else super()._new_state()
 
     @for_the_caller
     async def acquire(

@@ -188,9 +188,7 @@ def run_again(
 
 
 def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Generator[Any, Any, list[Any]]:
-    """The steps of ``run_all``."""
-    if len(calls) == 1:
-        return (yield from _one_at_a_time(exchange, calls))
+    """The steps of ``run_all``, for more than one call."""
     server = exchange.server
     if isinstance(server, Topology):
         return (yield from _run_all_at(exchange, server, calls))
