@@ -11,7 +11,7 @@ import pytest
 from django.core.management.base import BaseCommand
 
 from django_redis_lock import locked
-from django_redis_lock.decorators.options import Options
+from django_redis_lock.decorators import section
 from django_redis_lock.events import Subject
 from django_redis_lock.exceptions import LockNotAcquired
 
@@ -30,11 +30,12 @@ def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def held(self) -> None:
             return None
 
-    def lock(self: Any, name: str, *args: Any) -> Taken:
-        asked.append(name)
-        return Taken()
+    class Cache:
+        def lock(self, name: str, **options: Any) -> Taken:
+            asked.append(name)
+            return Taken()
 
-    monkeypatch.setattr(Options, "lock", lock)
+    monkeypatch.setattr(section, "lock_cache", lambda alias: Cache())
     return asked
 
 

@@ -41,11 +41,6 @@ from tests.redis_server import RedisServer
 who: ContextVar[str] = ContextVar("who", default="nobody")
 
 
-@pytest.fixture
-def cache(redis_server: RedisServer) -> RedisCache:
-    return make(redis_server)
-
-
 def run(work: Awaitable[Any]) -> Any:
     """Run ``work`` in a loop of its own; no test takes longer than PATIENCE."""
 
@@ -286,6 +281,7 @@ def test_followers_of_a_loop_share_one_wait(cache: RedisCache, client: redis.Red
     assert run(ask()) == [5] * 20
 
 
+@pytest.mark.on_redis
 def test_a_crowd_of_tasks_needs_few_connections(cache: RedisCache, client: redis.Redis) -> None:
     async def ask() -> None:
         slow = TaskProducer()
@@ -318,6 +314,7 @@ def test_a_value_written_during_the_computation_is_returned(cache: RedisCache) -
     run(ask())
 
 
+@pytest.mark.on_redis
 def test_those_who_come_at_once_share_reads(cache: RedisCache, client: redis.Redis) -> None:
     """Whoever came before a question was asked may have its answer."""
 
@@ -344,6 +341,7 @@ def test_a_value_that_is_there_needs_no_wait(cache: RedisCache, too_late: str) -
     assert run(ask()) == [1] * 8
 
 
+@pytest.mark.on_redis
 def test_a_hit_is_one_command_and_a_miss_two(cache: RedisCache, client: redis.Redis) -> None:
     async def ask() -> None:
         await cache.aget_or_set("warm", 1)
@@ -529,6 +527,7 @@ def test_who_is_cancelled_again_and_again_ends_its_flight_all_the_same(
     run(ask())
 
 
+@pytest.mark.on_redis
 def test_a_cancelled_follower_leaves_no_connection(cache: RedisCache, client: redis.Redis) -> None:
     def waiting() -> list[str]:
         return [each["id"] for each in client.client_list() if each["cmd"] == "xread"]
@@ -579,6 +578,7 @@ def test_threads_with_short_lived_loops(cache: RedisCache) -> None:
     assert found == [["there"] * 40] * 6
 
 
+@pytest.mark.on_redis
 def test_nothing_is_left_open(cache: RedisCache, client: redis.Redis) -> None:
     async def follow() -> None:
         elsewhere(client)

@@ -20,20 +20,13 @@ from tests.integration.cache.test_get_or_set import (
     blocked,
     elsewhere,
     lands_elsewhere,
-    make,
     slow,
     waiting_in_memory,
 )
 from tests.integration.cache.test_stale import TERMS, age
 from tests.processes import until
-from tests.redis_server import RedisServer
 
 __all__ = ["slow"]
-
-
-@pytest.fixture
-def cache(redis_server: RedisServer) -> RedisCache:
-    return make(redis_server)
 
 
 @pytest.fixture
