@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from ..locking import AsyncLock, Lock
 from .key_template import Template, short
 from .options import LockOptions, Options
-from .section import AsyncSection, Section, caller
+from .section import Section, caller
 from .wrapper import decorate
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ class Locked:
         try:
             if section.enter():
                 self._sections.append((caller(), section))
-                return section.lock
+                lock: Lock = section.lock
+                return lock
         except BaseException:
             section.abandon()
             for entered in tuple(self._sections):
@@ -147,11 +148,12 @@ class Locked:
         self._sections.remove(entered)
 
     async def __aenter__(self) -> AsyncLock | Lock:
-        section = AsyncSection(self.options, self._name())
+        section = Section(self.options, self._name(), asynchronous=True)
         if not await section.enter():
             raise (await section.conflict()).error()
         self._sections.append((caller(), section))
-        return section.lock
+        lock: AsyncLock | Lock = section.lock
+        return lock
 
     async def __aexit__(
         self,

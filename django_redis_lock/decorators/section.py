@@ -134,12 +134,13 @@ def outages_not_logged() -> Iterator[None]:
 # -- sections ------------------------------------------------------------------------------------
 
 
-class _Section:
-    """What a section does, written once for threads and for tasks, as generators of steps; see
-    ``transport.drive``.
+class Section:
+    """One call under its lock. What it does is written once, as generators of steps; see
+    ``transport.drive``. A task awaits ``enter``, ``leave`` and ``conflict``.
 
     Args:
         on_lost: replaces that of the options.
+        asynchronous: whether the caller is a task.
     """
 
     lock: Any
@@ -149,7 +150,9 @@ class _Section:
         options: Options,
         name: str,
         defaults: Defaults | None = None,
+        *,
         on_lost: OnLost = None,
+        asynchronous: bool = False,
     ) -> None:
         self.options = options
         self.name = name
@@ -157,24 +160,42 @@ class _Section:
         self.using = options.using or _CONF.USING  # At each call: decorators run before settings.
         self._key = (self.using, name)
         self._on_lost = on_lost or (options.on_lost if callable(options.on_lost) else None)
+        self._asynchronous = asynchronous
+        self._drive: Any = adrive if asynchronous else drive
         self._context = contextvars.copy_context()
         self._taken_up = False
         self._left = False
 
+    def enter(self, on_wait: Callable[[Conflict], None] | None = None) -> Any:
+        """Acquire the lock; returns whether that succeeded.
+
+        Args:
+            on_wait: called with the conflict before the wait begins.
+        """
+        return self._drive(self._enter(on_wait))
+
+    def leave(self) -> Any:
+        """Release the lock, now or when the transaction ends. An error from that is logged: it must
+        not cost the result of the work."""
+        return self._drive(self._leave())
+
+    def conflict(self) -> Any:
+        """Why the lock could not be acquired: a ``Conflict``."""
+        return self._drive(self._conflict())
+
+    def abandon(self) -> None:
+        """An exception from a signal handler interrupted the section: the keeper releases."""
+        lock = getattr(self, "lock", None)
+        if lock is not None and not self._left:
+            _forget_entered(lock)
+            lock._leave_to_keeper()
+
+    # -- the lock ----------------------------------------------------------------------------
+
     def _new_lock(self) -> BaseLock:
-        raise NotImplementedError
-
-    def _call(self, method: str, **options: Any) -> Any:
-        """Call this method of the section's lock; what it returns."""
-        raise NotImplementedError
-
-    def _in_callers_thread(self, function: Callable[[], Any]) -> Any:
-        """Call ``function`` in the thread of the synchronous caller, who may have a transaction
-        open; what it returns, or None if there is no such caller."""
-        raise NotImplementedError
-
-    def _pause(self, seconds: float) -> Any:
-        raise NotImplementedError
+        cache, options = lock_cache(self.using), self._lock_options(self._on_lost_callback())
+        make: Callable[..., BaseLock] = cache.alock if self._asynchronous else cache.lock
+        return make(self.name, **options)
 
     def _lock_options(self, on_lost: OnLost) -> dict[str, Any]:
         given, defaults = self.options, self.defaults
@@ -214,12 +235,21 @@ class _Section:
 
         return callback
 
-    def _enter(self, on_wait: Callable[[Conflict], None] | None = None) -> Steps[bool]:
-        """Acquire the lock; returns whether that succeeded.
+    # -- the steps ---------------------------------------------------------------------------
 
-        Args:
-            on_wait: called with the conflict before the wait begins.
-        """
+    def _call(self, method: str, **options: Any) -> Any:
+        """Call this method of the lock."""
+        call = getattr(self.lock, method)
+        if self._asynchronous and isinstance(self.lock, Lock):
+            call = sync_to_async(call)  # It waited for a transaction, and was taken up again.
+        return call(**options)
+
+    def _in_callers_thread(self, function: Callable[[], Any]) -> Any:
+        """Call ``function`` in the thread of the synchronous caller, who may have a transaction
+        open; what it returns, or None if there is no such caller."""
+        return _for_sync_caller(function) if self._asynchronous else function()
+
+    def _enter(self, on_wait: Callable[[Conflict], None] | None) -> Steps[bool]:
         again = yield self._in_callers_thread(partial(transactions.take_up, self._key))
         if isinstance(again, Lock) and _is_held_here(again) and not again.lost:
             self.lock, self._taken_up = again, True
@@ -263,11 +293,10 @@ class _Section:
             except (RedisError, OSError) as error:
                 if not self.options.wait_for_redis:
                     raise
-                yield self._pause(retry.pause_after(error))
+                pause = retry.pause_after(error)
+                yield time.asleep(pause) if self._asynchronous else time.sleep(pause)
 
     def _leave(self) -> Steps[None]:
-        """Release the lock, now or when the transaction ends. An error from that is logged: it must
-        not cost the result of the work."""
         _forget_entered(self.lock)
         try:
             waits = yield self._in_callers_thread(self._wait_for_transactions)
@@ -299,7 +328,6 @@ class _Section:
                 _log_not_released(self.name, error)
 
     def _conflict(self) -> Steps[Conflict]:
-        """Why the lock could not be acquired."""
         try:
             held = yield self._call("held")
         except (RedisError, OSError):  # It is taken; the holder is unknown.
@@ -309,70 +337,8 @@ class _Section:
         return Conflict.of(self.name, held, self.using, given, usual)
 
 
-class Section(_Section):
-    """A section for threads."""
-
-    lock: Lock
-
-    def _new_lock(self) -> Lock:
-        options = self._lock_options(self._on_lost_callback())
-        return lock_cache(self.using).lock(self.name, **options)
-
-    def enter(self, on_wait: Callable[[Conflict], None] | None = None) -> bool:
-        return drive(self._enter(on_wait))
-
-    def leave(self) -> None:
-        drive(self._leave())
-
-    def conflict(self) -> Conflict:
-        return drive(self._conflict())
-
-    def abandon(self) -> None:
-        """An exception from a signal handler interrupted the section: the keeper releases."""
-        lock = getattr(self, "lock", None)
-        if lock is not None and not self._left:
-            _forget_entered(lock)
-            lock._leave_to_keeper()
-
-    def _call(self, method: str, **options: Any) -> Any:
-        return getattr(self.lock, method)(**options)
-
-    def _in_callers_thread(self, function: Callable[[], Any]) -> Any:
-        return function()
-
-    def _pause(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-class AsyncSection(_Section):
-    """A section for asyncio."""
-
-    lock: AsyncLock | Lock
-
-    def _new_lock(self) -> AsyncLock:
-        options = self._lock_options(self._on_lost_callback())
-        return lock_cache(self.using).alock(self.name, **options)
-
-    async def enter(self) -> bool:
-        return await adrive(self._enter())
-
-    async def leave(self) -> None:
-        await adrive(self._leave())
-
-    async def conflict(self) -> Conflict:
-        return await adrive(self._conflict())
-
-    async def _call(self, method: str, **options: Any) -> Any:
-        call = getattr(self.lock, method)
-        if isinstance(self.lock, Lock):  # One that waits for a transaction, taken up again.
-            call = sync_to_async(call)
-        return await call(**options)
-
-    async def _in_callers_thread(self, function: Callable[[], Any]) -> Any:
-        return await sync_to_async(function)() if _has_sync_caller() else None
-
-    async def _pause(self, seconds: float) -> None:
-        await time.asleep(seconds)
+async def _for_sync_caller(function: Callable[[], Any]) -> Any:
+    return await sync_to_async(function)() if _has_sync_caller() else None
 
 
 def _has_sync_caller() -> bool:

@@ -23,7 +23,7 @@ from ..transport import is_outage
 from .key_template import bound_method, namer
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Defaults, Options, declare
-from .section import AsyncSection, Section, outages_not_logged
+from .section import Section, outages_not_logged
 
 ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
@@ -126,11 +126,11 @@ class LockedFunction:
 
     def _entered(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if not (args and isinstance(args[0], BaseCommand)):
-            return section.enter()
+            return bool(section.enter())
         waits_on = self.options.wait_for_redis
         try:
             with nullcontext() if waits_on else outages_not_logged():
-                return section.enter(_print_waiting(args[0], kwargs))
+                return bool(section.enter(_print_waiting(args[0], kwargs)))
         except (RedisError, OSError) as error:
             if isinstance(error, LockError) and not is_outage(error):
                 raise
@@ -160,7 +160,7 @@ class LockedFunction:
             name = self.name_of(args, kwargs)
         except SynchronousOnlyOperation:  # For example, request.user queries the database.
             name = await sync_to_async(self.name_of)(args, kwargs)
-        section = AsyncSection(self.options, name, self.defaults)
+        section = Section(self.options, name, self.defaults, asynchronous=True)
         if not await section.enter():
             return await self._aanswer(await section.conflict(), args, kwargs)
         try:
