@@ -1,4 +1,4 @@
-"""The pictures of the admin pages in docs/images: ``make pictures``.
+"""The pictures of the admin pages, and of the demo, in docs/images: ``make pictures``.
 
 They run as tests, so that they have a server and a browser. docs/images has all pictures of the
 newest Django, and of Django 5.2 the list; PICTURES names another folder, for all of them.
@@ -7,6 +7,10 @@ newest Django, and of Django 5.2 the list; PICTURES names another folder, for al
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,8 @@ import django
 import pytest
 import redis
 from django.core.cache import caches
+from rich.console import Console
+from rich.text import Text
 
 from django_redis_lock import Lock, metrics
 from django_redis_lock.locking.history import note_call
@@ -152,3 +158,24 @@ def test_translations(open_page: Open, client: redis.Redis, settings: Any, langu
     metrics.flush()
     page = open_page(viewport=WIDE)
     take(page, f"admin-list-{language[:2]}", full_page=True)
+
+
+@newest
+def test_the_demo() -> None:
+    """What ``make demo`` prints, as a terminal shows it."""
+    width = 84
+    done = subprocess.run(
+        [sys.executable, "manage.py", "demo", "--no-serve"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(width)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    console = Console(record=True, width=width, file=StringIO())
+    console.print(Text.from_ansi(done.stdout.rstrip()))
+    # Without the fonts, which a browser would have to fetch from elsewhere.
+    picture = re.sub(
+        r"@font-face \{.*?\}\s*", "", console.export_svg(title="make demo"), flags=re.S
+    )
+    (FOLDER / "demo.svg").write_text(picture)
