@@ -34,7 +34,7 @@ from ..singleflight import (
     Flights,
     InProcessFlight,
     Producer,
-    Run,
+    Runner,
     Steps,
     ThreadRunner,
     in_flight,
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from .options import GetOrSetArguments
 
-
-Runner = ThreadRunner | AsyncRunner
 
 #: Returned if there is no value.
 MISSING = object()
@@ -257,7 +255,7 @@ class GetOrSet(LockCache):
         if read:
             stored = None
             try:
-                stored = yield from self._read(flights.flight_id(nkey), bool(producer.stale))
+                stored = yield from self._read(runner, nkey, bool(producer.stale))
             except (RedisError, OSError) as error:
                 outage = self._without_redis(error)
             if stored is not None:
@@ -295,25 +293,25 @@ class GetOrSet(LockCache):
         """The stored values, and the error if Redis is down."""
         raise NotImplementedError
 
-    def _read(self, flight_id: FlightKey, stale: bool) -> Steps:
+    def _read(self, runner: Runner, nkey: bytes, stale: bool) -> Steps:
         """The stored value with its remaining lifetime; None if there is none, or if this read can
         be left out because TAKE_FLIGHT returns the value."""
-        server, _, group = flight_id
+        flight_id, server = (runner.server, nkey, runner.group), runner.server
         if not stale and flight_id not in in_flight:
             return None
-        if group is not None or not server.must_connect():
-            return (yield from self._get_with_lifetime(flight_id))
+        if runner.group is not None or not server.must_connect():
+            return (yield from self._get_with_lifetime(runner, flight_id))
         with cold_read(server) as waited:
             if waited and flight_id in in_flight:
                 return None
-            return (yield from self._get_with_lifetime(flight_id))
+            return (yield from self._get_with_lifetime(runner, flight_id))
 
-    def _get_with_lifetime(self, flight_id: FlightKey) -> Steps:
+    def _get_with_lifetime(self, runner: Runner, flight_id: FlightKey) -> Steps:
         flight = in_flight.get(flight_id)
         if flight is not None and not flight.read_lock.acquire(blocking=False):
             return None
         try:
-            [stored] = yield Run((Call(READ, (flight_id[1],), ()),))
+            [stored] = yield runner.run(Call(READ, (flight_id[1],), ()))
             return stored
         finally:
             if flight is not None:

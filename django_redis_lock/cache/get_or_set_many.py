@@ -9,8 +9,8 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from ..clock import time
 from ..exceptions import LockNotAcquired
-from ..singleflight import CoordinationError, MultiFlight, Steps
-from .get_or_set import GetOrSet, Runner, awaitable
+from ..singleflight import CoordinationError, MultiFlight, Runner, Steps
+from .get_or_set import GetOrSet, awaitable
 from .options import GetOrSetOptions
 
 if TYPE_CHECKING:

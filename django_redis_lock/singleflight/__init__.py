@@ -9,9 +9,9 @@ a separate copy.
 A flight lives ``flight_timeout`` seconds, and the leader's keeper renews it during the computation.
 If the leader dies, the flight expires, and one of the followers leads the next.
 
-The algorithm is written once, as generators that yield a step (``Run``, ``Compute``,
-``WaitForLeader``, ``WaitForEvent``) and are sent its result. ``runners`` defines the steps and
-executes them, for threads and for asyncio. This package does not import Django.
+The algorithm is written once, as generators of steps. A step is what a method of a runner returns:
+with ``ThreadRunner`` the result, with ``AsyncRunner`` an awaitable. This package does not import
+Django.
 """
 
 from .flight import (
@@ -24,7 +24,7 @@ from .flight import (
 )
 from .leader import Producer
 from .many import MultiFlight
-from .runners import AsyncRunner, DeferredCall, Run, Steps, ThreadRunner
+from .runners import AsyncRunner, DeferredCall, Runner, Steps, ThreadRunner
 from .scripts import DELETE, END_FLIGHT, EXPIRE_AT, LET_GO, LETTING_GO, ON_VALUES, READ, WRITE
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "InProcessFlight",
     "MultiFlight",
     "Producer",
-    "Run",
+    "Runner",
     "Steps",
     "ThreadRunner",
     "in_flight",

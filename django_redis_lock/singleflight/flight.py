@@ -18,19 +18,7 @@ from ..notices import get_logger
 from ..protocol import Call, as_bytes, flight_stream
 from ..transport import Server
 from .leader import NOTHING, FlightRenewal, Leader, Producer, Seen
-from .runners import (
-    AsyncRunner,
-    Overtaken,
-    ProducerFailed,
-    Run,
-    RunInBackground,
-    Steps,
-    ThreadRunner,
-    WaitForEvent,
-    WaitForLeader,
-    being_computed,
-    overtake,
-)
+from .runners import Overtaken, ProducerFailed, Runner, Steps, being_computed, overtake
 from .scripts import READ
 
 logger = get_logger("django_redis_lock.flights")
@@ -70,7 +58,7 @@ class InProcessFlight:
         self.outage: Exception | None = None  # Why a request failed.
 
 
-#: A key of one database, and what stands for its callers (None: threads; see ``Flights``).
+#: A key of one database, and what stands for its callers: the ``group`` of their runners.
 FlightKey = tuple[Server, bytes, Any]
 
 #: The flights of this process. A single operation of a dict is atomic, so it needs no mutex.
@@ -104,20 +92,16 @@ class Flights:
         flight_timeout: seconds after which the followers of a dead leader take over.
     """
 
-    def __init__(self, runner: ThreadRunner | AsyncRunner, flight_timeout: float) -> None:
+    def __init__(self, runner: Runner, flight_timeout: float) -> None:
         self._runner = runner
         self._server = runner.server
         self._flight_timeout = flight_timeout
-
-    def flight_id(self, key: bytes) -> FlightKey:
-        """Identifies the flight that callers of this process share for ``key``."""
-        return self._server, key, self._runner.group
 
     def _shared(self, leader_ref: LeaderRef | None = None) -> InProcessFlight:
         return InProcessFlight(self._runner.new_event(), leader_ref)
 
     def _leader(self, key: bytes, producer: Producer) -> Leader:
-        return Leader(self._server, self._flight_timeout, [key], producer)
+        return Leader(self._runner, self._flight_timeout, [key], producer)
 
     def get_or_compute(
         self, key: bytes, producer: Producer, deadline: float, outage: BaseException | None = None
@@ -134,7 +118,7 @@ class Flights:
             CoordinationError: a request to Redis failed, and nothing was computed.
             Exception: whatever the producer raises, to the caller that ran it.
         """
-        flight_id = self.flight_id(key)
+        flight_id = self._server, key, self._runner.group
         if flight_id[:2] in being_computed():
             raise LockError("the function that computes this value requests the value", key)
         asked: int | None = None
@@ -153,7 +137,7 @@ class Flights:
             # A reply to a request sent before this caller joined may be older than a write before
             # that. Requests of the leaders after the first one are later.
             asked = shared.asked if asked is None else 0
-            if not (yield WaitForEvent(shared.ended, deadline)):
+            if not (yield self._runner.wait_for_event(shared.ended, deadline)):
                 return TOO_LATE if outage else (yield from self._final_read(key, producer))
             if shared.found is not None and asked < shared.asked:
                 return self._found(shared, producer)
@@ -202,7 +186,7 @@ class Flights:
         refreshing = self._lead_or_return_old(leader, renewals, shared, old, news)
         if not background:
             return (yield from refreshing)
-        if not (yield RunInBackground(refreshing, renewals[0])):
+        if not (yield self._runner.run_in_background(refreshing, renewals[0])):
             logger.warning("Too many refreshes in the background: %s is not refreshed now", leader)
             yield from leader.fail()
         return producer.decode(old)
@@ -320,12 +304,13 @@ class Flights:
                 continue
             next_check = time.monotonic() + min(FOLLOWER_CHECK_SECONDS, max(pttl, 1) / 1000)
             shared.computed = True
-            yield WaitForLeader((flight_stream(key, token),), min(next_check, deadline))
+            stream = flight_stream(key, token)
+            yield self._runner.wait_for_leader((stream,), min(next_check, deadline))
 
     def _final_read(self, key: bytes, producer: Producer) -> Steps:
         """The value, or TOO_LATE. The caller we waited for may have found a value in Redis."""
         try:
-            [stored] = yield Run((Call(READ, (key,), ()),))
+            [stored] = yield self._runner.run(Call(READ, (key,), ()))
         except (RedisError, OSError):
             return TOO_LATE
         return TOO_LATE if stored is None else producer.decode(stored[0])

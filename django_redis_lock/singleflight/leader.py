@@ -34,16 +34,7 @@ from ..protocol import (
     printable,
 )
 from ..transport import Server, is_outage
-from .runners import (
-    Compute,
-    Overtaken,
-    Pause,
-    ProducerFailed,
-    Run,
-    Steps,
-    computing,
-    token_for,
-)
+from .runners import Overtaken, ProducerFailed, Runner, Steps, computing, token_for
 from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER
 
 logger = get_logger("django_redis_lock.flights")
@@ -97,7 +88,7 @@ class Leader:
     """A caller that leads the flights of some keys, or asks to.
 
     Args:
-        server: where the values are.
+        runner: executes the steps.
         timeout: seconds after which the flights end by themselves.
         keys: of the values.
         producer: how to compute and store the values.
@@ -107,18 +98,19 @@ class Leader:
 
     def __init__(
         self,
-        server: Server,
+        runner: Runner,
         timeout: float,
         keys: list[bytes],
         producer: Producer,
         names: Mapping[bytes, str] | None = None,
     ) -> None:
-        self.server = server
+        self.server = runner.server
         self.timeout = timeout
         self.keys = keys
         self.producer = producer
         self.token = token_for(producer.compute)
         self._names = names
+        self._runner = runner
 
     def __str__(self) -> str:
         first = printable(self.keys[0])
@@ -143,7 +135,7 @@ class Leader:
             except (RedisError, OSError) as error:
                 if not is_outage(error) or time.monotonic() >= until:
                     raise
-            yield Pause(0.1)
+            yield self._runner.pause(0.1)
 
     def take_over(self, leaders: Mapping[bytes, bytes] | None = None) -> Steps:
         """Lead from now on, for each key in place of this leader, or of any; returns what is at the
@@ -159,12 +151,12 @@ class Leader:
         """The replies to ``calls``. A caller that is interrupted (by cancellation, Ctrl-C or a time
         limit) cannot know whether it leads, so it ends its flights."""
         try:
-            return (yield Run(calls))
+            return (yield self._runner.run(*calls))
         except (RedisError, OSError, GeneratorExit):
             raise
         except BaseException:
             try:
-                yield Run(self._endings(), done=True)
+                yield self._runner.run(*self._endings(), done=True)
             except (RedisError, OSError):
                 pass  # Then they expire.
             raise
@@ -210,8 +202,9 @@ class Leader:
         with computing(self.server, self.keys), self._computation_events(outage is not None):
             compute, names = self.producer.compute, self._names
             if names is None:
-                return {self.keys[0]: (yield Compute(compute))}
-            values = yield Compute(partial(compute, [names[key] for key in self.keys]))
+                return {self.keys[0]: (yield self._runner.compute(compute))}
+            wanted = [names[key] for key in self.keys]
+            values = yield self._runner.compute(partial(compute, wanted))
             if not isinstance(values, Mapping):
                 wrong = f"default_many must return a dict by key, not {values!r}"
                 raise ProducerFailed(TypeError(wrong))

@@ -15,15 +15,7 @@ from ..protocol import as_bytes, flight_stream
 from ..transport import is_outage
 from .flight import FOLLOWER_CHECK_SECONDS, CoordinationError, failure
 from .leader import NOTHING, Leader, Producer, Seen
-from .runners import (
-    AsyncRunner,
-    Overtaken,
-    Steps,
-    ThreadRunner,
-    WaitForLeader,
-    being_computed,
-    overtake,
-)
+from .runners import Overtaken, Runner, Steps, being_computed, overtake
 
 
 class MultiFlight:
@@ -38,11 +30,12 @@ class MultiFlight:
 
     def __init__(
         self,
-        runner: ThreadRunner | AsyncRunner,
+        runner: Runner,
         flight_timeout: float,
         producer: Producer,
         names: Mapping[bytes, str],
     ) -> None:
+        self._runner = runner
         self._server = runner.server
         self._in_thread = runner.in_thread
         self._flight_timeout = flight_timeout
@@ -50,7 +43,7 @@ class MultiFlight:
         self._names = names
 
     def _leader(self, keys: list[bytes]) -> Leader:
-        return Leader(self._server, self._flight_timeout, keys, self._producer, self._names)
+        return Leader(self._runner, self._flight_timeout, keys, self._producer, self._names)
 
     def get_or_compute(self, keys: list[bytes], deadline: float) -> Steps:
         """The values, and the keys that others were still computing at ``deadline`` (monotonic
@@ -117,7 +110,8 @@ class MultiFlight:
                 break
             if keys and all(streams.values()):
                 followed = True
-                yield WaitForLeader(tuple(streams.values()), min(next_check, deadline))
+                ended = tuple(streams.values())
+                yield self._runner.wait_for_leader(ended, min(next_check, deadline))
         return found, keys
 
     def compute_anyway(self, keys: list[bytes]) -> Steps:

@@ -1,5 +1,4 @@
-"""The steps that the generators of this package yield, and what executes them: in threads, and in
-tasks of an event loop."""
+"""What executes the steps of flights: in threads, and in tasks of an event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -47,54 +46,13 @@ RETRY_PAUSE_SECONDS = 0.05
 background = ThreadPool("django_redis_lock", threads=4, max_waiting=64, idle_seconds=5.0)
 
 
-class Run(NamedTuple):
-    """Run scripts, in one round trip; sends their replies. With ``done`` also if the task is
-    cancelled."""
-
-    calls: tuple[Call, ...]
-    done: bool = False
-
-
-class Compute(NamedTuple):
-    """Call a function, and await it if it is awaitable; sends what it returns."""
-
-    function: Callable[[], Any]
-
-
-class WaitForLeader(NamedTuple):
-    """Wait until one of the flights with these streams has ended, or until a monotonic time."""
-
-    streams: tuple[bytes, ...]
-    until: float
-
-
-class WaitForEvent(NamedTuple):
-    """Wait for an event of this process, or until a monotonic time; sends whether it came."""
-
-    event: Any
-    until: float
-
-
-class Pause(NamedTuple):
-    """Do nothing for so many seconds."""
-
-    seconds: float
-
-
-class RunInBackground(NamedTuple):
-    """Execute these steps in the background; sends whether the queue had room. Until they begin,
-    the keeper does ``renewal``; they end it."""
-
-    steps: Generator[Any, Any, Any]
-    renewal: Job
-
-
-Step = Run | Compute | WaitForLeader | WaitForEvent | Pause | RunInBackground
-Steps = Generator[Step, Any, Any]
+#: What a flight does. A step is what a method of a runner returns: the result for threads, an
+#: awaitable for tasks.
+Steps = Generator[Any, Any, Any]
 
 
 class ProducerFailed(Exception):
-    """The function of a ``Compute`` raised ``error``, which the runner raises to the caller. (Not
+    """The function that computes raised ``error``, which the runner raises to the caller. (Not
     every exception can pass through a generator: it handles GeneratorExit and StopIteration.)"""
 
     def __init__(self, error: BaseException) -> None:
@@ -211,48 +169,64 @@ class ThreadRunner:
     def do(self, steps: Steps) -> Any:
         """Execute ``steps``; returns their result."""
         try:
-            return drive(steps, self._do)
+            return drive(steps)
         except ProducerFailed as failed:
             error = failed.error
         raise error
 
-    def _do(self, step: Step) -> Any:
-        if isinstance(step, Run):
-            if os.getpid() != self._pid:
-                raise RedisConnectionError("A forked child leaves the flight to its parent")
-            return run_all(self._client, step.calls)
-        if isinstance(step, Compute):
-            try:
-                return step.function()
-            except BaseException as error:
-                raise ProducerFailed(error) from error
-        if isinstance(step, WaitForEvent):
-            return step.event.wait(max(0.0, step.until - time.monotonic()))
-        if isinstance(step, Pause):
-            return time.sleep(step.seconds)
-        if isinstance(step, RunInBackground):
-            return self._run_in_background(step)
-        return self._wait_for_leader(step)
+    # -- the steps ---------------------------------------------------------------------------
 
-    def _run_in_background(self, step: RunInBackground) -> bool:
-        keeper().add(step.renewal)
+    def run(self, *calls: Call, done: bool = False) -> Any:
+        """Run scripts, in one round trip; returns their replies.
+
+        Args:
+            done: also if the task is cancelled.
+        """
+        if os.getpid() != self._pid:
+            raise RedisConnectionError("A forked child leaves the flight to its parent")
+        return run_all(self._client, calls)
+
+    def compute(self, function: Callable[[], Any]) -> Any:
+        """Call ``function``, and await what it returns if that is awaitable.
+
+        Raises:
+            ProducerFailed: it raises.
+        """
+        try:
+            return function()
+        except BaseException as error:
+            raise ProducerFailed(error) from error
+
+    def wait_for_event(self, event: Any, until: float) -> Any:
+        """Wait for an event of this process, or until a monotonic time; returns whether it came."""
+        return event.wait(max(0.0, until - time.monotonic()))
+
+    def pause(self, seconds: float) -> Any:
+        """Do nothing for so many seconds."""
+        return time.sleep(seconds)
+
+    def run_in_background(self, steps: Steps, renewal: Job) -> Any:
+        """Execute ``steps`` in the background; returns whether the queue had room. Until they
+        begin, the keeper does ``renewal``; they end it."""
+        keeper().add(renewal)
         accepted = False
         try:
-            accepted = background.submit(partial(self.do, step.steps), self._afterwards)
+            accepted = background.submit(partial(self.do, steps), self._afterwards)
         finally:
             if not accepted:
-                keeper().discard(step.renewal)
+                keeper().discard(renewal)
         return accepted
 
-    def _wait_for_leader(self, step: WaitForLeader) -> None:
-        streams = self.server.in_one_call(step.streams)
+    def wait_for_leader(self, streams: Sequence[bytes], until: float) -> Any:
+        """Wait until one of the flights with these streams has ended, or until a monotonic time."""
+        streams = self.server.in_one_call(streams)
         server, connection = self.server, None
         try:
             server = self.server.at(streams)
             connection = server.checkout()
-            connection.send_packed_command([_reading(streams, step.until)])
+            connection.send_packed_command([_reading(streams, until)])
             # Redis checks the timeouts of blocked clients only ten times a second.
-            if connection.can_read(max(0.0, step.until - time.monotonic())):
+            if connection.can_read(max(0.0, until - time.monotonic())):
                 connection.read_response()
                 server.answered()
                 server.checkin(connection)
@@ -261,7 +235,7 @@ class ThreadRunner:
             self.server.on_error(error)
             if not is_outage(error):
                 raise
-            time.sleep(_pause(step))
+            time.sleep(_pause(until))
         finally:
             if connection is not None:
                 connection.disconnect()
@@ -289,59 +263,65 @@ class AsyncRunner:
     async def do(self, steps: Steps) -> Any:
         """Execute ``steps``; returns their result."""
         try:
-            return await adrive(steps, self._do)
+            return await adrive(steps)
         except ProducerFailed as failed:
             error = failed.error
         raise error
 
-    async def _do(self, step: Step) -> Any:
-        if isinstance(step, Run):
-            if step.done:
-                return await asyncio.shield(in_background(self._run(step)))
-            return await cancellable(self._run(step))
-        if isinstance(step, Compute):
-            try:
-                value = step.function()
-                while inspect.isawaitable(value):  # A plain function may return a coroutine.
-                    value = await value
-                return value
-            except GeneratorExit:  # The coroutine is closed: its loop has ended.
-                raise
-            except BaseException as error:
-                raise ProducerFailed(error) from error
-        if isinstance(step, WaitForEvent):
-            return await _within(step.event.wait(), step.until)
-        if isinstance(step, Pause):
-            return await time.asleep(step.seconds)
-        if isinstance(step, RunInBackground):
-            in_background(self.do(step.steps))
-            return True
-        return await self._wait_for_leader(step)
+    # -- the steps, as those of ``ThreadRunner`` ---------------------------------------------
 
-    async def _run(self, step: Run) -> list[Any]:
+    async def run(self, *calls: Call, done: bool = False) -> Any:
+        if done:
+            return await asyncio.shield(in_background(self._run(calls)))
+        return await cancellable(self._run(calls))
+
+    async def _run(self, calls: Sequence[Call]) -> list[Any]:
         try:
-            return await arun_all(self._client, step.calls)
+            return await arun_all(self._client, calls)
         except RedisConnectionError as error:
-            if len(step.calls) == 1 or not is_pool_exhausted(error):
+            if len(calls) == 1 or not is_pool_exhausted(error):
                 raise
             # Single calls have their own connections.
-            return [(await arun(self._client, call)).value for call in step.calls]
+            return [(await arun(self._client, call)).value for call in calls]
 
-    async def _wait_for_leader(self, step: WaitForLeader) -> None:
-        streams = self.server.in_one_call(step.streams)
+    async def compute(self, function: Callable[[], Any]) -> Any:
+        try:
+            value = function()
+            while inspect.isawaitable(value):  # A plain function may return a coroutine.
+                value = await value
+            return value
+        except GeneratorExit:  # The coroutine is closed: its loop has ended.
+            raise
+        except BaseException as error:
+            raise ProducerFailed(error) from error
+
+    async def wait_for_event(self, event: Any, until: float) -> Any:
+        return await _within(event.wait(), until)
+
+    async def pause(self, seconds: float) -> Any:
+        await time.asleep(seconds)
+
+    async def run_in_background(self, steps: Steps, renewal: Job) -> Any:
+        in_background(self.do(steps))
+        return True
+
+    async def wait_for_leader(self, streams: Sequence[bytes], until: float) -> Any:
+        streams = self.server.in_one_call(streams)
         try:
             connection = await aconnect(self._client, streams, timeout=5.0)
             try:
-                reading = _reading(streams, step.until)
-                await cancellable(connection.send_packed_command([reading]))
-                await _within(connection.read_response(), step.until)
+                await cancellable(connection.send_packed_command([_reading(streams, until)]))
+                await _within(connection.read_response(), until)
             finally:
                 await connection.disconnect(nowait=True)
         except (RedisError, OSError) as error:
             self.server.on_error(error)
             if not is_outage(error):
                 raise
-            await time.asleep(_pause(step))
+            await time.asleep(_pause(until))
+
+
+Runner = ThreadRunner | AsyncRunner
 
 
 async def _within(work: Coroutine[Any, Any, Any], until: float) -> bool:
@@ -361,5 +341,5 @@ def _reading(streams: Sequence[bytes], until: float) -> bytes:
     return pack_words(b"XREAD", b"BLOCK", pause, b"STREAMS", *streams, *(b"0" for _ in streams))
 
 
-def _pause(step: WaitForLeader) -> float:
-    return max(0.0, min(RETRY_PAUSE_SECONDS, step.until - time.monotonic()))
+def _pause(until: float) -> float:
+    return max(0.0, min(RETRY_PAUSE_SECONDS, until - time.monotonic()))

@@ -23,7 +23,6 @@ from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight import flight, runners
 from django_redis_lock.singleflight.leader import FlightRenewal
-from django_redis_lock.singleflight.runners import WaitForLeader
 from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
 from django_redis_lock.transport import execute
 from tests.processes import PATIENCE, in_threads, until, waiting_in
@@ -516,14 +515,14 @@ def test_a_leader_that_is_gone_without_a_word_is_replaced(
 def test_a_follower_learns_of_an_end_before_it_began_to_listen(
     cache: RedisCache, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    follow = runners.ThreadRunner._wait_for_leader
+    follow = runners.ThreadRunner.wait_for_leader
 
-    def late(self: runners.ThreadRunner, step: WaitForLeader) -> None:
+    def late(self: runners.ThreadRunner, streams: tuple[bytes, ...], until: float) -> None:
         lands_elsewhere(client, 5)
         # Only the stream can end this wait.
-        follow(self, step._replace(until=step.until + 3600))
+        follow(self, streams, until + 3600)
 
-    monkeypatch.setattr(runners.ThreadRunner, "_wait_for_leader", late)
+    monkeypatch.setattr(runners.ThreadRunner, "wait_for_leader", late)
     elsewhere(client)
     assert Asking(cache.get_or_set, "report", 1).found() == 5
 
