@@ -25,6 +25,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.decorators import method_decorator
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from django.views.decorators.http import require_http_methods, require_safe
 
 from .. import models
@@ -40,9 +41,7 @@ from .processes import processes_data
 from .releasing import (
     outlook,
     parse_choices,
-    release_button,
     release_chosen,
-    release_question,
     releases,
 )
 from .rows import as_of, event_rows, row, waiter_rows
@@ -295,13 +294,16 @@ class HeldLockAdmin(ModelAdmin):
             return HttpResponseRedirect(back)
         if request.POST.get("confirmed") != "yes":
             outlooks = [outlook(choice, self._url_of) for choice in chosen]
+            still_held = sum("choice" in lock for lock in outlooks)
+            asked = ngettext("Release %(number)d lock?", "Release %(number)d locks?", len(chosen))
+            button = ngettext("Release %(number)d lock", "Release %(number)d locks", still_held)
             return self._page(
                 request,
                 "release",
-                title=release_question(len(chosen)),
-                button=release_button(sum("choice" in lock for lock in outlooks)),
+                title=asked % {"number": len(chosen)},
+                button=button % {"number": still_held},
                 chosen=outlooks,
-                some=any("choice" in lock for lock in outlooks),
+                some=still_held > 0,
                 address=request.POST.get("address"),
                 back=back,
             )

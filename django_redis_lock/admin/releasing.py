@@ -102,16 +102,6 @@ def _effects(lock: LockInfo) -> list[str]:
     return effects
 
 
-def release_question(number: int) -> str:
-    asked = ngettext("Release %(number)d lock?", "Release %(number)d locks?", number)
-    return asked % {"number": number}
-
-
-def release_button(number: int) -> str:
-    said = ngettext("Release %(number)d lock", "Release %(number)d locks", number)
-    return said % {"number": number}
-
-
 def release_chosen(
     page: ModelAdmin[Any], request: HttpRequest, choice: Choice, reason: str
 ) -> None:

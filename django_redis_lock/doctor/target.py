@@ -12,6 +12,7 @@ from redis.exceptions import NoPermissionError
 
 from ..cache import lock_cache
 from ..conf import Conf
+from ..transport import is_cluster
 
 
 class Level(IntEnum):
@@ -85,10 +86,7 @@ class Target:
         self.cache: Any = lock_cache(alias)
         self.conf: Conf = self.cache.conf
         self.client: Any = self.cache._lock_client()
-
-    @property
-    def is_cluster(self) -> bool:
-        return hasattr(self.client, "get_primaries")
+        self.is_cluster = is_cluster(self.client)
 
     @cached_property
     def nodes(self) -> list[Node]:

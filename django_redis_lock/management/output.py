@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -46,16 +45,9 @@ class Column:
 def width_of(stream: Any) -> int | None:
     """The columns of the terminal ``stream``; None if it is not a terminal."""
     try:
-        if not stream.isatty():
-            return None
-    except (AttributeError, ValueError):
+        return shutil.get_terminal_size().columns if stream.isatty() else None
+    except (AttributeError, ValueError):  # It is closed, or not a file.
         return None
-    if os.environ.get("COLUMNS", "").isdigit():
-        return shutil.get_terminal_size().columns
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or None
-    except (AttributeError, OSError, ValueError):
-        return shutil.get_terminal_size().columns
 
 
 def table(
