@@ -29,7 +29,6 @@ from .inventory import (
     LockInfo,
     Outcome,
     inspect,
-    list_flights,
     list_held,
 )
 from .inventory import release as release_forced
@@ -137,9 +136,8 @@ def held_locks(
     result.failures = [failure for failure in result.failures if failure.alias in wanted]
 
     def ask(database: _Database) -> list[Inventory] | Exception:
-        lists = {LOCK: list_held, FLIGHT: list_flights}
         try:
-            return [lists[kind](database.client, b"", limit, search) for kind in kinds]
+            return [list_held(database.client, b"", limit, search, kind) for kind in kinds]
         except UNAVAILABLE as error:
             return error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from redis.exceptions import RedisError
@@ -10,8 +10,8 @@ from redis.exceptions import RedisError
 from ..protocol import CLOCK, Call
 from ..transport import run
 from .acl import access
-from .probes import eviction, server, trial
-from .target import Finding, Level, Node, Target
+from .probes import server, trial
+from .target import Finding, Level, Target
 
 __all__ = ["Finding", "Level", "Target", "examine"]
 
@@ -34,8 +34,7 @@ def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:
         yield Finding("server", Level.NOTE, IN_MEMORY, hint, number="W105")
         return
     run(target.client, Call(CLOCK, (), ()))  # Raises if the server does not answer.
-    yield from _at_each_node(target, server)
-    yield from _at_each_node(target, eviction)
+    yield from _servers(target)
     for probe in (access, trial) if with_trial else (access,):
         try:
             yield from probe(target)
@@ -43,19 +42,18 @@ def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:
             yield _failed(probe.__name__, error)
 
 
-def _at_each_node(
-    target: Target, probe: Callable[[Target, Node], Iterator[Finding]]
-) -> Iterator[Finding]:
+def _servers(target: Target) -> Iterator[Finding]:
     """The findings of all servers, each once with its servers."""
     found: dict[Finding, list[str]] = {}
-    for node in target.nodes:
+    nodes = target.nodes()
+    for address, client in nodes.items():
         try:
-            for finding in probe(target, node):
-                found.setdefault(finding, []).append(node.address)
+            for finding in server(target, client):
+                found.setdefault(finding, []).append(address)
         except (RedisError, OSError) as error:
-            found.setdefault(_failed(probe.__name__, error), []).append(node.address)
+            found.setdefault(_failed("server", error), []).append(address)
     for finding, addresses in found.items():
-        everywhere = len(addresses) == len(target.nodes)
+        everywhere = len(addresses) == len(nodes)
         yield finding if everywhere else replace(finding, node=", ".join(addresses))
 
 

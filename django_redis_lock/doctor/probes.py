@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from ..locking import Lock
 from ..protocol import events_key
-from .target import Finding, Level, Node, Target
+from .target import Finding, Level, Target
 
 #: The oldest Redis that is supported.
 OLDEST_VERSION = (6, 2)
@@ -21,9 +22,11 @@ OLDEST_VERSION = (6, 2)
 TRIAL_TIMEOUT = 5.0
 
 
-def server(target: Target, node: Node) -> Iterator[Finding]:
-    info = node.info
-    if info is None:
+def server(target: Target, client: Any) -> Iterator[Finding]:
+    """What a server is, and whether it can evict locks."""
+    try:
+        info: Mapping[str, Any] = client.info()
+    except NoPermissionError:
         yield Finding(
             "server",
             Level.NOTE,
@@ -31,77 +34,70 @@ def server(target: Target, node: Node) -> Iterator[Finding]:
             "Allow +info to check version and eviction.",
         )
         return
-    name, version = _name_and_version(node)
-    mode = node.get("redis_mode") or node.get("server_mode") or "standalone"
-    role = {"master": "primary", "slave": "replica"}.get(node.get("role"), node.get("role"))
+    yield _identity(target, info)
+    if "maxmemory_policy" in info:
+        yield _eviction(info)
+
+
+def _identity(target: Target, info: Mapping[str, Any]) -> Finding:
+    name, version = _name_and_version(info)
+    mode = info.get("redis_mode") or info.get("server_mode") or "standalone"
+    role = {"master": "primary", "slave": "replica"}.get(info.get("role", ""), info.get("role"))
     text = f"{name} {version}, {mode}, {role}"
     # Valkey reports the Redis version that it is compatible with.
     if _numbers(str(info.get("redis_version", version))) < OLDEST_VERSION:
         wanted = ".".join(map(str, OLDEST_VERSION))
         hint = f"Locks need Redis {wanted} or later, or Valkey."
-        yield Finding("server", Level.ERROR, text, hint, number="E101")
-    elif node.get("role") == "slave":
-        yield Finding(
+        return Finding("server", Level.ERROR, text, hint, number="E101")
+    if info.get("role") == "slave":
+        return Finding(
             "server",
             Level.ERROR,
             f"{text}: a replica cannot take locks",
             "Put the address of the primary first in LOCATION, or use SentinelClient.",
             number="E102",
         )
-    elif node.get("cluster_enabled") and not target.is_cluster:
-        yield Finding(
+    if info.get("cluster_enabled") and not target.is_cluster:
+        return Finding(
             "server",
             Level.ERROR,
             f"{text}: a single node of a cluster has only some of the locks",
             'Set CLIENT_CLASS to "django_redis_lock.clients.ClusterClient".',
             number="E103",
         )
-    else:
-        yield Finding("server", Level.OK, text)
+    return Finding("server", Level.OK, text)
 
 
-def _name_and_version(node: Node) -> tuple[str, str]:
+def _name_and_version(info: Mapping[str, Any]) -> tuple[str, str]:
     for name, field in (("Valkey", "valkey_version"), ("Dragonfly", "dragonfly_version")):
-        if node.get(field):
-            return name, str(node.get(field))
-    return "Redis", str(node.get("redis_version", "of an unknown version"))
+        if info.get(field):
+            return name, str(info.get(field))
+    return "Redis", str(info.get("redis_version", "of an unknown version"))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
-def eviction(target: Target, node: Node) -> Iterator[Finding]:
+def _eviction(info: Mapping[str, Any]) -> Finding:
     """Locks are keys with a lifetime, which every policy but noeviction can evict."""
-    policy = node.get("maxmemory_policy")
-    if policy is None:
-        return
-    limit, evicted = int(node.get("maxmemory", 0)), int(node.get("evicted_keys", 0))
+    policy, limit = info["maxmemory_policy"], int(info.get("maxmemory", 0))
     if policy == "noeviction":
-        yield Finding("eviction", Level.OK, "noeviction: locks are never evicted")
-    elif not limit:
+        return Finding("eviction", Level.OK, "noeviction: locks are never evicted")
+    if not limit:
         text = f"{policy}, but no maxmemory is set: nothing is evicted"
-        yield Finding("eviction", Level.OK, text)
-    else:
-        so_far = f"; {evicted} keys have been evicted so far" if evicted else ""
-        yield Finding(
-            "eviction",
-            Level.WARNING,
-            f"{policy}: when memory runs out (maxmemory is {_bytes(limit)}), locks can be evicted "
-            f"like any other key{so_far}",
-            "Keep locks on a server with maxmemory-policy noeviction: add a cache alias for it, "
-            'and name it in the setting USING: DJANGO_REDIS_LOCK = {"USING": "locks"}.',
-            number="W101",
-        )
-
-
-def _bytes(number: int) -> str:
-    size = float(number)
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GB"
+        return Finding("eviction", Level.OK, text)
+    evicted = int(info.get("evicted_keys", 0))
+    so_far = f"; {evicted} keys have been evicted so far" if evicted else ""
+    return Finding(
+        "eviction",
+        Level.WARNING,
+        f"{policy}: when memory runs out (maxmemory is {limit / 2**20:.0f} MB), locks can be "
+        f"evicted like any other key{so_far}",
+        "Keep locks on a server with maxmemory-policy noeviction: add a cache alias for it, "
+        'and name it in the setting USING: DJANGO_REDIS_LOCK = {"USING": "locks"}.',
+        number="W101",
+    )
 
 
 class TrialLock(Lock):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 from typing import Any
-
-from redis.exceptions import NoPermissionError
 
 from ..cache import lock_cache
 from ..conf import Conf
@@ -48,31 +44,6 @@ class Finding:
     node: str = ""
 
 
-class Node:
-    """One Redis server that locks are kept on.
-
-    Args:
-        address: host and port, or the path of a socket.
-        client: a redis-py client of this server.
-    """
-
-    def __init__(self, address: str, client: Any) -> None:
-        self.address = address
-        self.client = client
-
-    @cached_property
-    def info(self) -> Mapping[str, Any] | None:
-        """The reply to INFO; None if the user may not send it."""
-        try:
-            info: Mapping[str, Any] = self.client.info()
-        except NoPermissionError:
-            return None
-        return info
-
-    def get(self, field: str, default: Any = None) -> Any:
-        return default if self.info is None else self.info.get(field, default)
-
-
 class Target:
     """A cache that can lock.
 
@@ -82,23 +53,22 @@ class Target:
     """
 
     def __init__(self, alias: str) -> None:
-        self.alias = alias
         self.cache: Any = lock_cache(alias)
         self.conf: Conf = self.cache.conf
         self.client: Any = self.cache._lock_client()
         self.is_cluster = is_cluster(self.client)
 
-    @cached_property
-    def nodes(self) -> list[Node]:
-        """The servers that locks are kept on: one, or the primaries of a cluster."""
+    def nodes(self) -> dict[str, Any]:
+        """The servers with locks, by address: one, or the primaries of a cluster; a client of
+        each."""
         if self.is_cluster:
-            return [
-                Node(f"{node.host}:{node.port}", self.client.get_redis_connection(node))
+            return {
+                f"{node.host}:{node.port}": self.client.get_redis_connection(node)
                 for node in self.client.get_primaries()
-            ]
-        return [Node(self.address, self.client)]
+            }
+        return {self.address: self.client}
 
-    @cached_property
+    @property
     def address(self) -> str:
         """The cache's server, without user and password."""
         if self.is_cluster:

@@ -12,7 +12,6 @@ from .listing import (
     LockInfo,
     WaiterInfo,
     inspect,
-    list_flights,
     list_held,
 )
 
@@ -31,7 +30,6 @@ __all__ = [
     "empty",
     "indexed_locks",
     "inspect",
-    "list_flights",
     "list_held",
     "release",
 ]

@@ -172,7 +172,9 @@ class Inspection:
     events: tuple[Event, ...]
 
 
-def list_held(client: Any, prefix: bytes, limit: int = 500, search: str = "") -> Inventory:
+def list_held(
+    client: Any, prefix: bytes, limit: int = 500, search: str = "", kind: str = LOCK
+) -> Inventory:
     """The held locks whose keys begin with ``prefix``.
 
     Args:
@@ -182,17 +184,20 @@ def list_held(client: Any, prefix: bytes, limit: int = 500, search: str = "") ->
         limit: the largest number to list: the longest held. If there are more than MAX_DESCRIBED,
             those that expire first are not considered.
         search: only locks whose keys contain this text; case is ignored.
+        kind: FLIGHT for the computations by ``get_or_set`` that have run for half a second or
+            longer, instead of locks.
 
     Raises:
         redis.exceptions.RedisError: the request failed.
     """
-    return _list(client, LOCK, prefix, limit, search)
-
-
-def list_flights(client: Any, prefix: bytes, limit: int = 500, search: str = "") -> Inventory:
-    """The computations by ``get_or_set`` that have run for half a second or longer; arguments as
-    for ``list_held``."""
-    return _list(client, FLIGHT, prefix, limit, search)
+    script, index = (LIST, INDEX) if kind == LOCK else (LIST_FLIGHTS, FLIGHTS)
+    lowered = search.encode(errors="surrogateescape").lower()  # ASCII only, as by Lua.
+    keys, whole = _listed(client, script, indexes(client, index), (prefix, lowered))
+    described = keys[: max(limit, MAX_DESCRIBED)]
+    held = _describe(client, kind, described, prefix)
+    locks = held[:limit]
+    total = len(keys) - len(described) + len(held)
+    return Inventory(locks, total, complete=whole and total == len(locks))
 
 
 def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
@@ -213,17 +218,6 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
         tuple(sorted(waiters, key=lambda waiter: waiter.since or 0.0)),
         read_events(as_bytes(stored), *vanished),
     )
-
-
-def _list(client: Any, kind: str, prefix: bytes, limit: int, search: str) -> Inventory:
-    script, index = (LIST, INDEX) if kind == LOCK else (LIST_FLIGHTS, FLIGHTS)
-    lowered = search.encode(errors="surrogateescape").lower()  # ASCII only, as by Lua.
-    keys, whole = _listed(client, script, indexes(client, index), (prefix, lowered))
-    described = keys[: max(limit, MAX_DESCRIBED)]
-    held = _describe(client, kind, described, prefix)
-    locks = held[:limit]
-    total = len(keys) - len(described) + len(held)
-    return Inventory(locks, total, complete=whole and total == len(locks))
 
 
 def _listed(

@@ -18,7 +18,7 @@ import django_redis_lock
 from django_redis_lock import checks, metrics
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.doctor import Finding, Level, acl, probes
-from django_redis_lock.doctor.target import Node, Target
+from django_redis_lock.doctor.target import Target
 from django_redis_lock.management.commands.locks import Command
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
@@ -172,13 +172,12 @@ def test_a_node_of_a_cluster(
     assert "E103" in deploy_numbers()
 
 
-class Imagined(Node):
-    """A server that says of itself what is given."""
+class Imagined:
+    """A client whose server gives this reply to INFO."""
 
     def __init__(self, **info: Any) -> None:
-        super().__init__("imagined:6379", None)
         well = {"redis_version": "7.4.1", "redis_mode": "standalone", "role": "master"}
-        self.info = {**well, **info}
+        self.info = lambda: {**well, **info}
 
 
 @pytest.mark.parametrize(

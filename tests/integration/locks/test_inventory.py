@@ -31,7 +31,6 @@ from django_redis_lock.inventory.listing import (
     Inventory,
     LockInfo,
     inspect,
-    list_flights,
     list_held,
 )
 from django_redis_lock.keeper.thread import keeper
@@ -385,10 +384,10 @@ def computing(client: redis.Redis) -> Iterator[Callable[[str], threading.Event]]
 
 
 def test_a_computation_is_listed_until_it_is_over(client: redis.Redis, computing: Any) -> None:
-    assert list_flights(client, b"") == Inventory((), 0, complete=True)
+    assert list_held(client, b"", kind=FLIGHT) == Inventory((), 0, complete=True)
     done = computing("report")
-    until(lambda: list_flights(client, b"").locks)
-    (flight,) = list_flights(client, b":1:").locks
+    until(lambda: list_held(client, b"", kind=FLIGHT).locks)
+    (flight,) = list_held(client, b":1:", kind=FLIGHT).locks
     assert (flight.key, flight.name, flight.kind) == (b":1:report", "report", FLIGHT)
     assert (flight.owner.host, flight.owner.pid) == (socket.gethostname(), os.getpid())
     assert flight.owner.thread == "leader of report"
@@ -396,10 +395,10 @@ def test_a_computation_is_listed_until_it_is_over(client: redis.Redis, computing
     assert 0.4 < flight.held_for < 10
     assert (flight.lifetime, flight.renews, flight.silent) == (10, True, False)
     assert (flight.fence, flight.waiters) == (None, None)
-    assert list_flights(client, b"elsewhere").locks == ()
-    assert list_flights(client, b"", search="else").locks == ()
+    assert list_held(client, b"elsewhere", kind=FLIGHT).locks == ()
+    assert list_held(client, b"", search="else", kind=FLIGHT).locks == ()
     done.set()
-    until(lambda: not list_flights(client, b"").locks)
+    until(lambda: not list_held(client, b"", kind=FLIGHT).locks)
     assert list_held(client, b"").locks == ()
 
 
@@ -407,9 +406,9 @@ def test_a_computation_whose_leader_died_leaves_the_list(client: redis.Redis) ->
     flight = FlightRenewal(server_of(client), b"k", b"token", 0.2, client)
     client.set(flight_key(b"k"), "token", px=200)
     keeper().add(flight)
-    until(lambda: list_flights(client, b"").locks)
+    until(lambda: list_held(client, b"", kind=FLIGHT).locks)
     keeper().discard(flight)
-    until(lambda: not list_flights(client, b"").locks)
+    until(lambda: not list_held(client, b"", kind=FLIGHT).locks)
     client.set(flight_key(b"l"), "token", px=200)
     keeper().add(later := FlightRenewal(server_of(client), b"l", b"token", 0.2, client))
     until(lambda: client.zrange(FLIGHTS, 0, -1) == [b"l"])
@@ -418,8 +417,8 @@ def test_a_computation_whose_leader_died_leaves_the_list(client: redis.Redis) ->
 
 def test_a_computation_that_is_ended(client: redis.Redis, computing: Any) -> None:
     computing("report")
-    until(lambda: list_flights(client, b"").locks)
-    (flight,) = list_flights(client, b"").locks
+    until(lambda: list_held(client, b"", kind=FLIGHT).locks)
+    (flight,) = list_held(client, b"", kind=FLIGHT).locks
     assert release(client, flight.key, "another", kind=FLIGHT) is Outcome.NOT_OWNER
     assert release(client, flight.key, flight.owner.id, kind=FLIGHT) is Outcome.RELEASED
     assert release(client, flight.key, flight.owner.id, kind=FLIGHT) is Outcome.FREE
@@ -673,7 +672,7 @@ def test_a_broken_computation_is_one_row(client: redis.Redis) -> None:
         client.set(flight_key(key), "token", px=60_000)
         client.zadd(FLIGHTS, {key: (time.time() + 60) * 1000})
     client.set(flight_leader(b"broken"), "x")
-    found = {flight.name: flight.broken for flight in list_flights(client, b"").locks}
+    found = {flight.name: flight.broken for flight in list_held(client, b"", kind=FLIGHT).locks}
     assert found == {"broken": ("leader",), "whole": ()}
 
 

@@ -18,7 +18,7 @@ from redis.exceptions import NoPermissionError, ReadOnlyError
 from django_redis_lock import Lock, Redlock, locked, metrics
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.decorators.options import declarations
-from django_redis_lock.inventory.listing import list_flights
+from django_redis_lock.inventory.listing import FLIGHT, list_held
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.metrics import collecting, figures, writing
 from django_redis_lock.metrics.figures import Summary
@@ -422,8 +422,8 @@ def test_a_computation_under_way_says_so_too(
     cache: RedisCache, client: redis.Redis, slow: Producer
 ) -> None:
     asking = Asking(cache.get_or_set, "report-2024", slow, group="report-{year}")
-    until(lambda: list_flights(client, b":1:").locks)
-    [computation] = list_flights(client, b":1:").locks
+    until(lambda: list_held(client, b":1:", kind=FLIGHT).locks)
+    [computation] = list_held(client, b":1:", kind=FLIGHT).locks
     assert computation.group == "report-{year}"
     slow.finish.set()
     asking.found()
