@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .lock_scripts import _NOW, _VANISHED, script
+from .lock_scripts import script, shared
 
 # read(part, ...): what a command answers; nil where the key of that part of a lock is of another
 # kind or has more in it than this package stores there, and then `broken` names the part. One
 # damaged lock must not prevent the list of all others.
-_READ = """
+_READ = shared("""
 local broken
 local function read(part, ...)
   local found = redis.pcall(...)
@@ -20,7 +20,7 @@ local function fields(part, key)
   if size and size > 64 then broken[#broken + 1] = part end
   return size and size <= 64 and redis.call('HGETALL', key) or {}
 end
-"""
+""")
 
 #: Which locks are held, by the index, latest end first. Entries whose lock is gone are dropped. The
 #: script finds the locks in the index, as CLEAR does: not for a cluster, where each is elsewhere.
@@ -58,8 +58,7 @@ return {passed, redis.call('ZCARD', KEYS[1]) - passed, keys}
 #:         values; the parts that cannot be read; what the fence's key holds; number of live
 #:         waiters}}
 #: atomic because token, owner and lifetime must be of one and the same acquisition.
-DESCRIBE = script(
-    """
+DESCRIBE = script("""
 local at = now()
 local found = {at}
 for i = 1, #KEYS, 5 do
@@ -80,10 +79,7 @@ for i = 1, #KEYS, 5 do
   end
 end
 return found
-""",
-    _NOW,
-    _READ,
-)
+""")
 
 #: Which computations are under way, latest end first: those whose end has not come yet. One that
 #: was shorter than half a second was never on the index, one that has just ended may still be.
@@ -91,8 +87,7 @@ return found
 #: KEYS  index of flights
 #: ARGV  as LIST's
 #: returns as LIST
-LIST_FLIGHTS = script(
-    """
+LIST_FLIGHTS = script("""
 local prefix, wanted = ARGV[1], ARGV[2]
 local at = math.floor(now() / 1000)
 local keys = {}
@@ -107,9 +102,7 @@ for _, key in ipairs(entries) do
 end
 local passed = ARGV[3] + #entries
 return {passed, redis.call('ZCOUNT', KEYS[1], at, '+inf') - passed, keys}
-""",
-    _NOW,
-)
+""")
 
 #: What is to be said of flights. A failure that is remembered is none, and what has ended is passed
 #: over.
@@ -119,8 +112,7 @@ return {passed, redis.call('ZCOUNT', KEYS[1], at, '+inf') - passed, keys}
 #:         1; the token; remaining lifetime as PTTL gives it; the leader's fields and values; the
 #:         parts that cannot be read}}
 #: atomic because token, leader and lifetime must be of one and the same flight.
-DESCRIBE_FLIGHTS = script(
-    """
+DESCRIBE_FLIGHTS = script("""
 local found = {now()}
 for i = 1, #KEYS, 2 do
   broken = {}
@@ -132,10 +124,7 @@ for i = 1, #KEYS, 2 do
   end
 end
 return found
-""",
-    _NOW,
-    _READ,
-)
+""")
 
 #: Who waits for a lock, and what has happened last to it.
 #:
@@ -144,8 +133,7 @@ return found
 #: returns {server time in microseconds, ids of live waiters, what NOTE keeps, if the lock is free
 #:         vanished()}
 #: atomic because the owner's description must not be that of a holder who is just releasing.
-WAITING = script(
-    """
+WAITING = script("""
 local at = math.floor(now() / 1000)
 broken = {}
 local readable = #fields('owner', KEYS[5]) > 0
@@ -155,11 +143,7 @@ return {
   read('events', 'GET', KEYS[6]) or '',
   readable and redis.call('EXISTS', KEYS[1]) == 0 and vanished() or nil,
 }
-""",
-    _NOW,
-    _READ,
-    _VANISHED,
-)
+""")
 
 #: Note what has happened to a lock. What is worth looking for keeps all of the notes longer than
 #: what is not. (A list would want commands that those who may lock need not have the right to.)
@@ -169,8 +153,7 @@ return {
 #:       was, in microseconds ('' for now)
 #: returns 1
 #: atomic because two that note at the same time must not write over each other.
-RECORD_EVENT = script(
-    """
+RECORD_EVENT = script("""
 local at = ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', now())
 local lines = {at .. ' ' .. ARGV[1]}
 local kept = redis.pcall('GET', KEYS[1])  -- A key of another kind is replaced.
@@ -180,35 +163,27 @@ end
 local left = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
 redis.call('SET', KEYS[1], table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))
 return 1
-""",
-    _NOW,
-)
+""")
 
 #: Note that a process is alive.
 #:
 #: KEYS  its heartbeat        ARGV  for how many milliseconds to keep it        returns 1
 #: atomic because it is the server's time that is kept.
-HEARTBEAT = script(
-    """
+HEARTBEAT = script("""
 redis.call('SET', KEYS[1], string.format('%.0f', now()), 'PX', ARGV[1])
 return 1
-""",
-    _NOW,
-)
+""")
 
 #: When processes gave their last heartbeats.
 #:
 #: KEYS  heartbeats        ARGV  none
 #: returns {server time in microseconds, then what HEARTBEAT keeps of each, '' if nothing}
 #: atomic because the ages are reckoned from one reading of the clock.
-HEARTBEATS = script(
-    """
+HEARTBEATS = script("""
 local found = {now()}
 for i, key in ipairs(KEYS) do
   local beat = redis.pcall('GET', key)
   found[i + 1] = type(beat) == 'string' and beat or ''
 end
 return found
-""",
-    _NOW,
-)
+""")

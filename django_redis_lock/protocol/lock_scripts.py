@@ -19,6 +19,7 @@ A script is a value without a client: it is bound to one when it is called.
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import NamedTuple
 
 
@@ -37,14 +38,28 @@ class Call(NamedTuple):
     args: tuple[bytes | str | int, ...]
 
 
-def script(body: str, *parts: str) -> Script:
-    """A script of a body and the functions it uses."""
-    source = "\n".join((*parts, body))
+#: The functions that scripts share, as Lua: what finds a call of one of them, and their text.
+_shared: list[tuple[re.Pattern[str], str]] = []
+
+
+def shared(functions: str) -> str:
+    """Lua functions for each script that calls them. They may call those that are shared before."""
+    names = "|".join(re.findall(r"local function (\w+)", functions))
+    _shared.append((re.compile(rf"(?<![.\w])({names})\("), functions))
+    return functions
+
+
+def script(body: str) -> Script:
+    """A script of a body and the shared functions that it calls."""
+    source = body
+    for calls, functions in reversed(_shared):
+        if calls.search(source):
+            source = f"{functions}\n{source}"
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
 # now(): the server's time in microseconds; exact in Lua's numbers until the year 2255.
-_NOW = """
+_NOW = shared("""
 local clock
 local function now()
   if not clock then
@@ -53,7 +68,7 @@ local function now()
   end
   return clock
 end
-"""
+""")
 
 # last_fence(): the last fence of this lock, 0 if it is not on record (any more), and the attempt
 # that got it ('' for a fresh token), nil if neither is on record.
@@ -62,7 +77,7 @@ end
 # clock is a floor as well, so a lost counter (expired, flushed, a server without persistence)
 # cannot start again from 1. `attempt` is kept behind the number: it tells a repeated acquire from a
 # second one (ACQUIRE).
-_FENCE = """
+_FENCE = shared("""
 local function last_fence()
   local kept = redis.pcall('GET', KEYS[4])
   if type(kept) ~= 'string' then return 0 end
@@ -77,22 +92,33 @@ local function next_fence(attempt, floor)
   redis.call('SET', KEYS[4], kept, 'PX', '86400000')
   return fence
 end
-"""
+""")
 
 # by_attempt(attempt, unknown): whether the present holder acquired the lock with just this call;
 # `unknown` if that is not on record any more.
-_BY_ATTEMPT = """
+_BY_ATTEMPT = shared("""
 local function by_attempt(attempt, unknown)
   local _, kept = last_fence()
   if not kept then return unknown end
   return kept == attempt
 end
-"""
+""")
+
+# put(command, key, ...): write to a companion key that is for people only; what has another form is
+# replaced.
+_PUT = shared("""
+local function put(command, key, ...)
+  if type(redis.pcall(command, key, ...)) == 'table' then
+    redis.call('DEL', key)
+    redis.pcall(command, key, ...)
+  end
+end
+""")
 
 # describe_until(left): the owner's description outlasts the lock by a day, so that a waiter that
 # finds the lock gone without a release can say whose it was. A lock without end keeps its own.
 # describe(left, ...): note fields and values of the description, which is never worth an error.
-_DESCRIBE = """
+_DESCRIBE = shared("""
 local function describe_until(left)
   if left < 0 then
     redis.call('PERSIST', KEYS[5])
@@ -105,42 +131,23 @@ local function describe(left, ...)
   put('HSET', KEYS[5], ...)
   describe_until(left)
 end
-"""
-
-# put(command, key, ...): write to a companion key that is for people only; what has another form is
-# replaced.
-_PUT = """
-local function put(command, key, ...)
-  if type(redis.pcall(command, key, ...)) == 'table' then
-    redis.call('DEL', key)
-    redis.pcall(command, key, ...)
-  end
-end
-"""
+""")
 
 # vanished(): of a holder gone so: {when its lifetime was over, or else now; owner's description}.
-_VANISHED = """
+_VANISHED = shared("""
 local function vanished()
   local owner = redis.pcall('HGETALL', KEYS[5])
   if #owner == 0 then return nil end  -- Nor has an error any.
   local left = redis.call('PTTL', KEYS[5])
   return {now() - (left < 0 and 0 or math.max(0, 86400000 - left)) * 1000, owner}
 end
-"""
+""")
 
 # note(lifetime): the index knows when the lock ends. prune(): locks that ended by themselves leave
 # the index. One use in sixteen removes up to 64 of them, four for each that a use can add, so the
 # index stays small without a long script. A lock that another program has extended (redis-py does
 # not know the index) stays, with its true end.
-#
-# set_lock(token, lifetime, before): what every fresh holder starts from, once it has its fence.
-# Untaken grants become void, the former owner is deleted, the index gets the end of the lock.
-# Returns ``vanished()`` if the lock was not held before; a caller that knows it was held need not
-# have it. Lifetimes stay the strings they came as: turning numbers into Redis's arguments costs
-# more than the commands themselves.
-_SET_LOCK = (
-    _PUT
-    + """
+_NOTE = shared("""
 local function prune()
   local at = math.floor(now() / 1000)
   for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', '(' .. at, 'LIMIT', 0, 64)) do
@@ -158,6 +165,14 @@ local function note(lifetime)
   put('ZADD', KEYS[6], expiry, KEYS[1])
   if now() % 16 == 0 then prune() end
 end
+""")
+
+# set_lock(token, lifetime, before): what every fresh holder starts from, once it has its fence.
+# Untaken grants become void, the former owner is deleted, the index gets the end of the lock.
+# Returns ``vanished()`` if the lock was not held before; a caller that knows it was held need not
+# have it. Lifetimes stay the strings they came as: turning numbers into Redis's arguments costs
+# more than the commands themselves.
+_SET_LOCK = shared("""
 local function set_lock(token, lifetime, before)
   if lifetime == '0' then
     redis.call('SET', KEYS[1], token)
@@ -170,13 +185,12 @@ local function set_lock(token, lifetime, before)
   redis.call('DEL', KEYS[2], KEYS[5])
   return gone
 end
-"""
-)
+""")
 
 # grant(token, lifetime, before): pass the lock to the first waiter. Redis hands
 # an element pushed to a list to the client that has been blocked on it longest. Returns what
 # set_lock does.
-_GRANT = """
+_GRANT = shared("""
 local function grant(token, lifetime, before)
   redis.call('DEL', KEYS[2])  -- Never refused, so the rest is not either.
   local fence = string.format('%.0f', next_fence(''))
@@ -185,20 +199,20 @@ local function grant(token, lifetime, before)
   redis.call('PEXPIRE', KEYS[2], lifetime)
   return gone
 end
-"""
+""")
 
 # untaken(holder): whether `holder` is a grant that is still on the list, so that the lock has no
 # owner. `grants` names another lock's list.
-_UNTAKEN = """
+_UNTAKEN = shared("""
 local function untaken(holder, grants)
   local first = redis.pcall('LINDEX', grants or KEYS[2], 0)
   return type(first) == 'string' and string.sub(first, 1, #holder + 1) == holder .. ':'
 end
-"""
+""")
 
 # pass_on(successor, lifetime): give the lock to the first live waiter; without one, delete it. In
 # nearly all cases there is no waiter, and the key of the waiters does not exist.
-_PASS_ON = """
+_PASS_ON = shared("""
 local function pass_on(successor, lifetime)
   if redis.call('EXISTS', KEYS[3]) == 1 then
     local waiting = redis.pcall('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf')
@@ -210,10 +224,10 @@ local function pass_on(successor, lifetime)
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
   redis.pcall('ZREM', KEYS[6], KEYS[1])
 end
-"""
+""")
 
 # register(waiter, alive): it lives `alive` ms more; drop some of the dead, and a broken list.
-_REGISTER = """
+_REGISTER = shared("""
 local function register(waiter, alive)
   local at = math.floor(now() / 1000)
   local dead = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', '(' .. at, 'LIMIT', 0, 64)
@@ -223,12 +237,12 @@ local function register(waiter, alive)
   redis.call('ZADD', KEYS[3], at + alive, waiter)
   redis.call('PEXPIRE', KEYS[3], alive)
 end
-"""
+""")
 
 # try(token, lifetime, attempt, floor): the fence if the lock could be taken, else nil; and what
 # set_lock returns. Out of memory, a free lock is refused before anything is written; a lock that is
 # this token's already, or that was granted, is not.
-_TRY = """
+_TRY = shared("""
 local function try(token, lifetime, attempt, floor)
   local holder = redis.call('GET', KEYS[1])
   if holder then
@@ -240,7 +254,7 @@ local function try(token, lifetime, attempt, floor)
   local fence = next_fence(attempt, floor)
   return fence, set_lock(token, lifetime, holder)
 end
-"""
+""")
 
 #: Take the lock if it is free; else, if requested, register as a waiter. A repeated call (its
 #: first reply was lost) finds its own token and succeeds again: invariant S3.
@@ -251,22 +265,12 @@ end
 #: returns {1, fence, server time in microseconds, vanished()}
 #:         or {0, the holder's remaining lifetime as PTTL gives it, server time in microseconds}
 #: atomic because between "it is held" and "I wait" a release would find no waiter.
-ACQUIRE = script(
-    """
+ACQUIRE = script("""
 local fence, gone = try(ARGV[1], ARGV[2], ARGV[3])
 if fence then return {1, fence, now(), gone} end
 if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
 return {0, redis.call('PTTL', KEYS[1]), now()}
-""",
-    _NOW,
-    _FENCE,
-    _VANISHED,
-    _SET_LOCK,
-    _UNTAKEN,
-    _REGISTER,
-    _BY_ATTEMPT,
-    _TRY,
-)
+""")
 
 #: Stop waiting: one last try, then wake the blocking pop so that its connection is free again.
 #: A grant that the pop got before this ran is answered by the pop, not here.
@@ -276,8 +280,7 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 #: returns {1, fence, server time in microseconds, vanished()}
 #:         or {0, PTTL, server time in microseconds}
 #: atomic because a grant made between the last try and the end of the wait would be lost.
-LEAVE = script(
-    """
+LEAVE = script("""
 redis.call('DEL', KEYS[7])
 if ARGV[4] ~= '' then redis.pcall('ZREM', KEYS[3], ARGV[4]) end
 local fence, gone
@@ -286,15 +289,7 @@ redis.call('RPUSH', KEYS[7], 'leave')
 redis.call('PEXPIRE', KEYS[7], 2000)
 if fence then return {1, fence, now(), gone} end
 return {0, redis.call('PTTL', KEYS[1]), now()}
-""",
-    _NOW,
-    _FENCE,
-    _VANISHED,
-    _SET_LOCK,
-    _UNTAKEN,
-    _BY_ATTEMPT,
-    _TRY,
-)
+""")
 
 #: A granted waiter gives the lock its full lifetime and, if it was its process's last waiter,
 #: stops being registered.
@@ -305,8 +300,7 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 #:       grant's fence
 #: returns 1, or 0 if the grant is over
 #: atomic because the lifetime must not be given to another holder's lock.
-TAKE_GRANT = script(
-    """
+TAKE_GRANT = script("""
 if ARGV[3] ~= '' then redis.pcall('ZREM', KEYS[3], ARGV[3]) end
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] == '0' then
@@ -321,11 +315,7 @@ if ARGV[4] ~= '' then
 end
 note(ARGV[2])
 return 1
-""",
-    _NOW,
-    _FENCE,
-    _SET_LOCK,
-)
+""")
 
 #: Release the lock, and pass it to the first live waiter. If released before `rest` ms have passed
 #: since the acquisition, it stays taken until then without a holder, by the token that is stored as
@@ -337,8 +327,7 @@ return 1
 #:       the attempt that must have acquired it ('' for any)
 #: returns 1 released, 0 not this token's lock
 #: atomic because looking for waiters and passing the lock on must not be parted by a new waiter.
-RELEASE = script(
-    """
+RELEASE = script("""
 local holder = redis.call('GET', KEYS[1])
 if not holder then return 0 end
 if holder ~= ARGV[1] then return holder == ARGV[2] and 1 or 0 end
@@ -357,14 +346,7 @@ else
   pass_on(ARGV[2], ARGV[3])
 end
 return 1
-""",
-    _NOW,
-    _FENCE,
-    _SET_LOCK,
-    _GRANT,
-    _PASS_ON,
-    _BY_ATTEMPT,
-)
+""")
 
 #: End the lock of the holder that HELD named; the first live waiter gets it. It
 #: names the holder so that it is safe to send twice: the next holder's lock must not be ended too.
@@ -374,21 +356,13 @@ return 1
 #:       in turn may have one chosen token)
 #: returns 1 ended, 0 it was free or held by another than the named one
 #: atomic for the same reason as RELEASE.
-RESET = script(
-    """
+RESET = script("""
 local holder = redis.call('GET', KEYS[1])
 if not holder then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
 if holder ~= ARGV[3] or last_fence() > tonumber(ARGV[4]) or untaken(holder) then return 0 end
 pass_on(ARGV[1], ARGV[2])
 return 1
-""",
-    _NOW,
-    _FENCE,
-    _SET_LOCK,
-    _GRANT,
-    _PASS_ON,
-    _UNTAKEN,
-)
+""")
 
 #: What the keeper does for a held lock: push its end out (never pull it in), say who holds it,
 #: and when its keeper was last seen.
@@ -398,8 +372,7 @@ return 1
 #:       it ('' for any), then the owner's fields and values, if any
 #: returns the remaining lifetime as PTTL gives it, or -2 if this token does not hold the lock
 #: atomic because both must apply to this token's lock and to no other.
-RENEW = script(
-    """
+RENEW = script("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
 if ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then return -2 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
@@ -413,13 +386,7 @@ end
 describe(left, 'seen', string.format('%.0f', now()), unpack(ARGV, 4))
 note(left < 0 and '0' or left)
 return left
-""",
-    _NOW,
-    _FENCE,
-    _SET_LOCK,
-    _DESCRIBE,
-    _BY_ATTEMPT,
-)
+""")
 
 #: Change the lifetime at the holder's wish.
 #:
@@ -429,8 +396,7 @@ return left
 #:       once
 #: returns 1 done, 0 not this token's lock, -1 the lock has no lifetime to add to
 #: atomic because it must not change another holder's lock.
-EXTEND = script(
-    """
+EXTEND = script("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[4] ~= '' and not by_attempt(ARGV[4], true) then return 0 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
@@ -443,13 +409,7 @@ redis.call('PEXPIRE', KEYS[1], string.format('%.0f', wanted))
 if ARGV[3] == '0' then describe(wanted, 'extension', ARGV[5]) else describe_until(wanted) end
 note(wanted)
 return 1
-""",
-    _NOW,
-    _FENCE,
-    _SET_LOCK,
-    _DESCRIBE,
-    _BY_ATTEMPT,
-)
+""")
 
 #: What the keeper does for a process that waits: stay registered and look whether the holder has
 #: vanished; if so, make the grant on its behalf.
@@ -460,42 +420,28 @@ return 1
 #:          1 if a grant lies on the list untaken although this process waits, or has just been
 #:          put there, else 0, vanished()}
 #: atomic because two watchers must not both find the lock free.
-WATCH = script(
-    """
+WATCH = script("""
 register(ARGV[1], tonumber(ARGV[2]))
 local holder = redis.call('GET', KEYS[1])
 local lying, gone = not holder or untaken(holder), nil
 -- For all we know here it lies there: blocked clients are served after the script.
 if not holder then gone = grant(ARGV[3], ARGV[4], false) end
 return {redis.call('PTTL', KEYS[1]), now(), lying and 1 or 0, gone}
-""",
-    _NOW,
-    _FENCE,
-    _VANISHED,
-    _SET_LOCK,
-    _GRANT,
-    _UNTAKEN,
-    _REGISTER,
-)
+""")
 
 #: The holder of the lock. An untaken grant has none.
 #:
 #: KEYS  lock keys
 #: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
 #:         server time in microseconds, fence (0 if it is not on record)} or nil
-HELD = script(
-    """
+HELD = script("""
 local holder = redis.call('GET', KEYS[1])
 if not holder or untaken(holder) then return nil end
 local owner = redis.pcall('HGETALL', KEYS[5])
 return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now(), (last_fence())}
-""",
-    _NOW,
-    _UNTAKEN,
-    _FENCE,
-)
+""")
 
 #: The server's time in microseconds, from a script so that every user who may lock may ask.
 #:
 #: KEYS  none        ARGV  none        returns microseconds
-CLOCK = script("return now()", _NOW)
+CLOCK = script("return now()")

@@ -19,13 +19,6 @@ from ..keeper import DeferredRelease, keeper
 from ..locking import Hold, Renewal
 from ..notices import get_logger
 from ..protocol import (
-    _BY_ATTEMPT,
-    _FENCE,
-    _NOW,
-    _SET_LOCK,
-    _TRY,
-    _UNTAKEN,
-    _VANISHED,
     EXTEND,
     HEARTBEATS,
     HELD,
@@ -51,21 +44,12 @@ logger = get_logger("django_redis_lock.keeper")
 #: returns {1, fence, server time in microseconds, vanished()}
 #:         or {0, the holder's remaining lifetime as PTTL gives it, server time in microseconds}
 #: atomic for the same reason as ACQUIRE.
-VOTE = script(
-    """
+VOTE = script("""
 redis.call('PEXPIRE', KEYS[4], '86400000')  -- Never refused, so the rest is not either.
 local fence, gone = try(ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]))
 if fence then return {1, fence, now(), gone} end
 return {0, redis.call('PTTL', KEYS[1]), now()}
-""",
-    _NOW,
-    _FENCE,
-    _VANISHED,
-    _SET_LOCK,
-    _UNTAKEN,
-    _BY_ATTEMPT,
-    _TRY,
-)
+""")
 
 
 def majority(servers: int) -> int:

@@ -6,12 +6,12 @@ stream. Times are milliseconds.
 
 from __future__ import annotations
 
-from ..protocol import _NOW, _PUT, script
+from ..protocol import script, shared
 
 # let_go(flight): a write ends the computation, if one is under way, and its followers look again at
 # once. Their stream's name begins as the flight's does. A user who may write but not do this is
 # let be.
-LETTING_GO = """
+LETTING_GO = shared("""
 local function let_go(flight)
   local token = redis.call('GET', flight)
   if not token then return end
@@ -21,7 +21,7 @@ local function let_go(flight)
   redis.pcall('XADD', stream, '*', 'outcome', 'ended')
   redis.pcall('PEXPIRE', stream, '10000')
 end
-"""
+""")
 
 # seen(key): what tells the value at `key` from one that is written later: a digest ('' if there is
 # none), and when it expires (server ms; 0 never). Of a large value the digest covers the length and
@@ -29,7 +29,7 @@ end
 #
 # unchanged(key, digest, at): whether the value was neither written nor deleted since it was seen.
 # A large one's expiry counts too, give or take what clocks and scripts take.
-_SEEN = """
+_SEEN = shared("""
 local function seen(key)
   local left = redis.call('PTTL', key)
   if left == -2 then return '', '0' end
@@ -54,7 +54,7 @@ local function unchanged(key, digest, at)
   local digest_now, at_now = seen(key)
   return digest_now == digest and (#digest == 40 or math.abs(at_now - at) <= 100)
 end
-"""
+""")
 
 #: Start the computation of a missing or stale cache value, or learn who computes it.
 #:
@@ -66,8 +66,7 @@ end
 #:         {0, the leader's token, remaining lifetime of its flight}, or
 #:         {3, message} the last computation has just failed, and error_ttl is not over
 #: atomic because of two callers that both find nothing only one may lead (invariant C1).
-TAKE_FLIGHT = script(
-    """
+TAKE_FLIGHT = script("""
 local value = redis.call('GET', KEYS[1])
 if value then
   local left = redis.call('PTTL', KEYS[1])
@@ -79,10 +78,7 @@ if leader and leader ~= ARGV[1] then return {0, leader, redis.call('PTTL', KEYS[
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 if value then return {1, seen(KEYS[1])} end
 return {1}
-""",
-    _NOW,
-    _SEEN,
-)
+""")
 
 #: Store what the leader computed, unless a write or a delete has ended its flight, or a client that
 #: does not use flights has changed the value; wake the followers.
@@ -92,8 +88,7 @@ return {1}
 #:       the stream, digest and expiry of the value that was there when the flight began (see seen)
 #: returns 1 stored, 0 not this leader's flight any more, or another client changed the value
 #: atomic because a write between the check and the store would be overwritten (invariant C2).
-STORE = script(
-    """
+STORE = script("""
 local mine = redis.call('GET', KEYS[2]) == ARGV[1]
 local outcome = 'ended'
 if mine and not unchanged(KEYS[1], ARGV[5], ARGV[6]) then
@@ -115,10 +110,7 @@ end
 redis.call('XADD', KEYS[3], '*', 'outcome', outcome)
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 return mine and 1 or 0
-""",
-    _NOW,
-    _SEEN,
-)
+""")
 
 #: The leader has no value to give: its computation failed.
 #:
@@ -154,16 +146,12 @@ return value and {value, redis.call('PTTL', KEYS[1])}
 #: ARGV  token, lifetime, the token of the leader to replace (left out: any)
 #: returns {digest, expiry} of the value it is to replace (see seen), or nil if another leads by now
 #: atomic because a write between the two would count as older.
-TAKE_OVER = script(
-    """
+TAKE_OVER = script("""
 local leader = redis.call('GET', KEYS[2])
 if ARGV[3] and leader and leader ~= ARGV[3] and leader ~= ARGV[1] then return nil end
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 return {seen(KEYS[1])}
-""",
-    _NOW,
-    _SEEN,
-)
+""")
 
 #: Keep a flight alive while its leader computes, and say who that is. A flight that has ended
 #: leaves the index by itself: at its end, with one of the next flights that are renewed.
@@ -173,8 +161,7 @@ return {seen(KEYS[1])}
 #:       named, the milliseconds for which it has been computing, and its fields and values
 #: returns 1, or 0 if the flight is not this leader's any more
 #: atomic because another leader's flight must not be lengthened.
-RENEW_FLIGHT = script(
-    """
+RENEW_FLIGHT = script("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 if #ARGV > 4 then
@@ -189,10 +176,7 @@ local over = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', '(' .. at, 'LIMIT', 0
 if #over > 0 then redis.call('ZREM', KEYS[3], unpack(over)) end
 put('ZADD', KEYS[3], at + ARGV[2], ARGV[3])
 return 1
-""",
-    _NOW,
-    _PUT,
-)
+""")
 
 #: SET, and end the flight of what it writes: an older computation must not overwrite it.
 #:
@@ -200,34 +184,28 @@ return 1
 #: ARGV  value, lifetime ('' none), 'NX', 'XX' or ''
 #: returns 1, or 0 if NX or XX kept it from writing; then the flight goes on
 #: atomic because between the two a computation could begin that the write should have ended.
-WRITE = script(
-    """
+WRITE = script("""
 local set = {'SET', KEYS[1], ARGV[1]}
 if ARGV[2] ~= '' then set[4] = 'PX'; set[5] = ARGV[2] end
 if ARGV[3] ~= '' then set[#set + 1] = ARGV[3] end
 if not redis.call(unpack(set)) then return 0 end
 let_go(KEYS[2])
 return 1
-""",
-    LETTING_GO,
-)
+""")
 
 #: DEL, and end the flights of what it deletes.
 #:
 #: KEYS  the values' keys, then the flight of each
 #: returns the number of values deleted
 #: atomic for the same reason as WRITE.
-DELETE = script(
-    """
+DELETE = script("""
 local deleted, half = 0, #KEYS / 2
 for i = 1, half do
   deleted = deleted + redis.call('DEL', KEYS[i])
   let_go(KEYS[half + i])
 end
 return deleted
-""",
-    LETTING_GO,
-)
+""")
 
 #: Let a value expire at a time. If that has passed, the value is deleted and its flight ends, also
 #: if there is no value yet.
@@ -236,22 +214,18 @@ return deleted
 #: ARGV  'EXPIREAT' or 'PEXPIREAT', the time
 #: returns 1, or 0 if there is no such value
 #: atomic for the same reason as WRITE.
-EXPIRE_AT = script(
-    """
+EXPIRE_AT = script("""
 local found = redis.call(ARGV[1], KEYS[1], ARGV[2])
 local unit = ARGV[1] == 'EXPIREAT' and 1000000 or 1000
 if ARGV[2] * unit <= now() then let_go(KEYS[2]) end
 return found
-""",
-    _NOW,
-    LETTING_GO,
-)
+""")
 
 #: End a flight for a write of another kind.
 #:
 #: KEYS  the flight        ARGV  none        returns 1
 #: atomic because another flight may begin.
-LET_GO = script("let_go(KEYS[1]) return 1", LETTING_GO)
+LET_GO = script("let_go(KEYS[1]) return 1")
 
 #: The scripts that read or write the value at their first key.
 ON_VALUES = frozenset({READ, STORE, TAKE_FLIGHT, TAKE_OVER})

@@ -103,10 +103,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "the clock is far beyond 1",
     ("_DESCRIBE", "if left <= 0 then"): "a lock with 0 ms left is gone",
     ("_GRANT", "redis.call('LPUSH', KEYS[2], token .. ':' .. fence)"): "the list is empty",
-    ("_SET_LOCK", "if now() % 16 ~= 0 then prune() end"): "it only prunes more often",
-    ("_SET_LOCK", "if not (now() % 16 == 0) then prune() end"): "it only prunes more often",
+    ("_NOTE", "if now() % 16 ~= 0 then prune() end"): "it only prunes more often",
+    ("_NOTE", "if not (now() % 16 == 0) then prune() end"): "it only prunes more often",
     (
-        "_SET_LOCK",
+        "_NOTE",
         "for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', at, 'LIMIT', 0, 64)) do",
     ): "a lock is looked at a millisecond earlier",
     (
@@ -182,7 +182,7 @@ class Mutant(NamedTuple):
 def blocks(root: Path = ROOT) -> list[Block]:
     """All Lua in the package: strings in what is assigned to a name at a module's top level."""
     texts: dict[str, tuple[Path, range]] = {}
-    parts: dict[str, set[str]] = {}
+    lua: dict[str, str] = {}
     scripts: set[str] = set()
     for path in sorted((root / PACKAGE).rglob("*.py")):
         source = path.read_text()
@@ -192,17 +192,21 @@ def blocks(root: Path = ROOT) -> list[Block]:
             if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
                 continue
             name, value = node.targets[0].id, node.value
-            lua = [each for each in ast.walk(value) if isinstance(each, ast.Constant)]
-            text = next((each for each in lua if isinstance(each.value, str)), None)
-            is_script = isinstance(value, ast.Call) and getattr(value.func, "id", "") == "script"
-            if text is None or not (is_script or re.search(r"redis\.p?call", text.value)):
+            made_by = getattr(value.func, "id", "") if isinstance(value, ast.Call) else ""
+            if made_by not in ("script", "shared"):
                 continue
+            text = next(each for each in ast.walk(value) if isinstance(each, ast.Constant))
             # What stands before a line break that the text begins with is Python.
             first = text.lineno - (not text.value.startswith("\n"))
             texts[name] = path, range(first, text.end_lineno or text.lineno)
-            parts[name] = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
-            if is_script:
+            lua[name] = text.value
+            if made_by == "script":
                 scripts.add(name)
+    defined = {f: name for name in lua for f in re.findall(r"local function (\w+)", lua[name])}
+    parts = {
+        name: {defined[f] for f in re.findall(r"(\w+)\(", text) if f in defined}
+        for name, text in lua.items()
+    }
     return [
         Block(name, path, lines, frozenset(each for each in scripts if name in _all(each, parts)))
         for name, (path, lines) in texts.items()
