@@ -1,13 +1,12 @@
 """The locks on one server, for threads and for asyncio."""
 
-from .aio import AsyncLock, for_the_caller
+from .aio import AsyncLock
 from .base import BaseLock
 from .heartbeat import last_heartbeats
 from .history import Event, note_call, note_vanished, read_events
 from .hold import Hold, Renewal, Renewals
 from .lock import Lock, unwinding
 from .operations import LockOperations
-from .replication import Confirmed
 from .waiting import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, TaskWaiter, ThreadWaiter, in_background
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "Renewals",
     "TaskWaiter",
     "ThreadWaiter",
-    "for_the_caller",
     "in_background",
     "last_heartbeats",
     "note_call",

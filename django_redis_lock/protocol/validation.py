@@ -48,30 +48,20 @@ def check_seconds(
 
 
 def check_share(what: str, value: Any) -> float:
-    """``value`` as a share of something, from 0 to 1.
-
-    Raises:
-        TypeError: not a number.
-        ValueError: not from 0 to 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{what} must be a number from 0 to 1, not {value!r}")
-    if not 0 <= value <= 1:
-        raise ValueError(f"{what} must be a number from 0 to 1, not {value!r}")
-    return float(value)
+    """``value`` as a share of something, from 0 to 1. Raises as ``check_seconds`` does."""
+    return float(_number(what, value, "a number from 0 to 1", (int, float), 1))
 
 
 def check_count(what: str, value: Any) -> int:
-    """``value`` as a number of something, which may be 0.
+    """``value`` as a number of something, which may be 0. Raises as ``check_seconds`` does."""
+    return int(_number(what, value, "a whole number of 0 or more", int, math.inf))
 
-    Raises:
-        TypeError: no whole number.
-        ValueError: negative.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be a whole number of 0 or more, not {value!r}")
-    if value < 0:
-        raise ValueError(f"{what} must be a whole number of 0 or more, not {value!r}")
+
+def _number(what: str, value: Any, allowed: str, types: Any, most: float) -> Any:
+    if isinstance(value, bool) or not isinstance(value, types):
+        raise TypeError(f"{what} must be {allowed}, not {value!r}")
+    if not 0 <= value <= most:
+        raise ValueError(f"{what} must be {allowed}, not {value!r}")
     return value
 
 
@@ -82,12 +72,19 @@ def check_name(value: Any) -> str | bytes:
         TypeError: neither str nor bytes.
         ValueError: empty.
     """
-    if isinstance(value, memoryview):
-        value = bytes(value)
+    return _text("a lock's name", bytes(value) if isinstance(value, memoryview) else value)
+
+
+def check_token(value: Any) -> str | bytes:
+    """``value`` as a token. Raises as ``check_name`` does."""
+    return _text("a token", value)
+
+
+def _text(what: str, value: Any) -> str | bytes:
     if not isinstance(value, (str, bytes)):
-        raise TypeError(f"a lock's name must be a str or bytes, not {type(value).__name__}")
+        raise TypeError(f"{what} must be a str or bytes, not {type(value).__name__}")
     if not value:
-        raise ValueError("a lock's name must not be empty")
+        raise ValueError(f"{what} must not be empty")
     return value
 
 
@@ -111,20 +108,6 @@ def check_name_in_cache(value: Any) -> str:
     if isinstance(value, bool) or not has_text:
         raise TypeError(f"a lock's name must be a str, bytes or number, not {value!r}")
     return str(check_name(f"{value}"))
-
-
-def check_token(value: Any) -> str | bytes:
-    """``value`` as a token.
-
-    Raises:
-        TypeError: neither str nor bytes.
-        ValueError: empty.
-    """
-    if not isinstance(value, (str, bytes)):
-        raise TypeError(f"a token must be a str or bytes, not {type(value).__name__}")
-    if not value:
-        raise ValueError("a token must not be empty")
-    return value
 
 
 def check_wait(value: Any) -> float | None:

@@ -25,6 +25,13 @@ from redis.connection import (
 )
 from redis.retry import Retry
 
+#: redis-py's connections for threads, and the same for asyncio. In memory they name each other.
+TWINS: tuple[tuple[Any, Any], ...] = (
+    (SSLConnection, AsyncSSLConnection),
+    (Connection, AsyncConnection),
+    (UnixDomainSocketConnection, AsyncUnixDomainSocketConnection),
+)
+
 
 class Address(NamedTuple):
     """Where connections lead, with the arguments of redis-py's pools."""
@@ -98,11 +105,7 @@ def for_threads(pool: Any) -> Address:
     in_memory = getattr(pool.connection_class, "thread_class", None)
     if in_memory is not None:
         return Address(in_memory, common_settings(pool))
-    for theirs, ours in (
-        (AsyncSSLConnection, SSLConnection),
-        (AsyncConnection, Connection),
-        (AsyncUnixDomainSocketConnection, UnixDomainSocketConnection),
-    ):
+    for ours, theirs in TWINS:
         if issubclass(pool.connection_class, theirs):
             return Address(ours, common_settings(pool))
     return Address(pool.connection_class, _without_the_pool(pool.connection_kwargs))

@@ -13,15 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import ConnectionPool, Redis
-from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.connection import Connection as ThreadConnection
-from redis.connection import SSLConnection as ThreadSSLConnection
-from redis.connection import UnixDomainSocketConnection as ThreadUnixDomainSocketConnection
 from redis.exceptions import NoPermissionError
 
-from .address import common_settings, timeout_of
+from .address import TWINS, common_settings, timeout_of
 from .cluster import ASYNC_PARSER, Node
 from .discovery import Topology
 from .sentinel import Primary, expect_primary
@@ -93,11 +89,7 @@ def _pool_like(pool: Any) -> ConnectionPool:
     in_memory = getattr(pool.connection_class, "asyncio_class", None)
     if in_memory is not None:
         return ConnectionPool(connection_class=in_memory, **common_settings(pool))
-    for theirs, ours in (
-        (ThreadSSLConnection, SSLConnection),
-        (ThreadConnection, Connection),
-        (ThreadUnixDomainSocketConnection, UnixDomainSocketConnection),
-    ):
+    for theirs, ours in TWINS:
         if issubclass(pool.connection_class, theirs):
             settings = common_settings(pool)
             timeout = timeout_of(pool.connection_kwargs)
