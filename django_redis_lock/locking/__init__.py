@@ -14,7 +14,6 @@ __all__ = [
     "MAX_PAUSE_SECONDS",
     "AsyncLock",
     "BaseLock",
-    "Confirmed",
     "Event",
     "Hold",
     "Lock",
