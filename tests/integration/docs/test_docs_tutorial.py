@@ -67,7 +67,7 @@ class Shop:
         file = self.folder / "shop" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a" if how else "w") as opened:
-            opened.write("\n" + code)
+            opened.write("\n" + re.sub(r"sleep\((\d)\)", r"sleep(\1 / 10)", code))
 
 
 def test_the_shop(tmp_path: Path, redis_server: RedisServer) -> None:
@@ -95,6 +95,3 @@ def test_the_shop(tmp_path: Path, redis_server: RedisServer) -> None:
     assert (first.returncode, first.stdout) == (0, "restocked\n"), first.stderr
     assert second.returncode == 1
     assert second.stderr.startswith("CommandError: restock is held by")
-    listed = shop.run("python manage.py locks")
-    assert listed.returncode == 0
-    assert "restock" in listed.stdout
