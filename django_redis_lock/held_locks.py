@@ -58,6 +58,10 @@ class HeldLock:
     lock: LockInfo
     foreign: bool = False
 
+    def is_named(self, search: str) -> bool:
+        """Whether the name contains ``search``; case is ignored."""
+        return search.lower() in self.name.lower()
+
     @property
     def group(self) -> str:
         """The metrics group."""
@@ -102,17 +106,11 @@ class HeldLocks:
     local: list[tuple[str, Owner]] = field(default_factory=list)
 
 
-class _Space(NamedTuple):
-    """The key prefixes of one cache: of its locks, and of its values."""
-
-    alias: str
-    locks: bytes
-    values: bytes
-
-
 class _Database(NamedTuple):
+    """A database, and for each cache in it the key prefixes of its locks and of its values."""
+
     client: Any
-    spaces: list[_Space]
+    prefixes: dict[str, dict[str, bytes]]
 
 
 def held_locks(
@@ -132,7 +130,7 @@ def held_locks(
     wanted = list(lock_caches() if aliases is None else aliases)
     result = HeldLocks()
     databases = list(_databases(result))
-    asked = [d for d in databases if any(space.alias in wanted for space in d.spaces)]
+    asked = [database for database in databases if not database.prefixes.keys().isdisjoint(wanted)]
     result.failures = [failure for failure in result.failures if failure.alias in wanted]
 
     def ask(database: _Database) -> list[Inventory] | Exception:
@@ -143,13 +141,16 @@ def held_locks(
 
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(asked)))) as threads:
         for database, answer in zip(asked, threads.map(ask, asked), strict=True):
+            here = [alias for alias in database.prefixes if alias in wanted]
             if isinstance(answer, Exception):
-                for space in database.spaces:
-                    if space.alias in wanted:
-                        result.failures.append(_failure(space.alias, answer))
+                result.failures += [_failure(alias, answer) for alias in here]
                 continue
-            for kind, inventory in zip(kinds, answer, strict=True):
-                _add(result, database, wanted, search, kind, inventory)
+            for kind, listed in zip(kinds, answer, strict=True):
+                held = [_place(database, lock) for lock in listed.locks]
+                result.found += [h for h in held if h.alias in wanted and h.is_named(search)]
+                if not listed.complete:
+                    cut = Truncation(here[0], kind, len(listed.locks), listed.total)
+                    result.truncations.append(cut)
     result.in_memory = [alias for alias in wanted if _is_in_memory(alias)]
     result.found.sort(key=lambda held: held.lock.held_for or 0.0, reverse=True)
     result.local = _held_here(result.failures, search)
@@ -170,7 +171,7 @@ def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[HeldLock | N
 def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
     """The name of the lock at ``key`` in the cache ``alias``, held or free."""
     try:
-        _, prefix, _ = _space(_database_of(alias), key, kind)
+        _, prefix, _ = _cache_of(_database_of(alias), key, kind)
     except UNAVAILABLE:
         prefix = b""
     return key[len(prefix) :].decode(errors="backslashreplace")
@@ -193,13 +194,15 @@ def _databases(result: HeldLocks) -> Iterator[_Database]:
         try:
             cache: Any = lock_cache(alias)
             client = cache._lock_client()
-            locks = cache._encoded_key(cache.conf.LOCK_PREFIX, None)
-            space = _Space(alias, locks, values=cache._encoded_key("", None))
-            database = found.setdefault(server_of(client).database, _Database(client, []))
+            prefixes = {
+                LOCK: cache._encoded_key(cache.conf.LOCK_PREFIX, None),
+                FLIGHT: cache._encoded_key("", None),
+            }
+            database = found.setdefault(server_of(client).database, _Database(client, {}))
         except UNAVAILABLE as error:
             result.failures.append(_failure(alias, error))
         else:
-            database.spaces.append(space)
+            database.prefixes[alias] = prefixes
     yield from found.values()
 
 
@@ -209,41 +212,22 @@ def _database_of(alias: str) -> _Database:
     return next(d for d in _databases(HeldLocks()) if server_of(d.client).database == database)
 
 
-def _space(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, bool]:
+def _cache_of(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, bool]:
     """The cache under which ``key`` is listed, its prefix (the longest that matches), and whether
     no prefix matches."""
-    spaces = [
-        (space.locks if kind == LOCK else space.values, space.alias) for space in database.spaces
+    found = [
+        (len(p[kind]), alias) for alias, p in database.prefixes.items() if key.startswith(p[kind])
     ]
-    own = [(len(prefix), alias, prefix) for prefix, alias in spaces if key.startswith(prefix)]
-    if not own:
-        return database.spaces[0].alias, b"", True
-    longest = max(own, key=lambda entry: entry[0])
-    return longest[1], longest[2], False
+    if not found:
+        return next(iter(database.prefixes)), b"", True
+    length, alias = max(found, key=lambda entry: entry[0])
+    return alias, key[:length], False
 
 
 def _place(database: _Database, lock: LockInfo) -> HeldLock:
-    alias, prefix, foreign = _space(database, lock.key, lock.kind)
+    alias, prefix, foreign = _cache_of(database, lock.key, lock.kind)
     name = lock.key[len(prefix) :].decode(errors="backslashreplace")
     return HeldLock(alias, name, lock, foreign)
-
-
-def _add(
-    result: HeldLocks,
-    database: _Database,
-    wanted: Sequence[str],
-    search: str,
-    kind: str,
-    inventory: Inventory,
-) -> None:
-    lowered = search.lower()
-    for lock in inventory.locks:
-        held = _place(database, lock)
-        if held.alias in wanted and lowered in held.name.lower():
-            result.found.append(held)
-    if not inventory.complete:
-        alias = next(space.alias for space in database.spaces if space.alias in wanted)
-        result.truncations.append(Truncation(alias, kind, len(inventory.locks), inventory.total))
 
 
 def _failure(alias: str, error: Exception) -> Failure:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -71,8 +73,9 @@ def release(
         return Outcome.FREE
     if kind == FLIGHT:
         return _end_flight(client, key, owner_id)
+    send = partial(run, client, patience=REPLY_TIMEOUT_SECONDS)
     keys = lock_keys(key, is_cluster(client))
-    reply = run(client, Call(HELD, keys, ()), patience=REPLY_TIMEOUT_SECONDS).value
+    reply = send(Call(HELD, keys, ())).value
     if reply is None:
         return Outcome.FREE
     held = HolderInfo(reply)
@@ -80,18 +83,12 @@ def release(
         return Outcome.NOT_OWNER
     seen = held.fence if fence is None else fence
     wanted = (new_token(), milliseconds(grant_timeout), held.token, seen)
-    answer = run(client, Call(RESET, keys, wanted), patience=REPLY_TIMEOUT_SECONDS)
+    answer = send(Call(RESET, keys, wanted))
     if not answer.value and not answer.sent_twice:
-        free = run(client, Call(HELD, keys, ()), patience=REPLY_TIMEOUT_SECONDS).value is None
+        free = send(Call(HELD, keys, ())).value is None
         return Outcome.FREE if free else Outcome.NOT_OWNER
-    try:
-        run(
-            client,
-            note_call(key, "reset", held.owner, by, held.held_for),
-            patience=REPLY_TIMEOUT_SECONDS,
-        )
-    except (RedisError, OSError):
-        pass  # It is released nevertheless.
+    with suppress(RedisError, OSError):  # It is released nevertheless.
+        send(note_call(key, "reset", held.owner, by, held.held_for))
     return Outcome.RELEASED
 
 
