@@ -17,7 +17,7 @@ from ..forks import after_fork
 from ..notices import get_logger
 from ..protocol import Call, as_bytes, flight_stream
 from ..transport import Server
-from .leader import NOTHING, FlightRenewal, Leader, Producer, Seen
+from .leader import NOTHING, Leader, Producer
 from .runners import Overtaken, ProducerFailed, Runner, Steps, being_computed, overtake
 from .scripts import READ
 
@@ -157,9 +157,9 @@ class Flights:
             [replaced] = yield from leader.take_over()
         except (RedisError, OSError) as error:
             logger.warning("Could not take over the computation of %s: %s", leader, error)
-        shared = self._shared()
+        leader.begin({key: replaced})
         try:
-            return (yield from self._lead(leader, leader.renewals(shared), shared, replaced))
+            return (yield from self._lead(leader, self._shared()))
         except Overtaken:
             return (yield from self.get_or_compute(key, producer, math.inf))
 
@@ -181,27 +181,19 @@ class Flights:
         if status != 1:
             producer.emit(self._server, Shared, True, 1)
             return producer.decode(old)
-        shared = self._shared()
-        renewals = leader.renewals(shared)
-        refreshing = self._lead_or_return_old(leader, renewals, shared, old, news)
+        leader.begin({key: news})
+        refreshing = self._lead_or_return_old(leader, old)
         if not background:
             return (yield from refreshing)
-        if not (yield self._runner.run_in_background(refreshing, renewals[0])):
+        if not (yield self._runner.run_in_background(refreshing, leader.renewals[0])):
             logger.warning("Too many refreshes in the background: %s is not refreshed now", leader)
             yield from leader.fail()
         return producer.decode(old)
 
-    def _lead_or_return_old(
-        self,
-        leader: Leader,
-        renewals: list[FlightRenewal],
-        shared: InProcessFlight,
-        old: Any,
-        replaced: Seen,
-    ) -> Steps:
+    def _lead_or_return_old(self, leader: Leader, old: Any) -> Steps:
         producer = leader.producer
         try:
-            return (yield from self._lead(leader, renewals, shared, replaced))
+            return (yield from self._lead(leader, self._shared()))
         except Overtaken:
             return producer.decode(old)
         except ProducerFailed as failed:
@@ -215,25 +207,16 @@ class Flights:
             producer.emit(self._server, RefreshFailed, failed.error)
             return producer.decode(old)
 
-    def _lead(
-        self,
-        leader: Leader,
-        renewals: list[FlightRenewal],
-        shared: InProcessFlight,
-        replaced: Seen,
-    ) -> Steps:
+    def _lead(self, leader: Leader, shared: InProcessFlight) -> Steps:
         """Compute the value, store it, and hand it to the callers that share this flight.
-
-        Args:
-            replaced: what was at the key when the flight began.
 
         Raises:
             Overtaken: another thread leads instead.
         """
         [key] = leader.keys
-        values, encoded = yield from leader.lead(renewals)
+        values, encoded = yield from leader.lead()
         shared.asked += 1
-        [stored] = yield from leader.store(encoded, {key: replaced})
+        [stored] = yield from leader.store(encoded)
         if stored is False:
             # A write or a delete came in between: only the caller gets the result.
             logger.info("%s was written while it was computed; not stored", leader)
@@ -267,39 +250,41 @@ class Flights:
         overtakes = self._runner.in_thread
         while True:
             try:
-                outcome, replaced = yield from self._find(leader, shared, deadline, overtakes)
+                outcome = yield from self._find(leader, shared, deadline, overtakes)
             except (RedisError, OSError) as error:
                 shared.outage = error
                 raise CoordinationError from error
             if outcome is not LEAD:
                 return outcome
             with suppress(Overtaken):
-                return (yield from self._lead(leader, leader.renewals(shared), shared, replaced))
+                return (yield from self._lead(leader, shared))
             overtakes = False  # Else two could overtake each other for ever.
             leader = self._leader(key, producer)  # The old token is the overtaker's to replace.
 
     def _find(
         self, leader: Leader, shared: InProcessFlight, deadline: float, overtakes: bool
     ) -> Steps:
-        """LEAD and what is at the key now; FOUND when Redis has a value; or TOO_LATE."""
+        """LEAD; FOUND when Redis has a value; or TOO_LATE."""
         [key] = leader.keys
         while True:
             shared.asked += 1
             [(status, *news)] = yield from leader.take(following=shared.computed)
             if status == 1:
-                return LEAD, news
+                leader.begin({key: news})
+                return LEAD
             if status == 2:
                 shared.found = news[0]
-                return FOUND, NOTHING
+                return FOUND
             if status == 3:
                 raise failure(news[0])
             if time.monotonic() >= deadline:
-                return TOO_LATE, NOTHING
+                return TOO_LATE
             token, pttl = as_bytes(news[0]), int(news[1])
             if overtakes and overtake(token):
                 [replaced] = yield from leader.take_over({key: token})
                 if replaced is not None:
-                    return LEAD, replaced
+                    leader.begin({key: replaced})
+                    return LEAD
                 overtakes = False
                 continue
             next_check = time.monotonic() + min(FOLLOWER_CHECK_SECONDS, max(pttl, 1) / 1000)

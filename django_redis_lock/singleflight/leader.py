@@ -109,7 +109,9 @@ class Leader:
         self.keys = keys
         self.producer = producer
         self.token = token_for(producer.compute)
+        self.renewals: list[FlightRenewal] = []
         self._names = names
+        self._replaced: Mapping[bytes, Seen] = {}
         self._runner = runner
 
     def __str__(self) -> str:
@@ -163,12 +165,16 @@ class Leader:
 
     # -- to compute --------------------------------------------------------------------------
 
-    def renewals(self, of: object) -> list[FlightRenewal]:
-        """What the keeper does during the computation, as long as ``of`` exists."""
-        about = (self.token, self.timeout, of, self.producer.group)
-        return [FlightRenewal(self.server, key, *about) for key in self.keys]
+    def begin(self, replaced: Mapping[bytes, Seen]) -> None:
+        """The caller leads the flights of these keys.
 
-    def lead(self, renewals: Sequence[FlightRenewal]) -> Steps:
+        Args:
+            replaced: what is at the keys now.
+        """
+        self.keys, self._replaced = list(replaced), replaced
+        self.renewals = [FlightRenewal(self, key) for key in self.keys]
+
+    def lead(self) -> Steps:
         """The computed values by key, and the values as Redis stores them. The keeper renews the
         flights; if the computation fails, they end.
 
@@ -176,7 +182,7 @@ class Leader:
             Overtaken: another thread leads instead.
         """
         try:
-            for renewal in renewals:
+            for renewal in self.renewals:
                 keeper().add(renewal)
             values = yield from self.compute()
             return values, self.encoded(values)
@@ -188,7 +194,7 @@ class Leader:
             yield from self.fail(failed.describe(), pause)
             raise
         finally:  # In every case: followers would wait for ever for a flight that is renewed.
-            for renewal in renewals:
+            for renewal in self.renewals:
                 keeper().discard(renewal)
 
     def compute(self, outage: BaseException | None = None) -> Steps:
@@ -253,20 +259,19 @@ class Leader:
 
     # -- to end ------------------------------------------------------------------------------
 
-    def store(self, encoded: Mapping[bytes, bytes | int], replaced: Mapping[bytes, Seen]) -> Steps:
+    def store(self, encoded: Mapping[bytes, bytes | int]) -> Steps:
         """End the flights, each with its value if there is one, in one round trip. Does not raise
         if Redis is down: the caller still gets the computed values.
 
         Args:
             encoded: the values as Redis stores them.
-            replaced: what was at the keys when the flights began.
 
         Returns: for each key whether the value was stored; None: unknown.
         """
         about = (self.producer.lifetime, STREAM_LIFETIME_MILLISECONDS)
         calls = tuple(
             Call(STORE, self._keys(key), (self.token, encoded[key], *about, *seen))
-            if key in encoded and (seen := replaced.get(key) or NOTHING)
+            if key in encoded and (seen := self._replaced[key] or NOTHING)
             else self._ending(key)
             for key in self.keys
         )
@@ -309,24 +314,13 @@ class Leader:
 
 
 class FlightRenewal(Job):
-    """Renews the flight of the cache key ``key`` during the computation.
+    """Renews the flight of the cache key ``key`` during the computation, as long as its leader is
+    not garbage-collected."""
 
-    Args:
-        leader: when it is garbage-collected, the renewal ends.
-        group: the metrics group; empty: derived from the name.
-    """
-
-    def __init__(
-        self,
-        server: Server,
-        key: bytes,
-        token: bytes,
-        lifetime: float,
-        leader: object,
-        group: str = "",
-    ) -> None:
+    def __init__(self, leader: Leader, key: bytes) -> None:
+        server, token, lifetime = leader.server, leader.token, leader.timeout
         self._leader_of_it = weakref.ref(leader)
-        self._group = group
+        self._group = leader.producer.group
         self._lifetime = self.deadline_scale = lifetime
         self._began = time.monotonic()
         self._keys = (flight_key(key), flight_leader(key), server.index_of(FLIGHTS, key))

@@ -95,7 +95,6 @@ class MultiFlight:
             if followed and shared and failed is None:
                 self._producer.emit(self._server, Shared, False, shared)
             if led:
-                leader.keys = list(led)
                 try:
                     found.update((yield from self._lead(leader, led)))
                 except Overtaken:  # Another thread leads these now.
@@ -133,7 +132,8 @@ class MultiFlight:
         return (yield from self._leader(keys).compute(why))
 
     def _lead(self, leader: Leader, replaced: dict[bytes, Seen]) -> Steps:
-        """Compute and store the values of the leader's keys."""
-        values, encoded = yield from leader.lead(leader.renewals(self))
-        yield from leader.store(encoded, replaced)
+        """Compute and store the values of the keys in ``replaced``."""
+        leader.begin(replaced)
+        values, encoded = yield from leader.lead()
+        yield from leader.store(encoded)
         return values

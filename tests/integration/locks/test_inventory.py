@@ -48,7 +48,8 @@ from django_redis_lock.protocol.keys import (
 )
 from django_redis_lock.protocol.lock_scripts import CLOCK, Call
 from django_redis_lock.protocol.owner import Owner, fingerprint, process_id
-from django_redis_lock.singleflight.leader import FlightRenewal
+from django_redis_lock.singleflight import Producer, ThreadRunner
+from django_redis_lock.singleflight.leader import FlightRenewal, Leader
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.server import server_of
 from tests.processes import until
@@ -403,14 +404,16 @@ def test_a_computation_is_listed_until_it_is_over(client: redis.Redis, computing
 
 
 def test_a_computation_whose_leader_died_leaves_the_list(client: redis.Redis) -> None:
-    flight = FlightRenewal(server_of(client), b"k", b"token", 0.2, client)
-    client.set(flight_key(b"k"), "token", px=200)
+    producer = Producer(lambda: None, bytes, bytes, 0)
+    leader = Leader(ThreadRunner(client), 0.2, [b"k", b"l"], producer)
+    flight = FlightRenewal(leader, b"k")
+    client.set(flight_key(b"k"), leader.token, px=200)
     keeper().add(flight)
     until(lambda: list_held(client, b"", kind=FLIGHT).locks)
     keeper().discard(flight)
     until(lambda: not list_held(client, b"", kind=FLIGHT).locks)
-    client.set(flight_key(b"l"), "token", px=200)
-    keeper().add(later := FlightRenewal(server_of(client), b"l", b"token", 0.2, client))
+    client.set(flight_key(b"l"), leader.token, px=200)
+    keeper().add(later := FlightRenewal(leader, b"l"))
     until(lambda: client.zrange(FLIGHTS, 0, -1) == [b"l"])
     keeper().discard(later)
 
