@@ -1,6 +1,6 @@
 """The algorithm of a lock on several servers: ``Election`` is one call of ``acquire``, ``Quorum``
-the lock. It is written once, as generators that yield the next step (``Ask``, ``Queue``,
-``Pause``), and ``lock`` executes the steps, for threads and for asyncio.
+the lock. It is written once, for threads and for tasks, as generators of steps; see
+``transport.drive``.
 
 A caller sends its request to all servers at once, and has the lock if more than half of them grant
 it. Otherwise it releases what it got from the servers after the first one that refused, keeps what
@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 import secrets
 import zlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from redis.exceptions import RedisError
@@ -64,28 +64,7 @@ SERVER_TIMEOUT_SECONDS = 0.25
 FENCE_LEAD_MICROSECONDS = 10_000
 
 
-class Ask(NamedTuple):
-    """Run calls at once, each on the server at its place; sends replies, or errors, by place."""
-
-    calls: Mapping[int, Call]
-    patience: float
-
-
-class Queue(NamedTuple):
-    """Wait for one server's part of the lock; sends the grant, or None at the deadline."""
-
-    place: int
-    request: AcquireRequest
-
-
-class Pause(NamedTuple):
-    """Let so many seconds pass."""
-
-    seconds: float
-
-
-Step = Ask | Queue | Pause
-Steps = Generator[Step, Any, Any]
+Steps = Generator[Any, Any, Any]
 
 #: The last known reading of each server's clock.
 _clocks: WeakKeyDictionary[Server, Clock] = WeakKeyDictionary()
@@ -97,30 +76,20 @@ class Election:
     """One call of ``acquire``.
 
     Args:
+        lock: the lock.
         request: the arguments of the call.
-        servers: the servers, by place.
-        places: their places, in the order in which all callers wait for them.
-        limit: seconds to wait for one server.
-        release_later: has the keeper send a release to the servers at these places.
 
     Attributes:
         request: has the current token and attempt. Both change when a server does not reply to a
             release: the server may execute the release later, and must not end a newer grant.
     """
 
-    def __init__(
-        self,
-        request: AcquireRequest,
-        servers: Sequence[Server],
-        places: Sequence[int],
-        limit: float,
-        release_later: Callable[[Iterable[int], Call], None],
-    ) -> None:
+    def __init__(self, lock: Quorum, request: AcquireRequest) -> None:
         self._chosen = request.chosen
-        self._servers = servers
-        self._places = places
-        self._limit = limit
-        self._release_later = release_later
+        self._lock = lock
+        self._servers = lock.servers
+        self._places = lock._order()
+        self._limit = lock.server_timeout
         self._unanswered: set[int] = set()
         self.request = request
         request.may_hold.clear()
@@ -147,7 +116,7 @@ class Election:
         asked = (request.token, milliseconds(request.lifetime), request.attempt)
         call = Call(VOTE, request.keys, (*asked, floor or self._floor()))
         sent_at = time.monotonic()
-        answers = yield Ask(dict.fromkeys(self._places, call), limit)
+        answers = yield self._lock._ask_servers(dict.fromkeys(self._places, call), limit)
         for place, answer in answers.items():
             if not isinstance(answer, Exception):
                 _clocks[self._servers[place]] = Clock(int(answer[2]), sent_at)
@@ -175,7 +144,7 @@ class Election:
         """Wait in the queue of the server at ``gate``; False at the deadline."""
         self._record_token()
         try:
-            return (yield Queue(gate, self.request)) is not None
+            return (yield self._lock._wait_at(gate, self.request)) is not None
         except (RedisError, OSError) as error:
             if not is_outage(error):
                 raise
@@ -190,7 +159,7 @@ class Election:
             # Use a new token from now on, so that late effects do no harm: neither those of calls
             # without a reply, nor the release that the keeper repeats.
             yield from self._release(p for p in self._places[:begin] if p in ballot.fences)
-            self._release_later(self._unanswered, self._back)
+            self._lock._release_later(self._unanswered, self._back)
             self._unanswered = set()
             self.request.may_hold.clear()
             self._renew_token()
@@ -200,7 +169,7 @@ class Election:
     def _release(self, places: Iterable[int]) -> Steps:
         calls = dict.fromkeys(places, self._back)
         if calls:
-            answers = yield Ask(calls, self._limit)
+            answers = yield self._lock._ask_servers(calls, self._limit)
             self._unanswered.update(p for p, a in answers.items() if isinstance(a, Exception))
 
     @property
@@ -256,19 +225,24 @@ class Quorum(LockOperations):
         """The server that stores the metrics: the first one."""
         return server_of(self.redis[0])
 
+    def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> Any:
+        """Run calls at once, each on the server at its place; the replies, or errors, by place."""
+        raise NotImplementedError
+
+    def _wait_at(self, place: int, request: AcquireRequest) -> Any:
+        """Wait for one server's part of the lock; the grant, or None at the deadline."""
+        raise NotImplementedError
+
+    def _sleep(self, seconds: float) -> Any:
+        """Let so many seconds pass."""
+        raise NotImplementedError
+
     # -- acquire ------------------------------------------------------------------------------
 
     def _new_waiter(self) -> bytes:
         return b""  # It waits with another id on each server.
 
-    def _acquire(self, request: AcquireRequest, wait: float | None) -> Any:
-        """Run ``_elect``."""
-        raise NotImplementedError
-
     def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps:
-        return (yield self._acquire(request, wait))
-
-    def _elect(self, request: AcquireRequest, wait: float | None) -> Steps:
         """The acquired lock, or None at the end of the wait.
 
         Raises:
@@ -276,8 +250,7 @@ class Quorum(LockOperations):
         """
         deadline = None if not wait else time.monotonic() + wait
         request = request._replace(deadline=deadline, outage_patience=0.0)
-        how = (self.servers, self._order(), self.server_timeout, self._release_later)
-        election = Election(request, *how)
+        election = Election(self, request)
         pause, contended = FIRST_PAUSE_SECONDS, False
         while True:
             ballot = yield from election.vote()
@@ -295,7 +268,7 @@ class Quorum(LockOperations):
                 if not left:
                     return None
                 # A random pause, so that competing callers do not retry at the same moment.
-                yield Pause(min(pause * (1 + secrets.randbelow(100) / 100), left))
+                yield self._sleep(min(pause * (1 + secrets.randbelow(100) / 100), left))
                 pause, contended = min(pause * 2, MAX_PAUSE_SECONDS), True
                 continue
             pause, contended = FIRST_PAUSE_SECONDS, True
@@ -317,17 +290,17 @@ class Quorum(LockOperations):
 
     # -- other methods ------------------------------------------------------------------------
 
-    def _reset(self) -> Steps:
+    def _reset_steps(self) -> Steps:
         """End the lock on each server, whichever caller holds it, as ``Lock.reset`` does on one.
 
         Raises:
             TooFewServers: less than a majority has answered.
         """
         question = self._held_call()
-        answers = yield Ask(self._calls(question), self.server_timeout)
+        answers = yield self._ask_servers(self._calls(question), self.server_timeout)
         held = {p: a for p, a in answers.items() if a and not isinstance(a, Exception)}
         resets = {p: self._reset_call(held[p]) for p in reversed(self._order()) if p in held}
-        ended = (yield Ask(resets, self.server_timeout)) if resets else {}
+        ended = (yield self._ask_servers(resets, self.server_timeout)) if resets else {}
         found = merged(question, answers, len(self.redis), self._shown)
         away = {p: a for p, a in {**answers, **ended}.items() if isinstance(a, Exception)}
         if len(away) > len(self.redis) - majority(len(self.redis)):

@@ -11,8 +11,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..clock import time
 from ..locking import AsyncLock, Lock, TaskWaiter, ThreadWaiter
 from ..protocol import AcquireRequest, Acquisition, Call
-from ..transport import Answer, adrive, arun, cancellable, drive, server_of, wait_awake
-from .base import Ask, Queue, Quorum, Step
+from ..transport import Answer, arun, cancellable, server_of, wait_awake
+from .base import Quorum
 from .fan_out import ask, spared
 
 
@@ -40,47 +40,36 @@ class Redlock(Lock, Quorum):
         TooFewServers: from every method that sends requests to the servers.
     """
 
-    def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
-        granted: Acquisition | None = drive(self._elect(request, wait), self._do)
-        return granted
+    def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
+        return ask(self.servers, calls, patience)
 
-    def reset(self) -> bool:
-        return bool(drive(self._reset(), self._do))
+    def _wait_at(self, place: int, request: AcquireRequest) -> Acquisition | None:
+        return ThreadWaiter(self.redis[place], request).wait()
 
-    def _do(self, step: Step) -> Any:
-        if isinstance(step, Ask):
-            return ask(self.servers, step.calls, step.patience)
-        if isinstance(step, Queue):
-            return ThreadWaiter(self.redis[step.place], step.request).wait()
-        return time.sleep(step.seconds)
+    def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def _run(self, call: Call) -> Answer:
         sent_at = time.monotonic()
-        answers = ask(self.servers, self._calls(call), self.server_timeout)
+        answers = self._ask_servers(self._calls(call), self.server_timeout)
         return Answer(self._merge(call, answers, sent_at), sent_twice=False)
 
 
 class AsyncRedlock(AsyncLock, Quorum):
     """``Redlock`` for asyncio, over clients of redis.asyncio."""
 
-    async def _acquire(self, request: AcquireRequest, wait: float | None) -> Acquisition | None:
-        granted: Acquisition | None = await adrive(self._elect(request, wait), self._do)
-        return granted
+    async def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
+        return await cancellable(_ask(self.redis, calls, patience))
 
-    async def reset(self) -> bool:
-        return bool(await adrive(self._reset(), self._do))
+    async def _wait_at(self, place: int, request: AcquireRequest) -> Acquisition | None:
+        return await TaskWaiter(self.redis[place], request).wait()
 
-    async def _do(self, step: Step) -> Any:
-        if isinstance(step, Ask):
-            return await cancellable(_ask(self.redis, step.calls, step.patience))
-        if isinstance(step, Queue):
-            return await TaskWaiter(self.redis[step.place], step.request).wait()
-        return await time.asleep(step.seconds)
+    async def _sleep(self, seconds: float) -> None:
+        await time.asleep(seconds)
 
     async def _run(self, call: Call) -> Answer:
         sent_at = time.monotonic()
-        calls = self._calls(call)
-        answers = await cancellable(_ask(self.redis, calls, self.server_timeout))
+        answers = await self._ask_servers(self._calls(call), self.server_timeout)
         return Answer(self._merge(call, answers, sent_at), sent_twice=False)
 
 

@@ -11,7 +11,7 @@ Rules that threads and tasks share are generators of steps: see ``drive``.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +25,6 @@ from .circuit_breaker import Breaker
 from .retry import REPORTED, Answer, run_again, run_all_steps
 from .server import Server, Unread, server_of
 
-S = TypeVar("S")
 R = TypeVar("R")
 
 #: Calls that keep or end a lock that is held, or leave a queue: no circuit breaker refuses them.
@@ -38,10 +37,9 @@ FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) 
 # -- drivers -------------------------------------------------------------------------------------
 
 
-def drive(steps: Generator[S, Any, R], do: Callable[[S], Any] | None = None) -> R:
-    """What ``steps`` return in the end, when ``do`` does each of them. What it raises is raised
-    where the step was yielded. Without ``do``, the generator calls methods that do the step, and
-    yields what they return: for threads the result itself, for tasks (``adrive``) an awaitable::
+def drive(steps: Generator[Any, Any, R]) -> R:
+    """What ``steps`` return in the end. They call methods that do each step, and yield what these
+    return: for threads the result itself, for tasks (``adrive``) an awaitable::
 
         answer = yield self._run(call)
 
@@ -49,27 +47,21 @@ def drive(steps: Generator[S, Any, R], do: Callable[[S], Any] | None = None) -> 
     runs. So what an interrupt must undo is undone by the caller of ``drive``.
     """
     try:
-        came: Any = next(steps)
+        came = next(steps)
         while True:
-            try:
-                if do is not None:
-                    came = do(came)
-            except BaseException as trouble:
-                came = steps.throw(trouble)
-            else:
-                came = steps.send(came)
+            came = steps.send(came)
     except StopIteration as end:
         result: R = end.value
         return result
 
 
-async def adrive(steps: Generator[S, Any, R], do: Callable[[S], Awaitable[Any]] | None = None) -> R:
+async def adrive(steps: Generator[Any, Any, R]) -> R:
     """``drive`` for tasks."""
     try:
-        step: Any = next(steps)
+        step = next(steps)
         while True:
             try:
-                came = await (step if do is None else do(step))
+                came = await step
             except BaseException as trouble:
                 step = steps.throw(trouble)
             else:

@@ -7,9 +7,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -19,11 +19,26 @@ from django_redis_lock import Redlock
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.lock_scripts import Call
 from django_redis_lock.redlock import base, votes
-from django_redis_lock.redlock.base import Ask, Queue
 from django_redis_lock.redlock.votes import VOTE
 
 SERVERS = 5
 LIFETIME = 1.0
+
+
+class Ask(NamedTuple):
+    """A step of the lock, which the simulation does; so are the other two."""
+
+    calls: Mapping[int, Call]
+    patience: float
+
+
+class Queue(NamedTuple):
+    place: int
+    request: Any
+
+
+class Pause(NamedTuple):
+    seconds: float
 
 
 class World:
@@ -124,13 +139,16 @@ class Contender:
         clients = [redis.Redis(port=7000 + n) for n in range(SERVERS)]
         self.lock = Redlock(clients, "simulated", timeout=LIFETIME, server_timeout=0.1)
         self.lock._release_later = self.leave  # type: ignore[method-assign]
+        self.lock._ask_servers = Ask  # type: ignore[assignment, method-assign]
+        self.lock._wait_at = Queue  # type: ignore[assignment, method-assign]
+        self.lock._sleep = Pause  # type: ignore[assignment, method-assign]
         world.after(world.random.random() * 0.01, self.begin)
 
     def begin(self) -> None:
         if self.times:
             self.times -= 1
             request, _ = self.lock._request(None, True, None, None)
-            self.steps = self.lock._elect(request, None)
+            self.steps = self.lock._obtain(request, None)
             self.go_on(lambda: next(self.steps))
 
     def go_on(self, move: Callable[[], Any]) -> None:
