@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import Conf
 
-__all__ = ["load", "start", "start_configured"]
+__all__ = ["load", "start_configured"]
 
 logger = logging.getLogger("django_redis_lock.metrics")
 
@@ -23,16 +22,6 @@ _NEEDS = {
     "prometheus": ("prometheus_client", "prometheus"),
     "opentelemetry": ("opentelemetry", "otel"),
 }
-
-
-def start(names: Iterable[str]) -> None:
-    """Start the exporters with these names.
-
-    Raises:
-        ImproperlyConfigured: a package is not installed.
-    """
-    for name in names:
-        load(name).start()
 
 
 def start_configured() -> None:
@@ -45,7 +34,7 @@ def start_configured() -> None:
         return
     for name in names:
         try:
-            start([name])
+            load(name).start()
         except ImproperlyConfigured as error:
             logger.error("The exporter is not started: %s", error)
 

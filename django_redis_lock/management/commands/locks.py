@@ -41,7 +41,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         common = ArgumentParser(add_help=False, parents=[parser])  # The options of all commands.
-        actions = parser.add_subparsers(dest="action", metavar="ACTION", help="default: list")
+        actions = parser.add_subparsers(
+            dest="action", metavar="ACTION", help="default: list; ACTION --help: its options"
+        )
         parsers = {
             name: actions.add_parser(
                 name,

@@ -215,9 +215,12 @@ class Command(BaseCommand):
                 raise
             if not isinstance(error, (SystemExit, KeyboardInterrupt, CommandError)):
                 self.stderr.write(traceback.format_exc())
-            raise self._lost(options["name"]) from None
         if loss.ends_it:
-            raise self._lost(options["name"])
+            raise CommandError(
+                f"the lock {options['name']} was lost while the command ran: another may have run "
+                "at the same time",
+                returncode=LOST,
+            )
         return code
 
     def _release(self, lock: Lock, name: str) -> None:
@@ -226,12 +229,6 @@ class Command(BaseCommand):
         except (RedisError, OSError) as error:
             # The command has run: its exit code must not change.
             self.stderr.write(f"The lock {name} could not be released, and will expire: {error}")
-
-    def _lost(self, name: str) -> CommandError:
-        text = (
-            f"the lock {name} was lost while the command ran: another may have run at the same time"
-        )
-        return CommandError(text, returncode=LOST)
 
     def _say(self, text: str, options: dict[str, Any]) -> None:
         if options["verbosity"]:

@@ -129,7 +129,7 @@ def test_prometheus_counts(
 def test_prometheus_is_registered_once(cache: RedisCache) -> None:
     try:
         for _ in range(2):
-            exporters.start(["prometheus"])
+            exporters.load("prometheus").start()
         reloaded = importlib.reload(prometheus)
         reloaded.start()
         with cache.lock("import"):
@@ -359,7 +359,7 @@ def test_what_is_missing_is_named(
     for module in [m for m in sys.modules if m.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImproperlyConfigured, match=rf"pip install django-redis-lock\[{extra}\]"):
-        exporters.start([name])
+        exporters.load(name)
     settings.DJANGO_REDIS_LOCK = {"EXPORTERS": [name]}
     exporters.start_configured()  # Logged, and no reason not to start.
     assert f"django-redis-lock[{extra}]" in caplog.text
