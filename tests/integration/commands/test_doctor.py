@@ -162,6 +162,19 @@ def test_a_replica(doctor: Doctor, at: Callable[..., None], own_server: RedisSer
         assert deploy_numbers() == {"W102"}
 
 
+def test_a_server_without_memory_left(
+    doctor: Doctor, at: Callable[..., None], own_server: RedisServer
+) -> None:
+    at(own_server.url)
+    with own_server.client() as admin:
+        admin.config_set("maxmemory", "1kb")
+        code, found = doctor()
+        assert (code, found["eviction"]["level"]) == (3, "ok")
+        assert re.match(r"the server rejects writes.*\bOOM", found["rights"]["text"])
+        assert "OOM" in found["trial"]["text"]
+        assert deploy_numbers() == {"W102"}
+
+
 def test_a_node_of_a_cluster(
     doctor: Doctor, at: Callable[..., None], cluster_servers: ClusterServers
 ) -> None:

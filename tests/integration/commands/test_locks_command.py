@@ -175,6 +175,25 @@ def test_the_help_of_an_action_has_its_options_only(run: Run, action: str) -> No
     assert "for reset" not in out
 
 
+def test_the_help_names_every_action(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    assert {"list", "show", "release", "reset", "stats", "doctor"} <= set(out.split())
+
+
+@pytest.mark.parametrize("words", [(), ("list",), ("-v", "0"), ("list", "-v", "0", "--no-color")])
+def test_the_options_of_all_commands_are_taken(run: Run, words: tuple[str, ...]) -> None:
+    assert run(*words) == (0, "No lock is held.\n", "")
+
+
+def test_an_action_can_be_called_from_code(client: redis.Redis) -> None:
+    out = StringIO()
+    with held(client, "nightly") as lock:
+        call_command("locks", "release", "nightly", yes=True, stdout=out)
+        assert not lock.locked()
+    assert out.getvalue().endswith("nightly is released.\n")
+
+
 def test_who_reads_only_the_beginning_is_no_failure() -> None:
     """As head does."""
     command = [sys.executable, "manage.py", "locks", "doctor"]
