@@ -220,7 +220,8 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
     ) -> bool:
         with self._server.mutex:
             touched: bool = super().touch(key, timeout, version)
-            if not self.has_key(key, version):
+            seconds = self._timeout(timeout)
+            if seconds is not None and seconds <= 0:  # It deletes the value.
                 self._end_flight(key, version)
             return touched
 

@@ -30,7 +30,10 @@ class Field(NamedTuple):
     spec: str
 
     def text(self, values: dict[str, Any]) -> str:
-        value = values[self.name] if self.name in values else self._look_up(values)
+        if self.name in values:
+            value = values[self.name]
+        else:  # A name with attributes and items.
+            value, _ = _formatter.get_field(self.name, (), values)
         if not (self.conversion or self.spec) and type(value) in (str, int):
             return str(value)
         if isinstance(value, (set, frozenset)):
@@ -43,11 +46,6 @@ class Field(NamedTuple):
                 "attributes, such as its pk"
             )
         return text
-
-    def _look_up(self, values: dict[str, Any]) -> Any:
-        """The value of a name with attributes and items."""
-        value, _ = _formatter.get_field(self.name, (), values)
-        return value
 
 
 class Template:

@@ -30,10 +30,14 @@ def _of_cache(metafunc: pytest.Metafunc) -> set[str]:
 
 
 @pytest.fixture
-def cache(backend: str, redis_server: RedisServer, location: str) -> Any:
+def cache(
+    request: pytest.FixtureRequest, backend: str, redis_server: RedisServer, location: str
+) -> Any:
+    """With the settings that the module gives as ``CACHE``."""
+    settings = getattr(request.module, "CACHE", {})
     if backend == "redis":
-        return RedisCache(redis_server.url, {"OPTIONS": {}})
-    return LocMemCache(location, {})
+        return RedisCache(redis_server.url, {"OPTIONS": {}, **settings})
+    return LocMemCache(location, settings)
 
 
 @pytest.fixture

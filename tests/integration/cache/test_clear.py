@@ -15,12 +15,8 @@ from django_redis_lock.protocol.keys import FIGURES, INDEX, flight_key, lock_key
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
+CACHE = {"KEY_PREFIX": "site"}
 KEYS = lock_keys(b"site:1:lock:report")
-
-
-@pytest.fixture
-def cache(redis_server: RedisServer) -> RedisCache:
-    return RedisCache(redis_server.url, {"KEY_PREFIX": "site"})
 
 
 def waiting(client: redis.Redis) -> int:
@@ -173,7 +169,9 @@ def test_a_pattern_for_everything_spares_what_belongs_to_locks(
     cache.set("value", 1)
     before = {key for lock in locks for key in lock.keys if client.exists(key)}
     assert cache.delete_pattern("*") == 2  # The value, and the fence of the lock released.
-    assert {*client.keys()} - {FIGURES["hour"]} == {*before, figures}
+    # On a slow machine the heartbeat of this process is there, too.
+    left = {key for key in client.keys() if not key.startswith(b"django_redis_lock:process:")}
+    assert left - {FIGURES["hour"]} == {*before, figures}
     assert all(lock.owned() for lock in locks)
 
 
@@ -199,6 +197,7 @@ def test_no_script_works_for_long(
     assert len(client.keys("{site:1:*}:fence")) == 10_000
 
 
+@pytest.mark.on_redis
 def test_at_no_moment_is_a_lock_missing(cache: RedisCache, client: redis.Redis) -> None:
     done = threading.Event()
     missed: list[int] = []
@@ -262,6 +261,7 @@ def test_a_lock_on_its_way_to_a_frozen_waiter_arrives(
         assert waiter.result() == "served"
 
 
+@pytest.mark.on_redis
 @EMPTYING
 def test_a_grant_that_is_not_taken_yet_is_kept(
     cache: RedisCache, client: redis.Redis, empty: Any
@@ -297,7 +297,7 @@ def test_a_database_without_locks_is_empty_after(cache: RedisCache, client: redi
     with cache.lock("report"):
         pass
     cache.clear()
-    assert client.dbsize() == 0
+    assert client.keys() == []
 
 
 def test_it_returns_what_django_redis_returns(cache: RedisCache) -> None:

@@ -18,6 +18,7 @@ from django_redis_lock.protocol.keys import flight_key, flight_stream
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
+CACHE = {"KEY_PREFIX": "site"}
 KEY = b"site:1:report"
 
 Write = Callable[[RedisCache], Any]
@@ -45,11 +46,15 @@ WRITES: dict[str, tuple[Write, Any]] = {
         "newer",
     ),
     "clear": (lambda c: c.clear(), None),
-    "incr": (lambda c: c.incr("report", 3, ignore_key_check=True), 3),
     "expire in the past": (lambda c: c.expire_at("report", datetime(2020, 1, 1)), None),
     "pexpire in the past": (lambda c: c.pexpire_at("report", 1), None),
     "set, then delete": (lambda c: (c.set("report", "newer"), c.delete("report")), None),
     "delete, then set": (lambda c: (c.delete("report"), c.set("report", "newer")), "newer"),
+}
+
+#: The same, of what only django-redis has.
+REDIS_WRITES: dict[str, tuple[Write, Any]] = {
+    "incr": (lambda c: c.incr("report", 3, ignore_key_check=True), 3),
 }
 
 #: The same, where there was an old value, the number 5.
@@ -75,9 +80,7 @@ STALE_WRITES: dict[str, tuple[Write, Any]] = {
 OTHERS: dict[str, Write] = {
     "another key": lambda c: (c.set("other", 1), c.delete("other"), c.delete_pattern("oth*")),
     "another version": lambda c: (c.set("report", 1, version=2), c.delete("report", version=2)),
-    "another prefix": lambda c: c.delete("report", prefix="elsewhere"),
     "set xx, missing": lambda c: c.set("report", "newer", xx=True),
-    "set nx for 0": lambda c: c.set("report", "newer", nx=True, timeout=0),
     "reading": lambda c: (c.get("report"), c.get_many(["report"]), c.has_key("report")),
     "touch": lambda c: (c.touch("report", 60), c.expire("report", 60), c.persist("report")),
     "expire in the future": lambda c: (
@@ -86,11 +89,10 @@ OTHERS: dict[str, Write] = {
     ),
     "a lock of its name": lambda c: c.lock("report", timeout=60).acquire(),
 }
-
-
-@pytest.fixture
-def cache(redis_server: RedisServer) -> RedisCache:
-    return RedisCache(redis_server.url, {"KEY_PREFIX": "site"})
+REDIS_OTHERS: dict[str, Write] = {
+    "another prefix": lambda c: c.delete("report", prefix="elsewhere"),
+    "set nx for 0": lambda c: c.set("report", "newer", nx=True, timeout=0),
+}
 
 
 class Computation(threading.Thread):
@@ -130,7 +132,20 @@ def computation(cache: RedisCache) -> Iterator[Computation]:
 def test_a_write_wins_over_the_computation(
     cache: RedisCache, client: redis.Redis, computation: Computation, write: str
 ) -> None:
-    do, kept = WRITES[write]
+    wins(cache, client, computation, *WRITES[write])
+
+
+@pytest.mark.on_redis
+@pytest.mark.parametrize("write", REDIS_WRITES)
+def test_a_write_of_django_redis_wins_over_the_computation(
+    cache: RedisCache, client: redis.Redis, computation: Computation, write: str
+) -> None:
+    wins(cache, client, computation, *REDIS_WRITES[write])
+
+
+def wins(
+    cache: RedisCache, client: redis.Redis, computation: Computation, do: Write, kept: Any
+) -> None:
     assert client.exists(flight_key(KEY))
     do(cache)
     assert not client.exists(flight_key(KEY))
@@ -140,9 +155,20 @@ def test_a_write_wins_over_the_computation(
 
 @pytest.mark.parametrize("write", WRITES)
 def test_followers_get_the_written_value_or_compute_again(
-    cache: RedisCache, client: redis.Redis, computation: Computation, write: str
+    cache: RedisCache, computation: Computation, write: str
 ) -> None:
-    do, kept = WRITES[write]
+    followers_get(cache, computation, *WRITES[write])
+
+
+@pytest.mark.on_redis
+@pytest.mark.parametrize("write", REDIS_WRITES)
+def test_followers_get_what_django_redis_wrote(
+    cache: RedisCache, computation: Computation, write: str
+) -> None:
+    followers_get(cache, computation, *REDIS_WRITES[write])
+
+
+def followers_get(cache: RedisCache, computation: Computation, do: Write, kept: Any) -> None:
     found: list[Any] = []
     follower = threading.Thread(
         target=lambda: found.append(cache.get_or_set("report", lambda: "anew", None)), daemon=True
@@ -170,22 +196,47 @@ def test_a_write_wins_over_the_refresh_of_an_old_value(cache: RedisCache, write:
 def test_what_writes_nothing_ends_no_flight(
     cache: RedisCache, client: redis.Redis, computation: Computation, other: str
 ) -> None:
-    OTHERS[other](cache)
+    ends_no_flight(cache, client, computation, OTHERS[other])
+
+
+@pytest.mark.on_redis
+@pytest.mark.parametrize("other", REDIS_OTHERS)
+def test_what_writes_nothing_in_redis_ends_no_flight(
+    cache: RedisCache, client: redis.Redis, computation: Computation, other: str
+) -> None:
+    ends_no_flight(cache, client, computation, REDIS_OTHERS[other])
+
+
+def ends_no_flight(
+    cache: RedisCache, client: redis.Redis, computation: Computation, do: Write
+) -> None:
+    do(cache)
     assert client.exists(flight_key(KEY))
     assert computation.finish() == "older"
     assert cache.get("report") == "older"
     assert client.pttl(KEY) == -1
 
 
-@pytest.mark.parametrize("write", ["set", "delete", "incr", "delete_pattern"])
+@pytest.mark.parametrize("write", ["set", "delete", "delete_pattern"])
 def test_a_write_wakes_the_followers(
     cache: RedisCache, client: redis.Redis, computation: Computation, write: str
 ) -> None:
     """So that those of other processes do not find out only when they look again."""
+    wakes_the_followers(cache, client, WRITES[write][0])
+
+
+@pytest.mark.on_redis
+def test_an_increment_wakes_the_followers(
+    cache: RedisCache, client: redis.Redis, computation: Computation
+) -> None:
+    wakes_the_followers(cache, client, REDIS_WRITES["incr"][0])
+
+
+def wakes_the_followers(cache: RedisCache, client: redis.Redis, do: Write) -> None:
     stream = flight_stream(KEY, client.get(flight_key(KEY)))
     assert not client.exists(stream)
-    WRITES[write][0](cache)
-    assert client.xlen(stream) == 1
+    do(cache)
+    assert len(client.xrange(stream)) == 1
     assert 0 < client.pttl(stream) <= 10_000
 
 
@@ -244,12 +295,14 @@ def test_a_pattern_ends_the_computations_of_what_it_matches(
     flight = flight_key(f"site:1:{key}".encode())
     # Neither the flights of other sites nor values that are called like flights.
     others = {b"{other:site:1:x}:flight": b"1", b"site:1:x:flight": b"2", b"x}:flight": b"3"}
-    client.mset({flight: "another", **others})
+    for stored, value in {flight: b"another", **others}.items():
+        client.set(stored, value)
     cache.delete_pattern(pattern)
     assert not client.exists(flight)
-    assert client.mget(list(others)) == list(others.values())
+    assert {stored: client.get(stored) for stored in others} == others
 
 
+@pytest.mark.on_redis
 def test_writes_on_the_callers_own_client_end_flights(
     cache: RedisCache, client: redis.Redis, computation: Computation
 ) -> None:
@@ -258,6 +311,7 @@ def test_writes_on_the_callers_own_client_end_flights(
     assert cache.get("report") == "newer"
 
 
+@pytest.mark.on_redis
 def test_writes_in_the_callers_own_pipeline_end_flights_when_it_is_sent(
     cache: RedisCache, client: redis.Redis, computation: Computation
 ) -> None:
@@ -270,6 +324,7 @@ def test_writes_in_the_callers_own_pipeline_end_flights_when_it_is_sent(
     assert cache.get("report") is None
 
 
+@pytest.mark.on_redis
 def test_many_writes_send_their_script_once(cache: RedisCache, client: redis.Redis) -> None:
     data = {f"key {number}": number for number in range(100)}
     for _ in range(2):
@@ -293,6 +348,7 @@ def test_a_pipeline_that_is_used_again_sends_it_again(client: redis.Redis) -> No
             assert not client.exists(flight_key(b"a"))
 
 
+@pytest.mark.on_redis
 def test_a_write_costs_one_command(cache: RedisCache, client: redis.Redis) -> None:
     cache.set("warm", 1)
     cache.delete("warm")
