@@ -33,8 +33,23 @@ T = TypeVar("T")
 Task = asyncio.Task[Any] | None
 
 
+class _OfTheTask:
+    """An attribute of ``TaskState``: that of the state of the task that acts."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, state: TaskState, owner: type) -> Any:
+        return getattr(state._mine(), self._name)
+
+    def __set__(self, state: TaskState, value: Any) -> None:
+        setattr(state._mine(), self._name, value)
+
+
 class TaskState:
     """What each task knows through one handle; see ``for_the_caller``."""
+
+    token, hold, renewal, file_lock = _OfTheTask(), _OfTheTask(), _OfTheTask(), _OfTheTask()
 
     def __init__(self, token: bytes | None) -> None:
         self._initial = token
@@ -52,40 +67,6 @@ class TaskState:
         if state is None:
             state = self._states[task] = self._new()
         return state
-
-    @property
-    def token(self) -> bytes | None:
-        token: bytes | None = self._mine().token
-        return token
-
-    @token.setter
-    def token(self, token: bytes | None) -> None:
-        self._mine().token = token
-
-    @property
-    def hold(self) -> Hold | None:
-        hold: Hold | None = self._mine().hold
-        return hold
-
-    @hold.setter
-    def hold(self, hold: Hold | None) -> None:
-        self._mine().hold = hold
-
-    @property
-    def file_lock(self) -> Any:
-        return self._mine().file_lock
-
-    @file_lock.setter
-    def file_lock(self, file_lock: Any) -> None:
-        self._mine().file_lock = file_lock
-
-    @property
-    def renewal(self) -> Any:
-        return self._mine().renewal
-
-    @renewal.setter
-    def renewal(self, renewal: Any) -> None:
-        self._mine().renewal = renewal
 
 
 #: The task that called the method under way, and the one that runs it.

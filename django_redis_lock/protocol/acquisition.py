@@ -15,14 +15,14 @@ import os
 import re
 import secrets
 import threading
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from ..clock import time
 from ..events import Subject
-from ..forks import after_fork
 from .keys import LockKeys
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH, Call
-from .owner import encodable, hostname
+from .owner import hostname
 from .validation import milliseconds
 
 #: Seconds for which a waiter counts as alive after its keeper has registered it.
@@ -46,30 +46,16 @@ def new_token() -> bytes:
 
 def waiter_id() -> bytes:
     """A unique id of a waiter, from which the admin reads its process, thread and begin."""
-    return b"%d %.3f %b" % (next(_waiters), time.time(), _here.name or _name_thread())
+    place = _place(os.getpid(), threading.current_thread().name)
+    return b"%d %.3f %b" % (next(_waiters), time.time(), place)
 
 
 _waiters = itertools.count(secrets.randbits(40))
 
 
-class _Here(threading.local):
-    """The cached part of the waiter ids of this thread."""
-
-    name = b""
-
-
-_here = _Here()
-
-
-def _name_thread() -> bytes:
-    thread = threading.current_thread().name
-    _here.name = encodable(f"{os.getpid()} {hostname()} {thread}").encode()
-    return _here.name
-
-
-@after_fork
-def _forget_name() -> None:
-    _here.name = b""
+@lru_cache(maxsize=256)
+def _place(pid: int, thread: str) -> bytes:
+    return f"{pid} {hostname()} {thread}".encode(errors="backslashreplace")
 
 
 class Clock(NamedTuple):

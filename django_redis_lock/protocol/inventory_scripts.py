@@ -22,6 +22,14 @@ local function fields(part, key)
 end
 """)
 
+# matches(key): whether it begins as ARGV[1] says, and has ARGV[2] in it.
+_MATCHES = shared("""
+local function matches(key)
+  return string.sub(key, 1, #ARGV[1]) == ARGV[1]
+    and (ARGV[2] == '' or string.find(string.lower(key), ARGV[2], 1, true))
+end
+""")
+
 #: Which locks are held, by the index, latest end first. Entries whose lock is gone are dropped. The
 #: script finds the locks in the index, as CLEAR does: not for a cluster, where each is elsewhere.
 #:
@@ -32,12 +40,11 @@ end
 #:         wanted}
 #: atomic because an entry must not be dropped for a lock that is taken a moment later.
 LIST = script("""
-local prefix, wanted, start = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local start = tonumber(ARGV[3])
 local keys, dropped = {}, 0
 local entries = redis.call('ZRANGE', KEYS[1], start, start + ARGV[4] - 1, 'REV')
 for _, key in ipairs(entries) do
-  if string.sub(key, 1, #prefix) == prefix
-    and (wanted == '' or string.find(string.lower(key), wanted, 1, true)) then
+  if matches(key) then
     if redis.call('EXISTS', key) == 0 then
       redis.call('ZREM', KEYS[1], key)
       dropped = dropped + 1
@@ -88,15 +95,13 @@ return found
 #: ARGV  as LIST's
 #: returns as LIST
 LIST_FLIGHTS = script("""
-local prefix, wanted = ARGV[1], ARGV[2]
 local at = math.floor(now() / 1000)
 local keys = {}
 local entries = redis.call(
   'ZREVRANGEBYSCORE', KEYS[1], '+inf', at, 'LIMIT', ARGV[3], ARGV[4]
 )
 for _, key in ipairs(entries) do
-  if string.sub(key, 1, #prefix) == prefix
-    and (wanted == '' or string.find(string.lower(key), wanted, 1, true)) then
+  if matches(key) then
     keys[#keys + 1] = key
   end
 end
