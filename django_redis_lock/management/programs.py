@@ -64,20 +64,20 @@ class Program:
         sys.stderr.flush()
         with (
             self._signals(),
-            ProcessGuard(min(self._grace, within)) as guard,
-            _in_foreground(guard.group),
+            _guard_process(min(self._grace, within)) as guard,
+            _in_foreground(guard.pid),
         ):
             process = subprocess.Popen(
-                self._argv, env={**os.environ, **environment}, **_in_group(guard.group)
+                self._argv, env={**os.environ, **environment}, **_in_group(guard.pid)
             )
-            self._group = guard.group
+            self._group = guard.pid
             try:
                 for number in self._early:  # Signals that came before it started.
                     self._send(number)
                 if self._must_end:
                     self.terminate()
                 code = process.wait()
-                guard.over()
+                guard.communicate(b"over")  # Its background processes may run on.
                 if self._must_end:
                     self._wait_for_the_group()
             finally:
@@ -140,36 +140,23 @@ def _in_group(group: int) -> dict[str, Any]:
     return {"preexec_fn": lambda: os.setpgid(0, group)}
 
 
-class ProcessGuard:
-    """The guard process, which leads the program's group.
-
-    Attributes:
-        group: the number of the process group, which stays taken while the guard runs.
-    """
-
-    def __init__(self, grace: float) -> None:
-        self._grace = grace
-
-    def __enter__(self) -> ProcessGuard:
-        with _blocked():  # The guard inherits this.
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", GUARD, str(self._grace)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                **_in_group(0),
-            )
-        self.group = self._process.pid
-        return self
-
-    def over(self) -> None:
-        """The program has ended: let its background processes run on."""
-        self._process.communicate(b"over")
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Without ``over``, the guard ends the group now."""
-        if self._process.returncode is None:
-            self._process.communicate()
+@contextmanager
+def _guard_process(grace: float) -> Iterator[subprocess.Popen[bytes]]:
+    """The guard, which leads the program's group, so that its pid is the group's number and stays
+    taken. Unless it gets a word on its input, it ends the group now."""
+    with _blocked():  # The guard inherits this.
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", GUARD, str(grace)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            **_in_group(0),
+        )
+    try:
+        yield guard
+    finally:
+        if guard.returncode is None:
+            guard.communicate()
 
 
 @contextmanager
