@@ -356,7 +356,7 @@ def test_which_holder_crashed(run: Run, client: redis.Redis) -> None:
 def test_a_free_lock(run: Run) -> None:
     code, out, _ = run("show", "nightly", "--exit-code")
     assert (code, out.split()[:3]) == (0, ["nightly", "state", "free;"])
-    assert "no lock of this name has been seen" in out
+    assert "there are no recent events of this name: check the spelling" in out
     assert json.loads(run("show", "nightly", "--json")[1])["held"] is False
 
 
