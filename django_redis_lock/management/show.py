@@ -123,10 +123,9 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
 def _facts(found: Found) -> list[tuple[str, str]]:
     place = f"{found.alias}, at the key {one_line(found.key.decode(errors='backslashreplace'))}"
     if found.holding is None:
-        seen = found.inspection.events or found.inspection.waiters
-        state = (
-            "free" if seen else "free; there are no recent events of this name: check the spelling"
-        )
+        state = "free"
+        if not found.inspection.events and not found.inspection.waiters:
+            state += "; there are no recent events of this name: check the spelling"
         return [("state", state), ("cache", place)]
     lock, owner = found.holding.lock, found.holding.lock.owner
     if lock.resting:
