@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from django.core.paginator import Page, Paginator
 from django.http import QueryDict
 from django.utils.formats import number_format
 from django.utils.functional import Promise
@@ -72,35 +72,41 @@ class Listing:
         self._url_of = url_of
         self.search = query.get("q", "")[:200]
         self.aliases = list(lock_caches())
-        self.alias = self._one_of(self.aliases, query.get("using", ""))
-        self.kind = self._one_of(KINDS, query.get("kind", ""))
+        choices: dict[str, Collection[str]] = {
+            "kind": KINDS,
+            "using": self.aliases,
+            "status": STATUSES,
+            "age": list(map(str, AGES)),
+        }
+        #: What each filter is set to; empty for all.
+        self.chosen = {
+            name: str(query[name]) if query.get(name) in values else ""
+            for name, values in choices.items()
+        }
         wanted = query.get("o", DEFAULT)
         self.order = wanted if wanted.removeprefix("-") in BY_NAME else DEFAULT
         page = query.get("p", "1")
-        self.status = self._one_of(STATUSES, query.get("status", ""))
-        self.age = self._one_of(map(str, AGES), query.get("age", ""))
         self.page = max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 7 else 1
-
-    @staticmethod
-    def _one_of(choices: Any, wanted: str) -> str:
-        return wanted if wanted in choices else ""
 
     # -- what is found -----------------------------------------------------------------------
 
     @cached_property
     def held(self) -> HeldLocks:
         """Everything held in the chosen cache, of the chosen kind."""
-        aliases = [self.alias] if self.alias else None
-        kinds = (self.kind,) if self.kind else tuple(KINDS)
-        found = held_locks(aliases, kinds=kinds)
+        kinds = [self.chosen["kind"]] if self.chosen["kind"] else list(KINDS)
+        found = held_locks(self._asked, kinds=kinds)
         for failure in found.failures:
             logger.warning("The locks of the cache %s cannot be listed: %s", *failure[:2])
         if self.search and found.truncations:
             # Redis also searches the names of locks that the truncated list leaves out.
             listed = {(h.alias, h.lock.key, h.lock.kind) for h in found.found}
-            named = held_locks(aliases, kinds=kinds, search=self.search).found
+            named = held_locks(self._asked, kinds=kinds, search=self.search).found
             found.found += [h for h in named if (h.alias, h.lock.key, h.lock.kind) not in listed]
         return found
+
+    @property
+    def _asked(self) -> list[str]:
+        return [self.chosen["using"]] if self.chosen["using"] else self.aliases
 
     @cached_property
     def matching(self) -> list[HeldLock]:
@@ -110,21 +116,16 @@ class Listing:
 
     def _matches(self, holding: HeldLock) -> bool:
         lock, owner = holding.lock, holding.lock.owner
-        if self.status and status_of(lock) != self.status:
+        if self.chosen["status"] not in ("", status_of(lock)):
             return False
-        if self.age and (lock.held_for or 0.0) < int(self.age):
+        if (lock.held_for or 0.0) < int(self.chosen["age"] or 0):
             return False
         texts = (holding.name, owner.label, f"{owner.host}:{owner.pid}", holding.group)
         return any(self.search.lower() in text.lower() for text in texts)
 
     @cached_property
-    def shown(self) -> Sequence[HeldLock]:
-        start = (min(self.page, self.pages) - 1) * PER_PAGE
-        return self.matching[start : start + PER_PAGE]
-
-    @property
-    def pages(self) -> int:
-        return max(1, math.ceil(len(self.matching) / PER_PAGE))
+    def shown(self) -> Page[HeldLock]:
+        return Paginator(self.matching, PER_PAGE).get_page(self.page)
 
     @property
     def ordered(self) -> bool:
@@ -132,7 +133,7 @@ class Listing:
 
     @property
     def filtered(self) -> bool:
-        return bool(self.search or self.alias or self.kind or self.status or self.age)
+        return any((self.search, *self.chosen.values()))
 
     def data(self) -> dict[str, Any]:
         """The part of the page that changes while it is open."""
@@ -168,8 +169,7 @@ class Listing:
     def behaviour(self) -> str:
         """How the locks of the caches that answered behaved, as HTML."""
         down = {failure.alias for failure in self.held.failures}
-        wanted = [self.alias] if self.alias else self.aliases
-        answering = [alias for alias in wanted if alias not in down]
+        answering = [alias for alias in self._asked if alias not in down]
         held = self.held.found
         return behaviour_section(
             answering, held, self.search, self.address, many_caches=self.many_caches
@@ -210,14 +210,7 @@ class Listing:
     def address(self, **changes: Any) -> str:
         """The query string of this list with ``changes``."""
         query = QueryDict(mutable=True)
-        here = {
-            "q": self.search,
-            "kind": self.kind,
-            "using": self.alias,
-            "status": self.status,
-            "age": self.age,
-            "o": self.order if self.ordered else "",
-        }
+        here = {"q": self.search, **self.chosen, "o": self.order if self.ordered else ""}
         for name, value in {**here, **changes}.items():
             if value and not (name == "p" and value == 1):
                 query[name] = str(value)
@@ -243,10 +236,11 @@ class Listing:
         return heads
 
     def page_links(self) -> list[dict[str, Any]]:
-        current = min(self.page, self.pages)
+        page = self.shown
         return [
-            {"number": number, "address": self.address(p=number), "current": number == current}
-            for number in range(1, self.pages + 1)
+            {"number": number, "address": self.address(p=number), "current": number == page.number}
+            for number in page.paginator.page_range
+            if page.has_other_pages()
         ]
 
     @property
@@ -254,16 +248,16 @@ class Listing:
         return len(self.aliases) > 1
 
     def choices(self) -> list[dict[str, Any]]:
-        filters: list[tuple[str, Any, str, Any]] = [
-            ("status", _("Status"), self.status, STATUSES.items()),
-            ("age", _("Older than"), self.age, [(str(age), brief(age)) for age in AGES]),
-            ("kind", _("Kind"), self.kind, KINDS.items()),
+        filters: list[tuple[str, Any, Any]] = [
+            ("status", _("Status"), STATUSES.items()),
+            ("age", _("Older than"), [(str(age), brief(age)) for age in AGES]),
+            ("kind", _("Kind"), KINDS.items()),
         ]
         if self.many_caches:
-            filters.append(("using", _("Cache"), self.alias, [(a, a) for a in self.aliases]))
+            filters.append(("using", _("Cache"), [(a, a) for a in self.aliases]))
         return [
-            {"name": name, "title": title, "chosen": chosen, "options": list(options)}
-            for name, title, chosen, options in filters
+            {"name": name, "title": title, "chosen": self.chosen[name], "options": list(options)}
+            for name, title, options in filters
         ]
 
 
