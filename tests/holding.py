@@ -1,4 +1,5 @@
-"""Locks that somebody else holds while a test looks at what the others are told."""
+"""Locks that somebody else holds while a test looks at what the others are told, and servers that
+are away."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from django.core.cache import caches
 
 from django_redis_lock import Lock
 from django_redis_lock.protocol.keys import lock_keys, process_key
+from django_redis_lock.transport import Outage, server
 
-__all__ = ["hold", "silence"]
+__all__ = ["hold", "outages", "silence"]
 
 
 @contextmanager
@@ -30,3 +32,9 @@ def silence(client: Any, key: bytes, seconds: float, process: str = "another") -
     client.hincrby(lock_keys(key).owner, "seen", int(-seconds * 1e6))
     now, microseconds = client.time()
     client.set(process_key(process), int((now - seconds) * 1e6) + microseconds)
+
+
+def outages() -> list[Outage]:
+    """The servers that do not answer, as far as this process knows."""
+    nodes = (node for known in tuple(server._servers.values()) for node in known.nodes())
+    return [outage for node in nodes if (outage := node.breaker.known_outage())]

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from ..forks import after_fork, free_after_fork
 from .address import RawConnection, for_threads, note_sent, own_settings, timeout_of
-from .circuit_breaker import Breaker, Outage
+from .circuit_breaker import Breaker
 
 
 class Unread(Protocol):
@@ -153,10 +153,7 @@ class Server:
         Args:
             patience: seconds that connecting may take, if that is less than usual.
         """
-        connection, unread = self.checkout_unread(patience)
-        if unread is not None:
-            unread.confirm(True)
-        return connection
+        return _with_nothing_to_read(*self.checkout_unread(patience))
 
     def checkout_unread(self, patience: float | None = None) -> tuple[RawConnection, Unread | None]:
         """As ``checkout``, but a reply may still be on its way. Read it after the next call is sent
@@ -178,12 +175,7 @@ class Server:
     def checkout_idle(self) -> RawConnection | None:
         """An idle connection with no reply to be read, if there is one."""
         idle = self._checkout_idle()
-        if idle is None:
-            return None
-        connection, unread = idle
-        if unread is not None:
-            unread.confirm(True)
-        return connection
+        return None if idle is None else _with_nothing_to_read(*idle)
 
     def _checkout_idle(self) -> tuple[RawConnection, Unread | None] | None:
         while self._idle:
@@ -222,6 +214,12 @@ class Server:
         self._idle += idle[kept:]
         for connection, _, _ in idle[:kept]:
             connection.disconnect()
+
+
+def _with_nothing_to_read(connection: RawConnection, unread: Unread | None) -> RawConnection:
+    if unread is not None:
+        unread.confirm(True)
+    return connection
 
 
 def _shown(settings: Mapping[str, Any]) -> str:
@@ -289,15 +287,6 @@ def standing_in(make: Callable[[tuple[Any, ...]], Server | None]) -> Iterator[No
         yield
     finally:
         _servers, _by_pool, _make_stand_in = before
-
-
-def outages() -> list[Outage]:
-    """The servers that do not answer, as far as this process knows."""
-    with _registry:
-        servers = list(_servers.values())
-    breakers = (node.breaker for server in servers for node in server.nodes())
-    known = (breaker.known_outage() for breaker in breakers)
-    return sorted((outage for outage in known if outage), key=lambda outage: outage.server)
 
 
 def is_cluster(client: Any) -> bool:

@@ -16,7 +16,8 @@ from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.transport.aio_pools import asyncio_client
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
-from django_redis_lock.transport.server import outages, server_of
+from django_redis_lock.transport.server import server_of
+from tests.holding import outages
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, in_threads, until

@@ -26,7 +26,7 @@ from django_redis_lock.events import FellBack
 from django_redis_lock.fallback.file_lock import held_locally
 from django_redis_lock.fallback.locks import AsyncFallbackLock, FallbackLock
 from django_redis_lock.transport.aio_pools import asyncio_client
-from django_redis_lock.transport.server import outages
+from tests.holding import outages
 from tests.integration.locks.test_lock import OnRedis
 from tests.lock_contract import Backend, Background, LockContract
 from tests.processes import PATIENCE, Link, processes, until

@@ -25,7 +25,8 @@ from django_redis_lock.metrics.figures import Summary
 from django_redis_lock.metrics.writing import read
 from django_redis_lock.protocol.keys import FIGURES
 from django_redis_lock.transport.execute import run
-from django_redis_lock.transport.server import outages, server_of
+from django_redis_lock.transport.server import server_of
+from tests.holding import outages
 from tests.integration.cache.test_get_or_set import (
     Asking,
     Broken,
