@@ -30,7 +30,7 @@ from ..protocol import (
     new_token,
     printable,
 )
-from ..transport import ServerBusy, server_of
+from ..transport import ServerBusy, note_sent, server_of
 from .base import BaseLock
 from .heartbeat import question_about, with_answer
 from .history import note_vanished
@@ -79,7 +79,7 @@ class LockOperations(BaseLock):
     # -- acquire -----------------------------------------------------------------------------
 
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
-        asked_at = self._now()
+        asked_at, acquired = self._now(), None
         try:
             acquired = yield from self._obtain(request, wait)
             if acquired is not None and self.replicas:
@@ -87,6 +87,8 @@ class LockOperations(BaseLock):
                 found = yield self._confirm(acquired, patience_of(request, until))
                 self._require_replicas(found.replicas if found.held else 0)
         except Exception as error:
+            if acquired is not None:
+                note_sent(error, True)  # Only the question to the replicas may not have been sent.
             self._abandon(request, error)
             raise
         if acquired is None:

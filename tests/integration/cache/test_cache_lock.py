@@ -13,6 +13,7 @@ from django_redis.cache import RedisCache as PlainCache
 
 from django_redis_lock import Lock, LockError, LockNotOwnedError, TooFewReplicas
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.transport import Server
 from tests.processes import in_threads, until
 from tests.redis_server import RedisServer
 
@@ -303,3 +304,24 @@ def test_without_them_the_lock_does_not_count(redis_server: RedisServer) -> None
     with pytest.raises(TooFewReplicas, match="0 replicas have confirmed"):
         lock.acquire(blocking=False)
     until(lambda: not lock.locked())
+
+
+def test_the_lock_is_released_if_no_connection_can_be_opened_to_ask_replicas(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Lock(client, "report", timeout=60, replicas=1)
+    confirm = lock._confirm
+
+    def refuse(*args: Any) -> Any:
+        raise redis.ConnectionError("max number of clients reached")
+
+    def without_connections(*args: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(Server, "_checkout_idle", lambda self: None)
+            patch.setattr(Server, "connect", refuse)
+            return confirm(*args)
+
+    monkeypatch.setattr(lock, "_confirm", without_connections)
+    with pytest.raises(redis.ConnectionError, match="max number of clients"):
+        lock.acquire()
+    until(lambda: not client.exists("report"))
