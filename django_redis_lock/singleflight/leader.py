@@ -214,7 +214,10 @@ class Leader:
             if not isinstance(values, Mapping):
                 wrong = f"default_many must return a dict by key, not {values!r}"
                 raise ProducerFailed(TypeError(wrong))
-            return {key: values[names[key]] for key in self.keys if names[key] in values}
+            try:
+                return {key: values[names[key]] for key in self.keys if names[key] in values}
+            except BaseException as error:  # It may compute its values only now.
+                raise ProducerFailed(error) from error
 
     def encoded(self, values: Mapping[bytes, Any]) -> dict[bytes, bytes | int]:
         """The values as Redis stores them."""

@@ -261,6 +261,19 @@ def test_what_is_no_dict_is_refused(many: Any, client: redis.Redis, returned: An
     assert not flights(client)
 
 
+class Lazy(dict[str, Any]):
+    """Computes its values when they are asked for."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise Broken("no data")
+
+
+def test_a_mapping_that_fails_frees_the_followers(many: Any, client: redis.Redis) -> None:
+    with pytest.raises(Broken):
+        many(["a", "b"], lambda keys: Lazy(dict.fromkeys(keys)))
+    assert not flights(client)
+
+
 def test_a_value_that_cannot_be_kept(cache: RedisCache, client: redis.Redis) -> None:
     with pytest.raises(Exception, match=r"[Pp]ickle|local object"):
         cache.get_or_set_many(["a"], lambda keys: {"a": lambda: None})
