@@ -142,8 +142,10 @@ class Fallback(LockOperations):
                 self.local.file_lock = file_lock
                 return True
             file_lock.release()  # The lock in Redis expired during the wait for this host's.
-            request = _with_new_token(request)
             wait = wait and max(0.0, until - time.monotonic())
+            # Not the waiter id of before, which the keeper may still have to unregister.
+            waiter = b"" if wait == 0 else self._new_waiter()
+            request = _with_new_token(request)._replace(waiter=waiter)
 
     def _take_file(
         self, file_lock: LocalLock, hold: Hold, until: float, *, in_addition: bool = False

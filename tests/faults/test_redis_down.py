@@ -195,6 +195,33 @@ def test_what_was_taken_in_redis_holds_when_it_is_gone(
     assert cache.lock("nightly").acquire(blocking=False)
 
 
+def test_who_must_ask_again_registers_under_another_waiter_id(
+    own_server: RedisServer, cache: RedisCache, folder: str
+) -> None:
+    """The keeper may still have to unregister the id before."""
+    own_server.kill()
+    local = cache.lock("nightly")
+    assert local.acquire()
+    own_server.start()
+    waiters = []
+
+    class Recorded(FallbackLock):
+        def _ask(self, request: Any) -> Any:
+            reply = super()._ask(request)
+            waiters.append(request.waiter)
+            return reply
+
+    client, name = own_server.client(), ":1:lock:nightly"
+    options: dict[str, Any] = {"on_redis_down": "local", "local_folder": folder}
+    lock = Recorded(client, name, timeout=0.1, **options)
+    waiter = Background(lambda: lock.acquire(blocking_timeout=PATIENCE))
+    until(lambda: waiters)
+    until(lambda: not client.exists(name))
+    local.release()
+    assert waiter.result() is True
+    assert len(set(waiters)) == len(waiters) > 1
+
+
 def test_a_waiter_goes_on_here(own_server: RedisServer, cache: RedisCache) -> None:
     holder = cache.lock("nightly")
     assert holder.acquire()
