@@ -100,6 +100,8 @@ class Fallback(LockOperations):
         file_lock = self._file_lock() if self.on_redis_down == "local" else None
         try:
             return (yield from self._acquire_or_fall_back(request, wait, file_lock))
+        except GeneratorExit:
+            raise  # Perhaps long after an interrupt: this handle may have the lock again by now.
         except BaseException:
             if self.local.hold is not before:
                 self._leave_to_keeper()

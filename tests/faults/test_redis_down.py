@@ -89,6 +89,20 @@ def test_nothing_stays_held_where_there_can_be_no_local_lock(
     until(lambda: not client.exists("nowhere"))
 
 
+def test_what_an_interrupt_has_left_ends_no_later_lock(client: redis.Redis, folder: str) -> None:
+    """The steps of an interrupted ``acquire`` end when its traceback is dropped."""
+    options: dict[str, Any] = {"on_redis_down": "local", "local_folder": folder}
+    lock = FallbackLock(client, "again", timeout=30, **options)
+    request, wait = lock._request(None, None, None, None)
+    interrupted = lock._acquire_steps(request, wait)
+    next(interrupted)
+    lock._abandon(request, KeyboardInterrupt())
+    assert lock.acquire(blocking_timeout=PATIENCE)
+    interrupted.close()
+    assert lock.owned()
+    lock.release()
+
+
 def test_it_may_be_taken_under_wait_for(client: redis.Redis, folder: str) -> None:
     """Python before 3.12 runs what ``wait_for`` waits for in a task of its own."""
 
