@@ -11,7 +11,8 @@ BRIEF := tests/integration/admin/test_admin.py tests/integration/admin/test_admi
     tests/integration/admin/test_admin_processes.py tests/integration/admin/test_admin_release.py \
     tests/integration/admin/test_admin_sites.py tests/integration/cache/test_cache.py \
     tests/integration/decorators/test_locked_view.py tests/integration/decorators/test_locked_command.py \
-    tests/integration/decorators/test_locked_tasks.py tests/integration/locks/test_lock.py
+    tests/integration/decorators/test_locked_tasks.py tests/integration/docs/test_docs_recipes.py \
+    tests/integration/locks/test_lock.py
 RUN := $(VENV)/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 INSTALLED_DEMO := $(VENV)/.installed-demo

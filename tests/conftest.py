@@ -35,10 +35,14 @@ hypothesis_settings.load_profile("no deadline")
 #: Processes that `make test` uses at most; with more, the machine is busy with starting servers.
 MOST_PROCESSES = 6
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell without job control has started us in the background. The processes that tests start
-    # and interrupt must not inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell without job control has started us in the background, or nohup has. The processes that
+# tests start and interrupt must not inherit that.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.hookimpl(optionalhook=True)

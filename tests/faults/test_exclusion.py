@@ -20,7 +20,7 @@ def count(link: Link, url: str, locked: bool) -> int:
         times = 0
         while not client.exists("stop"):
             if locked:
-                with Lock(client, "counter", timeout=2, blocking_timeout=PATIENCE) as lock:
+                with Lock(client, "counter", timeout=5, blocking_timeout=PATIENCE) as lock:
                     assert lock.fence is not None
                     count_up(client, lock.fence)
             else:

@@ -115,7 +115,7 @@ def test_a_thousand_locks(cache: RedisCache, client: redis.Redis) -> None:
     locks = [cache.lock(f"report {number}", timeout=600) for number in range(1000)]
     for lock in locks:
         lock.acquire()
-    cache.set_many({f"value {number}": number for number in range(1000)})
+    cache.set_many({f"value-{number}": number for number in range(1000)})
     cache.clear()
     assert all(lock.owned() for lock in locks)
     assert len(client.keys("site:1:*")) == 1000
@@ -141,7 +141,7 @@ def test_a_lock_taken_during_clear_stays_held(
             lock.acquire()
             held.append(lock)
 
-    cache.set_many({f"value {number}": number for number in range(3000)})
+    cache.set_many({f"value-{number}": number for number in range(3000)})
     thread = threading.Thread(target=take)
     thread.start()
     try:
@@ -186,7 +186,7 @@ def test_no_script_works_for_long(
             pipeline.set(lock_keys(name.encode()).fence, "1", px=600_000)
             pipeline.zadd(INDEX, {name: (time.time() + 600) * 1000})
         pipeline.execute()
-    cache.set_many({f"value {number}": number for number in range(1000)}, None)
+    cache.set_many({f"value-{number}": number for number in range(1000)}, None)
     client.config_set("slowlog-log-slower-than", 50_000)
     client.slowlog_reset()
     empty(cache)

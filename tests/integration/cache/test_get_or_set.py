@@ -478,10 +478,10 @@ def test_a_late_computation_that_needs_itself_is_refused(
 
 def test_a_value_may_need_others(cache: RedisCache) -> None:
     def nested(depth: int) -> int:
-        return cache.get_or_set(f"part {depth}", lambda: nested(depth - 1) + 1) if depth else 0
+        return cache.get_or_set(f"part-{depth}", lambda: nested(depth - 1) + 1) if depth else 0
 
     assert nested(10) == 10
-    assert cache.get("part 10") == 10
+    assert cache.get("part-10") == 10
 
 
 def test_another_version_is_another_value(cache: RedisCache) -> None:
