@@ -13,6 +13,7 @@ import math
 import os
 import threading
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -94,17 +95,13 @@ class Fallback(LockOperations):
     # -- acquiring ---------------------------------------------------------------------------
 
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
-        hold = before = self.local.hold
+        hold = self.local.hold
         if hold is not None and not hold.is_valid:  # Its file lock is still held.
             self._release_file(self.local.file_lock)
         file_lock = self._file_lock() if self.on_redis_down == "local" else None
         try:
             return (yield from self._acquire_or_fall_back(request, wait, file_lock))
-        except GeneratorExit:
-            raise  # Perhaps long after an interrupt: this handle may have the lock again by now.
         except BaseException:
-            if self.local.hold is not before:
-                self._leave_to_keeper()
             self._release_file(file_lock)
             raise
 
@@ -134,12 +131,15 @@ class Fallback(LockOperations):
             if file_lock is None:
                 return True
             hold, began = self.local.hold, time.monotonic()
-            if not (yield from self._take_file(file_lock, hold, until, in_addition=True)):
-                try:
-                    yield from super()._release_steps()
-                except (RedisError, OSError):
-                    pass  # It expires.
-                return False
+            try:
+                if not (yield from self._take_file(file_lock, hold, until, in_addition=True)):
+                    with suppress(RedisError, OSError):  # It expires.
+                        yield from super()._release_steps()
+                    return False
+            except BaseException:
+                if self.local.hold is hold:  # Or another user of this handle has the lock by now.
+                    self._leave_to_keeper()
+                raise
             if hold.is_valid or time.monotonic() < began + NO_WAIT_SECONDS:
                 self.local.file_lock = file_lock
                 return True

@@ -103,6 +103,33 @@ def test_what_an_interrupt_has_left_ends_no_later_lock(client: redis.Redis, fold
     lock.release()
 
 
+@pytest.mark.parametrize("how", ["run", "local"])
+def test_a_cancelled_waiter_leaves_the_lock_of_a_task_that_shares_its_handle(
+    client: redis.Redis, folder: str, how: str
+) -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"on_redis_down": how, "local_folder": folder}
+        lock = AsyncFallbackLock(
+            asyncio_client(client), "shared", 30, thread_local=False, **options
+        )
+        before = Lock(client, "shared", timeout=30)
+        before.acquire()
+        holder = asyncio.create_task(lock.acquire())
+        await asyncio.to_thread(until, lambda: client.zcard(lock.keys.waiters))
+        waiter = asyncio.create_task(lock.acquire())
+        await asyncio.sleep(0)
+        before.release()
+        assert await holder
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        lock.ensure_held()
+        assert await lock.owned()
+        await lock.release()
+
+    asyncio.run(main())
+
+
 def test_it_may_be_taken_under_wait_for(client: redis.Redis, folder: str) -> None:
     """Python before 3.12 runs what ``wait_for`` waits for in a task of its own."""
 
