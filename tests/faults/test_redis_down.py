@@ -296,6 +296,8 @@ def test_a_critical_lock_never_does(own_server: RedisServer, cache: RedisCache) 
         cache.lock("nightly", critical=True, on_redis_down="run")
     with pytest.raises(ValueError, match="must be 'raise', 'local' or 'run'"):
         cache.lock("nightly", on_redis_down="wait")
+    with pytest.raises(ValueError, match="must be 'raise', 'local' or 'run'"):
+        FallbackLock(own_server.client(), "nightly", on_redis_down="wait")
 
 
 def test_tasks_too(own_server: RedisServer, cache: RedisCache) -> None:
