@@ -92,7 +92,7 @@ def _parsed(urls: list[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
     """Host and port of each node, and the other settings in the first URL."""
     nodes, settings = [], {}
     for url in reversed(urls):
-        settings = dict(parse_url(url.strip()))  # type: ignore[no-untyped-call]
+        settings = dict(parse_url(url.strip()))  # type: ignore[no-untyped-call]  # redis-py
         if "path" in settings:
             raise ImproperlyConfigured(f"A cluster cannot be reached by a socket: {url}")
         if settings.pop("db", 0):
@@ -137,13 +137,13 @@ class LazyCluster:
 
     def disconnect(self) -> None:
         if self._cluster is not None:
-            self._cluster.disconnect_connection_pools()  # type: ignore[no-untyped-call]
+            self._cluster.disconnect_connection_pools()  # type: ignore[no-untyped-call]  # redis-py
 
     def _connected(self) -> RedisCluster:
         if self._cluster is None:
             with self._connecting:
                 if self._cluster is None:
-                    nodes = [ClusterNode(*node) for node in self._nodes]  # type: ignore[no-untyped-call]
+                    nodes = [ClusterNode(*node) for node in self._nodes]  # type: ignore[no-untyped-call]  # redis-py
                     with _outages_as_of_one_server():
                         self._cluster = _Cluster(startup_nodes=nodes, **self._settings)
         return self._cluster
@@ -152,7 +152,7 @@ class LazyCluster:
 class _Cluster(RedisCluster):
     def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         with _outages_as_of_one_server():
-            return super().execute_command(*args, **kwargs)  # type: ignore[no-untyped-call]
+            return super().execute_command(*args, **kwargs)  # type: ignore[no-untyped-call]  # redis-py
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class _InMemory:
         reply = self._open().reply()
         if isinstance(reply, Exception):
             raise reply
-        encoder: Any = self.encoder  # type: ignore[attr-defined]
+        encoder: Any = self.encoder  # type: ignore[attr-defined]  # redis-py's
         return reply if disable_decoding else _decoded(reply, encoder.decode)
 
 
@@ -137,7 +137,7 @@ class AsyncMemoryConnection(_InMemory, AsyncConnection):
         return self._reply(disable_decoding)
 
 
-MemoryConnection.asyncio_class = AsyncMemoryConnection  # type: ignore[attr-defined]
+MemoryConnection.asyncio_class = AsyncMemoryConnection  # type: ignore[attr-defined]  # for transport
 
 
 def client_of(database: Database) -> redis.Redis:

@@ -220,7 +220,7 @@ def hold_back(client: redis.Redis) -> None:
     """Let calls be held back as after an outage that is over."""
     for _ in range(2):
         breaker_of(client).failed(redis.TimeoutError("no answer"), cost=5.0)
-    breaker_of(client)._open_until += PATIENCE  # type: ignore[operator]
+    breaker_of(client)._open_until += PATIENCE
     assert breaker_of(client).held_back
 
 

@@ -389,7 +389,7 @@ class Workshop:
             copy = self._folder / f"copy-{threading.get_ident()}"
             shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
             self._own.copy = copy
-        return self._own.copy  # type: ignore[no-any-return]
+        return self._own.copy
 
     def _run(self, copy: Path, files: list[str], timeout: float) -> str:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]

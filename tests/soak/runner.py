@@ -103,7 +103,7 @@ class Run:
             "ledger": self._ledger.url,
             "seed": self._random.randrange(2**32),
         }
-        self._workers[order["name"]] = subprocess.Popen(  # type: ignore[index]
+        self._workers[order["name"]] = subprocess.Popen(
             [sys.executable, "-m", "tests.soak.workers", json.dumps(order)],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,

@@ -186,7 +186,7 @@ class Work:
             self._took = time.time()
             return take(*arguments, **options)
 
-        Leader.take = noted_take  # type: ignore[method-assign]
+        Leader.take = noted_take
         while self.goes_on():
             self.attempt(self._write if self.random.random() < 0.1 else self._read)
             time.sleep(0.002)

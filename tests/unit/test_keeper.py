@@ -270,7 +270,7 @@ class TestTrouble:
     def test_what_cannot_be_sent_concerns_one_job(self, keeper: Keeper) -> None:
         class Bad(Counting):
             def call(self, now: float) -> Call:
-                return Call(RENEW, (), (object(),))  # type: ignore[arg-type]
+                return Call(RENEW, (), (object(),))
 
         server = FakeServer()
         good, bad = Counting(server, keeper), Bad(server, keeper)

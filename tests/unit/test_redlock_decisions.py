@@ -138,10 +138,10 @@ class Contender:
         self.world, self.times, self.asked = world, times, 0
         clients = [redis.Redis(port=7000 + n) for n in range(SERVERS)]
         self.lock = Redlock(clients, "simulated", timeout=LIFETIME, server_timeout=0.1)
-        self.lock._release_later = self.leave  # type: ignore[method-assign]
-        self.lock._ask_servers = Ask  # type: ignore[assignment, method-assign]
-        self.lock._wait_at = Queue  # type: ignore[assignment, method-assign]
-        self.lock._sleep = Pause  # type: ignore[assignment, method-assign]
+        self.lock._release_later = self.leave
+        self.lock._ask_servers = Ask
+        self.lock._wait_at = Queue
+        self.lock._sleep = Pause
         world.after(world.random.random() * 0.01, self.begin)
 
     def begin(self) -> None:

@@ -132,7 +132,7 @@ class Command(BaseCommand):
                 words.insert(0, "list")
             return parse(words, namespace)
 
-        parser.parse_args = parse_args  # type: ignore[method-assign]
+        parser.parse_args = parse_args  # type: ignore[method-assign]  # Django's
         return parser
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -187,12 +187,12 @@ def test_waiting_reads_what_it_can(scripts: Scripts) -> None:
 def test_note(scripts: Scripts) -> None:
     for number, when in enumerate(("", "5", "6", "7")):
         assert scripts.run(RECORD_EVENT, ("events",), f"line {number}", 3, LONG, when) == 1
-    lines = scripts.client.get("events").split(b"\n")  # type: ignore[union-attr]
+    lines = scripts.client.get("events").split(b"\n")
     assert lines == [b"7 line 3", b"6 line 2", b"5 line 1"]
     assert abs(scripts.client.pttl("events") - LONG) < TOLERANCE
     scripts.run(RECORD_EVENT, ("events",), "brief", 3, 1000, "")
     assert abs(scripts.client.pttl("events") - LONG) < TOLERANCE
-    [first, *_] = scripts.client.get("events").split(b" ")  # type: ignore[union-attr]
+    [first, *_] = scripts.client.get("events").split(b" ")
     assert scripts.is_now(first)
 
 

@@ -94,7 +94,7 @@ class Scripts:
 
     def ends(self, name: bytes = b"name") -> float:
         """Milliseconds from now to the end the index has for a lock."""
-        return float(self.client.zscore(KEYS.held_index, name)) - self.now() / 1000  # type: ignore[arg-type]
+        return float(self.client.zscore(KEYS.held_index, name)) - self.now() / 1000
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_register(scripts: Scripts, script: str) -> None:
     else:
         scripts.run(WATCH, "w", ALIVE, "next", GRANT)
     assert scripts.state().waiters == [b"alive", b"w"]
-    assert abs(scripts.client.zscore(KEYS.waiters, "w") - at - ALIVE) < TOLERANCE  # type: ignore[operator]
+    assert abs(scripts.client.zscore(KEYS.waiters, "w") - at - ALIVE) < TOLERANCE
     assert scripts.lasts(KEYS.waiters, ALIVE)
     assert scripts.state().grants == []
 

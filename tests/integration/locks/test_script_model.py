@@ -222,7 +222,7 @@ class Scripts(RuleBasedStateMachine):
                 call.args[1],
                 GRANT,
                 left,
-                call.args[5],  # type: ignore[arg-type]
+                call.args[5],
             )
             assert self._run(call) == released
             if self.model.until.get("fence") != fence:
@@ -288,7 +288,7 @@ class Scripts(RuleBasedStateMachine):
         for _ in range(1 + twice):
             call = caller.request.watch(caller.waiter)
             ended, fence = self.model.ended, self.model.until.get("fence")
-            untaken = self.model.watch(caller.waiter, call.args[2], GRANT)  # type: ignore[arg-type]
+            untaken = self.model.watch(caller.waiter, call.args[2], GRANT)
             reply = self._run(call)
             self._lasts(reply[0], self.model.until["lock"])
             assert abs(reply[1] - self._server_us()) < TOLERANCE * 1e6
