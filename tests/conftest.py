@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from django.conf import settings
 from django.test import override_settings
 from hypothesis import settings as hypothesis_settings
 
@@ -122,6 +123,15 @@ def cluster_servers(_cluster_servers: ClusterServers) -> ClusterServers:
     """A cluster, empty, for tests that do it no harm beyond moving a slot."""
     _cluster_servers.flush()
     return _cluster_servers
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A database in a file: there the threads of a live server wait for each other and the test.
+    SQLite in memory refuses a table that another thread reads."""
+    database = settings.DATABASES["default"]
+    database["TEST"]["NAME"] = str(tmp_path_factory.mktemp("database") / "db.sqlite3")
+    database["OPTIONS"] = {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF"}
 
 
 @pytest.fixture

@@ -97,8 +97,6 @@ def open_page(
             )
         name = django_settings.SESSION_COOKIE_NAME
         if user.pk not in sessions:
-            # Once for each user: pages that are open read the table that a login writes to, and
-            # SQLite in memory refuses that instead of waiting.
             session = Client()
             session.force_login(user)
             sessions[user.pk] = session.cookies[name].value
