@@ -1,31 +1,20 @@
 """The locks on one server, for threads and for asyncio."""
 
-from .aio import AsyncLock
-from .base import BaseLock
-from .heartbeat import last_heartbeats
-from .history import Event, note_call, note_vanished, read_events
-from .hold import Hold, Renewal, Renewals
-from .lock import Lock, unwinding
-from .operations import LockOperations
-from .waiting import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, TaskWaiter, ThreadWaiter, in_background
-
-__all__ = [
-    "FIRST_PAUSE_SECONDS",
-    "MAX_PAUSE_SECONDS",
-    "AsyncLock",
-    "BaseLock",
-    "Event",
-    "Hold",
-    "Lock",
-    "LockOperations",
-    "Renewal",
-    "Renewals",
-    "TaskWaiter",
-    "ThreadWaiter",
-    "in_background",
-    "last_heartbeats",
-    "note_call",
-    "note_vanished",
-    "read_events",
-    "unwinding",
-]
+from .aio import AsyncLock as AsyncLock
+from .base import BaseLock as BaseLock
+from .heartbeat import last_heartbeats as last_heartbeats
+from .history import Event as Event
+from .history import note_call as note_call
+from .history import note_vanished as note_vanished
+from .history import read_events as read_events
+from .hold import Hold as Hold
+from .hold import Renewal as Renewal
+from .hold import Renewals as Renewals
+from .lock import Lock as Lock
+from .lock import unwinding as unwinding
+from .operations import LockOperations as LockOperations
+from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
+from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
+from .waiting import TaskWaiter as TaskWaiter
+from .waiting import ThreadWaiter as ThreadWaiter
+from .waiting import in_background as in_background

@@ -1,163 +1,75 @@
 """The data in Redis: keys, scripts, and the meaning of their replies. No input or output."""
 
-from .acquisition import (
-    LAST_TRY_SECONDS,
-    MAX_GRANT_AGE_SECONDS,
-    WATCH_INTERVAL_SECONDS,
-    AcquireRequest,
-    Acquisition,
-    Clock,
-    new_token,
-    parse_grant,
-    release_call,
-    waiter_id,
-)
-from .inventory_scripts import (
-    DESCRIBE,
-    DESCRIBE_FLIGHTS,
-    HEARTBEAT,
-    HEARTBEATS,
-    LIST,
-    LIST_FLIGHTS,
-    RECORD_EVENT,
-    WAITING,
-)
-from .keys import (
-    FIGURES,
-    FLIGHTS,
-    INDEX,
-    RESERVED,
-    SLOTS,
-    LockKeys,
-    events_key,
-    flight_key,
-    flight_leader,
-    flight_stream,
-    flights_pattern,
-    index_key,
-    is_of_a_database,
-    is_reserved,
-    key_of_companion,
-    lock_keys,
-    printable,
-    process_key,
-    refuse_reserved,
-    slot_of,
-    slot_tag,
-    wake_key,
-)
-from .lock_scripts import (
-    CLOCK,
-    EXTEND,
-    HELD,
-    LEAVE,
-    RELEASE,
-    RENEW,
-    RESET,
-    Call,
-    Script,
-    script,
-    shared,
-)
-from .owner import (
-    HEARTBEAT_EVERY,
-    MAX_PID,
-    MAX_UNIX_TIME,
-    SILENT_AFTER,
-    HolderInfo,
-    Owner,
-    as_bytes,
-    bounded,
-    encodable,
-    fields_of,
-    fingerprint,
-    hostname,
-    process_id,
-)
-from .validation import (
-    check_count,
-    check_name,
-    check_name_in_cache,
-    check_seconds,
-    check_share,
-    check_token,
-    check_wait,
-    longest_hold,
-    milliseconds,
-)
-
-__all__ = [
-    "CLOCK",
-    "DESCRIBE",
-    "DESCRIBE_FLIGHTS",
-    "EXTEND",
-    "FIGURES",
-    "FLIGHTS",
-    "HEARTBEAT",
-    "HEARTBEATS",
-    "HEARTBEAT_EVERY",
-    "HELD",
-    "INDEX",
-    "LAST_TRY_SECONDS",
-    "LEAVE",
-    "LIST",
-    "LIST_FLIGHTS",
-    "MAX_GRANT_AGE_SECONDS",
-    "MAX_PID",
-    "MAX_UNIX_TIME",
-    "RECORD_EVENT",
-    "RELEASE",
-    "RENEW",
-    "RESERVED",
-    "RESET",
-    "SILENT_AFTER",
-    "SLOTS",
-    "WAITING",
-    "WATCH_INTERVAL_SECONDS",
-    "AcquireRequest",
-    "Acquisition",
-    "Call",
-    "Clock",
-    "HolderInfo",
-    "LockKeys",
-    "Owner",
-    "Script",
-    "as_bytes",
-    "bounded",
-    "check_count",
-    "check_name",
-    "check_name_in_cache",
-    "check_seconds",
-    "check_share",
-    "check_token",
-    "check_wait",
-    "encodable",
-    "events_key",
-    "fields_of",
-    "fingerprint",
-    "flight_key",
-    "flight_leader",
-    "flight_stream",
-    "flights_pattern",
-    "hostname",
-    "index_key",
-    "is_of_a_database",
-    "is_reserved",
-    "key_of_companion",
-    "lock_keys",
-    "longest_hold",
-    "milliseconds",
-    "new_token",
-    "parse_grant",
-    "printable",
-    "process_id",
-    "process_key",
-    "refuse_reserved",
-    "release_call",
-    "script",
-    "shared",
-    "slot_of",
-    "slot_tag",
-    "waiter_id",
-    "wake_key",
-]
+from .acquisition import LAST_TRY_SECONDS as LAST_TRY_SECONDS
+from .acquisition import MAX_GRANT_AGE_SECONDS as MAX_GRANT_AGE_SECONDS
+from .acquisition import WATCH_INTERVAL_SECONDS as WATCH_INTERVAL_SECONDS
+from .acquisition import AcquireRequest as AcquireRequest
+from .acquisition import Acquisition as Acquisition
+from .acquisition import Clock as Clock
+from .acquisition import new_token as new_token
+from .acquisition import parse_grant as parse_grant
+from .acquisition import release_call as release_call
+from .acquisition import waiter_id as waiter_id
+from .inventory_scripts import DESCRIBE as DESCRIBE
+from .inventory_scripts import DESCRIBE_FLIGHTS as DESCRIBE_FLIGHTS
+from .inventory_scripts import HEARTBEAT as HEARTBEAT
+from .inventory_scripts import HEARTBEATS as HEARTBEATS
+from .inventory_scripts import LIST as LIST
+from .inventory_scripts import LIST_FLIGHTS as LIST_FLIGHTS
+from .inventory_scripts import RECORD_EVENT as RECORD_EVENT
+from .inventory_scripts import WAITING as WAITING
+from .keys import FIGURES as FIGURES
+from .keys import FLIGHTS as FLIGHTS
+from .keys import INDEX as INDEX
+from .keys import RESERVED as RESERVED
+from .keys import SLOTS as SLOTS
+from .keys import LockKeys as LockKeys
+from .keys import events_key as events_key
+from .keys import flight_key as flight_key
+from .keys import flight_leader as flight_leader
+from .keys import flight_stream as flight_stream
+from .keys import flights_pattern as flights_pattern
+from .keys import index_key as index_key
+from .keys import is_of_a_database as is_of_a_database
+from .keys import is_reserved as is_reserved
+from .keys import key_of_companion as key_of_companion
+from .keys import lock_keys as lock_keys
+from .keys import printable as printable
+from .keys import process_key as process_key
+from .keys import refuse_reserved as refuse_reserved
+from .keys import slot_of as slot_of
+from .keys import slot_tag as slot_tag
+from .keys import wake_key as wake_key
+from .lock_scripts import CLOCK as CLOCK
+from .lock_scripts import EXTEND as EXTEND
+from .lock_scripts import HELD as HELD
+from .lock_scripts import LEAVE as LEAVE
+from .lock_scripts import RELEASE as RELEASE
+from .lock_scripts import RENEW as RENEW
+from .lock_scripts import RESET as RESET
+from .lock_scripts import Call as Call
+from .lock_scripts import Script as Script
+from .lock_scripts import script as script
+from .lock_scripts import shared as shared
+from .owner import HEARTBEAT_EVERY as HEARTBEAT_EVERY
+from .owner import MAX_PID as MAX_PID
+from .owner import MAX_UNIX_TIME as MAX_UNIX_TIME
+from .owner import SILENT_AFTER as SILENT_AFTER
+from .owner import HolderInfo as HolderInfo
+from .owner import Owner as Owner
+from .owner import as_bytes as as_bytes
+from .owner import bounded as bounded
+from .owner import encodable as encodable
+from .owner import fields_of as fields_of
+from .owner import fingerprint as fingerprint
+from .owner import hostname as hostname
+from .owner import process_id as process_id
+from .validation import check_count as check_count
+from .validation import check_name as check_name
+from .validation import check_name_in_cache as check_name_in_cache
+from .validation import check_seconds as check_seconds
+from .validation import check_share as check_share
+from .validation import check_token as check_token
+from .validation import check_wait as check_wait
+from .validation import longest_hold as longest_hold
+from .validation import milliseconds as milliseconds

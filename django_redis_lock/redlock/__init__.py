@@ -1,5 +1,4 @@
 """One lock over several independent servers."""
 
-from .lock import AsyncRedlock, Redlock
-
-__all__ = ["AsyncRedlock", "Redlock"]
+from .lock import AsyncRedlock as AsyncRedlock
+from .lock import Redlock as Redlock

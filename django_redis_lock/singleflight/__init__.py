@@ -14,39 +14,24 @@ with ``ThreadRunner`` the result, with ``AsyncRunner`` an awaitable. This packag
 Django.
 """
 
-from .flight import (
-    TOO_LATE,
-    CoordinationError,
-    FlightKey,
-    Flights,
-    InProcessFlight,
-    in_flight,
-)
-from .leader import Producer
-from .many import MultiFlight
-from .runners import AsyncRunner, DeferredCall, Runner, Steps, ThreadRunner
-from .scripts import DELETE, END_FLIGHT, EXPIRE_AT, LET_GO, LETTING_GO, ON_VALUES, READ, WRITE
-
-__all__ = [
-    "DELETE",
-    "END_FLIGHT",
-    "EXPIRE_AT",
-    "LETTING_GO",
-    "LET_GO",
-    "ON_VALUES",
-    "READ",
-    "TOO_LATE",
-    "WRITE",
-    "AsyncRunner",
-    "CoordinationError",
-    "DeferredCall",
-    "FlightKey",
-    "Flights",
-    "InProcessFlight",
-    "MultiFlight",
-    "Producer",
-    "Runner",
-    "Steps",
-    "ThreadRunner",
-    "in_flight",
-]
+from .flight import TOO_LATE as TOO_LATE
+from .flight import CoordinationError as CoordinationError
+from .flight import FlightKey as FlightKey
+from .flight import Flights as Flights
+from .flight import InProcessFlight as InProcessFlight
+from .flight import in_flight as in_flight
+from .leader import Producer as Producer
+from .many import MultiFlight as MultiFlight
+from .runners import AsyncRunner as AsyncRunner
+from .runners import DeferredCall as DeferredCall
+from .runners import Runner as Runner
+from .runners import Steps as Steps
+from .runners import ThreadRunner as ThreadRunner
+from .scripts import DELETE as DELETE
+from .scripts import END_FLIGHT as END_FLIGHT
+from .scripts import EXPIRE_AT as EXPIRE_AT
+from .scripts import LET_GO as LET_GO
+from .scripts import LETTING_GO as LETTING_GO
+from .scripts import ON_VALUES as ON_VALUES
+from .scripts import READ as READ
+from .scripts import WRITE as WRITE

@@ -1,75 +1,42 @@
 """How a script reaches a server: connections, retries, discovery of primaries. Knows redis-py."""
 
-from .address import RawConnection, may_have_run, note_sent, own_settings
-from .aio_execute import (
-    AsyncRawConnection,
-    aconnect,
-    areceive,
-    arun,
-    arun_all,
-    asend,
-    cancellable,
-    cut,
-    wait_awake,
-)
-from .aio_pools import asyncio_client
-from .circuit_breaker import Breaker, CircuitOpen, Outage, set_limits
-from .cluster import Cluster
-from .discovery import Topology
-from .execute import (
-    admitted,
-    adrive,
-    drive,
-    pack,
-    pack_words,
-    receive,
-    run,
-    run_all,
-    run_at,
-    send,
-)
-from .retry import OUTAGE, Answer, ServerBusy, is_busy, is_outage, is_pool_exhausted
-from .server import Server, is_cluster, server_of, standing_in
-
-__all__ = [
-    "OUTAGE",
-    "Answer",
-    "AsyncRawConnection",
-    "Breaker",
-    "CircuitOpen",
-    "Cluster",
-    "Outage",
-    "RawConnection",
-    "Server",
-    "ServerBusy",
-    "Topology",
-    "aconnect",
-    "admitted",
-    "adrive",
-    "areceive",
-    "arun",
-    "arun_all",
-    "asend",
-    "asyncio_client",
-    "cancellable",
-    "cut",
-    "drive",
-    "is_busy",
-    "is_cluster",
-    "is_outage",
-    "is_pool_exhausted",
-    "may_have_run",
-    "note_sent",
-    "own_settings",
-    "pack",
-    "pack_words",
-    "receive",
-    "run",
-    "run_all",
-    "run_at",
-    "send",
-    "server_of",
-    "set_limits",
-    "standing_in",
-    "wait_awake",
-]
+from .address import RawConnection as RawConnection
+from .address import may_have_run as may_have_run
+from .address import note_sent as note_sent
+from .address import own_settings as own_settings
+from .aio_execute import AsyncRawConnection as AsyncRawConnection
+from .aio_execute import aconnect as aconnect
+from .aio_execute import areceive as areceive
+from .aio_execute import arun as arun
+from .aio_execute import arun_all as arun_all
+from .aio_execute import asend as asend
+from .aio_execute import cancellable as cancellable
+from .aio_execute import cut as cut
+from .aio_execute import wait_awake as wait_awake
+from .aio_pools import asyncio_client as asyncio_client
+from .circuit_breaker import Breaker as Breaker
+from .circuit_breaker import CircuitOpen as CircuitOpen
+from .circuit_breaker import Outage as Outage
+from .circuit_breaker import set_limits as set_limits
+from .cluster import Cluster as Cluster
+from .discovery import Topology as Topology
+from .execute import admitted as admitted
+from .execute import adrive as adrive
+from .execute import drive as drive
+from .execute import pack as pack
+from .execute import pack_words as pack_words
+from .execute import receive as receive
+from .execute import run as run
+from .execute import run_all as run_all
+from .execute import run_at as run_at
+from .execute import send as send
+from .retry import OUTAGE as OUTAGE
+from .retry import Answer as Answer
+from .retry import ServerBusy as ServerBusy
+from .retry import is_busy as is_busy
+from .retry import is_outage as is_outage
+from .retry import is_pool_exhausted as is_pool_exhausted
+from .server import Server as Server
+from .server import is_cluster as is_cluster
+from .server import server_of as server_of
+from .server import standing_in as standing_in

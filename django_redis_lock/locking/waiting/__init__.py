@@ -1,17 +1,10 @@
 """How threads and tasks wait for a lock that is taken."""
 
-from .queue import queues, unregister
-from .steps import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, Refusal
-from .tasks import TaskWaiter, in_background
-from .threads import ThreadWaiter
-
-__all__ = [
-    "FIRST_PAUSE_SECONDS",
-    "MAX_PAUSE_SECONDS",
-    "Refusal",
-    "TaskWaiter",
-    "ThreadWaiter",
-    "in_background",
-    "queues",
-    "unregister",
-]
+from .queue import queues as queues
+from .queue import unregister as unregister
+from .steps import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
+from .steps import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
+from .steps import Refusal as Refusal
+from .tasks import TaskWaiter as TaskWaiter
+from .tasks import in_background as in_background
+from .threads import ThreadWaiter as ThreadWaiter
