@@ -269,7 +269,7 @@ def test_a_backend_that_cannot_lock_lets_the_site_start(settings: Any, backend: 
     assert message.level < ERROR
     for words in ("'plain'", backend, '"BACKEND": "django_redis_lock.cache.LocMemCache"'):
         assert words in message.msg
-    assert "tests.unit.test_checks.other_work and 1 more" in message.hint
+    assert "tests.unit.test_checks.other_work and 1 more" in message.msg
     assert deploy_errors() == ["E005", "E005"]
     assert decorated[0] is not work
 
