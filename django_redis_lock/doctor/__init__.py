@@ -9,8 +9,7 @@ from redis.exceptions import RedisError
 
 from ..protocol import CLOCK, Call
 from ..transport import run
-from .acl import access
-from .probes import server, trial
+from .probes import access, server, trial
 from .target import Finding, Level, Target
 
 __all__ = ["Finding", "Level", "Target", "examine"]

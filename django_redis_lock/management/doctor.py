@@ -16,8 +16,7 @@ from ..cache import lock_caches
 from ..checks import TAG
 from ..doctor import Finding, Level, Target, examine
 from .exit_codes import TROUBLE, UNAVAILABLE, WARNED
-from .formatting import one_line
-from .output import width_of
+from .output import one_line, width_of
 
 #: The widths of the columns before a finding's text.
 LABEL, TOPIC = 9, 13

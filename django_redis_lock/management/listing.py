@@ -14,8 +14,20 @@ from ..cache import lock_caches
 from ..held_locks import HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
 from .exit_codes import HELD, TROUBLE, UNAVAILABLE
-from .formatting import as_json, counted, duration, holder, in_trouble, note, one_line
-from .output import Column, clip, fits, table, width_of
+from .output import (
+    Column,
+    as_json,
+    clip,
+    counted,
+    duration,
+    fits,
+    holder,
+    in_trouble,
+    note,
+    one_line,
+    table,
+    width_of,
+)
 
 #: The terminal's upper left corner.
 HOME = "\x1b[H"

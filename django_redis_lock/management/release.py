@@ -13,8 +13,8 @@ from django.core.management.base import BaseCommand, CommandError
 from ..held_locks import HeldLock, release
 from ..inventory import MAX_ENTRIES, Outcome
 from .exit_codes import NOT_OWNER, UNAVAILABLE, USAGE
-from .formatting import duration, holder, one_line
 from .listing import failures, found, lines
+from .output import duration, holder, one_line
 from .show import find
 
 

@@ -13,8 +13,8 @@ from ..cache import lock_cache, lock_caches
 from ..held_locks import HeldLock, held_locks, look_closely
 from ..inventory import LOCK, Inspection
 from .exit_codes import USAGE
-from .formatting import as_json, clock_time, counted, duration, in_trouble, note, one_line
 from .listing import KINDS, verdict
+from .output import as_json, clock_time, counted, duration, in_trouble, note, one_line
 
 #: The events that users know by another name.
 EVENTS = {"reset": "released by force"}

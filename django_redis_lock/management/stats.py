@@ -15,8 +15,7 @@ from redis.exceptions import RedisError
 from ..cache import lock_caches
 from ..metrics import BOUNDS, Distribution, Summary, site_of, summaries
 from .exit_codes import UNAVAILABLE
-from .formatting import COMPACT, one_line
-from .output import Column, table, width_of
+from .output import COMPACT, Column, one_line, table, width_of
 
 #: From few to many.
 BARS = "▁▂▃▄▅▆▇█"

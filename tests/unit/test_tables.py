@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.management.formatting import duration
-from django_redis_lock.management.output import Column, clip, table, width_of
+from django_redis_lock.management.output import Column, clip, duration, table, width_of
 
 COLUMNS = (
     Column("NAME", itemgetter(0), shrinks=True),

@@ -17,7 +17,7 @@ from django.core.checks import run_checks
 import django_redis_lock
 from django_redis_lock import checks, metrics
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.doctor import Finding, Level, acl, probes
+from django_redis_lock.doctor import Finding, Level, probes
 from django_redis_lock.doctor.target import Target
 from django_redis_lock.management.commands.locks import Command
 from tests.processes import PATIENCE, Link, processes, until
@@ -254,7 +254,7 @@ def test_every_command_of_a_script_is_in_the_list_of_rights() -> None:
     }
     assert used <= known
     clearing = {right.removeprefix("+") for right in documented("clear")} - {"zrange"}
-    tried = {command[0].lower() for command in (*acl.TRIED, *acl.TRIED_IN_FIGURES)}
+    tried = {command[0].lower() for command in (*probes.TRIED, *probes.TRIED_IN_FIGURES)}
     assert tried == used - clearing
 
 
