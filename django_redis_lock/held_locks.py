@@ -58,10 +58,6 @@ class HeldLock:
     lock: LockInfo
     foreign: bool = False
 
-    def is_named(self, search: str) -> bool:
-        """Whether the name contains ``search``; case is ignored."""
-        return search.lower() in self.name.lower()
-
     @property
     def group(self) -> str:
         """The metrics group."""
@@ -147,7 +143,9 @@ def held_locks(
                 continue
             for kind, listed in zip(kinds, answer, strict=True):
                 held = [_place(database, lock) for lock in listed.locks]
-                result.found += [h for h in held if h.alias in wanted and h.is_named(search)]
+                result.found += [
+                    h for h in held if h.alias in wanted and search.lower() in h.name.lower()
+                ]
                 if not listed.complete:
                     cut = Truncation(here[0], kind, len(listed.locks), listed.total)
                     result.truncations.append(cut)

@@ -38,12 +38,7 @@ from .formatting import duration_patterns, shown
 from .listing import Listing
 from .lock_ref import Choice, Ref
 from .processes import processes_data
-from .releasing import (
-    outlook,
-    parse_choices,
-    release_chosen,
-    releases,
-)
+from .releasing import outlook, parse_choices, release_chosen, releases
 from .rows import as_of, event_rows, row, waiter_rows
 from .statistics import behaviour_of
 

@@ -122,9 +122,8 @@ class Options:
         if not (self.on_lost is None or self.on_lost == "terminate" or callable(self.on_lost)):
             raise TypeError(f'on_lost must be callable or "terminate", not {self.on_lost!r}')
         _check_code("status_code", self.status_code, 100, 599)
-        _check_code("exit_code", self.exit_code, 0, 255)
-        _check_code("lost_exit_code", self.lost_exit_code, 0, 255)
-        _check_code("unavailable_exit_code", self.unavailable_exit_code, 0, 255)
+        for name in ("exit_code", "lost_exit_code", "unavailable_exit_code"):
+            _check_code(name, getattr(self, name), 0, 255)
         if not isinstance(self.wait_for_redis, bool):
             raise TypeError(f"wait_for_redis must be True or False, not {self.wait_for_redis!r}")
         if self.wait_for_redis and not self.blocking:

@@ -120,10 +120,7 @@ def outages_not_logged() -> Iterator[None]:
     """For a command that prints itself that Redis cannot be reached: the log, which usually goes to
     the same terminal, does not repeat it."""
     logger = logging.getLogger("django_redis_lock.outage")
-
-    def nothing(record: logging.LogRecord) -> bool:
-        return False
-
+    nothing = logging.Filter("of another logger")
     logger.addFilter(nothing)
     try:
         yield
@@ -338,14 +335,11 @@ class Section:
 
 
 async def _for_sync_caller(function: Callable[[], Any]) -> Any:
-    return await sync_to_async(function)() if _has_sync_caller() else None
-
-
-def _has_sync_caller() -> bool:
-    """Whether a synchronous caller waits for this task in ``async_to_sync``."""
-    if getattr(AsyncToSync.executors, "current", None) is not None:
-        return True
-    return asyncio.get_running_loop() in getattr(AsyncToSync, "loop_thread_executors", ())
+    """Call it in the thread that waits for this task in ``async_to_sync``, if there is one."""
+    waits = getattr(AsyncToSync.executors, "current", None) is not None
+    if waits or asyncio.get_running_loop() in getattr(AsyncToSync, "loop_thread_executors", ()):
+        return await sync_to_async(function)()
+    return None
 
 
 def _forget_entered(lock: BaseLock) -> None:

@@ -80,7 +80,8 @@ class LockedFunction:
 
             def dispatch(*args: Any, **kwargs: Any) -> Any:
                 # Django awaits the result if the view's methods are coroutine functions.
-                view = _view(function, args)
+                method = bound_method(function)
+                view: Any = next(iter(args), None) if method is None else method.__self__
                 asynchronous = isinstance(view, View) and view.view_is_async
                 return (self.arun if asynchronous else self.run)(args, kwargs)
 
@@ -194,13 +195,6 @@ def _is_dispatch(function: Any) -> bool:
     if method is not None:
         return method.__name__ == "dispatch" and isinstance(method.__self__, View)
     return getattr(function, "__name__", "") == "dispatch" and inspect.isfunction(function)
-
-
-def _view(function: Any, args: tuple[Any, ...]) -> Any:
-    method = bound_method(function)
-    if method is not None:
-        return method.__self__
-    return args[0] if args else None
 
 
 def _print_waiting(

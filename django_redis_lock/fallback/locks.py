@@ -210,7 +210,8 @@ class Fallback(LockOperations):
         """Record that the caller holds the lock without Redis."""
         self.local.hold, self.local.token = hold, hold.token
         self.local.renewal, self.local.file_lock = None, file_lock
-        breaker = _failing(self._asked())
+        breakers = [server.breaker for server in self._asked()]
+        breaker = next((b for b in breakers if b.failing), breakers[0])
         breaker.fallbacks += 1
         if events.listeners:
             events.emit(FellBack(self.subject, hold.how, error))
@@ -328,10 +329,6 @@ def _with_new_token(request: AcquireRequest) -> AcquireRequest:
         fresh = request.token, new_token()
     request.may_hold.append(fresh)
     return request._replace(token=fresh[0], attempt=fresh[1])
-
-
-def _failing(servers: tuple[Server, ...]) -> Breaker:
-    return next((s.breaker for s in servers if s.breaker.failing), servers[0].breaker)
 
 
 #: For each server and kind of fallback, the outage that was logged last, and when.

@@ -47,8 +47,7 @@ def _bound(written: bytes) -> tuple[float, int]:
 
 
 class Commands:
-    """Keys and values; each command is a method, which is given the words as they were sent. (Those
-    of scripts are ``Database``'s.)
+    """Keys and values; each public method is a command, and is given the words as they were sent.
 
     Attributes:
         now: the Unix time in microseconds at which the present command is carried out.
@@ -62,7 +61,7 @@ class Commands:
         self._filled = False  # Whether something was added that a blocked client may wait for.
         self._entries = itertools.count(1)
 
-    def command(self, words: Sequence[bytes]) -> Any:
+    def _execute(self, words: Sequence[bytes]) -> Any:
         """
         Raises:
             redis.exceptions.ResponseError: it cannot be carried out.
@@ -122,7 +121,7 @@ class Commands:
             self._drop(key)
         return removed
 
-    def drop_expired(self) -> None:
+    def _drop_expired(self) -> None:
         """Forget all keys whose time is over."""
         for key in [key for key, end in self._ends.items() if end <= self.now / 1000]:
             self._drop(key)
@@ -151,10 +150,6 @@ class Commands:
             return -2
         end = self._end(key)
         return -1 if end is None else max(0, math.ceil(end - self.now / 1000))
-
-    def ttl(self, key: bytes) -> int:
-        left = self.pttl(key)
-        return left if left < 0 else (left + 500) // 1000
 
     def pexpire(self, key: bytes, milliseconds: bytes) -> int:
         return self.pexpireat(key, b"%f" % (self.now / 1000 + int(milliseconds)))
@@ -194,7 +189,7 @@ class Commands:
         """All in one step."""
         return [b"0", self.keys(options[1] if options else b"*")]
 
-    def replicas_that_confirm(self, number: bytes, _milliseconds: bytes) -> int:
+    def wait(self, number: bytes, _milliseconds: bytes) -> int:
         """As many as are asked for: no server outlives this process."""
         return int(number)
 
@@ -242,11 +237,7 @@ class Commands:
         found = list(self._of(_List, key))
         return found[int(at)] if -len(found) <= int(at) < len(found) else None
 
-    def lrange(self, key: bytes, start: bytes, stop: bytes) -> list[bytes]:
-        found = list(self._of(_List, key))
-        return found[_slice(len(found), start, stop)]
-
-    def pop_first(self, keys: Sequence[bytes]) -> list[bytes] | None:
+    def _pop_first(self, keys: Sequence[bytes]) -> list[bytes] | None:
         for key in keys:
             if (element := self.lpop(key)) is not None:
                 return [key, element]
@@ -329,12 +320,9 @@ class Commands:
         self._filled = True
         return entry
 
-    def xrange(self, key: bytes, *_bounds: bytes) -> list[Any]:
-        return [list(entry) for entry in self._of(_Stream, key)]
-
-    def read_streams(self, keys: Sequence[bytes]) -> list[Any] | None:
+    def _read_streams(self, keys: Sequence[bytes]) -> list[Any] | None:
         """Each from its beginning, as followers read them."""
-        found = [[key, self.xrange(key)] for key in keys]
+        found = [[key, list(map(list, self._of(_Stream, key)))] for key in keys]
         return [stream for stream in found if stream[1]] or None
 
 
@@ -366,16 +354,9 @@ def _literally(part: bytes) -> bytes:
     return re.escape(part[1:] if part.startswith(b"\\") else part)
 
 
-_NAMES = (
-    *("keys", "time", "exists", "pttl", "ttl", "pexpire", "expire", "pexpireat", "expireat"),
-    *("persist", "dump", "restore", "flushdb", "scan", "get", "set", "strlen", "getrange"),
-    *("rpush", "lpop", "llen", "lindex", "lrange"),
-    *("hset", "hget", "hgetall", "hkeys", "hlen", "hdel", "hincrby"),
-    *("zadd", "zrem", "zcard", "zscore", "zcount", "zrange", "zrangebyscore"),
-    *("zrevrangebyscore", "xadd", "xrange", "eval", "evalsha"),
-)
-_COMMANDS: dict[bytes, str] = {name.upper().encode(): name for name in _NAMES} | {
-    b"DEL": "delete",
-    b"FLUSHALL": "flushdb",
-    b"WAIT": "replicas_that_confirm",
-}
+#: Methods by the commands that they carry out; ``Database`` has those for scripts.
+_COMMANDS = {
+    name.upper().encode(): name
+    for name in (*vars(Commands), "eval", "evalsha")
+    if not name.startswith("_")
+} | {b"DEL": "delete"}

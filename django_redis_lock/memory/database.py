@@ -195,16 +195,16 @@ class Database(Commands):
     def _blocking(self, words: list[bytes]) -> Callable[[], Any]:
         """What tries to carry out a blocking command. Its timeout is the caller's to watch."""
         if words[0] == b"BLPOP":
-            return lambda: self.pop_first(words[1:-1])
+            return lambda: self._pop_first(words[1:-1])
         names = words[words.index(b"STREAMS") + 1 :]
-        return lambda: self.read_streams(names[: len(names) // 2])
+        return lambda: self._read_streams(names[: len(names) // 2])
 
     def _reply(self, words: Sequence[bytes]) -> Any:
         self.now = int(time.time() * 1e6)
         if next(self._carried_out) % COMMANDS_PER_SWEEP == 0:
-            self.drop_expired()
+            self._drop_expired()
         try:
-            return self.command(words)
+            return self._execute(words)
         except ResponseError as error:
             return error
 
@@ -227,7 +227,7 @@ class Database(Commands):
         return _as_reply(returned[0]) if returned else None
 
     def _call(self, *words: Any) -> Any:
-        return _as_lua(self.command([_as_argument(word) for word in words]))
+        return _as_lua(self._execute([_as_argument(word) for word in words]))
 
     def _pcall(self, *words: Any) -> Any:
         try:

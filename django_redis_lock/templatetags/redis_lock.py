@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from django import template
@@ -24,20 +25,13 @@ register = template.Library()
 OPTIONS = ("using", "stale", "wait", "jitter")
 
 
+@dataclass(eq=False)
 class CachedNode(Node):
-    def __init__(
-        self,
-        nodelist: NodeList,
-        timeout: FilterExpression,
-        name: str,
-        vary_on: list[FilterExpression],
-        options: dict[str, FilterExpression],
-    ) -> None:
-        self.nodelist = nodelist
-        self.timeout = timeout
-        self.name = name
-        self.vary_on = vary_on
-        self.options = options
+    nodelist: NodeList
+    timeout: FilterExpression
+    name: str
+    vary_on: list[FilterExpression]
+    options: dict[str, FilterExpression]
 
     def render(self, context: Context) -> Any:
         options = {name: value.resolve(context) for name, value in self.options.items()}
