@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import ArgumentTypeError
+from functools import partial
 
 from ..protocol import check_seconds
 
@@ -11,19 +12,7 @@ from ..protocol import check_seconds
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
-def seconds_or_forever(text: str) -> float:
-    return math.inf if text in ("forever", "inf") else seconds_or_none(text)
-
-
-def seconds(text: str) -> float:
-    return _checked(text, zero=False)
-
-
-def seconds_or_none(text: str) -> float:
-    return _checked(text, zero=True)
-
-
-def _checked(text: str, *, zero: bool) -> float:
+def seconds(text: str, *, zero: bool = False) -> float:
     try:
         number, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
         return check_seconds("it", float(number) * unit, zero=zero) or 0.0
@@ -34,19 +23,19 @@ def _checked(text: str, *, zero: bool) -> float:
         ) from None
 
 
-def exit_code(text: str) -> int:
-    return _whole(text, "from 0 to 255", most=255)
+seconds_or_none = partial(seconds, zero=True)
 
 
-def count_or_none(text: str) -> int:
-    return _whole(text, "of 0 or more")
-
-
-def count(text: str) -> int:
-    return _whole(text, "greater than 0", least=1)
+def seconds_or_forever(text: str) -> float:
+    return math.inf if text in ("forever", "inf") else seconds_or_none(text)
 
 
 def _whole(text: str, allowed: str, least: int = 0, most: float = math.inf) -> int:
     if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
         raise ArgumentTypeError(f"it must be a whole number {allowed}, not {text!r}")
     return int(text)
+
+
+count = partial(_whole, allowed="greater than 0", least=1)
+count_or_none = partial(_whole, allowed="of 0 or more")
+exit_code = partial(_whole, allowed="from 0 to 255", most=255)

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from django.core.management import (
     CommandError,
@@ -23,31 +23,6 @@ from ..decorators import interrupt_main_thread
 from .exit_codes import LOST, NOT_FOUND, USAGE
 
 
-class Work(Protocol):
-    """What ``run_locked`` runs while it holds the lock.
-
-    Attributes:
-        label: the label of the lock; without arguments, which may be secret.
-    """
-
-    label: str
-
-    def run(self, environment: dict[str, str], within: float) -> int:
-        """Run it and return its exit code, or raise its exception.
-
-        Args:
-            environment: variables to add to its environment.
-            within: seconds in which it must end if this process is killed: later, another process
-                may have the lock.
-        """
-
-    def terminate(self) -> None:
-        """Ask it to end. Called from another thread."""
-
-    def kill(self) -> None:
-        """End it. Called from another thread."""
-
-
 class ManagementCommand:
     """A management command with its arguments, as behind ``manage.py``.
 
@@ -55,6 +30,9 @@ class ManagementCommand:
         argv: the command's name and its arguments.
         called_by: the command that runs it. Unless that was called from a command line, errors
             are raised, as by ``call_command``.
+
+    Attributes:
+        label: the label of the lock; without arguments, which may be secret.
 
     Raises:
         CommandError: there is no such command, or its options name other settings.
@@ -80,6 +58,13 @@ class ManagementCommand:
         return bool(getattr(self._called_by, "_called_from_command_line", False))
 
     def run(self, environment: dict[str, str], within: float) -> int:
+        """Run it and return its exit code, or raise its exception.
+
+        Args:
+            environment: variables to add to its environment.
+            within: seconds in which it must end if this process is killed: later, another process
+                may have the lock.
+        """
         argv = sys.argv
         with _environment(environment):
             if not self._from_command_line:
@@ -95,10 +80,12 @@ class ManagementCommand:
         return 0
 
     def terminate(self) -> None:
+        """Ask it to end. Called from another thread."""
         if self._in_main_thread:
             interrupt_main_thread()
 
     def kill(self) -> None:
+        """End it. Called from another thread."""
         if self._from_command_line:
             os._exit(LOST)
 

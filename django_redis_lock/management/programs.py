@@ -34,7 +34,8 @@ GUARD = str(Path(__file__).with_name("guard.py"))
 
 
 class Program:
-    """A program with its arguments; one argument alone is a line for ``/bin/sh``.
+    """A program with its arguments; one argument alone is a line for ``/bin/sh``. Its methods are
+    those of ``ManagementCommand``.
 
     Args:
         argv: the program and its arguments.

@@ -81,9 +81,8 @@ def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
         for line in lines(result, command, options):
             command.stdout.write(line)
         if result.found:
-            command.stdout.write(
-                f"Nothing was released. To release {_these(result.found)}, add --yes."
-            )
+            these = "it" if len(result.found) == 1 else f"these {len(result.found)}"
+            command.stdout.write(f"Nothing was released. To release {these}, add --yes.")
         return code
     for held in result.found:
         outcome = _release(held)
@@ -91,10 +90,6 @@ def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
         if outcome is Outcome.NOT_OWNER:
             code = code or NOT_OWNER
     return code
-
-
-def _these(held: list[HeldLock]) -> str:
-    return "it" if len(held) == 1 else f"these {len(held)}"
 
 
 def _who(held: HeldLock) -> str:

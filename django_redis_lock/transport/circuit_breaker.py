@@ -47,18 +47,14 @@ class Outage:
     Attributes:
         server: its address.
         seconds: since the first call that failed.
-        held_back: whether calls fail at once now.
         spared: number of calls that failed at once.
         fallbacks: number of locks that were taken without it, in this outage (ON_REDIS_DOWN).
-        error: what the last call failed with.
     """
 
     server: str
     seconds: float
-    held_back: bool
     spared: int
     fallbacks: int
-    error: str
 
 
 class Breaker:
@@ -176,14 +172,8 @@ class Breaker:
         with self._mutex:
             if not self.failing:
                 return None
-            return Outage(
-                self.server,
-                self._now() - self._since,
-                self.held_back,
-                self._spared,
-                self.fallbacks,
-                self._error,
-            )
+            seconds = self._now() - self._since
+            return Outage(self.server, seconds, self._spared, self.fallbacks)
 
 
 Limits = Callable[[], tuple[int, float]]

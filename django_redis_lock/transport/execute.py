@@ -19,11 +19,11 @@ import redis
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..protocol import EXTEND, LEAVE, RELEASE, RENEW, Call, Script
+from ..protocol import EXTEND, LEAVE, RELEASE, RENEW, Call, PendingLifetime, Script
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .retry import REPORTED, Answer, run_again, run_all_steps
-from .server import Server, Unread, server_of
+from .server import Server, server_of
 
 R = TypeVar("R")
 
@@ -268,7 +268,9 @@ def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
     return answers
 
 
-def _await_answer(connection: RawConnection, unread: Unread | None, patience: float | None) -> None:
+def _await_answer(
+    connection: RawConnection, unread: PendingLifetime | None, patience: float | None
+) -> None:
     """Wait for the reply to the last call, at most ``patience`` seconds after ``unread`` came."""
     if patience is not None and not connection.can_read(patience):
         raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")

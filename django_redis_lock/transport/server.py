@@ -8,19 +8,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
 from ..forks import after_fork, free_after_fork
+from ..protocol import PendingLifetime
 from .address import RawConnection, for_threads, note_sent, own_settings, timeout_of
 from .circuit_breaker import Breaker
-
-
-class Unread(Protocol):
-    """A reply that is still to be read from a connection; its caller did not wait for it."""
-
-    def confirm(self, wait: bool) -> Any: ...
 
 
 class Server:
@@ -50,7 +45,7 @@ class Server:
         #: Equal for servers that lead to one database, whatever their time-outs are.
         self.database: tuple[Any, ...] = (self,)
         self.breaker = Breaker(_shown(settings), shortest)
-        self._idle: list[tuple[RawConnection, Unread | None, float]] = []
+        self._idle: list[tuple[RawConnection, PendingLifetime | None, float]] = []
         #: The job that records there that this process is alive; see ``locking.heartbeat``.
         self.heartbeat: Any = None
         #: Whether the server knows TAKE_GRANT; see ``PendingReply``.
@@ -155,7 +150,9 @@ class Server:
         """
         return _with_nothing_to_read(*self.checkout_unread(patience))
 
-    def checkout_unread(self, patience: float | None = None) -> tuple[RawConnection, Unread | None]:
+    def checkout_unread(
+        self, patience: float | None = None
+    ) -> tuple[RawConnection, PendingLifetime | None]:
         """As ``checkout``, but a reply may still be on its way. Read it after the next call is sent
         and before that call's reply is read, so that no call waits for it. An error says that
         nothing was sent."""
@@ -177,7 +174,7 @@ class Server:
         idle = self._checkout_idle()
         return None if idle is None else _with_nothing_to_read(*idle)
 
-    def _checkout_idle(self) -> tuple[RawConnection, Unread | None] | None:
+    def _checkout_idle(self) -> tuple[RawConnection, PendingLifetime | None] | None:
         while self._idle:
             try:
                 connection, unread, since = self._idle.pop()
@@ -196,7 +193,7 @@ class Server:
             connection.disconnect()
         return None
 
-    def checkin(self, connection: RawConnection, unread: Unread | None = None) -> None:
+    def checkin(self, connection: RawConnection, unread: PendingLifetime | None = None) -> None:
         """Keep ``connection`` for the next caller, unless enough are kept, or it was made with a
         shorter timeout."""
         if (
@@ -216,7 +213,9 @@ class Server:
             connection.disconnect()
 
 
-def _with_nothing_to_read(connection: RawConnection, unread: Unread | None) -> RawConnection:
+def _with_nothing_to_read(
+    connection: RawConnection, unread: PendingLifetime | None
+) -> RawConnection:
     if unread is not None:
         unread.confirm(True)
     return connection

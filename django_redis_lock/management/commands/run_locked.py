@@ -24,8 +24,11 @@ from ...decorators import RetryUntil, outages_not_logged
 from ...locking import Lock, unwinding
 from ..arguments import count_or_none, exit_code, seconds, seconds_or_forever, seconds_or_none
 from ..exit_codes import LOST, TAKEN, UNAVAILABLE, USAGE
-from ..job import ManagementCommand, Work
+from ..job import ManagementCommand
 from ..programs import Program
+
+#: What runs while the lock is held. Both have the same methods.
+Work = ManagementCommand | Program
 
 #: Signals that end this process while it waits, or its command; exit code 128 + number.
 ENDINGS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n))
