@@ -131,6 +131,9 @@ class Fallback(LockOperations):
                     return False
                 self._fall_back(fallback, file_lock, error)
                 return True
+            except BaseException as error:
+                self._abandon(request, error)  # Its caller knows the first round only.
+                raise
             if file_lock is None:
                 return True
             hold, began = self.local.hold, time.monotonic()

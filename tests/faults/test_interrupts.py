@@ -36,6 +36,7 @@ from django_redis_lock.fallback.locks import FallbackLock
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.locking.waiting.queue import Unregister
 from django_redis_lock.locking.waiting.threads import CancelWait, ThreadQueue, ThreadWaiter
+from django_redis_lock.protocol import acquisition
 from django_redis_lock.transport import server_of
 from tests.integration.cache.test_get_or_set import renewals
 from tests.integration.locks.test_lock import places
@@ -347,6 +348,39 @@ def test_other_kinds(three: list[redis.Redis], tmp_path: Path, make: Any, conten
             time.sleep(0.001)
 
     each_point(attempt, modules=("django_redis_lock.",))
+
+
+class RepeatedAcquire(FallbackLock):
+    """Its lock in Redis expires while it takes the one of this host, another takes it, and the
+    second request for it is interrupted when the waiter is registered."""
+
+    asked = 0
+
+    def _take_file(self, file_lock: Any, hold: Any, *args: Any, **options: Any) -> Any:
+        until(lambda: not hold.is_valid and not self.redis.exists(NAME))
+        assert Lock(self.redis, NAME, timeout=60).acquire(blocking=False)
+        return super()._take_file(file_lock, hold, *args, **options)
+
+    def _ask(self, request: Any) -> Any:
+        reply = super()._ask(request)
+        self.asked += 1
+        if self.asked == 2:
+            assert self.redis.zcard(self.keys.waiters) == 1
+            raise Interrupt
+        return reply
+
+
+def test_a_repeated_acquire_leaves_no_waiter_behind(
+    client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acquisition, "WAITER_LIFETIME_SECONDS", 600.0)
+    prepare(client)
+    options: Any = {"on_redis_down": "local", "local_folder": tmp_path}
+    lock = RepeatedAcquire(client, NAME, timeout=0.1, **options)
+    with pytest.raises(Interrupt):
+        lock.acquire()
+    until(lambda: not client.exists(lock.keys.waiters))
+    assert not held_locally(tmp_path)
 
 
 @pytest.mark.parametrize("how", ["local", "run"])
