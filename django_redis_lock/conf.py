@@ -97,10 +97,16 @@ def _seconds_or_0(where: str, value: Any) -> float:
     return check_seconds(where, value, zero=True) or 0.0
 
 
-def _switch(where: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{where} must be True or False, not {value!r}")
-    return value
+def _of_type(kind: type[T], allowed: str) -> Callable[[str, Any], T]:
+    def check(where: str, value: Any) -> T:
+        if not isinstance(value, kind):
+            raise TypeError(f"{where} must be {allowed}, not {value!r}")
+        return value
+
+    return check
+
+
+_switch = _of_type(bool, "True or False")
 
 
 def _one_of(choices: Sequence[str]) -> Callable[[str, Any], str]:
@@ -124,12 +130,6 @@ def _alias(where: str, alias: Any) -> str:
     if not isinstance(alias, str) or not alias:
         raise ValueError(f"{where} must be the alias of a cache, not {alias!r}")
     return alias
-
-
-def _prefix(where: str, prefix: Any) -> str:
-    if not isinstance(prefix, str):
-        raise TypeError(f"{where} must be a str, not {prefix!r}")
-    return prefix
 
 
 def _folder(where: str, folder: Any) -> str | None:
@@ -173,7 +173,7 @@ class Conf:
     #: The default cache alias of ``locked()`` and ``run_locked``.
     USING = Setting("default", _alias)
     #: The prefix of a lock's name in its cache key.
-    LOCK_PREFIX = Setting("lock:", _prefix)
+    LOCK_PREFIX = Setting("lock:", _of_type(str, "a str"))
     #: What a lock does when Redis is down: "raise", "local" (take a lock of this host instead) or
     #: "run" (run without a lock).
     ON_REDIS_DOWN = Setting("raise", _one_of(ON_REDIS_DOWN))
@@ -214,9 +214,4 @@ class Conf:
         return after or math.inf
 
 
-def _breaker_limits() -> tuple[int, float]:
-    conf = Conf()
-    return conf.BREAKER_FAILURES, conf.BREAKER_PAUSE
-
-
-set_limits(_breaker_limits)
+set_limits(lambda: (Conf().BREAKER_FAILURES, Conf().BREAKER_PAUSE))

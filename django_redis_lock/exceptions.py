@@ -40,6 +40,9 @@ class LockError(redis_exceptions.LockError):
         holder (Owner | None): the holder at the time of the error, if known.
     """
 
+    #: The attributes that ``__init__`` is given, in turn; for copies and pickles.
+    _given: tuple[str, ...] = ("message", "lock_name", "holder")
+
     def __init__(
         self,
         message: str | None = None,
@@ -59,7 +62,7 @@ class LockError(redis_exceptions.LockError):
         return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.message, self.lock_name, self.holder))
+        return (type(self), tuple(getattr(self, name) for name in self._given))
 
 
 class LockNotOwnedError(LockError, redis_exceptions.LockNotOwnedError):
@@ -79,6 +82,8 @@ class LockNotAcquired(LockError):
             out, None if that is not known.
         held_for (float | None): seconds since the holder acquired it, if known.
     """
+
+    _given = ("message", "lock_name", "holder", "retry_after", "held_for")
 
     def __init__(
         self,
@@ -102,10 +107,6 @@ class LockNotAcquired(LockError):
         text = f"{text}: it is held by {held.owner}"
         return cls(text, lock_name, held.owner, retry_after, held.held_for)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        facts = (self.message, self.lock_name, self.holder, self.retry_after, self.held_for)
-        return (type(self), facts)
-
 
 class TooFewServers(LockError, redis_exceptions.ConnectionError):
     """Less than a majority of a lock's servers can be reached. The lock may be free or taken.
@@ -114,6 +115,8 @@ class TooFewServers(LockError, redis_exceptions.ConnectionError):
         reached, servers (int): how many servers replied, out of how many.
         errors (tuple[Exception, ...]): the errors of the others.
     """
+
+    _given = ("reached", "servers", "errors", "lock_name")
 
     def __init__(
         self,
@@ -129,9 +132,6 @@ class TooFewServers(LockError, redis_exceptions.ConnectionError):
         self.reached = reached
         self.servers = servers
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.reached, self.servers, self.errors, self.lock_name))
-
 
 class TooFewReplicas(LockError, redis_exceptions.ConnectionError):
     """Too few replicas confirmed the acquisition, so the lock was released.
@@ -140,14 +140,13 @@ class TooFewReplicas(LockError, redis_exceptions.ConnectionError):
         confirmed, wanted (int): how many replicas confirmed, and how many should.
     """
 
+    _given = ("confirmed", "wanted", "lock_name")
+
     def __init__(self, confirmed: int, wanted: int, lock_name: str | bytes | None = None) -> None:
         text = f"{confirmed} replicas have confirmed in time that the lock is taken, not {wanted}"
         super().__init__(text, lock_name)
         self.confirmed = confirmed
         self.wanted = wanted
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.confirmed, self.wanted, self.lock_name))
 
 
 class ComputationFailed(Exception):

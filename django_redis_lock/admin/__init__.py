@@ -22,7 +22,6 @@ from django.http import (
 )
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.decorators import method_decorator
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -66,14 +65,10 @@ class HeldLockAdmin(ModelAdmin):
 
     # -- who may -----------------------------------------------------------------------------
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_change_permission = has_delete_permission = has_add_permission
 
     def has_release_permission(self, request: HttpRequest) -> bool:
         user: Any = request.user
@@ -104,8 +99,13 @@ class HeldLockAdmin(ModelAdmin):
             "lock_state": ("<str:ref>/state/", self.lock_state_view),
             "history": ("<str:ref>/history/", self.releases_view),
         }
+        may_post = require_http_methods(["GET", "HEAD", "POST"])
         return [
-            path(route, self._protected(view), name=self._url_name(name))
+            path(
+                route,
+                self._protected((may_post if name == "release" else require_safe)(view)),
+                name=self._url_name(name),
+            )
             for name, (route, view) in views.items()
         ]
 
@@ -154,7 +154,6 @@ class HeldLockAdmin(ModelAdmin):
 
     # -- the list ----------------------------------------------------------------------------
 
-    @method_decorator(require_safe)
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
@@ -171,7 +170,6 @@ class HeldLockAdmin(ModelAdmin):
             **(extra_context or {}),
         )
 
-    @method_decorator(require_safe)
     def state_view(self, request: HttpRequest) -> HttpResponse:
         """The data that the list's script requests every few seconds."""
         listing = Listing(request.GET, self._url_of)
@@ -182,7 +180,6 @@ class HeldLockAdmin(ModelAdmin):
 
     # -- by process --------------------------------------------------------------------------
 
-    @method_decorator(require_safe)
     def processes_view(self, request: HttpRequest) -> HttpResponse:
         """Which locks each process holds, and what it waits for."""
         return self._page(
@@ -193,13 +190,11 @@ class HeldLockAdmin(ModelAdmin):
             state_url=self._url("processes_state"),
         )
 
-    @method_decorator(require_safe)
     def processes_state_view(self, request: HttpRequest) -> HttpResponse:
         return JsonResponse(processes_data(self._url_of))
 
     # -- who released what -------------------------------------------------------------------
 
-    @method_decorator(require_safe)
     def releases_view(self, request: HttpRequest, ref: str | None = None) -> HttpResponse:
         """The log of all releases, or of those of one lock."""
         found, title = None, _("Log of releases")
@@ -211,7 +206,6 @@ class HeldLockAdmin(ModelAdmin):
 
     # -- one lock ----------------------------------------------------------------------------
 
-    @method_decorator(require_safe)
     def lock_view(self, request: HttpRequest, ref: str) -> HttpResponse:
         found = self._ref(ref)
         name = shown(name_of(*found))
@@ -232,7 +226,6 @@ class HeldLockAdmin(ModelAdmin):
             state_url=self._url("lock_state", ref),
         )
 
-    @method_decorator(require_safe)
     def lock_state_view(self, request: HttpRequest, ref: str) -> HttpResponse:
         return JsonResponse(self._lock_data(self._ref(ref)))
 
@@ -271,7 +264,6 @@ class HeldLockAdmin(ModelAdmin):
 
     # -- releasing ---------------------------------------------------------------------------
 
-    @method_decorator(require_http_methods(["GET", "HEAD", "POST"]))
     def release_view(self, request: HttpRequest) -> HttpResponse:
         """Ask whether to release the selected locks; once confirmed, release them."""
         if not self.has_release_permission(request):

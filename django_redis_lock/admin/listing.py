@@ -20,7 +20,7 @@ from ..held_locks import Failure, HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
 from ..transport import Outage
 from .formatting import brief, duration, place, shown
-from .rows import STATUSES, UrlOf, as_of, row, severity, status_of
+from .rows import STATUSES, UrlOf, as_of, row, status_of
 from .statistics import behaviour_section
 
 logger = logging.getLogger("django_redis_lock.admin")
@@ -49,7 +49,7 @@ def _holder(holding: HeldLock) -> tuple[str, int, str]:
 
 
 def _severity(holding: HeldLock) -> tuple[int, float]:
-    return severity(holding.lock), -(holding.lock.held_for or 0.0)
+    return list(STATUSES).index(status_of(holding.lock)), -(holding.lock.held_for or 0.0)
 
 
 COLUMNS = (

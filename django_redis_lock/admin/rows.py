@@ -31,7 +31,6 @@ STATUSES = {
     "alive": gettext_lazy("alive"),
     "resting": gettext_lazy("resting"),
 }
-_SEVERITY = {name: number for number, name in enumerate(STATUSES)}
 
 #: A lock without renewal is expiring if at most this share of its lifetime, and at most this many
 #: seconds, are left.
@@ -202,11 +201,6 @@ def status_of(lock: LockInfo) -> str:
     if _is_expiring(lock):
         return "expiring"
     return "unknown" if lock.silent is None else "alive"
-
-
-def severity(lock: LockInfo) -> int:
-    """0 for the most urgent status."""
-    return _SEVERITY[status_of(lock)]
 
 
 def _is_expiring(lock: LockInfo) -> bool:

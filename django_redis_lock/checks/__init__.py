@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage
+from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
@@ -33,13 +33,14 @@ __all__ = ["CHECKS", "TAG"]
 # -- the settings --------------------------------------------------------------------------------
 
 
-@check(first=True)
-def check_dict() -> Iterator[CheckMessage]:
+@register(TAG)
+def check_dict(**kwargs: Any) -> list[CheckMessage]:
     try:
         given()
     except ImproperlyConfigured as error:
         hint = 'Write DJANGO_REDIS_LOCK = {"TIMEOUT": 30}, or leave it out.'
-        yield found("E001", f"{error}.", hint)
+        return [found("E001", f"{error}.", hint)]
+    return []
 
 
 @check()

@@ -57,21 +57,15 @@ def found(number: str, text: str, hint: str, obj: Any = None) -> CheckMessage:
 Check = Callable[[], Iterator[CheckMessage]]
 
 
-def check(*, first: bool = False, deploy: bool = False) -> Callable[[Check], Check]:
-    """Register a check.
-
-    Args:
-        first: run it even if DJANGO_REDIS_LOCK is not a dict.
-        deploy: run it with ``--deploy`` only.
-    """
+def check(*, deploy: bool = False) -> Callable[[Check], Check]:
+    """Register a check, for settings that are a dict; with ``deploy`` for ``--deploy`` only."""
 
     def decorate(look: Check) -> Check:
         def run(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
             try:
                 given()
             except ImproperlyConfigured:
-                if not first:
-                    return []
+                return []  # E001 reports it.
             return list(look())
 
         register(run, TAG, deploy=deploy)

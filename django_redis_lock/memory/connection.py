@@ -72,11 +72,10 @@ class MemoryConnection(_InMemory, Connection):
     def _sock(self, value: None) -> None:
         """Its class in redis-py sets it to None."""
 
-    def connect(self) -> None:
+    def connect(self, *args: Any, **options: Any) -> None:
         self._open()
 
-    def connect_check_health(self, *args: Any, **options: Any) -> None:
-        self._open()
+    connect_check_health = connect
 
     def disconnect(self, *args: Any, **options: Any) -> None:
         self.cut()
@@ -101,11 +100,10 @@ class AsyncMemoryConnection(_InMemory, AsyncConnection):
     def is_connected(self) -> bool:
         return self.session is not None
 
-    async def connect(self) -> None:
+    async def connect(self, *args: Any, **options: Any) -> None:
         self._open()
 
-    async def connect_check_health(self, *args: Any, **options: Any) -> None:
-        self._open()
+    connect_check_health = connect
 
     async def disconnect(self, *args: Any, **options: Any) -> None:
         self.cut()
@@ -116,8 +114,7 @@ class AsyncMemoryConnection(_InMemory, AsyncConnection):
     async def can_read(self, timeout: float = 0) -> bool:
         return self._open().has_reply()
 
-    async def can_read_destructive(self) -> bool:
-        return self._open().has_reply()
+    can_read_destructive = can_read
 
     async def read_response(
         self, disable_decoding: bool = False, timeout: float | None = None, **options: Any

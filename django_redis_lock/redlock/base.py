@@ -318,11 +318,12 @@ class Quorum(LockOperations):
         hold: QuorumHold | None = self.local.hold
         if call.script is EXTEND and hold is not None:
             _, amount, replace, *_ = call.args
+            lifetime = int(amount) / 1000
             for place, answer in answers.items():
                 if isinstance(answer, Exception):
                     continue
                 begins = sent_at if replace == "1" else hold.votes[place]
-                until = begins + _safe(int(amount) / 1000)
+                until = begins + lifetime - drift(lifetime)
                 hold.vote(place, until if int(answer) > 0 else -math.inf, sent_at)
         return merged(call, answers, len(self.redis), self._shown)
 
@@ -357,10 +358,6 @@ def _acquisition(
     elected = QuorumAcquisition(*facts, contended=contended)
     elected.votes = ballot.votes
     return elected
-
-
-def _safe(lifetime: float) -> float:
-    return lifetime - drift(lifetime)
 
 
 def _checked(redis: Iterable[Any]) -> tuple[Any, ...]:

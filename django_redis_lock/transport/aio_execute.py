@@ -169,7 +169,8 @@ class _Awaiting(NamedTuple):
         return _run(self.client, self.server, node, call, patience, asking)
 
     def run_all(self, node: Server, calls: Sequence[Call]) -> Any:
-        return _run_all(node, pool_of(self.client, self.server, node), calls)
+        pool = pool_of(self.client, self.server, node)
+        return _heeding(node, pool, lambda: _exchange_all(pool, calls), None, calls)
 
     def answer(self, call: Call) -> Any:
         return arun(self.client, call)
@@ -216,10 +217,6 @@ async def _heeding(
         raise
     node.answered()
     return answer
-
-
-async def _run_all(node: Server, pool: Any, calls: Sequence[Call]) -> list[Any]:
-    return await _heeding(node, pool, lambda: _exchange_all(pool, calls), None, calls)
 
 
 async def _exchange_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
