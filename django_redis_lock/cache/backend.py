@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from inspect import signature
+from typing import Any, ClassVar, TypeVar
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.core.exceptions import ImproperlyConfigured
@@ -33,7 +34,7 @@ from ..transport import (
     is_pool_exhausted,
     server_of,
 )
-from .get_or_set import MISSING, cold_read
+from .get_or_set import MISSING, ObservedRead, cold_read
 from .get_or_set_many import GetOrSetMany
 from .invalidation import flight_ending
 
@@ -76,6 +77,63 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     # -- reading -----------------------------------------------------------------------------
 
+    _methods: ClassVar = {"get": DjangoRedisCache.get, "get_many": DjangoRedisCache.get_many}
+
+    def _is_replaced(self, method: str) -> bool:
+        return super()._is_replaced(method) and self._takes_client
+
+    @cached_property
+    def _takes_client(self) -> bool:
+        """Whether ``get`` takes django-redis's arguments. One that does not cannot be given a read
+        with its lifetime, and is not called."""
+        parameters = signature(self.get).parameters
+        return "client" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    def _get_observed(
+        self, key: str, version: int | None, read: Callable[..., Any]
+    ) -> tuple[Any, Any]:
+        get: Any = self.get
+        return self._observed(lambda client: get(key, MISSING, version, client=client), read)
+
+    def _observed(
+        self, method: Callable[[ObservedRead], Any], read: Callable[..., Any]
+    ) -> tuple[Any, Any]:
+        """The results of ``read`` and of ``method``, which calls it."""
+        client, value = ObservedRead(read), MISSING
+        try:
+            value = method(client)
+        except Exception:
+            if client.error is None:
+                raise
+        if client.error is not None:
+            raise client.error
+        return client.stored, value
+
+    def _client_get(self, key: str, version: int | None) -> Any:
+        """``get`` of django-redis's client; by way of a tool that observes it."""
+        if not self._is_replaced("get"):
+            return self.client.get(key, MISSING, version)
+        redis = self.client.get_client(write=False)
+        try:
+            return self._get_observed(key, version, lambda nkey: (redis.get(nkey), -1))[1]
+        except _FAILED as error:
+            raise ConnectionInterrupted(connection=redis) from error
+
+    def _client_get_many(self, names: list[str], version: int | None) -> dict[str, Any]:
+        """The same for ``get_many``."""
+        get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
+        redis = self.client.get_client(write=False)
+        mget = getattr(redis, "mget_nonatomic", redis.mget)
+        try:
+            found: dict[str, Any]
+            _, found = self._observed(
+                lambda client: get_many(names, version, client=client),
+                lambda *nkeys: (mget(*nkeys), -1),
+            )
+            return found
+        except _FAILED as error:
+            raise ConnectionInterrupted(connection=redis) from error
+
     def _read_or_join(self, key: str, version: int | None) -> Any:
         if self._pool is None or not _must_connect(self._pool):
             return self._read_value(key, version, self._in_flight(key, version))
@@ -89,7 +147,7 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
         if flight and not flight.read_lock.acquire(blocking=False):
             return MISSING
         try:
-            return self._with_breaker(self.client.get, key, default=MISSING, version=version)
+            return self._with_breaker(self._client_get, key, version)
         except ConnectionInterrupted as error:
             # If all connections of the pool are in use, or the server is busy with a script, the
             # caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
@@ -152,7 +210,7 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
     ) -> tuple[dict[str, Any], BaseException | None]:
         # If all connections of the pool are in use, TAKE_FLIGHT reads the values.
         try:
-            return self._with_breaker(self.client.get_many, names, version=version), None
+            return self._with_breaker(self._client_get_many, names, version), None
         except ConnectionInterrupted as error:
             cause = error.__cause__ or error
             return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)

@@ -11,7 +11,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
@@ -39,7 +39,7 @@ from ..singleflight import (
     ThreadRunner,
     in_flight,
 )
-from ..transport import Server, asyncio_client, server_of
+from ..transport import Server, asyncio_client, drive, server_of
 from .lock_factory import LockCache
 from .options import GetOrSetOptions
 
@@ -83,8 +83,38 @@ def cold_read(server: Server) -> Iterator[bool]:
         semaphore.release()
 
 
+class ObservedRead:
+    """What ``get`` or ``get_many`` uses as its redis-py client while a tool observes a read.
+
+    Args:
+        read: does it; returns what Redis stores and the remaining lifetime in ms, or None.
+
+    Attributes:
+        stored: the result of ``read``.
+        error: why it failed; IGNORE_EXCEPTIONS may hide that.
+    """
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self._read = read
+        self.stored: Any = None
+        self.error: Exception | None = None
+
+    def get(self, *keys: Any) -> Any:
+        try:
+            self.stored = self._read(*keys)
+        except (RedisError, OSError) as error:
+            self.error = error
+            raise
+        return None if self.stored is None else self.stored[0]
+
+    mget = mget_nonatomic = get
+
+
 class GetOrSet(LockCache):
     """The part of ``RedisCache`` and ``LocMemCache`` that computes missing values."""
+
+    #: The methods of Django's backend that tools replace to observe reads.
+    _methods: ClassVar[dict[str, Callable[..., Any]]]
 
     def get_or_set(
         self,
@@ -253,16 +283,20 @@ class GetOrSet(LockCache):
         deadline = time.monotonic() + chosen.wait
         flights = self._flights(runner)
         if read:
-            stored = None
+            stored: Any = None
+            value: Any = MISSING
+            steps = self._read(runner, nkey, bool(producer.stale))
             try:
-                stored = yield from self._read(runner, nkey, bool(producer.stale))
+                if self._is_replaced("get"):
+                    stored, value = yield from self._read_observed(runner, steps, key, version)
+                else:
+                    stored = yield from steps
             except (RedisError, OSError) as error:
                 outage = self._without_redis(error)
-            if stored is not None:
-                value, left = stored
-                if 0 <= int(left) <= producer.stale:
-                    return (yield from flights.refresh(nkey, value, producer, chosen.background))
-                return producer.decode(value)
+            if stored is not None and 0 <= int(stored[1]) <= producer.stale:
+                return (yield from flights.refresh(nkey, stored[0], producer, chosen.background))
+            if stored is not None or value is not MISSING:
+                return producer.decode(stored[0]) if value is MISSING else value
         try:
             found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
         except CoordinationError as error:
@@ -293,11 +327,32 @@ class GetOrSet(LockCache):
         """The stored values, and the error if Redis is down."""
         raise NotImplementedError
 
+    def _is_replaced(self, method: str) -> bool:
+        """Whether a tool observes ``method``: it has replaced it on the class (django-prometheus,
+        Datadog) or on this instance (Sentry). Then reads go through the replacement."""
+        return method in vars(self) or getattr(type(self), method) is not self._methods[method]
+
+    def _read_observed(self, runner: Runner, steps: Steps, key: str, version: int | None) -> Steps:
+        """What ``steps`` read, and the value that ``get`` makes of it, or MISSING. In an event loop
+        ``get`` must not wait, so it is called afterwards."""
+        if isinstance(runner, ThreadRunner):
+            return self._get_observed(key, version, lambda _: drive(steps))
+        stored = yield from steps
+        return self._get_observed(key, version, lambda _: stored)
+
+    def _get_observed(
+        self, key: str, version: int | None, read: Callable[[Any], Any]
+    ) -> tuple[Any, Any]:
+        """Call ``get``, which calls ``read``; returns the results of both, MISSING for a value that
+        is not there."""
+        raise NotImplementedError
+
     def _read(self, runner: Runner, nkey: bytes, stale: bool) -> Steps:
         """The stored value with its remaining lifetime; None if there is none, or if this read can
-        be left out because TAKE_FLIGHT returns the value."""
+        be left out because TAKE_FLIGHT returns the value, and no tool wants to see it."""
         flight_id, server = (runner.server, nkey, runner.group), runner.server
-        if not stale and flight_id not in in_flight:
+        observed = runner.is_observed or self._is_replaced("get")
+        if not stale and not observed and flight_id not in in_flight:
             return None
         if runner.group is not None or not server.must_connect():
             return (yield from self._get_with_lifetime(runner, flight_id))
@@ -311,8 +366,7 @@ class GetOrSet(LockCache):
         if flight is not None and not flight.read_lock.acquire(blocking=False):
             return None
         try:
-            [stored] = yield runner.run(Call(READ, (flight_id[1],), ()))
-            return stored
+            return (yield runner.read(Call(READ, (flight_id[1],), ())))
         finally:
             if flight is not None:
                 flight.read_lock.release()

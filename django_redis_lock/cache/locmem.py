@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from django.conf import settings
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
@@ -138,7 +138,16 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
 
     # -- reading -----------------------------------------------------------------------------
 
+    _methods: ClassVar = {"get": DjangoLocMemCache.get}
+
+    def _get_observed(
+        self, key: str, version: int | None, read: Callable[..., Any]
+    ) -> tuple[Any, Any]:
+        return read(None), self.get(key, MISSING, version)
+
     def _read_or_join(self, key: str, version: int | None) -> Any:
+        if self._is_replaced("get"):
+            return self.get(key, MISSING, version)
         made = self.make_key(key, version)  # A key that is there need not be validated again.
         with self._lock:
             if self._has_expired(made):

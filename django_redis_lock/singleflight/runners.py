@@ -13,8 +13,9 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError
 
 from ..clock import time
 from ..forks import after_fork
@@ -30,6 +31,7 @@ from ..transport import (
     arun_all,
     cancellable,
     drive,
+    is_observed,
     is_outage,
     is_pool_exhausted,
     pack_words,
@@ -165,6 +167,8 @@ class ThreadRunner:
         self._pid = os.getpid()
         self._afterwards = afterwards
         self.server = server_of(client)
+        #: Whether a tool observes the client.
+        self.is_observed = is_observed(client)
 
     def do(self, steps: Steps) -> Any:
         """Execute ``steps``; returns their result."""
@@ -185,6 +189,13 @@ class ThreadRunner:
         if os.getpid() != self._pid:
             raise RedisConnectionError("A forked child leaves the flight to its parent")
         return run_all(self._client, calls)
+
+    def read(self, call: Call) -> Any:
+        """The reply to ``call``, which only reads: by the client if a tool observes that."""
+        if self.is_observed and not self.server.breaker.failing:
+            with suppress(*_NOT_BY_CLIENT):
+                return self._client.evalsha(*_words(call))
+        return self.run(call)[0]
 
     def compute(self, function: Callable[[], Any]) -> Any:
         """Call ``function``, and await what it returns if that is awaitable.
@@ -259,6 +270,8 @@ class AsyncRunner:
         self.server = server_of(client)
         self.in_thread = thread is not None
         self.group = thread if self.in_thread else asyncio.get_running_loop()
+        # In front of a cluster and behind sentinels, the client is one for threads.
+        self.is_observed = isinstance(client, AsyncRedis) and is_observed(client)
 
     async def do(self, steps: Steps) -> Any:
         """Execute ``steps``; returns their result."""
@@ -283,6 +296,12 @@ class AsyncRunner:
                 raise
             # Single calls have their own connections.
             return [(await arun(self._client, call)).value for call in calls]
+
+    async def read(self, call: Call) -> Any:
+        if self.is_observed and not self.server.breaker.failing:
+            with suppress(*_NOT_BY_CLIENT):
+                return await cancellable(self._client.evalsha(*_words(call)))
+        return (await self.run(call))[0]
 
     async def compute(self, function: Callable[[], Any]) -> Any:
         try:
@@ -322,6 +341,14 @@ class AsyncRunner:
 
 
 Runner = ThreadRunner | AsyncRunner
+
+#: Errors of a client after which our own connections do better: they send the script, have their
+#: own pool, retry once, and tell the circuit breaker.
+_NOT_BY_CLIENT = (NoScriptError, RedisConnectionError)
+
+
+def _words(call: Call) -> tuple[Any, ...]:
+    return call.script.sha, len(call.keys), *call.keys, *call.args
 
 
 async def _within(work: Coroutine[Any, Any, Any], until: float) -> bool:

@@ -30,6 +30,7 @@ from .execute import run as run
 from .execute import run_all as run_all
 from .execute import run_at as run_at
 from .execute import send as send
+from .observed import is_observed as is_observed
 from .retry import OUTAGE as OUTAGE
 from .retry import Answer as Answer
 from .retry import ServerBusy as ServerBusy

@@ -1,0 +1,186 @@
+"""Tools that observe a cache replace its ``get``, or methods of redis-py's clients: the reads of
+``get_or_set`` go through what they have put there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from django_redis_lock.cache import LocMemCache, RedisCache
+from tests.integration.cache.test_stale import TERMS, age
+from tests.redis_server import RedisServer
+
+#: As each observer sees a read: the key, and whether it found a value.
+Reads = list[tuple[str, bool]]
+
+DEAD = "redis://127.0.0.1:1/0"
+
+
+def observing(get: Callable[..., Any], reads: Reads) -> Callable[..., Any]:
+    @wraps(get)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        value = get(*args, **kwargs)
+        key, default = args[-3:-1] if len(args) > 2 else (args[0], None)
+        reads.append((key, value is not default))
+        return value
+
+    return observed
+
+
+@pytest.fixture(params=["instance", "class"])
+def reads(request: pytest.FixtureRequest, cache: Any, monkeypatch: pytest.MonkeyPatch) -> Reads:
+    """The reads that a tool sees which has replaced ``get`` on the instance, or on the class."""
+    reads: Reads = []
+    owner = cache if request.param == "instance" else type(cache)
+    monkeypatch.setattr(owner, "get", observing(owner.get, reads), raising=False)
+    return reads
+
+
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_each_read_is_seen_once(cache: RedisCache, reads: Reads, kind: str, stale: bool) -> None:
+    terms = TERMS if stale else {"timeout": 60}
+    for value in ("first", "second"):
+        if kind == "threads":
+            assert cache.get_or_set("report", value, **terms) == "first"
+        else:
+            assert asyncio.run(cache.aget_or_set("report", value, **terms)) == "first"
+    assert reads == [("report", False), ("report", True)]
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_a_stale_value_is_seen_and_computed_again(
+    cache: RedisCache, client: redis.Redis, reads: Reads, kind: str
+) -> None:
+    cache.get_or_set("report", "old", **TERMS)
+    age(client)
+    if kind == "threads":
+        assert cache.get_or_set("report", "new", **TERMS) == "new"
+    else:
+        assert asyncio.run(cache.aget_or_set("report", "new", **TERMS)) == "new"
+    assert reads[1:] == [("report", True)]
+
+
+def test_several_values(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def get_many(keys: list[str], *args: Any, **kwargs: Any) -> Any:
+        asked.append(list(keys))
+        return original(keys, *args, **kwargs)
+
+    original = cache.get_many
+    monkeypatch.setattr(cache, "get_many", get_many)
+    for _ in range(2):
+        found = cache.get_or_set_many(["a", "b"], lambda keys: dict.fromkeys(keys, 1))
+        assert found == {"a": 1, "b": 1}
+    assert asked == [["a", "b"]] * 2
+
+
+@pytest.mark.on_redis
+@pytest.mark.parametrize("terms", [{}, TERMS], ids=["plain", "stale"])
+def test_a_hit_costs_one_trip(
+    cache: RedisCache, client: redis.Redis, reads: Reads, terms: dict[str, Any]
+) -> None:
+    cache.get_or_set("report", 1, **terms)
+    client.config_resetstat()
+    cache.get_or_set("report", 1, **terms)
+    stats = client.info("commandstats")
+    calls = {
+        name: stats[f"cmdstat_{name}"]["calls"]
+        for name in ("get", "pttl", "evalsha")
+        if f"cmdstat_{name}" in stats
+    }
+    assert calls == ({"get": 1, "pttl": 1, "evalsha": 1} if terms else {"get": 1})
+
+
+class WithLocalMemory(RedisCache):
+    """A cache that has each value in memory."""
+
+    def get(self, key: str, default: Any = None, version: Any = None, client: Any = None) -> Any:
+        return "from memory"
+
+
+class Narrow(RedisCache):
+    """A cache whose ``get`` has Django's arguments, and not django-redis's."""
+
+    def get(self, key: str, default: Any = None, version: Any = None) -> Any:
+        return super().get(key, default, version)
+
+
+def test_a_get_that_reads_nothing_is_believed(redis_server: RedisServer) -> None:
+    cache = WithLocalMemory(redis_server.url, {})
+    assert cache.get_or_set("report", "computed") == "from memory"
+    assert cache.get_or_set("report", "computed", **TERMS) == "from memory"
+
+
+def test_a_get_without_the_arguments_of_django_redis(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    cache = Narrow(redis_server.url, {})
+    for value in ("first", "second"):
+        assert cache.get_or_set("report", value, **TERMS) == "first"
+
+
+def test_an_error_of_the_tool_is_raised(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cache, "get", broken)
+    with pytest.raises(ZeroDivisionError):
+        cache.get_or_set("report", 1)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("terms", [{}, TERMS], ids=["plain", "stale"])
+def test_an_outage_stays_one(
+    hidden: bool, terms: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if IGNORE_EXCEPTIONS hides it from the tool: the circuit breaker must open."""
+    options = {"IGNORE_EXCEPTIONS": hidden, "LOCK_VALUES_ON_REDIS_DOWN": "compute"}
+    cache = RedisCache(DEAD, {"OPTIONS": options})
+    monkeypatch.setattr(cache, "get", observing(cache.get, []))
+    monkeypatch.setattr(cache, "get_many", observing(cache.get_many, []))
+    assert cache.get_or_set("report", 1, **terms) == 1
+    assert cache.get_or_set_many(["a"], lambda keys: dict.fromkeys(keys, 1)) == {"a": 1}
+    assert cache._breaker is not None
+    assert cache._breaker.failing
+
+
+@pytest.mark.on_redis
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_a_tool_of_redis_py_sees_stale_and_asynchronous_hits(
+    cache: RedisCache, client: redis.Redis, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These have a connection of ours otherwise."""
+    asynchronous = kind == "asyncio"
+    owner: Any = redis.asyncio.Redis if asynchronous else redis.Redis
+    original, commands = owner.execute_command, []
+
+    def execute_command(self: Any, *args: Any, **kwargs: Any) -> Any:
+        commands.append(args[0])
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, "execute_command", execute_command)
+
+    def ask(**terms: Any) -> Any:
+        if asynchronous:
+            return asyncio.run(cache.aget_or_set("report", 1, **terms))
+        return cache.get_or_set("report", 1, **terms)
+
+    for terms in ({}, TERMS):
+        for _ in range(2):  # The first may find that the server does not know the script.
+            assert ask(**terms) == 1
+        commands.clear()
+        assert ask(**terms) == 1
+        assert commands == ["EVALSHA" if asynchronous or terms else "GET"]
+
+
+def test_nothing_is_replaced_by_itself(redis_server: RedisServer) -> None:
+    for cache in (RedisCache(redis_server.url, {}), LocMemCache("observed", {})):
+        assert not any(map(cache._is_replaced, cache._methods))
