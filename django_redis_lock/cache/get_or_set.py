@@ -285,9 +285,11 @@ class GetOrSet(LockCache):
         if read:
             stored: Any = None
             value: Any = MISSING
-            steps = self._read(runner, nkey, bool(producer.stale))
+            replaced = self._is_replaced("get")
+            needed = producer.stale or replaced or runner.is_observed
+            steps = self._read(runner, nkey, bool(needed))
             try:
-                if self._is_replaced("get"):
+                if replaced:
                     stored, value = yield from self._read_observed(runner, steps, key, version)
                 else:
                     stored = yield from steps
@@ -347,12 +349,12 @@ class GetOrSet(LockCache):
         is not there."""
         raise NotImplementedError
 
-    def _read(self, runner: Runner, nkey: bytes, stale: bool) -> Steps:
+    def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps:
         """The stored value with its remaining lifetime; None if there is none, or if this read can
-        be left out because TAKE_FLIGHT returns the value, and no tool wants to see it."""
+        be left out because TAKE_FLIGHT returns the value. It is ``needed`` to know whether the
+        value is stale, and for tools to see it."""
         flight_id, server = (runner.server, nkey, runner.group), runner.server
-        observed = runner.is_observed or self._is_replaced("get")
-        if not stale and not observed and flight_id not in in_flight:
+        if not needed and flight_id not in in_flight:
             return None
         if runner.group is not None or not server.must_connect():
             return (yield from self._get_with_lifetime(runner, flight_id))

@@ -167,8 +167,11 @@ class ThreadRunner:
         self._pid = os.getpid()
         self._afterwards = afterwards
         self.server = server_of(client)
-        #: Whether a tool observes the client.
-        self.is_observed = is_observed(client)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether a tool observes the client."""
+        return is_observed(self._client)
 
     def do(self, steps: Steps) -> Any:
         """Execute ``steps``; returns their result."""
@@ -270,8 +273,11 @@ class AsyncRunner:
         self.server = server_of(client)
         self.in_thread = thread is not None
         self.group = thread if self.in_thread else asyncio.get_running_loop()
+
+    @property
+    def is_observed(self) -> bool:
         # In front of a cluster and behind sentinels, the client is one for threads.
-        self.is_observed = isinstance(client, AsyncRedis) and is_observed(client)
+        return isinstance(self._client, AsyncRedis) and is_observed(self._client)
 
     async def do(self, steps: Steps) -> Any:
         """Execute ``steps``; returns their result."""

@@ -7,17 +7,14 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any
 
-#: A tool replaces one of these.
-_METHODS = ("execute_command", "evalsha")
-
 
 def is_observed(client: Any) -> bool:
     """Whether a tool has replaced methods of the class of ``client``."""
-    return not all(_is_of_redis_py(getattr(type(client), name, None)) for name in _METHODS)
+    of = type(client)
+    execute, evalsha = getattr(of, "execute_command", None), getattr(of, "evalsha", None)
+    return not (_is_of_redis_py(execute) and _is_of_redis_py(evalsha))
 
 
 def _is_of_redis_py(method: Any) -> bool:
     # The wrapper of a tool may claim the module of what it wraps, but is no function.
-    return method is None or (
-        type(method) is FunctionType and method.__module__.startswith("redis.")
-    )
+    return method is None or (type(method) is FunctionType and method.__module__[:6] == "redis.")
