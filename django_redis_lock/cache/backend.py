@@ -34,9 +34,9 @@ from ..transport import (
     is_pool_exhausted,
     server_of,
 )
-from .get_or_set import MISSING, ObservedRead, cold_read
 from .get_or_set_many import GetOrSetMany
 from .invalidation import flight_ending
+from .reading import MISSING, ObservedRead, cold_read
 
 #: The errors of an outage, or of a command that Redis refuses.
 _FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)

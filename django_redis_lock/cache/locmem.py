@@ -28,8 +28,8 @@ from ..memory import Database, client_of, databases
 from ..protocol import Call, check_name_in_cache, flight_key, is_reserved
 from ..singleflight import LET_GO, ON_VALUES
 from ..transport import run
-from .get_or_set import MISSING
 from .get_or_set_many import GetOrSetMany
+from .reading import MISSING
 
 _ON_VALUES = frozenset(script.source for script in ON_VALUES)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock.cache import RedisCache, backend, get_or_set
+from django_redis_lock.cache import RedisCache, backend, reading
 from django_redis_lock.transport import server_of
 from django_redis_lock.transport.execute import FOR_COMMAND
 from tests.lock_contract import Background
@@ -27,13 +27,13 @@ def cache(redis_server: RedisServer, client: redis.Redis) -> RedisCache:
 @pytest.fixture
 def room(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
     """The room for cold reads, all of it taken."""
-    taken = threading.BoundedSemaphore(get_or_set.COLD_READS)
-    for _ in range(get_or_set.COLD_READS):
+    taken = threading.BoundedSemaphore(reading.COLD_READS)
+    for _ in range(reading.COLD_READS):
         taken.acquire()
     server = server_of(cache._lock_client())
-    get_or_set._cold_reads[server] = taken
+    reading._cold_reads[server] = taken
     yield taken
-    get_or_set._cold_reads.pop(server, None)
+    reading._cold_reads.pop(server, None)
 
 
 def occupied(cache: RedisCache) -> Any:
@@ -60,14 +60,14 @@ def test_a_cold_read_waits_for_another(
     stale: float,
     broken: bool,
 ) -> None:
-    monkeypatch.setattr(get_or_set, "COLD_READ_TIMEOUT_SECONDS", 30.0)
+    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 30.0)
     pool, taken = occupied(cache)
     if broken:  # A connection that is free, but closed, has to be made as well.
         pool.disconnect()
         pool.release(taken.pop())
     server_of(cache._lock_client()).close()
     late = Background(lambda: cache.get_or_set("report", "new", 60, stale=stale))
-    until(lambda: waiting_in("django_redis_lock.cache.get_or_set") == 1)
+    until(lambda: waiting_in("django_redis_lock.cache.reading") == 1)
     assert not late.done
     room.release()
     assert late.result() == "there"
@@ -79,7 +79,7 @@ def test_a_cold_read_that_waited_joins_a_new_flight(
     cache: RedisCache, room: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would find what the leader found: nothing."""
-    monkeypatch.setattr(get_or_set, "COLD_READ_TIMEOUT_SECONDS", 30.0)
+    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 30.0)
     begun, over = threading.Event(), threading.Event()
 
     def compute() -> str:
@@ -92,7 +92,7 @@ def test_a_cold_read_that_waited_joins_a_new_flight(
     _, taken = occupied(cache)
     monkeypatch.setattr(cache.client, "get", lambda *_: pytest.fail("it reads"))
     late = Background(lambda: cache.get_or_set("missing", "other"))
-    until(lambda: waiting_in("django_redis_lock.cache.get_or_set") == 1)
+    until(lambda: waiting_in("django_redis_lock.cache.reading") == 1)
     room.release()
     until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 1)
     over.set()
@@ -104,12 +104,12 @@ def test_a_cold_read_waits_no_longer_than_its_patience(
     cache: RedisCache, room: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the next one does not wait for what did not end in that time."""
-    monkeypatch.setattr(get_or_set, "COLD_READ_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 0.01)
     pool, taken = occupied(cache)
     assert cache.get_or_set("report", "new") == "there"
     for connection in taken:
         pool.release(connection)
-    monkeypatch.setattr(get_or_set, "COLD_READ_TIMEOUT_SECONDS", 30.0)
+    monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 30.0)
     pool, taken = occupied(cache)
     assert cache.get_or_set("report", "new") == "there"
     for connection in taken:
@@ -123,7 +123,7 @@ def test_a_cold_read_gives_its_place_back(cache: RedisCache, stale: float) -> No
         cache.client.get_client(write=False).connection_pool.disconnect()
         server.close()
         assert cache.get_or_set(key, "new", 60, stale=stale) == value
-        assert get_or_set._cold_reads[server]._value == get_or_set.COLD_READS
+        assert reading._cold_reads[server]._value == reading.COLD_READS
 
 
 def test_reads_of_different_keys_share_the_few_connections(cache: RedisCache) -> None:

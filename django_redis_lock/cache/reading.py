@@ -1,0 +1,166 @@
+"""How ``get_or_set`` reads: by one request, seen by the tools that observe the cache.
+
+A *cold* read has to open a connection first. When many threads read at once, at most ``COLD_READS``
+of them open a connection to a server at a time; the others then reuse a free one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from redis.exceptions import RedisError
+
+from ..forks import after_fork
+from ..protocol import Call
+from ..singleflight import (
+    READ,
+    FlightKey,
+    InProcessFlight,
+    Runner,
+    Steps,
+    ThreadRunner,
+    in_flight,
+)
+from ..transport import Server, drive, server_of
+from .lock_factory import LockCache
+
+#: Returned if there is no value.
+MISSING = object()
+
+#: How many threads of this process open a connection for reading to one server at a time.
+COLD_READS = 2
+#: Seconds a thread waits for its turn; then it reads in any case.
+COLD_READ_TIMEOUT_SECONDS = 0.25
+
+_cold_reads: WeakKeyDictionary[Server, threading.BoundedSemaphore] = WeakKeyDictionary()
+after_fork(_cold_reads.clear)
+
+
+@contextmanager
+def cold_read(server: Server) -> Iterator[bool]:
+    """Wait for the turn to open a connection to ``server``; yields whether this thread waited.
+
+    A thread that has waited too long goes ahead, and later threads use a new semaphore: the threads
+    that hold the old one hang, or an exception from a signal handler prevented its release.
+    """
+    semaphore = _cold_reads.get(server)
+    if semaphore is None:
+        semaphore = _cold_reads.setdefault(server, threading.BoundedSemaphore(COLD_READS))
+    waited = not semaphore.acquire(blocking=False)
+    if waited and not semaphore.acquire(timeout=COLD_READ_TIMEOUT_SECONDS):
+        if _cold_reads.get(server) is semaphore:
+            _cold_reads.pop(server, None)
+        yield True
+        return
+    try:
+        yield waited
+    finally:
+        semaphore.release()
+
+
+class ObservedRead:
+    """What ``get`` or ``get_many`` uses as its redis-py client while a tool observes a read.
+
+    Args:
+        read: does it; returns what Redis stores and the remaining lifetime in ms, or None.
+
+    Attributes:
+        stored: the result of ``read``.
+        error: why it failed; IGNORE_EXCEPTIONS may hide that.
+    """
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self._read = read
+        self.stored: Any = None
+        self.error: Exception | None = None
+
+    def get(self, *keys: Any) -> Any:
+        try:
+            self.stored = self._read(*keys)
+        except (RedisError, OSError) as error:
+            self.error = error
+            raise
+        return None if self.stored is None else self.stored[0]
+
+    mget = mget_nonatomic = get
+
+
+class CacheReader(LockCache):
+    """The part of ``RedisCache`` and ``LocMemCache`` that reads for ``get_or_set``."""
+
+    #: The methods of Django's backend that tools replace to observe reads.
+    _methods: ClassVar[dict[str, Callable[..., Any]]]
+
+    def _read_or_join(self, key: str, version: int | None) -> Any:
+        """The value, or MISSING, which is also the answer where the caller is to join a computation
+        of this process.
+
+        Raises:
+            ConnectionInterrupted: Redis could not be asked.
+        """
+        raise NotImplementedError
+
+    def _read_many(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        """The stored values, and the error if Redis is down."""
+        raise NotImplementedError
+
+    def _is_replaced(self, method: str) -> bool:
+        """Whether a tool observes ``method``: it has replaced it on the class (django-prometheus,
+        Datadog) or on this instance (Sentry). Then reads go through the replacement."""
+        return method in vars(self) or getattr(type(self), method) is not self._methods[method]
+
+    def _read_observed(self, runner: Runner, steps: Steps, key: str, version: int | None) -> Steps:
+        """What ``steps`` read, and the value that ``get`` makes of it, or MISSING. In an event loop
+        ``get`` must not wait, so it is called afterwards."""
+        if isinstance(runner, ThreadRunner):
+            return self._get_observed(key, version, lambda _: drive(steps))
+        stored = yield from steps
+        return self._get_observed(key, version, lambda _: stored)
+
+    def _get_observed(
+        self, key: str, version: int | None, read: Callable[[Any], Any]
+    ) -> tuple[Any, Any]:
+        """Call ``get``, which calls ``read``; returns the results of both, MISSING for a value that
+        is not there."""
+        raise NotImplementedError
+
+    def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps:
+        """The stored value with its remaining lifetime; None if there is none, or if this read can
+        be left out because TAKE_FLIGHT returns the value. It is ``needed`` to know whether the
+        value is stale, and for tools to see it."""
+        flight_id, server = (runner.server, nkey, runner.group), runner.server
+        if not needed and flight_id not in in_flight:
+            return None
+        if runner.group is not None or not server.must_connect():
+            return (yield from self._get_with_lifetime(runner, flight_id))
+        with cold_read(server) as waited:
+            if waited and flight_id in in_flight:
+                return None
+            return (yield from self._get_with_lifetime(runner, flight_id))
+
+    def _get_with_lifetime(self, runner: Runner, flight_id: FlightKey) -> Steps:
+        flight = in_flight.get(flight_id)
+        if flight is not None and not flight.read_lock.acquire(blocking=False):
+            return None
+        try:
+            return (yield runner.read(Call(READ, (flight_id[1],), ())))
+        finally:
+            if flight is not None:
+                flight.read_lock.release()
+
+    def _in_flight(self, key: str, version: int | None) -> InProcessFlight | None:
+        """The flight of this process's threads for the value of ``key``."""
+        if not in_flight:
+            return None
+        flight_id = (server_of(self._lock_client()), self._encoded_key(key, version), None)
+        return in_flight.get(flight_id)
+
+    def _encoded_key(self, key: str, version: int | None) -> bytes:
+        made = self.make_key(key, version=version)
+        return bytes(self._lock_client().get_encoder().encode(made))
