@@ -27,7 +27,7 @@ OF_THE_PARENT = {
     "notices.py": 2,
     "singleflight/flight.py": 1,
     "singleflight/runners.py": 1,
-    "cache/get_or_set.py": 1,
+    "cache/reading.py": 1,
     "metrics/collecting.py": 1,
     "decorators/on_lost.py": 2,
     "management/commands/run_locked.py": 1,
