@@ -197,7 +197,7 @@ class ThreadRunner:
         """The reply to ``call``, which only reads: by the client if a tool observes that."""
         if self.is_observed and not self.server.breaker.failing:
             with suppress(*_NOT_BY_CLIENT):
-                return self._client.evalsha(*_words(call))
+                return self._client.evalsha(*_arguments(call))
         return self.run(call)[0]
 
     def compute(self, function: Callable[[], Any]) -> Any:
@@ -306,7 +306,7 @@ class AsyncRunner:
     async def read(self, call: Call) -> Any:
         if self.is_observed and not self.server.breaker.failing:
             with suppress(*_NOT_BY_CLIENT):
-                return await cancellable(self._client.evalsha(*_words(call)))
+                return await cancellable(self._client.evalsha(*_arguments(call)))
         return (await self.run(call))[0]
 
     async def compute(self, function: Callable[[], Any]) -> Any:
@@ -353,7 +353,7 @@ Runner = ThreadRunner | AsyncRunner
 _NOT_BY_CLIENT = (NoScriptError, RedisConnectionError)
 
 
-def _words(call: Call) -> tuple[Any, ...]:
+def _arguments(call: Call) -> tuple[Any, ...]:
     return call.script.sha, len(call.keys), *call.keys, *call.args
 
 
