@@ -151,6 +151,10 @@ class Commands:
         end = self._end(key)
         return -1 if end is None else max(0, math.ceil(end - self.now / 1000))
 
+    def ttl(self, key: bytes) -> int:
+        left = self.pttl(key)
+        return left if left < 0 else (left + 500) // 1000
+
     def pexpire(self, key: bytes, milliseconds: bytes) -> int:
         return self.pexpireat(key, b"%f" % (self.now / 1000 + int(milliseconds)))
 
@@ -237,6 +241,10 @@ class Commands:
         found = list(self._of(_List, key))
         return found[int(at)] if -len(found) <= int(at) < len(found) else None
 
+    def lrange(self, key: bytes, start: bytes, stop: bytes) -> list[bytes]:
+        found = list(self._of(_List, key))
+        return found[_slice(len(found), start, stop)]
+
     def _pop_first(self, keys: Sequence[bytes]) -> list[bytes] | None:
         for key in keys:
             if (element := self.lpop(key)) is not None:
@@ -320,9 +328,12 @@ class Commands:
         self._filled = True
         return entry
 
+    def xrange(self, key: bytes, *_bounds: bytes) -> list[Any]:
+        return [list(entry) for entry in self._of(_Stream, key)]
+
     def _read_streams(self, keys: Sequence[bytes]) -> list[Any] | None:
         """Each from its beginning, as followers read them."""
-        found = [[key, list(map(list, self._of(_Stream, key)))] for key in keys]
+        found = [[key, self.xrange(key)] for key in keys]
         return [stream for stream in found if stream[1]] or None
 
 
@@ -359,4 +370,4 @@ _COMMANDS = {
     name.upper().encode(): name
     for name in (*vars(Commands), "eval", "evalsha")
     if not name.startswith("_")
-} | {b"DEL": "delete"}
+} | {b"DEL": "delete", b"FLUSHALL": "flushdb"}
