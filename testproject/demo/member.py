@@ -1,4 +1,5 @@
-"""One process of a team: it takes orders on its standard input and reports on its standard output.
+"""The processes of a team: each takes orders on its standard input and reports on its standard
+output, both of which are one socket. They are forked from a process that has imported the site.
 
 Both are lines of JSON. An order to start something names a function, which is called with this
 process's ``Member`` and the arguments in the order; what else it needs to hear, it asks for.
@@ -8,13 +9,14 @@ The process ends when its input does, so it cannot outlive the demo, however tha
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import queue
 import signal
 import sys
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 import django
 from django.utils.module_loading import import_string
@@ -51,9 +53,28 @@ class Member:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main() -> None:
-    member = Member()
+def main(sockets: list[int]) -> None:
+    """Fork into one member for each of ``sockets``, and end when all of them have ended."""
     django.setup()
+    gc.freeze()  # Nothing that was imported is copied only to be collected when a member ends.
+    for number in sockets:
+        if os.fork() == 0:
+            os.dup2(number, 0)
+            os.dup2(number, 1)
+            _close(sockets)
+            _serve()
+    _close(sockets)
+    for _ in sockets:
+        os.wait()
+
+
+def _close(sockets: list[int]) -> None:
+    for number in sockets:
+        os.close(number)
+
+
+def _serve() -> NoReturn:
+    member = Member()
     member.say("here")
     while True:
         order = member.hear()
@@ -61,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main([int(word) for word in sys.argv[1:]])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.conf import settings
@@ -36,19 +39,21 @@ class Event(NamedTuple):
 class Team:
     """Processes of this site; ``with Team(9) as team:`` starts them and ends them.
 
+    One process imports the site and forks into the members, each with a socket to this process.
+
     Raises:
         CommandError: one of them ended or fell silent, when that was noticed.
     """
 
     def __init__(self, size: int) -> None:
         self.numbers = range(1, size + 1)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._sockets: list[socket.socket] = []
+        self._starter: subprocess.Popen[bytes] | None = None
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
         try:
-            for number in self.numbers:
-                self._start(number)
+            self._start()
             self.wait_for_all("here")
         except BaseException:
             self.end()
@@ -66,10 +71,7 @@ class Team:
 
     def emit(self, number: int, order: Any) -> None:
         """Give an order to one member."""
-        pipe = self._processes[number - 1].stdin
-        assert pipe is not None
-        pipe.write(json.dumps(order).encode() + b"\n")
-        pipe.flush()
+        self._sockets[number - 1].sendall(json.dumps(order).encode() + b"\n")
 
     def wait_for_all(self, what: str) -> None:
         """Wait until every member has said ``what``."""
@@ -94,37 +96,41 @@ class Team:
 
     def end(self) -> None:
         """Ask all processes to end, and see to it that they do."""
-        for process in self._processes:
-            assert process.stdin is not None
+        for each in self._sockets:
+            with suppress(OSError):  # It has ended.
+                each.shutdown(socket.SHUT_WR)
+        if self._starter is not None:
             try:
-                process.stdin.close()
-            except BrokenPipeError:
-                pass  # It has ended before it could read its last order.
-        deadline = time.monotonic() + FAREWELL
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
+                self._starter.wait(FAREWELL)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._processes.clear()
+                os.killpg(self._starter.pid, signal.SIGKILL)
+                self._starter.wait()
+        for each in self._sockets:
+            each.close()
+        self._sockets.clear()
 
-    def _start(self, number: int) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "testproject.demo.member"],
+    def _start(self) -> None:
+        theirs: list[socket.socket] = []
+        for _ in self.numbers:
+            ours, other = socket.socketpair()
+            self._sockets.append(ours)
+            theirs.append(other)
+        descriptors = [each.fileno() for each in theirs]
+        self._starter = subprocess.Popen(
+            [sys.executable, "-m", "testproject.demo.member", *map(str, descriptors)],
             cwd=settings.BASE_DIR,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            pass_fds=descriptors,
             # Ctrl-C at the terminal is for the demo; it ends the others.
             start_new_session=True,
         )
-        self._processes.append(process)
-        listening = threading.Thread(target=self._listen, args=(number, process), daemon=True)
-        listening.start()
+        for other in theirs:
+            other.close()
+        for number, ours in zip(self.numbers, self._sockets, strict=True):
+            threading.Thread(target=self._listen, args=(number, ours), daemon=True).start()
 
-    def _listen(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        with process.stdout as reports:
+    def _listen(self, number: int, ours: socket.socket) -> None:
+        with ours.makefile("rb") as reports:
             for report in reports:
                 facts = json.loads(report)
                 self._events.put(Event(number, facts.pop("what"), facts))
