@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from ..locking import AsyncLock, Lock
@@ -131,12 +130,7 @@ class Locked:
             raise
         raise section.conflict().error()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         try:
             entered = self._last_entered()
             entered[1].leave()
@@ -155,12 +149,7 @@ class Locked:
         lock: AsyncLock | Lock = section.lock
         return lock
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         entered = self._last_entered()
         self._sections.remove(entered)
         await entered[1].leave()

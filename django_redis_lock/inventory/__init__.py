@@ -3,7 +3,6 @@
 from .database import KEYS_PER_SCRIPT as KEYS_PER_SCRIPT
 from .database import delete_matching as delete_matching
 from .database import empty as empty
-from .database import indexed_locks as indexed_locks
 from .forced_release import Outcome as Outcome
 from .forced_release import release as release
 from .listing import FLIGHT as FLIGHT

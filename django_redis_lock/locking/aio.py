@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -226,12 +226,7 @@ class AsyncLock(LockOperations):
             return self
         raise LockNotAcquired.from_held(self._shown, await adrive(self._holder_in_the_way()))
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
         hold = self.local.hold
         if hold is not None and hold.from_parent_process:
             return

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..exceptions import LockNotAcquired
@@ -181,12 +181,7 @@ class Lock(LockOperations):
             raise
         raise LockNotAcquired.from_held(self._shown, drive(self._holder_in_the_way()))
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
         try:
             hold = self.local.hold
             if hold is not None and hold.from_parent_process:
