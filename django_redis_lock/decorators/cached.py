@@ -137,9 +137,11 @@ class Cached:
         def invalidate(*args: Any, **kwargs: Any) -> Any:
             return method("delete")(name_of(args, kwargs), self.version)
 
-        adapt = _awaiting if asynchronous else _unchanged
-        wrapped: Any = functools.update_wrapper(adapt(call), function)
-        wrapped.refresh, wrapped.invalidate = adapt(refresh), adapt(invalidate)
+        methods: list[Any] = [call, refresh, invalidate]
+        if asynchronous:
+            methods = list(map(_awaiting, methods))
+        wrapped: Any = functools.update_wrapper(methods[0], function)
+        wrapped.refresh, wrapped.invalidate = methods[1:]
         return wrapped
 
 
@@ -148,7 +150,3 @@ def _awaiting(function: Callable[..., Any]) -> Callable[..., Any]:
         return await function(*args, **kwargs)
 
     return awaiting
-
-
-def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function

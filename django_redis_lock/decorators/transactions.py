@@ -60,25 +60,28 @@ def _has_visible_end(connection: BaseDatabaseWrapper) -> bool:
 
 
 class DeferredUnlock:
-    """A lock that is released when all transactions it waits for have ended."""
+    """A lock that is released when the transactions of all ``watches`` have ended."""
 
-    def __init__(self, lock: BaseLock, key: Key, release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        lock: BaseLock,
+        key: Key,
+        release: Callable[[], None],
+        watches: list[TransactionWatch],
+    ) -> None:
         self.lock = lock
         self.key = key
+        self.watches = watches
         self._release = release
-        self._watches: list[TransactionWatch] = []
         self._here: dict[Key, DeferredUnlock] = _here.pending
-
-    def wait_for(self, open: list[BaseDatabaseWrapper]) -> None:
-        self._here[self.key] = self
-        self._watches = [_watch(connection) for connection in open]
-        for watch in self._watches:
+        self._here[key] = self
+        for watch in watches:
             watch.pending.append(self)
 
     def ended(self, watch: TransactionWatch) -> None:
         """One of the transactions has ended."""
-        self._watches.remove(watch)
-        if self._watches:
+        self.watches.remove(watch)
+        if self.watches:
             return
         self._here.pop(self.key, None)
         try:
@@ -86,12 +89,6 @@ class DeferredUnlock:
         except Exception:
             name = printable(self.key[1].encode(errors="replace"))
             logger.exception("The lock %s was not released", name)
-
-    def take_up(self) -> None:
-        """The same transaction uses the lock again: do not release it."""
-        for watch in self._watches:
-            watch.pending.remove(self)
-        del self._here[self.key]
 
 
 class _Here(threading.local):
@@ -106,20 +103,21 @@ _here = _Here()
 
 def wait_for(lock: BaseLock, key: Key, release: Callable[[], None]) -> bool:
     """Call ``release`` when this thread's transactions have ended. False if none is open."""
-    open = [connection for connection in open_transactions() if _has_visible_end(connection)]
-    if open:
-        DeferredUnlock(lock, key, release).wait_for(open)
-    return bool(open)
+    watches = [_watch(each) for each in open_transactions() if _has_visible_end(each)]
+    if watches:
+        DeferredUnlock(lock, key, release, watches)
+    return bool(watches)
 
 
 def take_up(key: Key) -> BaseLock | None:
     """The lock at ``key`` that waits in this thread for a transaction, to be used again; None if
     there is none."""
-    pending = _here.pending.get(key)
-    if pending is None:
+    unlock = _here.pending.pop(key, None)
+    if unlock is None:
         return None
-    pending.take_up()
-    return pending.lock
+    for watch in unlock.watches:
+        watch.pending.remove(unlock)
+    return unlock.lock
 
 
 class TransactionWatch:

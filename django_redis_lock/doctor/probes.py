@@ -148,7 +148,8 @@ TRIED = (
     ("DEL", "@1"),
     ("DEL", "@2", "@3", "@4", "@5", "@6"),
 )
-#: The same for the figures.
+#: The same for the index of held locks, and for the figures.
+TRIED_IN_INDEX = (("ZADD", "@1", "1", "doctor"), ("ZREM", "@1", "doctor"))
 TRIED_IN_FIGURES = (
     ("HSET", "@1", "trial", "1"),
     ("HKEYS", "@1"),
@@ -198,7 +199,9 @@ def access(target: Target) -> Iterator[Finding]:
         yield Finding("rights", Level.ERROR, text, number="W102")
         return
     waits = [name for name in ("blpop", "xread") if not _may_wait(target, name, key)]
-    index, figures = _index_error(target), _figures_error(target)
+    index = "" if target.is_cluster else _error_at(target, INDEX, TRIED_IN_INDEX)
+    counts = target.conf.METRICS
+    figures = _error_at(target, FIGURES["day"], TRIED_IN_FIGURES) if counts else ""
     if missing:
         yield _rejected(target, f"not allowed: {', '.join(missing)} ({reason})", missing)
     elif index:
@@ -238,22 +241,8 @@ def _may_wait(target: Target, command: str, key: bytes) -> bool:
     return True
 
 
-def _index_error(target: Target) -> str:
-    """Why the index of held locks cannot be written; empty if it can."""
-    if target.is_cluster:
-        return ""
-    commands = (("ZADD", "@1", "1", "doctor"), ("ZREM", "@1", "doctor"))
-    return _error_at(target, INDEX, commands)
-
-
-def _figures_error(target: Target) -> str:
-    """Why the figures cannot be written; empty if they can, or if METRICS is off."""
-    if not target.conf.METRICS:
-        return ""
-    return _error_at(target, FIGURES["day"], TRIED_IN_FIGURES)
-
-
 def _error_at(target: Target, key: bytes, commands: Sequence[Sequence[str]]) -> str:
+    """Why ``commands`` on ``key`` are not possible; empty if they are."""
     try:
         answers = run(target.client, Call(TRY, (key,), (json.dumps(commands),))).value
     except ResponseError as error:

@@ -146,11 +146,6 @@ class LocalLock:
             with suppress(Exception):  # The interpreter may be going down.
                 self.release()
 
-    def forget(self) -> None:
-        """In a forked child: the parent holds it."""
-        if self._file is not None:
-            self._file.close()
-
 
 def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o660)
@@ -212,6 +207,7 @@ _held: WeakSet[LocalLock] = WeakSet()
 
 @after_fork
 def _forget_held() -> None:
-    for lock in tuple(_held):
-        lock.forget()
+    for lock in tuple(_held):  # The parent holds them.
+        if lock._file is not None:
+            lock._file.close()
     _held.clear()

@@ -15,18 +15,6 @@ from redis.exceptions import ResponseError
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
-class _List(deque[bytes]):
-    pass
-
-
-class _Hash(dict[bytes, bytes]):
-    pass
-
-
-class _Stream(list[tuple[bytes, list[bytes]]]):
-    pass
-
-
 class _SortedSet(dict[bytes, float]):
     def ordered(self) -> list[bytes]:
         return sorted(self, key=lambda member: (self[member], member))
@@ -48,6 +36,7 @@ def _bound(written: bytes) -> tuple[float, int]:
 
 class Commands:
     """Keys and values; each public method is a command, and is given the words as they were sent.
+    A list is kept as a deque, a hash as a dict, a stream as a list of entries.
 
     Attributes:
         now: the Unix time in microseconds at which the present command is carried out.
@@ -223,26 +212,26 @@ class Commands:
     # -- lists -------------------------------------------------------------------------------
 
     def rpush(self, key: bytes, *elements: bytes) -> int:
-        found = self._kept(_List, key)
+        found = self._kept(deque, key)
         found.extend(elements)
         self._filled = True
         return len(found)
 
     def lpop(self, key: bytes) -> bytes | None:
-        found = self._of(_List, key)
+        found = self._of(deque, key)
         element = found.popleft() if found else None
         self._unless_empty(key, element is not None)
         return element
 
     def llen(self, key: bytes) -> int:
-        return len(self._of(_List, key))
+        return len(self._of(deque, key))
 
     def lindex(self, key: bytes, at: bytes) -> bytes | None:
-        found = list(self._of(_List, key))
+        found = list(self._of(deque, key))
         return found[int(at)] if -len(found) <= int(at) < len(found) else None
 
     def lrange(self, key: bytes, start: bytes, stop: bytes) -> list[bytes]:
-        found = list(self._of(_List, key))
+        found = list(self._of(deque, key))
         return found[_slice(len(found), start, stop)]
 
     def _pop_first(self, keys: Sequence[bytes]) -> list[bytes] | None:
@@ -254,26 +243,26 @@ class Commands:
     # -- hashes ------------------------------------------------------------------------------
 
     def hset(self, key: bytes, *pairs: bytes) -> int:
-        found = self._kept(_Hash, key)
+        found = self._kept(dict, key)
         before = len(found)
         found.update(zip(pairs[::2], pairs[1::2], strict=True))
         return len(found) - before
 
     def hget(self, key: bytes, field: bytes) -> bytes | None:
-        value: bytes | None = self._of(_Hash, key).get(field)
+        value: bytes | None = self._of(dict, key).get(field)
         return value
 
     def hgetall(self, key: bytes) -> list[bytes]:
-        return [part for pair in self._of(_Hash, key).items() for part in pair]
+        return [part for pair in self._of(dict, key).items() for part in pair]
 
     def hkeys(self, key: bytes) -> list[bytes]:
-        return list(self._of(_Hash, key))
+        return list(self._of(dict, key))
 
     def hlen(self, key: bytes) -> int:
-        return len(self._of(_Hash, key))
+        return len(self._of(dict, key))
 
     def hdel(self, key: bytes, *fields: bytes) -> int:
-        found = self._of(_Hash, key)
+        found = self._of(dict, key)
         return self._unless_empty(key, sum(found.pop(f, None) is not None for f in fields))
 
     def hincrby(self, key: bytes, field: bytes, amount: bytes) -> int:
@@ -324,12 +313,12 @@ class Commands:
 
     def xadd(self, key: bytes, _id: bytes, *fields: bytes) -> bytes:
         entry = b"%d-%d" % (self.now // 1000, next(self._entries))
-        self._kept(_Stream, key).append((entry, list(fields)))
+        self._kept(list, key).append((entry, list(fields)))
         self._filled = True
         return entry
 
     def xrange(self, key: bytes, *_bounds: bytes) -> list[Any]:
-        return [list(entry) for entry in self._of(_Stream, key)]
+        return [list(entry) for entry in self._of(list, key)]
 
     def _read_streams(self, keys: Sequence[bytes]) -> list[Any] | None:
         """Each from its beginning, as followers read them."""

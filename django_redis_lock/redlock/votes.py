@@ -244,15 +244,11 @@ def _held(replies: Sequence[Any], needed: int) -> Any:
     for token, of_it in by_token.items():
         if len(of_it) >= needed:
             lives = sorted(math.inf if int(r[1]) < 0 else int(r[1]) for r in of_it)[-needed]
-            described = next((r for r in of_it if _describes(r[2], token)), of_it[0])
+            id = fingerprint(token).encode()
+            described = next((r for r in of_it if id in map(as_bytes, r[2])), of_it[0])
             fence = max(int(r[4]) for r in of_it)
             return [token, -1 if math.isinf(lives) else lives, described[2], described[3], fence]
     return None
-
-
-def _describes(fields: Sequence[Any], token: bytes) -> bool:
-    """Whether ``fields`` describe the holder with ``token``."""
-    return fingerprint(token).encode() in [as_bytes(field) for field in fields]
 
 
 def too_few(answers: Mapping[int, Any], servers: int, name: str | bytes) -> TooFewServers:

@@ -62,11 +62,6 @@ async def taken_from(pool: Any) -> Any:
         raise
 
 
-def is_used_up(pool: Any) -> bool:
-    """Whether ``pool`` would wait until a connection is released."""
-    return isinstance(pool, BlockingConnectionPool) and not pool.can_get_connection()
-
-
 def cut(connection: AsyncRawConnection) -> None:
     """Close ``connection``, whose loop no longer runs. Python would close it when it collects the
     loop, but until then a grant could be sent to it."""
@@ -268,7 +263,7 @@ async def _run(
 
 async def _run_pooled(pool: Any, call: Call, asking: bool) -> Any:
     try:
-        if is_used_up(pool):
+        if isinstance(pool, BlockingConnectionPool) and not pool.can_get_connection():
             return await _run_apart(pool, call, asking)
         connection = await taken_from(pool)
     except RedisConnectionError as error:

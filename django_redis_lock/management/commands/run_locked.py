@@ -141,8 +141,10 @@ class Command(BaseCommand):
             if not acquired:
                 return
             code = self._run(lock, work, loss, options)
+        if code and getattr(self, "_called_from_command_line", False):
+            sys.exit(code)
         if code:
-            self._exit(code)
+            raise CommandError(f"it ended with exit code {code}", returncode=code)
 
     def _lock(self, work: Work, loss: Loss, options: dict[str, Any]) -> Lock:
         lifetime: dict[str, Any] = {}
@@ -237,11 +239,6 @@ class Command(BaseCommand):
         if options["verbosity"]:
             self.stderr.write(text, lambda words: words)
             self.stderr.flush()
-
-    def _exit(self, code: int) -> None:
-        if getattr(self, "_called_from_command_line", False):
-            sys.exit(code)
-        raise CommandError(f"it ended with exit code {code}", returncode=code)
 
 
 class Loss:
