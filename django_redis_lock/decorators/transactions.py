@@ -63,11 +63,7 @@ class DeferredUnlock:
     """A lock that is released when the transactions of all ``watches`` have ended."""
 
     def __init__(
-        self,
-        lock: BaseLock,
-        key: Key,
-        release: Callable[[], None],
-        watches: list[TransactionWatch],
+        self, lock: BaseLock, key: Key, release: Callable[[], None], watches: list[TransactionWatch]
     ) -> None:
         self.lock = lock
         self.key = key

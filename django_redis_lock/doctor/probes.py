@@ -14,16 +14,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from ..locking import Lock
-from ..protocol import (
-    FIGURES,
-    INDEX,
-    Call,
-    events_key,
-    flight_stream,
-    lock_keys,
-    script,
-    wake_key,
-)
+from ..protocol import FIGURES, INDEX, Call, events_key, flight_stream, lock_keys, script, wake_key
 from ..transport import run
 from .target import Finding, Level, Target
 

@@ -10,14 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..exceptions import LockNotAcquired
-from ..protocol import (
-    AcquireRequest,
-    Acquisition,
-    Call,
-    HolderInfo,
-    Owner,
-    check_seconds,
-)
+from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, Owner, check_seconds
 from ..transport import Answer, drive, run
 from .hold import BROKEN, Hold, lost_logger
 from .operations import LockOperations

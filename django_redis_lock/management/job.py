@@ -11,12 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from django.core.management import (
-    CommandError,
-    call_command,
-    get_commands,
-    load_command_class,
-)
+from django.core.management import CommandError, call_command, get_commands, load_command_class
 from django.core.management.base import BaseCommand
 
 from ..decorators import interrupt_main_thread

@@ -58,8 +58,7 @@ def find(options: dict[str, Any]) -> Found:
     if len(held) > 1:
         caches = ", ".join(found.alias for found in held.values())
         raise CommandError(
-            f"{name} is held in several caches ({caches}); say which with --using",
-            returncode=USAGE,
+            f"{name} is held in several caches ({caches}); say which with --using", returncode=USAGE
         )
     for found in held.values():
         return found

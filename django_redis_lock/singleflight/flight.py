@@ -200,9 +200,7 @@ class Flights:
             if not isinstance(failed.error, Exception):
                 raise
             logger.warning(
-                "The refresh of %s failed; the stale value is served",
-                leader,
-                exc_info=failed.error,
+                "The refresh of %s failed; the stale value is served", leader, exc_info=failed.error
             )
             producer.emit(self._server, RefreshFailed, failed.error)
             return producer.decode(old)

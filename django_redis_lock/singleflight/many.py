@@ -29,11 +29,7 @@ class MultiFlight:
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        flight_timeout: float,
-        producer: Producer,
-        names: Mapping[bytes, str],
+        self, runner: Runner, flight_timeout: float, producer: Producer, names: Mapping[bytes, str]
     ) -> None:
         self._runner = runner
         self._server = runner.server

@@ -12,9 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from redis.asyncio.connection import Connection as AsyncConnection
 from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
-from redis.asyncio.connection import (
-    UnixDomainSocketConnection as AsyncUnixDomainSocketConnection,
-)
+from redis.asyncio.connection import UnixDomainSocketConnection as AsyncUnixDomainSocketConnection
 from redis.backoff import NoBackoff
 from redis.connection import (
     AbstractConnection,

@@ -166,11 +166,7 @@ class Exchange(Protocol):
 
 
 def run_again(
-    exchange: Exchange,
-    node: Server | None,
-    error: Exception,
-    call: Call,
-    patience: float | None,
+    exchange: Exchange, node: Server | None, error: Exception, call: Call, patience: float | None
 ) -> Generator[Any, Any, Answer]:
     """The steps after ``call`` has failed with ``error`` at ``node``, as ``RetryPolicy`` says."""
     policy = RetryPolicy(exchange.server, patience)
