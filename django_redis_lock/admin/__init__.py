@@ -88,24 +88,20 @@ class HeldLockAdmin(ModelAdmin):
     # -- where -------------------------------------------------------------------------------
 
     def get_urls(self) -> list[URLPattern]:
+        reads, asks = require_safe, require_http_methods(["GET", "HEAD", "POST"])
         views: dict[str, tuple[str, Callable[..., HttpResponse]]] = {
-            "changelist": ("", self.changelist_view),
-            "state": ("state/", self.state_view),
-            "processes": ("processes/", self.processes_view),
-            "processes_state": ("processes/state/", self.processes_state_view),
-            "releases": ("history/", self.releases_view),
-            "release": ("release/", self.release_view),
-            "change": ("<str:ref>/change/", self.lock_view),
-            "lock_state": ("<str:ref>/state/", self.lock_state_view),
-            "history": ("<str:ref>/history/", self.releases_view),
+            "changelist": ("", reads(self.changelist_view)),
+            "state": ("state/", reads(self.state_view)),
+            "processes": ("processes/", reads(self.processes_view)),
+            "processes_state": ("processes/state/", reads(self.processes_state_view)),
+            "releases": ("history/", reads(self.releases_view)),
+            "release": ("release/", asks(self.release_view)),
+            "change": ("<str:ref>/change/", reads(self.lock_view)),
+            "lock_state": ("<str:ref>/state/", reads(self.lock_state_view)),
+            "history": ("<str:ref>/history/", reads(self.releases_view)),
         }
-        may_post = require_http_methods(["GET", "HEAD", "POST"])
         return [
-            path(
-                route,
-                self._protected((may_post if name == "release" else require_safe)(view)),
-                name=self._url_name(name),
-            )
+            path(route, self._protected(view), name=self._url_name(name))
             for name, (route, view) in views.items()
         ]
 

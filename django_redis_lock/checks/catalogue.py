@@ -46,12 +46,12 @@ CHECKS = {
 }
 
 
-def found(number: str, text: str, hint: str, obj: Any = None) -> CheckMessage:
+def found(number: str, text: str, hint: str) -> CheckMessage:
     """The message of the check ``number``; its letter determines the kind."""
     if number not in CHECKS:
         raise LookupError(f"{number} is not in CHECKS")
     kinds: dict[str, Callable[..., CheckMessage]] = {"E": Error, "W": Warning, "I": Info}
-    return kinds[number[0]](text, hint=hint, obj=obj, id=f"django_redis_lock.{number}")
+    return kinds[number[0]](text, hint=hint, id=f"django_redis_lock.{number}")
 
 
 Check = Callable[[], Iterator[CheckMessage]]
