@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 

@@ -1,7 +1,5 @@
 """The exit codes of the commands, mostly those of sysexits.h."""
 
-from __future__ import annotations
-
 #: ``locks doctor``: there are warnings (with errors it is TROUBLE).
 WARNED = 1
 #: ``locks --exit-code``: a lock is held; a holder is silent, or a lock never expires.

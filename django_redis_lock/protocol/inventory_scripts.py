@@ -1,7 +1,5 @@
 """The Lua scripts that look at locks and flights for people, in the manner of ``scripts``."""
 
-from __future__ import annotations
-
 from .lock_scripts import script, shared
 
 # read(part, ...): what a command answers; nil where the key of that part of a lock is of another

@@ -4,8 +4,6 @@ The keys of a value are always passed in this order: the value's own, its flight
 stream. Times are milliseconds.
 """
 
-from __future__ import annotations
-
 from ..protocol import script, shared
 
 # let_go(flight): a write ends the computation, if one is under way, and its followers look again at

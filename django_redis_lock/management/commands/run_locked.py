@@ -213,7 +213,7 @@ class Command(BaseCommand):
                 # A lock renewed at each third of its lifetime has at least two thirds left.
                 code = work.run(environment, (lock.timeout or math.inf) / 2)
             finally:
-                loss.over()
+                loss.over.set()
                 self._release(lock, options["name"])
         except BaseException as error:
             if not loss.ends_it:
@@ -245,6 +245,7 @@ class Loss:
     """The callback for a lost lock; called in another thread.
 
     Attributes:
+        over: set when the command has ended.
         ends_it: the lock was lost while the command ran, and the command must end.
     """
 
@@ -253,15 +254,11 @@ class Loss:
     ) -> None:
         self._command, self._work, self._name = command, work, name
         self._terminates, self._grace = terminates, grace
-        self._over = threading.Event()
+        self.over = threading.Event()
         self.ends_it = False
 
-    def over(self) -> None:
-        """The command has ended."""
-        self._over.set()
-
     def __call__(self) -> None:
-        if self._over.is_set():
+        if self.over.is_set():
             return
         self.ends_it = self._terminates
         doing = (
@@ -271,7 +268,7 @@ class Loss:
         self._command.stderr.flush()
         if self._terminates:
             self._work.terminate()
-            if not self._over.wait(self._grace):
+            if not self.over.wait(self._grace):
                 self._work.kill()
 
 
