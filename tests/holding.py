@@ -3,6 +3,7 @@ are away."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,10 +11,14 @@ from typing import Any
 from django.core.cache import caches
 
 from django_redis_lock import Lock
+from django_redis_lock.keeper import keeper
+from django_redis_lock.locking import Renewal
+from django_redis_lock.locking.heartbeat import Heartbeat
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.transport import Outage, server
+from tests.processes import until
 
-__all__ = ["hold", "outages", "silence"]
+__all__ = ["hold", "outages", "settle", "silence"]
 
 
 @contextmanager
@@ -25,9 +30,27 @@ def hold(name: str, **options: Any) -> Iterator[Lock]:
     lock.release()
 
 
+def settle() -> None:
+    """Wait until this process listens for those of its locks that are described, and has looked at
+    them since: it does not write the descriptions for a while."""
+
+    def is_quiet() -> bool:
+        jobs = tuple(keeper()._jobs)
+        renewals = [job for job in jobs if isinstance(job, Renewal)]
+        beats = [job for job in jobs if isinstance(job, Heartbeat)]
+        return (
+            all(beat._subscription and beat._subscription.subscribed for beat in beats)
+            and not keeper()._under_way
+            and all(job.due > time.monotonic() for job in (*renewals, *beats))
+        )
+
+    until(is_quiet)
+
+
 def silence(client: Any, key: bytes, seconds: float, process: str = "another") -> None:
     """Have the lock at ``key``, whose holder has described itself, look as if it were held by
     another process that has not been heard of for so long."""
+    settle()
     client.hset(lock_keys(key).owner, "process", process)
     client.hincrby(lock_keys(key).owner, "seen", int(-seconds * 1e6))
     now, microseconds = client.time()

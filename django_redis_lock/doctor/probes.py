@@ -14,8 +14,18 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from ..locking import Lock
-from ..protocol import FIGURES, INDEX, Call, events_key, flight_stream, lock_keys, script, wake_key
-from ..transport import run
+from ..protocol import (
+    FIGURES,
+    INDEX,
+    Call,
+    events_key,
+    flight_stream,
+    lock_keys,
+    process_key,
+    script,
+    wake_key,
+)
+from ..transport import run, server_of
 from .target import Finding, Level, Target
 
 #: The oldest Redis that is supported.
@@ -148,6 +158,8 @@ TRIED_IN_FIGURES = (
     ("EXPIRE", "@1", "90000"),
     ("HDEL", "@1", "trial"),
 )
+#: The same for the channel of a process.
+TRIED_IN_CHANNEL = (("PUBLISH", "@1", ""),)
 
 #: Try commands, and return those that are rejected.
 #:
@@ -207,6 +219,9 @@ def access(target: Target) -> Iterator[Finding]:
         )
     elif figures:
         yield Finding("rights", Level.NOTE, f"the figures cannot be written: {figures}", HINT)
+    elif silent := _channel_error(target):
+        text = f"a holder learns of a forced release at its next renewal, not at once: {silent}"
+        yield Finding("rights", Level.NOTE, text, HINT)
     else:
         text = f'the user "{target.user}" has all rights that locks and get_or_set need'
         yield Finding("rights", Level.OK, text)
@@ -230,6 +245,22 @@ def _may_wait(target: Target, command: str, key: bytes) -> bool:
     except RedisError:
         pass  # Other probes report it.
     return True
+
+
+def _channel_error(target: Target) -> str:
+    """Why a process cannot be told of a forced release; empty if it can."""
+    channel = process_key("doctor")
+    if error := _error_at(target, channel, TRIED_IN_CHANNEL):
+        return error
+    connection = server_of(target.client).at((channel,)).connect(protocol=2)
+    try:
+        connection.send_command("SUBSCRIBE", channel)
+        connection.read_response()
+    except RedisError as error:
+        return f"SUBSCRIBE is not allowed ({error})"
+    finally:
+        connection.disconnect()
+    return ""
 
 
 def _error_at(target: Target, key: bytes, commands: Sequence[Sequence[str]]) -> str:

@@ -54,8 +54,7 @@ def release(
     by: str = "",
 ) -> Outcome:
     """End the lock at ``key`` if its holder has the fingerprint ``owner_id``; the first waiter gets
-    it at once. The holder learns of it at its next renewal, within a third of the lock's lifetime;
-    until then both act as holders.
+    it at once. The holder's process is told at once, too, but is not stopped.
 
     Args:
         client: a redis-py client.

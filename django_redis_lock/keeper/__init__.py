@@ -1,5 +1,6 @@
 """The one background thread of a process, and its jobs."""
 
+from .subscription import Subscription
 from .thread import DeferredRelease, Job, Keeper, SentOnce, keeper, use_keeper
 
-__all__ = ["DeferredRelease", "Job", "Keeper", "SentOnce", "keeper", "use_keeper"]
+__all__ = ["DeferredRelease", "Job", "Keeper", "SentOnce", "Subscription", "keeper", "use_keeper"]

@@ -16,7 +16,7 @@ import itertools
 import math
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -29,6 +29,7 @@ from ..forks import after_fork
 from ..notices import get_logger
 from ..protocol import Call
 from ..transport import OUTAGE, RawConnection, Server, pack
+from .subscription import Subscription
 
 logger = get_logger("django_redis_lock.keeper")
 
@@ -46,6 +47,8 @@ class Job:
 
     #: The time scale, in seconds, on which this job must be done: the lifetime of what it renews.
     deadline_scale = math.inf
+    #: The key of the held lock that it is for, if it is for one.
+    held_key: bytes | None = None
     #: Whether the process does this job before it ends, because other processes wait for it.
     flush_at_exit = False
 
@@ -144,6 +147,8 @@ class Keeper:
         self._jobs: set[Job] = set()
         self._due: list[tuple[float, int, Job]] = []
         self._sequence = itertools.count()
+        #: The jobs that are being done, and when they are to be done again at the latest.
+        self._under_way: dict[Job, float] = {}
         self._thread: threading.Thread | None = None
         self._wakes_at = -math.inf
         self._links: dict[Server, RawConnection] = {}
@@ -171,16 +176,26 @@ class Keeper:
     def reschedule(self, job: Job, due: float) -> None:
         """Do ``job`` at ``due`` (monotonic seconds) instead of when it was planned."""
         with self._mutex:
-            if job in self._jobs:
+            if job in self._under_way:
+                self._under_way[job] = min(due, self._under_way[job])
+            elif job in self._jobs:
                 job.due = due
                 self._enqueue(job)
                 if due < self._wakes_at:
                     self._condition.notify()
 
-    def hurry(self, now: float) -> None:
-        """Do everything at once."""
-        for job in tuple(self._jobs):
+    def hurry(self, now: float, wanted: Callable[[Job], bool] = lambda job: True) -> None:
+        """Do all ``wanted`` jobs at once."""
+        for job in filter(wanted, tuple(self._jobs)):
             self.reschedule(job, now)
+
+    def subscribe(
+        self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
+    ) -> Subscription:
+        """Listen to ``channel``; see ``Subscription``."""
+        subscription = Subscription(server, channel, received)
+        subscription.start()
+        return subscription
 
     def flush(self) -> None:
         """Before the process ends: wait for the jobs with ``flush_at_exit``, a second at most. So a
@@ -216,10 +231,7 @@ class Keeper:
         batch: Sequence[Job] = ()
         while True:
             try:
-                with self._mutex:
-                    for job in batch:
-                        if job in self._jobs:
-                            self._enqueue(job)
+                self._requeue(batch)
                 batch = self._next_batch()
                 if not batch:
                     return
@@ -257,7 +269,16 @@ class Keeper:
             due, _, job = heapq.heappop(self._due)
             if job in self._jobs and job.due == due:
                 batch[job] = None
+        self._under_way.update(dict.fromkeys(batch, math.inf))
         return list(batch)
+
+    def _requeue(self, batch: Sequence[Job]) -> None:
+        """``batch`` is done: plan what is left of it."""
+        with self._mutex:
+            for job in batch:
+                job.due = min(job.due, self._under_way.pop(job, math.inf))
+                if job in self._jobs:
+                    self._enqueue(job)
 
     def _serve(self, batch: list[Job]) -> None:
         by_server: defaultdict[Server, list[tuple[Job, bytes]]] = defaultdict(list)

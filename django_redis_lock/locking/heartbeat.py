@@ -1,9 +1,10 @@
-"""A heartbeat for each process that holds locks, so that its death is seen within seconds however
-long its locks live.
+"""What a process does for all described locks (held longer than half a second) that it holds on a
+server, however many there are.
 
-One key for the process on each server, written every HEARTBEAT_EVERY seconds while the process
-holds a lock there that is described (held longer than half a second), however many there are. A
-lock's description says which key that is.
+It sends a heartbeat every HEARTBEAT_EVERY seconds, so that its death is seen within seconds however
+long its locks live: one key for the process, which each lock's description names. And it listens to
+a channel of the same name, on which RESET publishes which of the locks has been released by force:
+the keeper then renews it at once, and so learns that it is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from ..clock import time
 from ..forks import free_after_fork
-from ..keeper import Job, keeper
+from ..keeper import Job, Subscription, keeper
 from ..notices import get_logger
 from ..protocol import (
     HEARTBEAT,
@@ -37,6 +38,8 @@ logger = get_logger("django_redis_lock.keeper")
 
 #: Milliseconds for which a heartbeat is kept: as long as a dead holder's lock lives, within reason.
 DAY = 86_400_000
+#: Seconds for which a process without described locks still listens: the next one may come soon.
+LINGER_SECONDS = 1.0
 #: Seconds to wait for an answer about heartbeats.
 REPLY_TIMEOUT = 5.0
 
@@ -48,8 +51,8 @@ class HasEnded(Protocol):
 
 
 class Heartbeat(Job):
-    """Says every HEARTBEAT_EVERY seconds that this process is alive, while it holds locks on
-    ``server``."""
+    """Says every HEARTBEAT_EVERY seconds that this process is alive, and listens, while it holds
+    locks on ``server``."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server, time.monotonic())
@@ -57,17 +60,26 @@ class Heartbeat(Job):
         self._mutex = free_after_fork(threading.RLock())
         self._holds: set[HasEnded] = set()
         self._call = Call(HEARTBEAT, (process_key(process_id()),), (DAY,))
+        #: When the next heartbeat is due; ``due`` may be earlier, to stop listening.
+        self._beat_at = self.due
+        self._subscription: Subscription | None = None
 
     @classmethod
     def join(cls, server: Server, hold: HasEnded) -> None:
-        """Send heartbeats to ``server`` while ``hold`` lasts."""
+        """Send heartbeats to ``server``, and listen, while ``hold`` lasts."""
         if server.heartbeat is None:
             server.heartbeat = cls(server)
         beat: Heartbeat = server.heartbeat
         with beat._mutex:
+            was_empty = not beat._holds
             beat._holds.add(hold)
+            if beat._subscription is None:
+                channel = process_key(process_id())
+                beat._subscription = keeper().subscribe(server, channel, beat._received)
             if beat not in keeper():
                 keeper().add(beat)
+            elif was_empty:
+                keeper().reschedule(beat, beat._beat_at)
 
     @staticmethod
     def leave(server: Server, hold: HasEnded) -> None:
@@ -76,8 +88,8 @@ class Heartbeat(Job):
         if beat is not None:
             with beat._mutex:
                 beat._holds.discard(hold)
-                if not beat._holds:
-                    keeper().discard(beat)
+                if not beat._holds and beat in keeper():
+                    keeper().reschedule(beat, min(beat.due, time.monotonic() + LINGER_SECONDS))
 
     def call(self, now: float) -> Call | None:
         with self._mutex:
@@ -86,19 +98,33 @@ class Heartbeat(Job):
             if self._holds:
                 return self._call
             keeper().discard(self)
+            self.due = self._beat_at
+            if self._subscription is not None:
+                self._subscription.close()
+                self._subscription = None
             return None
 
+    def _received(self, key: bytes | None) -> None:
+        """The lock at ``key`` was released by force; None: nothing is known of any."""
+        server = self.server
+        keeper().hurry(
+            time.monotonic(),
+            lambda job: (
+                job.server is server
+                and job.held_key is not None
+                and (key is None or job.held_key == key)
+            ),
+        )
+
     def answered(self, value: Any, sent_at: float) -> None:
-        self.due = sent_at + HEARTBEAT_EVERY
+        self._beat_at = self.due = sent_at + HEARTBEAT_EVERY
 
     def failed(self, error: Exception, now: float) -> None:
         logger.info("Could not send a heartbeat: %s", error)
+        pause = HEARTBEAT_EVERY if isinstance(error, ResponseError) else HEARTBEAT_EVERY / 4
         if isinstance(error, NoPermissionError):
-            self.due = math.inf
-        elif isinstance(error, ResponseError):
-            self.due = now + HEARTBEAT_EVERY
-        else:
-            self.due = now + HEARTBEAT_EVERY / 4
+            pause = math.inf
+        self._beat_at = self.due = now + pause
 
 
 def last_heartbeats(client: Any, processes: Iterable[str]) -> dict[str, float]:

@@ -234,6 +234,7 @@ class Renewal(Job):
 
     def __init__(self, server: Server, hold: Hold) -> None:
         self.hold = hold
+        self.held_key = hold.keys.lock
         #: Whether Redis has the description of the holder.
         self.named = False
         self._naming = False

@@ -153,8 +153,8 @@ class Lock(LockOperations):
     def reset(self) -> bool:
         """End the lock of any holder; the first waiter gets it. Returns whether it was held.
 
-        The holder is told that it has lost the lock, but only when its keeper next asks; until
-        then two may believe to hold it. Two round trips: the second names the holder that the first
+        Redis tells the holder's process at once that it has lost the lock, but until it reacts,
+        two may believe to hold it. Two round trips: the second names the holder that the first
         has found, so that it can be sent again without ending the next holder's lock.
         """
         return drive(self._reset_steps())

@@ -357,6 +357,6 @@ def _literally(part: bytes) -> bytes:
 #: Methods by the commands that they carry out; ``Database`` has those for scripts.
 _COMMANDS = {
     name.upper().encode(): name
-    for name in (*vars(Commands), "eval", "evalsha")
+    for name in (*vars(Commands), "eval", "evalsha", "publish")
     if not name.startswith("_")
 } | {b"DEL": "delete", b"FLUSHALL": "flushdb"}

@@ -43,6 +43,8 @@ class Session:
         self.woken: Callable[[], Any] | None = None
         self.closed = False
         self.unread: deque[list[bytes]] = deque()
+        #: The channels that it has subscribed to.
+        self.channels: set[bytes] = set()
         #: What a blocked command returns as soon as it can, None until then.
         self.blocked: Callable[[], Any] | None = None
 
@@ -158,6 +160,7 @@ class Database(Commands):
     def forget(self, session: Session) -> None:
         self._blocked.pop(session, None)
         session.unread.clear()
+        session.channels.clear()
 
     def carry_out(self, session: Session, commands: Iterator[list[bytes]]) -> None:
         with self.mutex:
@@ -175,8 +178,17 @@ class Database(Commands):
                 session.blocked = self._blocking(words)
                 self._blocked[session] = None
                 self._unblock(session)
+            elif words[0] == b"SUBSCRIBE":
+                session.channels.add(words[1])
+                session.answer([b"subscribe", words[1], len(session.channels)])
             else:
                 session.answer(self._reply(words))
+
+    def publish(self, channel: bytes, message: bytes) -> int:
+        listening = [session for session in self._sessions if channel in session.channels]
+        for session in listening:
+            session.answer([b"message", channel, message])
+        return len(listening)
 
     def _unblock(self, session: Session) -> None:
         if session.blocked is None:

@@ -167,7 +167,8 @@ def lock_keys(key: bytes, on_cluster: bool = False) -> LockKeys:
 
 
 def process_key(process: str) -> bytes:
-    """The key of the last heartbeat of a process; see ``owner.process_id``."""
+    """The key of the last heartbeat of a process (see ``owner.process_id``), and the channel on
+    which RESET tells it which lock it has lost."""
     return b"django_redis_lock:process:" + process.encode()
 
 

@@ -355,12 +355,16 @@ return 1
 #: ARGV  successor, lifetime of the grant, the token to end, the greatest fence to end (two holders
 #:       in turn may have one chosen token)
 #: returns 1 ended, 0 it was free or held by another than the named one
-#: atomic for the same reason as RELEASE.
+#: atomic for the same reason as RELEASE. The holder's process is told which lock it was.
 RESET = script("""
 local holder = redis.call('GET', KEYS[1])
 if not holder then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
 if holder ~= ARGV[3] or last_fence() > tonumber(ARGV[4]) or untaken(holder) then return 0 end
+local process = redis.pcall('HGET', KEYS[5], 'process')
 pass_on(ARGV[1], ARGV[2])
+if type(process) == 'string' then
+  redis.pcall('PUBLISH', 'django_redis_lock:process:' .. process, KEYS[1])
+end
 return 1
 """)
 

@@ -10,7 +10,8 @@ import time as real
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ..keeper import Keeper
+from ..keeper import Job, Keeper, Subscription
+from ..transport import Server
 
 #: Seconds of real time in which another thread or task can do what a wait is for, before the wait
 #: moves the clock.
@@ -39,14 +40,17 @@ class SteppedKeeper(Keeper):
         with self._mutex:
             batch = self._pop_due(now)
         self._serve(batch)
-        with self._mutex:
-            for job in batch:
-                if job in self._jobs:
-                    self._enqueue(job)
+        self._requeue(batch)
 
-    def hurry(self, now: float) -> None:
-        super().hurry(now)
+    def hurry(self, now: float, wanted: Callable[[Job], bool] = lambda job: True) -> None:
+        super().hurry(now, wanted)
         self.do_due(now)
+
+    def subscribe(
+        self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
+    ) -> Subscription:
+        """Its thread would wait for a message, and move the clock by that."""
+        return Subscription(server, channel, received)
 
 
 class VirtualClock:

@@ -94,8 +94,8 @@ topologies.append((lambda pool: hasattr(pool, "service_name"), SentinelService))
 class Primary(Server):
     """A server that is used only while it is a primary."""
 
-    def connect(self, timeout: float | None = None) -> RawConnection:
-        connection = super().connect(timeout)
+    def connect(self, timeout: float | None = None, **changes: Any) -> RawConnection:
+        connection = super().connect(timeout, **changes)
         try:
             connection.send_command("ROLE")
             expect_primary(connection.read_response())

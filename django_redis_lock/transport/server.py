@@ -122,16 +122,17 @@ class Server:
 
     # -- connections -----------------------------------------------------------------------------
 
-    def connect(self, timeout: float | None = None) -> RawConnection:
+    def connect(self, timeout: float | None = None, **changes: Any) -> RawConnection:
         """A new connection, with the pool's address and credentials.
 
         Args:
             timeout: seconds that connecting, and waiting for an answer, may take; left out, the
                 pool's own, or 5.
+            changes: arguments of redis-py's connection that differ from the pool's.
         """
         timeout = self.timeout if timeout is None else timeout
         connection_class, settings = self.address
-        settings = own_settings(connection_class, settings, timeout)
+        settings = {**own_settings(connection_class, settings, timeout), **changes}
         connection: RawConnection = connection_class(**settings)
         began = time.monotonic()
         try:

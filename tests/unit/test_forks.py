@@ -23,6 +23,7 @@ OF_THE_PARENT = {
     "memory/database.py": 1,
     "locking/hold.py": 1,
     "locking/waiting/threads.py": 2,
+    "keeper/subscription.py": 1,
     "keeper/thread.py": 2,
     "notices.py": 2,
     "singleflight/flight.py": 1,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 
+from django_redis_lock.keeper import Subscription
 from django_redis_lock.keeper import thread as keeper_module
 from django_redis_lock.keeper.thread import Job, Keeper
 from django_redis_lock.locking.hold import Hold, Renewal
@@ -99,6 +100,12 @@ class Counting(Job):
     def failed(self, error: Exception, now: float) -> None:
         self.failures.append(error)
         self.due = now + self.pause
+
+
+@pytest.fixture(autouse=True)
+def _no_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake server has no channels."""
+    monkeypatch.setattr(Subscription, "start", lambda subscription: None)
 
 
 @pytest.fixture
@@ -305,6 +312,19 @@ class TestTime:
         until(lambda: other.answers == 1)
         assert job.answers == 1
         assert server.asked == 2
+
+    def test_what_is_rescheduled_while_it_is_done_is_done_again(self, keeper: Keeper) -> None:
+        """Its answer, which is on the way, may be from before what the caller knows."""
+
+        def reschedule(command: bytes) -> int:
+            if server.asked == 1:
+                keeper.reschedule(job, time.monotonic())
+            return 1
+
+        server = FakeServer(reschedule)
+        job = Counting(server, keeper, pause=3600)
+        keeper.add(job)
+        until(lambda: job.answers == 2)
 
     def test_what_is_rescheduled_is_done_then(self, keeper: Keeper) -> None:
         job = Counting(FakeServer(), keeper, pause=math.inf)

@@ -254,7 +254,8 @@ def test_every_command_of_a_script_is_in_the_list_of_rights() -> None:
     }
     assert used <= known
     clearing = {right.removeprefix("+") for right in documented("clear")} - {"zrange"}
-    tried = {command[0].lower() for command in (*probes.TRIED, *probes.TRIED_IN_FIGURES)}
+    elsewhere = (*probes.TRIED_IN_FIGURES, *probes.TRIED_IN_CHANNEL)
+    tried = {command[0].lower() for command in (*probes.TRIED, *elsewhere)}
     assert tried == used - clearing
 
 
@@ -337,6 +338,9 @@ def test_the_documented_rules_are_enough_for_everything_else(
         (["-zadd"], "error", "E104", "not allowed: zadd"),
         (["-xadd", "-hset"], "error", "E104", "not allowed: hset, xadd"),
         (["-hincrby"], "note", None, "figures cannot be written: hincrby is not allowed"),
+        (["-publish"], "note", None, "at its next renewal, not at once: publish is not allowed"),
+        (["-subscribe"], "note", None, "at its next renewal, not at once: SUBSCRIBE is not"),
+        (["resetchannels"], "note", None, "at its next renewal, not at once: publish is not"),
         (["-evalsha", "-eval"], None, None, ""),
         (["-blpop"], "warning", "W103", "may not run blpop, so waiters poll"),
         (

@@ -52,6 +52,7 @@ from django_redis_lock.singleflight import Producer, ThreadRunner
 from django_redis_lock.singleflight.leader import FlightRenewal, Leader
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.server import server_of
+from tests.holding import settle
 from tests.processes import until
 from tests.redis_server import RedisServer
 
@@ -332,6 +333,7 @@ def test_a_holder_that_is_silent(client: redis.Redis) -> None:
     assert described(client, "a").silent is False
     owner = lock_keys(b"a").owner
     client.hdel(owner, "process")
+    settle()
     client.hincrby(owner, "seen", -13_000_000)
     assert described(client, "a").silent is True
     client.hdel(owner, "seen")

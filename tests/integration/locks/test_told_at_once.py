@@ -1,0 +1,309 @@
+"""A holder whose lock is released by force is told at once, and not at its next renewal, which is
+20 s away here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from django.core.cache import caches
+from django.core.management import call_command
+
+from django_redis_lock import AsyncLock, Lock, Redlock
+from django_redis_lock.cache.python_redis_lock import reset_all
+from django_redis_lock.inventory import Outcome, list_held, release
+from django_redis_lock.locking import Renewal
+from django_redis_lock.memory import Database, client_of
+from django_redis_lock.protocol.keys import process_key
+from django_redis_lock.protocol.owner import process_id
+from tests.processes import Link, processes, until
+from tests.redis_server import GivenServer, RedisServer
+from tests.redis_topologies import ClusterServers, SentinelServers
+
+NAME = "told"
+#: Seconds: far less than a third of the lock's lifetime.
+SOON = 5.0
+
+
+def listeners() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "django_redis_lock subscription"]
+
+
+def subscribed(client: Any) -> list[bytes]:
+    """The channels of the processes that can be told."""
+    everywhere = {"target_nodes": "all"} if isinstance(client, redis.RedisCluster) else {}
+    return list(client.pubsub_channels("django_redis_lock:process:*", **everywhere))
+
+
+def by_reset(client: Any) -> None:
+    assert Lock(client, NAME).reset()
+
+
+def by_release(client: Any) -> None:
+    """As the admin does, and ``locks release``."""
+    (lock,) = list_held(client, b"").locks
+    assert release(client, lock.key, lock.owner.id, fence=lock.fence) is Outcome.RELEASED
+
+
+def by_reset_all(client: Any) -> None:
+    assert reset_all(client) == 1
+
+
+WAYS = pytest.mark.parametrize("end", [by_reset, by_release, by_reset_all])
+
+
+class Held:
+    """A lock that is held, and whose holder can be told.
+
+    Attributes:
+        lost: set by ``on_lost``.
+    """
+
+    def __init__(self, client: Any, make: Callable[..., Any], *arguments: Any) -> None:
+        self.lost = threading.Event()
+        self.client = client
+        self.lock = make(*arguments, NAME, timeout=60, renew=True, on_lost=self.lost.set)
+
+    def expect_told(self, end: Callable[[Any], None]) -> None:
+        until(lambda: subscribed(self.client))
+        end(self.client)
+        assert self.lost.wait(SOON)
+        assert self.lock.lost
+
+
+@contextmanager
+def held(client: Any, make: Callable[..., Any] = Lock) -> Iterator[Held]:
+    found = Held(client, make, client)
+    assert found.lock.acquire(blocking=False)
+    yield found
+    if not found.lock.lost:
+        found.lock.release()
+
+
+async def expect_told_in_task(client: Any, aclient: Any, end: Callable[[Any], None]) -> None:
+    lost = asyncio.Event()
+    lock = AsyncLock(aclient, NAME, timeout=60, renew=True, on_lost=lost.set)
+    assert await lock.acquire(blocking=False)
+    await asyncio.to_thread(until, lambda: subscribed(client))
+    await asyncio.to_thread(end, client)
+    await asyncio.wait_for(lost.wait(), SOON)
+    assert lock.lost
+    await aclient.aclose()
+
+
+# -- each way, on each kind of server ------------------------------------------------------------
+
+
+@WAYS
+def test_a_thread_is_told(client: redis.Redis, end: Callable[[Any], None]) -> None:
+    with held(client) as lock:
+        lock.expect_told(end)
+
+
+@WAYS
+def test_a_task_is_told(client: redis.Redis, end: Callable[[Any], None]) -> None:
+    options = client.connection_pool.connection_kwargs
+    aclient = redis.asyncio.Redis(host=options["host"], port=options["port"])
+    asyncio.run(expect_told_in_task(client, aclient, end))
+
+
+@WAYS
+def test_a_thread_is_told_behind_sentinel(
+    sentinel_servers: SentinelServers, end: Callable[[Any], None]
+) -> None:
+    with sentinel_servers.client() as client, held(client) as lock:
+        lock.expect_told(end)
+
+
+def test_a_task_is_told_behind_sentinel(sentinel_servers: SentinelServers) -> None:
+    manager = redis.asyncio.Sentinel(sentinel_servers.addresses)
+    with sentinel_servers.client() as client:
+        primary = manager.master_for(sentinel_servers.name)
+        asyncio.run(expect_told_in_task(client, primary, by_release))
+
+
+@WAYS
+def test_a_thread_is_told_on_a_cluster(
+    cluster_servers: ClusterServers, end: Callable[[Any], None]
+) -> None:
+    """The channel may be at another node than the lock."""
+    with cluster_servers.client() as client, held(client) as lock:
+        lock.expect_told(end)
+
+
+def test_a_task_is_told_on_a_cluster(cluster_servers: ClusterServers) -> None:
+    with cluster_servers.client() as client:
+        aclient = redis.asyncio.RedisCluster.from_url(cluster_servers.url)
+        asyncio.run(expect_told_in_task(client, aclient, by_release))
+
+
+def test_the_command_tells(client: redis.Redis) -> None:
+    lost = threading.Event()
+    lock = caches["default"].lock(NAME, timeout=60, renew=True, on_lost=lost.set)
+    assert lock.acquire(blocking=False)
+    until(lambda: subscribed(client))
+    call_command("locks", "release", NAME, yes=True, verbosity=0)
+    assert lost.wait(SOON)
+    assert lock.lost
+
+
+def test_the_holder_of_a_lock_on_several_servers_is_told(own_server: RedisServer) -> None:
+    address = own_server.url.rpartition("/")[0]
+    clients = [redis.Redis.from_url(f"{address}/{db}") for db in range(3)]
+    lost = threading.Event()
+    lock = Redlock(clients, NAME, 60, renew=True, on_lost=lost.set)
+    assert lock.acquire(blocking=False)
+    until(lambda: clients[0].client_list(_type="pubsub")[2:])
+    assert Redlock(clients, NAME, 60).reset()
+    assert lost.wait(SOON)
+    assert not any(client.exists(NAME) for client in clients)
+    for client in clients:
+        client.close()
+
+
+def test_a_lock_that_is_not_renewed_is_watched_too(client: redis.Redis) -> None:
+    lock = Lock(client, NAME, timeout=60)
+    assert lock.acquire(blocking=False)
+    until(lambda: subscribed(client))
+    by_reset(client)
+    until(lambda: lock.lost)
+
+
+def test_the_other_locks_of_the_process_are_not_asked_about(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    call = Renewal.call
+
+    def record(renewal: Renewal, now: float) -> Any:
+        asked.append(renewal.hold.keys.lock)
+        return call(renewal, now)
+
+    monkeypatch.setattr(Renewal, "call", record)
+    with Lock(client, "other", timeout=60), held(client) as lock:
+        # Once to describe the holder, and once when the connection is made.
+        until(lambda: asked.count(b"other") == 2)
+        lock.expect_told(by_reset)
+        assert asked.count(b"other") == 2
+
+
+def test_a_lock_in_memory() -> None:
+    with client_of(Database("memory")) as client, held(client) as lock:
+        until(listeners)
+        until(lambda: client.execute_command("PUBLISH", process_key(process_id()), "any"))
+        by_reset(client)
+        assert lock.lost.wait(SOON)
+
+
+# -- what it costs ---------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_of_it(client: redis.Redis) -> None:
+    until(lambda: not listeners())
+    with held(client):
+        until(lambda: subscribed(client))
+        assert len(listeners()) == 1
+        assert len(client.client_list(_type="pubsub")) == 1
+    until(lambda: not listeners())
+    until(lambda: not subscribed(client))
+
+
+def test_a_short_lock_has_no_connection(client: redis.Redis) -> None:
+    until(lambda: not listeners())
+    for _ in range(10):
+        with Lock(client, NAME, timeout=60, renew=True):
+            assert not listeners()
+
+
+def test_many_locks_have_one_connection(client: redis.Redis) -> None:
+    locks = [Lock(client, f"{NAME}-{n}", timeout=60) for n in range(20)]
+    for lock in locks:
+        assert lock.acquire(blocking=False)
+    until(lambda: all(client.exists(lock.keys.owner) for lock in locks))
+    until(lambda: subscribed(client))
+    assert len(client.client_list(_type="pubsub")) == 1
+    assert reset_all(client) == 20
+    until(lambda: all(lock.lost for lock in locks))
+
+
+# -- what breaks -----------------------------------------------------------------------------------
+
+
+def test_after_the_server_has_restarted(client: redis.Redis) -> None:
+    with RedisServer(persistent=True) as server, server.client() as other, held(other) as lock:
+        until(lambda: subscribed(other))
+        server.restart()
+        lock.expect_told(by_reset)
+
+
+def test_what_was_missed_is_found_out_at_the_reconnection(client: redis.Redis) -> None:
+    """The lock is gone, with all data, and nothing was published."""
+    with RedisServer() as server, server.client() as other, held(other) as lock:
+        until(lambda: subscribed(other))
+        server.restart()
+        assert lock.lost.wait(SOON)
+
+
+def test_after_a_cut_connection(client: redis.Redis) -> None:
+    with held(client) as lock:
+        until(lambda: subscribed(client))
+        client.client_kill_filter(_type="pubsub")
+        lock.expect_told(by_reset)
+
+
+@pytest.mark.parametrize("right", ["-publish", "-subscribe"])
+def test_without_the_right_the_next_renewal_tells(own_server: RedisServer, right: str) -> None:
+    with own_server.client() as admin:
+        rights = ("reset", "on", "nopass", "~*", "&*", "+@all", right)
+        admin.execute_command("ACL SETUSER", "app", *rights)
+        lost = threading.Event()
+        with own_server.client(username="app", password="any") as other:
+            lock = Lock(other, NAME, timeout=6, renew=True, on_lost=lost.set)
+            assert lock.acquire(blocking=False)
+            until(lambda: admin.exists(lock.keys.owner))
+            assert Lock(other, NAME).reset()
+            until(lost.is_set)
+        until(lambda: not listeners())
+
+
+def hold_in_a_fork(link: Link, url: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        lock, lost = Lock(client, NAME, timeout=60, renew=True), threading.Event()
+        assert lock.acquire(blocking=False)
+        until(lambda: subscribed(client))
+        child = os.fork()
+        if not child:
+            # It has no part in its parent's connection, and one of its own.
+            own = Lock(client, "child's", timeout=60, renew=True, on_lost=lost.set)
+            quiet = not listeners()
+            assert own.acquire(blocking=False)
+            until(lambda: len(subscribed(client)) == 2)
+            link.say(quiet)
+            assert lost.wait(SOON)
+            os._exit(7 if not lock.lost else 8)
+        link.say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        link.say(lock.lost)
+        link.hear()
+        until(lambda: lock.lost)
+
+
+def test_a_forked_child_is_told_of_its_locks(redis_server: RedisServer | GivenServer) -> None:
+    with (
+        redis_server.client() as client,
+        processes(hold_in_a_fork, redis_server.url) as (parent,),
+    ):
+        parent.go()
+        assert parent.hear() is True
+        assert Lock(client, "child's").reset()
+        assert parent.hear() == 7
+        assert parent.hear() is False
+        by_reset(client)
+        parent.say("yours too")
+        assert parent.result() is None
