@@ -7,41 +7,25 @@ import asyncio
 import threading
 import time as real
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 
-class Clock(Protocol):
-    """What tells the time and lets it pass."""
+class Clock:
+    """What tells the time and lets it pass: the system's clock, and the base of those of tests."""
 
-    def monotonic(self) -> float: ...
-    def time(self) -> float: ...
-    def sleep(self, seconds: float) -> None: ...
-    async def asleep(self, seconds: float) -> None: ...
+    monotonic = staticmethod(real.monotonic)
+    time = staticmethod(real.time)
+    sleep: Callable[[float], None] = staticmethod(real.sleep)
+    asleep = staticmethod(asyncio.sleep)
+
     async def wait(self, tasks: Collection[Any], seconds: float) -> Any:
         """``asyncio.wait(tasks, timeout=seconds)``."""
+        return await asyncio.wait(tasks, timeout=seconds)
 
     def wait_for(
         self, condition: threading.Condition, ready: Callable[[], Any], seconds: float | None
     ) -> bool:
         """``condition.wait_for(ready, seconds)``."""
-
-
-class RealClock:
-    """That of the system."""
-
-    monotonic = staticmethod(real.monotonic)
-    time = staticmethod(real.time)
-    sleep = staticmethod(real.sleep)
-    asleep = staticmethod(asyncio.sleep)
-
-    @staticmethod
-    async def wait(tasks: Collection[Any], seconds: float) -> Any:
-        return await asyncio.wait(tasks, timeout=seconds)
-
-    @staticmethod
-    def wait_for(
-        condition: threading.Condition, ready: Callable[[], Any], seconds: float | None
-    ) -> bool:
         limit = None if seconds is None else min(seconds, threading.TIMEOUT_MAX)
         return bool(condition.wait_for(ready, limit))
 
@@ -64,4 +48,4 @@ class Time:
         self.wait_for = clock.wait_for
 
 
-time = Time(RealClock())
+time = Time(Clock())

@@ -10,6 +10,7 @@ import time as real
 from collections.abc import Callable, Collection
 from typing import Any
 
+from ..clock import Clock
 from ..keeper import Job, Keeper, Subscription
 from ..transport import Server
 
@@ -53,7 +54,7 @@ class SteppedKeeper(Keeper):
         return Subscription(server, channel, received)
 
 
-class VirtualClock:
+class VirtualClock(Clock):
     """A clock that stands still unless it is moved. A wait moves it to the wait's end, or to what
     ends the wait; renewals and the like happen as the time for them comes."""
 

@@ -13,7 +13,7 @@ from django.test.utils import TestContextDecorator, override_settings
 from redis.exceptions import RedisError
 
 from ..cache import lock_cache, lock_caches
-from ..clock import RealClock, time
+from ..clock import Clock, time
 from ..inventory import list_held
 from ..keeper import Keeper, keeper, use_keeper
 from ..memory import Database, client_of, databases
@@ -34,7 +34,7 @@ class MemoryServer:
     """
 
     def __init__(self, clock: VirtualClock | None = None) -> None:
-        self.clock: Any = clock or RealClock()
+        self.clock: Any = clock or Clock()
         self._prefix = f"testing {next(_numbers)} "
         self._away = False
         #: The LOCATION in memory of what takes the place of a server.
