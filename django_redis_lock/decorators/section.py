@@ -7,11 +7,11 @@ import contextvars
 import logging
 import math
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from asgiref.sync import AsyncToSync, sync_to_async
 from redis.exceptions import AuthenticationError, RedisError
@@ -25,12 +25,9 @@ from ..events import as_group
 from ..exceptions import LockError
 from ..locking import AsyncLock, BaseLock, Lock, in_background
 from ..protocol import printable
-from ..transport import adrive, drive, is_outage
+from ..transport import Steps, adrive, drive, is_outage
 from . import transactions
 from .options import Defaults, OnLost, Options
-
-R = TypeVar("R")
-Steps = Generator[Any, Any, R]
 
 logger = logging.getLogger("django_redis_lock.locked")
 

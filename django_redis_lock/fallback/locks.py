@@ -12,10 +12,9 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from redis.exceptions import RedisError
 
@@ -28,7 +27,7 @@ from ..locking import AsyncLock, Hold, Lock, LockOperations
 from ..notices import get_logger
 from ..protocol import AcquireRequest, HolderInfo, Owner, new_token, printable
 from ..redlock import AsyncRedlock, Redlock
-from ..transport import Breaker, Server, is_outage, server_of
+from ..transport import Breaker, Server, Steps, is_outage, server_of
 from .file_lock import LocalLock, pauses
 
 logger = get_logger("django_redis_lock.outage")
@@ -41,9 +40,6 @@ OUTAGE_PATIENCE_SECONDS = 3.0
 LOG_EVERY_SECONDS = 60.0
 #: An acquisition of this host's lock that took longer had to wait.
 NO_WAIT_SECONDS = 0.05
-
-R = TypeVar("R")
-Steps = Generator[Any, Any, R]
 
 
 class FallbackHold(Hold):

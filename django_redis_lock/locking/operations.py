@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Generator
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn
 
 from redis.exceptions import RedisError
 
@@ -30,7 +29,7 @@ from ..protocol import (
     new_token,
     printable,
 )
-from ..transport import ServerBusy, note_sent, server_of
+from ..transport import ServerBusy, Steps, note_sent, server_of
 from .base import BaseLock
 from .heartbeat import question_about, with_answer
 from .history import note_vanished
@@ -39,9 +38,6 @@ from .replication import patience_of
 from .waiting import Refusal, queues
 
 logger = get_logger("django_redis_lock.lock")
-
-R = TypeVar("R")
-Steps = Generator[Any, Any, R]
 
 
 class LockOperations(BaseLock):

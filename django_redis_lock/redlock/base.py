@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 import zlib
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,7 +42,7 @@ from ..protocol import (
     milliseconds,
     new_token,
 )
-from ..transport import Server, Topology, is_outage, may_have_run, server_of
+from ..transport import Server, Steps, Topology, is_outage, may_have_run, server_of
 from .votes import (
     VOTE,
     Ballot,
@@ -63,8 +63,6 @@ SERVER_TIMEOUT_SECONDS = 0.25
 #: servers store the same number.
 FENCE_LEAD_MICROSECONDS = 10_000
 
-
-Steps = Generator[Any, Any, Any]
 
 #: The last known reading of each server's clock.
 _clocks: WeakKeyDictionary[Server, Clock] = WeakKeyDictionary()
@@ -107,7 +105,7 @@ class Election:
         if mine not in recorded:
             recorded.append(mine)
 
-    def vote(self, floor: int = 0) -> Steps:
+    def vote(self, floor: int = 0) -> Steps[Any]:
         """One round of requests to all servers, with a fence of at least ``floor``."""
         self._record_token()
         request, limit = self.request, self._limit
@@ -140,7 +138,7 @@ class Election:
         last = max((_fences.get(s, 0) for s in self._servers), default=0)
         return last + 1 if ahead <= last < ahead + FENCE_LEAD_MICROSECONDS else ahead
 
-    def queue(self, gate: int) -> Steps:
+    def queue(self, gate: int) -> Steps[Any]:
         """Wait in the queue of the server at ``gate``; False at the deadline."""
         self._record_token()
         try:
@@ -151,7 +149,7 @@ class Election:
             self._unanswered.add(gate)
             return True  # The other servers may be enough.
 
-    def give_back(self, ballot: Ballot, gate: int | None = None) -> Steps:
+    def give_back(self, ballot: Ballot, gate: int | None = None) -> Steps[Any]:
         """Release what the servers granted: all of it, or only from ``gate`` on."""
         begin = 0 if gate is None else self._places.index(gate)
         yield from self._release(p for p in self._places[begin:] if p in ballot.fences)
@@ -166,7 +164,7 @@ class Election:
         elif gate is None:
             self.request.may_hold.clear()
 
-    def _release(self, places: Iterable[int]) -> Steps:
+    def _release(self, places: Iterable[int]) -> Steps[Any]:
         calls = dict.fromkeys(places, self._back)
         if calls:
             answers = yield self._lock._ask_servers(calls, self._limit)
@@ -242,7 +240,7 @@ class Quorum(LockOperations):
     def _new_waiter(self) -> bytes:
         return b""  # It waits with another id on each server.
 
-    def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps:
+    def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Any]:
         """The acquired lock, or None at the end of the wait.
 
         Raises:
@@ -290,7 +288,7 @@ class Quorum(LockOperations):
 
     # -- other methods ------------------------------------------------------------------------
 
-    def _reset_steps(self) -> Steps:
+    def _reset_steps(self) -> Steps[Any]:
         """End the lock on each server, whichever caller holds it, as ``Lock.reset`` does on one.
 
         Raises:

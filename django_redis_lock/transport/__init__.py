@@ -34,6 +34,7 @@ from .observed import is_observed as is_observed
 from .retry import OUTAGE as OUTAGE
 from .retry import Answer as Answer
 from .retry import ServerBusy as ServerBusy
+from .retry import Steps as Steps
 from .retry import is_busy as is_busy
 from .retry import is_outage as is_outage
 from .retry import is_pool_exhausted as is_pool_exhausted

@@ -11,7 +11,7 @@ Rules that threads and tasks share are generators of steps: see ``drive``.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..protocol import EXTEND, LEAVE, RELEASE, RENEW, Call, PendingLifetime, Script
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
-from .retry import REPORTED, Answer, run_again, run_all_steps
+from .retry import REPORTED, Answer, Steps, run_again, run_all_steps
 from .server import Server, server_of
 
 R = TypeVar("R")
@@ -37,7 +37,7 @@ FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) 
 # -- drivers -------------------------------------------------------------------------------------
 
 
-def drive(steps: Generator[Any, Any, R]) -> R:
+def drive(steps: Steps[R]) -> R:
     """What ``steps`` return in the end. They call methods that do each step, and yield what these
     return: for threads the result itself, for tasks (``adrive``) an awaitable::
 
@@ -55,7 +55,7 @@ def drive(steps: Generator[Any, Any, R]) -> R:
         return result
 
 
-async def adrive(steps: Generator[Any, Any, R]) -> R:
+async def adrive(steps: Steps[R]) -> R:
     """``drive`` for tasks."""
     try:
         step = next(steps)

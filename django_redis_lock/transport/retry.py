@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from redis.exceptions import (
     AskError,
@@ -24,6 +24,10 @@ from ..protocol import Call
 from .address import may_have_run, note_sent
 from .discovery import Topology
 from .server import Server
+
+R = TypeVar("R")
+#: A verb that is written once, for threads and for tasks; see ``execute.drive``.
+Steps = Generator[Any, Any, R]
 
 #: What an absent, restarting or failing-over Redis looks like.
 OUTAGE: tuple[type[Exception], ...] = (
@@ -167,7 +171,7 @@ class Exchange(Protocol):
 
 def run_again(
     exchange: Exchange, node: Server | None, error: Exception, call: Call, patience: float | None
-) -> Generator[Any, Any, Answer]:
+) -> Steps[Answer]:
     """The steps after ``call`` has failed with ``error`` at ``node``, as ``RetryPolicy`` says."""
     policy = RetryPolicy(exchange.server, patience)
     while True:
@@ -183,7 +187,7 @@ def run_again(
             error = another
 
 
-def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Generator[Any, Any, list[Any]]:
+def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Any]]:
     """The steps of ``run_all``, for more than one call."""
     server = exchange.server
     if isinstance(server, Topology):
@@ -203,7 +207,7 @@ def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Generator[Any, A
     return (yield from _one_at_a_time(exchange, calls))
 
 
-def _one_at_a_time(exchange: Exchange, calls: Sequence[Call]) -> Generator[Any, Any, list[Any]]:
+def _one_at_a_time(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Any]]:
     answers = []
     for call in calls:
         answer = yield exchange.answer(call)
@@ -211,9 +215,7 @@ def _one_at_a_time(exchange: Exchange, calls: Sequence[Call]) -> Generator[Any, 
     return answers
 
 
-def _run_all_at(
-    exchange: Exchange, server: Topology, calls: Sequence[Call]
-) -> Generator[Any, Any, list[Any]]:
+def _run_all_at(exchange: Exchange, server: Topology, calls: Sequence[Call]) -> Steps[list[Any]]:
     """In one trip for each server that has some of the keys; what failed there, one at a time."""
     places_at: dict[Server, list[int]] = {}
     for place, call in enumerate(calls):
