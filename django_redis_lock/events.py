@@ -129,6 +129,32 @@ class Shared(NamedTuple):
     values: int = 1
 
 
+class Read(NamedTuple):
+    """One call of ``get_or_set`` and its kin looked for ``values`` values of ``cache``. Emitted
+    when the call knows the result: ``"hit"``; ``"stale"``; or ``"miss"``: no caller finds a value,
+    also if another computes it.
+
+    Attributes:
+        group: the argument of the call, or empty.
+        began: monotonic time at which the read began.
+        seconds: how long the read took, without a computation or a wait for one.
+    """
+
+    cache: Any
+    name: str
+    group: str
+    result: str
+    values: int
+    began: float
+    seconds: float
+
+    @property
+    def subject(self) -> Subject:
+        # Made only if needed, because reads are frequent.
+        found: Subject = self.cache.subject_of(self.name, self.group)
+        return found
+
+
 class RefreshFailed(NamedTuple):
     """The refresh of a stale value failed with ``error``; callers still get the stale value."""
 

@@ -12,16 +12,21 @@ __all__ = ["RecordedEvents", "recording_events"]
 
 
 class RecordedEvents(list[Any]):
-    """What is told of ``name``, in order."""
+    """What is told of ``name``, in order.
+
+    Attributes:
+        reads: the reads of ``name``; each call of ``get_or_set`` adds one.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
+        self.reads: list[events.Read] = []
 
     def __call__(self, event: Any) -> None:
         subject = getattr(event, "subject", None)
         if subject is not None and subject.name == self.name:
-            self.append(event)
+            (self.reads if isinstance(event, events.Read) else self).append(event)
 
     @property
     def kinds(self) -> list[type]:

@@ -119,6 +119,7 @@ def behaviour_row(one: Summary) -> dict[str, Any]:
         "holds": _chart(one.holds, _("How long %(name)s was held") % {"name": name}),
         "problems": _problems(one),
         "computed_text": _computed(one),
+        "hits": _hits(one),
         "computing": _chart(
             one.computations, _("How long %(name)s took to compute") % {"name": name}
         ),
@@ -143,10 +144,21 @@ def _problems(one: Summary) -> list[dict[str, Any]]:
 
 
 def _computed(one: Summary) -> str:
-    if not one.computed and not one.saved:
-        return ""
-    numbers = {"computed": number_format(one.computed), "saved": number_format(one.saved)}
-    return _("%(computed)s computed, %(saved)s saved") % numbers
+    """What was read and computed, in words."""
+    texts = []
+    if one.reads:
+        texts.append(_("%(share)s hits") % {"share": _percent(one.hit_ratio)})
+    if one.computed or one.saved:
+        numbers = {"computed": number_format(one.computed), "saved": number_format(one.saved)}
+        texts.append(_("%(computed)s computed, %(saved)s saved") % numbers)
+    return ", ".join(texts)
+
+
+def _hits(one: Summary) -> str:
+    if not one.reads:
+        return "-"
+    numbers = {"share": _percent(one.hit_ratio), "reads": number_format(one.reads)}
+    return _("%(share)s of %(reads)s reads") % numbers
 
 
 def _over_time(one: Summary, name: str) -> str:

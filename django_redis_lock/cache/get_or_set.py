@@ -13,6 +13,7 @@ from django.db import connections
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
+from .. import events
 from ..clock import time
 from ..exceptions import LockNotAcquired
 from ..singleflight import (
@@ -86,15 +87,20 @@ class GetOrSet(CacheReader):
         if may_be_stale and "stale" not in options:
             may_be_stale = self._timeout(timeout) is not None
         outage: BaseException | None = None
+        began = time.monotonic()
         if not may_be_stale:
             try:
                 value = self._read_or_join(key, version)
                 if value is not MISSING:
+                    if events.listeners:
+                        read_at = began, time.monotonic() - began
+                        self._emit_read(key, options.get("group"), "hit", *read_at)
                     return value
             except ConnectionInterrupted as error:
                 outage = self._without_redis(error.__cause__ or error)
         runner, what = self._thread_runner(), (key, default, timeout, version)
-        return runner.do(self._value(runner, *what, options, outage, read=bool(may_be_stale)))
+        tried = None if may_be_stale else (began, time.monotonic() - began)
+        return runner.do(self._value(runner, *what, options, outage, tried))
 
     async def aget_or_set(
         self,
@@ -194,39 +200,42 @@ class GetOrSet(CacheReader):
         version: int | None,
         options: GetOrSetArguments,
         outage: BaseException | None = None,
-        read: bool = True,
+        read_at: tuple[float, float] | None = None,
     ) -> Steps:
         """The steps of ``get_or_set``, after the first read that found nothing, if there was one.
 
         Args:
             outage: why that read failed.
-            read: whether there was none.
+            read_at: when it began, and how long it took, in seconds; None if there was none.
         """
         chosen, producer, nkey = self._prepared(key, default, timeout, version, options)
         deadline = time.monotonic() + chosen.wait
         flights = self._flights(runner)
-        if read:
+        if read_at is None:
+            began = time.monotonic()
             stored: Any = None
             value: Any = MISSING
-            replaced = self._is_replaced("get")
-            needed = producer.stale or replaced or runner.is_observed
-            steps = self._read(runner, nkey, bool(needed))
             try:
-                if replaced:
-                    stored, value = yield from self._read_observed(runner, steps, key, version)
-                else:
-                    stored = yield from steps
+                stored, value = yield from self._read_stored(runner, nkey, producer, key, version)
             except (RedisError, OSError) as error:
                 outage = self._without_redis(error)
+            read_at = began, time.monotonic() - began
             if stored is not None and 0 <= int(stored[1]) <= producer.stale:
+                self._emit_read(key, chosen.group, "stale", *read_at)
                 return (yield from flights.refresh(nkey, stored[0], producer, chosen.background))
             if stored is not None or value is not MISSING:
+                self._emit_read(key, chosen.group, "hit", *read_at)
                 return producer.decode(stored[0]) if value is MISSING else value
         try:
-            found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
-        except CoordinationError as error:
-            outage = self._without_redis(error.__cause__ or error)
-            found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
+            try:
+                found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
+            except CoordinationError as error:
+                outage = self._without_redis(error.__cause__ or error)
+                found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
+        finally:
+            if flights.was_there:
+                read_at = read_at[0], time.monotonic() - read_at[0]
+            self._emit_read(key, chosen.group, "hit" if flights.was_there else "miss", *read_at)
         if found is not TOO_LATE:
             return found
         if chosen.on_wait_timeout == "raise":

@@ -77,13 +77,22 @@ class GetOrSetMany(GetOrSet):
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options, stale=0.0)
         deadline = time.monotonic() + chosen.wait
         names = list(dict.fromkeys(keys))
+        began = time.monotonic()
         found, outage = self._read_many(names, version) if read else ({}, None)
+        read_at, hits = (began, time.monotonic() - began), len(found)
         missing = {self._encoded_key(name, version): name for name in names if name not in found}
         if missing:
             producer = self._producer(names[0], default_many, timeout, chosen)
             flight = MultiFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, missing)
-            got = yield from self._missing_values(flight, missing, chosen, deadline, outage)
+            try:
+                got = yield from self._missing_values(flight, missing, chosen, deadline, outage)
+            finally:
+                hits += flight.were_there
+                misses = len(names) - hits
+                self._emit_read(names[0], chosen.group, "miss", *read_at, values=misses)
             found.update((missing[nkey], value) for nkey, value in got.items())
+        if names:
+            self._emit_read(names[0], chosen.group, "hit", *read_at, values=hits)
         return {name: found[name] for name in names if name in found}
 
     def _missing_values(

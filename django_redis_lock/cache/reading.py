@@ -14,12 +14,15 @@ from weakref import WeakKeyDictionary
 
 from redis.exceptions import RedisError
 
+from .. import events
+from ..events import Read, Subject
 from ..forks import after_fork
 from ..protocol import Call
 from ..singleflight import (
     READ,
     FlightKey,
     InProcessFlight,
+    Producer,
     Runner,
     Steps,
     ThreadRunner,
@@ -115,9 +118,16 @@ class CacheReader(LockCache):
         Datadog) or on this instance (Sentry). Then reads go through the replacement."""
         return method in vars(self) or getattr(type(self), method) is not self._methods[method]
 
-    def _read_observed(self, runner: Runner, steps: Steps, key: str, version: int | None) -> Steps:
-        """What ``steps`` read, and the value that ``get`` makes of it, or MISSING. In an event loop
-        ``get`` must not wait, so it is called afterwards."""
+    def _read_stored(
+        self, runner: Runner, nkey: bytes, producer: Producer, key: str, version: int | None
+    ) -> Steps:
+        """What ``_read`` returns, and the value that a ``get`` which a tool has replaced makes of
+        it, or MISSING. In an event loop ``get`` must not wait, so it is called afterwards."""
+        replaced = self._is_replaced("get")
+        needed = producer.stale or replaced or runner.is_observed
+        steps = self._read(runner, nkey, bool(needed))
+        if not replaced:
+            return (yield from steps), MISSING
         if isinstance(runner, ThreadRunner):
             return self._get_observed(key, version, lambda _: drive(steps))
         stored = yield from steps
@@ -153,6 +163,23 @@ class CacheReader(LockCache):
         finally:
             if flight is not None:
                 flight.read_lock.release()
+
+    def subject_of(self, key: str, group: str) -> Subject:
+        """The value of ``key`` as events have it."""
+        return Subject.of(key, group, "", server_of(self._lock_client()), self)
+
+    def _emit_read(
+        self,
+        key: str,
+        group: str | None,
+        result: str,
+        began: float,
+        seconds: float,
+        values: int = 1,
+    ) -> None:
+        """Emit a ``Read``; see there."""
+        if events.listeners and values:
+            events.emit(Read(self, str(key), group or "", result, values, began, seconds))
 
     def _in_flight(self, key: str, version: int | None) -> InProcessFlight | None:
         """The flight of this process's threads for the value of ``key``."""

@@ -61,6 +61,12 @@ COUNTERS = (
         ("stale",),
     ),
     Instrument(
+        "reads",
+        "Values that get_or_set looked for, by whether it found them",
+        {events.Read: lambda event: event.values},
+        ("result",),
+    ),
+    Instrument(
         "refreshes_failed", "Stale values whose refresh failed", {events.RefreshFailed: once}
     ),
     Instrument(

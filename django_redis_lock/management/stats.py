@@ -59,7 +59,7 @@ def _read(using: str | None, period: str) -> tuple[dict[str, list[Summary]], dic
 def _lines(command: BaseCommand, figures: Sequence[Summary], period: str) -> list[str]:
     style, width = command.style, width_of(command.stdout)
     locks = [s for s in figures if s.attempts or s.lost or s.crashed or s.fallbacks]
-    computed = [s for s in figures if s.computations.count or s.saved]
+    computed = [s for s in figures if s.computations.count or s.saved or s.reads]
     out = []
     if locks:
         out += table(
@@ -107,6 +107,8 @@ def _lock_columns(shown: Sequence[Summary], width: int | None) -> list[Column]:
 def _computation_columns(shown: Sequence[Summary]) -> list[Column]:
     columns = [
         Column("COMPUTATIONS", _name, shrinks=True),
+        _numbers("READS", lambda s: s.reads),
+        Column("HITS", lambda s: _share(s.hits + s.stale_hits, s.reads), right=True),
         Column("COMPUTED", lambda s: str(s.computed), right=True),
         Column("AVG", lambda s: _time(s.computations.average), right=True),
         Column("P95", lambda s: _time(s.computations.p95), right=True),
@@ -149,7 +151,11 @@ def _as_json(of: Summary) -> dict[str, Any]:
     figures = asdict(of)
     for name in ("waits", "holds", "computations"):
         figures[name] = _distribution(getattr(of, name))
-    return {**figures, "acquisitions": of.acquisitions, "attempts": of.attempts}
+    return {**figures, **{name: getattr(of, name) for name in _DERIVED}}
+
+
+#: The properties of a summary that are shown with its fields.
+_DERIVED = ("acquisitions", "attempts", "reads", "hit_ratio")
 
 
 def _distribution(of: Distribution) -> dict[str, Any]:

@@ -7,7 +7,7 @@ section for each event, and memory for a limited number of groups.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +22,16 @@ from .figures import (
     CRASHED,
     FAILED,
     FALLBACKS,
+    HITS,
     HOLDS,
     LOST,
+    MISSES,
     OTHER,
     REFRESH_FAILED,
     REJECTED,
     SHARED,
     STALE,
+    STALE_HITS,
     TIMED_OUT,
     WAITS,
     WITHOUT_REDIS,
@@ -40,8 +43,8 @@ from .figures import (
 
 #: The most groups between two writes; further groups count as OTHER.
 MAX_GROUPS = 100
-#: The most acquisitions and releases that wait to be counted. Counting many in a row takes a third
-#: of the time, because it finds its data in the processor's cache.
+#: The most acquisitions, releases and reads that wait to be counted. Counting many in a row takes
+#: a third of the time, because it finds its data in the processor's cache.
 MAX_WAITING = 256
 
 
@@ -70,7 +73,7 @@ class Collector:
     def _reset(self) -> None:
         # A signal handler may count while it interrupts the counting.
         self.mutex = threading.RLock()
-        #: Acquisitions and releases that wait to be counted, and how many may wait.
+        #: Acquisitions, releases and reads that wait to be counted, and how many may wait.
         self._waiting: deque[Any] = deque()
         self._enough = 1
         self._figures: Figures = {}
@@ -90,8 +93,15 @@ class Collector:
 
     def _count_waiting(self) -> None:
         with self.mutex:
+            reads: Counter[tuple[Any, str, str, str]] = Counter()
             while self._waiting:
-                self._count(self._waiting.popleft())
+                event = self._waiting.popleft()
+                if type(event) is events.Read:
+                    reads[event[:4]] += event.values
+                else:
+                    self._count(event)
+            for what, values in reads.items():
+                self._count(events.Read(*what, values, 0.0, 0.0))
 
     def _count(self, event: Any) -> None:
         subject: Subject = event.subject
@@ -187,8 +197,14 @@ def _shared(figures: list[int], event: events.Shared) -> None:
     figures[STALE if event.stale else SHARED] += event.values
 
 
+def _read(figures: list[int], event: events.Read) -> None:
+    figures[_READS[event.result]] += event.values
+
+
+_READS = {"hit": HITS, "stale": STALE_HITS, "miss": MISSES}
+
 #: Events so frequent that they are counted in batches.
-_FREQUENT = frozenset({events.Acquired, events.Released})
+_FREQUENT = frozenset({events.Acquired, events.Released, events.Read})
 
 _COUNTS: dict[type, Callable[[list[int], Any], None]] = {
     events.Acquired: _acquired,
@@ -200,5 +216,6 @@ _COUNTS: dict[type, Callable[[list[int], Any], None]] = {
     events.FellBack: _one_more(FALLBACKS),
     events.Computed: _computed,
     events.Shared: _shared,
+    events.Read: _read,
     events.RefreshFailed: _one_more(REFRESH_FAILED),
 }

@@ -34,7 +34,8 @@ WAITS, HOLDS, COMPUTING = (9 + n * (2 + _CLASSES) for n in range(3))
 FALLBACKS = 9 + 3 * (2 + _CLASSES)
 WITHOUT_REDIS = FALLBACKS + 1
 CRASHED = WITHOUT_REDIS + 1
-_LENGTH = CRASHED + 1
+HITS, STALE_HITS, MISSES = range(CRASHED + 1, CRASHED + 4)
+_LENGTH = MISSES + 1
 _LARGEST = frozenset(place + 1 for place in (WAITS, HOLDS, COMPUTING))
 
 #: With fewer samples, quantiles near 1 are meaningless.
@@ -158,6 +159,9 @@ class Summary:
         stale: how many of these callers got the stale value at once.
         refreshes_failed: stale values whose next computation failed.
         computations: how long the computations took.
+        hits: values that ``get_or_set`` and its kin found.
+        stale_hits: values that they found stale.
+        misses: values that they did not find.
         acquisitions_over_time: from the oldest bucket to the present one.
     """
 
@@ -178,6 +182,9 @@ class Summary:
     stale: int
     refreshes_failed: int
     computations: Distribution
+    hits: int
+    stale_hits: int
+    misses: int
     acquisitions_over_time: tuple[int, ...]
 
     @classmethod
@@ -205,6 +212,9 @@ class Summary:
             stale=total[STALE],
             refreshes_failed=total[REFRESH_FAILED],
             computations=Distribution.at(total, COMPUTING),
+            hits=total[HITS],
+            stale_hits=total[STALE_HITS],
+            misses=total[MISSES],
             acquisitions_over_time=over_time,
         )
 
@@ -233,6 +243,16 @@ class Summary:
         return self.waits.p95
 
     @property
+    def reads(self) -> int:
+        """The values that ``get_or_set`` and its kin looked for."""
+        return self.hits + self.stale_hits + self.misses
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """The share, 0 to 1, of reads that found a value, fresh or stale; None without reads."""
+        return (self.hits + self.stale_hits) / self.reads if self.reads else None
+
+    @property
     def events(self) -> int:
         """The number of all events."""
         return (
@@ -242,4 +262,5 @@ class Summary:
             + self.fallbacks
             + self.computations.count
             + self.saved
+            + self.reads
         )

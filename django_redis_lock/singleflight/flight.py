@@ -96,6 +96,8 @@ class Flights:
         self._runner = runner
         self._server = runner.server
         self._flight_timeout = flight_timeout
+        #: Whether ``get_or_compute`` found the value, so that no caller had to compute it.
+        self.was_there = False
 
     def _shared(self, leader_ref: LeaderRef | None = None) -> InProcessFlight:
         return InProcessFlight(self._runner.new_event(), leader_ref)
@@ -224,6 +226,7 @@ class Flights:
 
     def _found(self, shared: InProcessFlight, producer: Producer) -> Any:
         """The value that another caller of this process got."""
+        self.was_there = not shared.computed
         if shared.computed:
             producer.emit(self._server, Shared, False, 1)
         return producer.decode(shared.found)

@@ -37,6 +37,8 @@ class MultiFlight:
         self._flight_timeout = flight_timeout
         self._producer = producer
         self._names = names
+        #: How many values were there at the first request.
+        self.were_there = 0
 
     def _leader(self, keys: list[bytes]) -> Leader:
         return Leader(self._runner, self._flight_timeout, keys, self._producer, self._names)
@@ -87,6 +89,8 @@ class MultiFlight:
                         led[key] = seen
                     else:  # Yet another caller leads.
                         self._in_thread, streams[key] = False, b""
+            if not followed:
+                self.were_there += len(there)
             shared = len(keys) - len(led) - len(streams)
             if followed and shared and failed is None:
                 self._producer.emit(self._server, Shared, False, shared)

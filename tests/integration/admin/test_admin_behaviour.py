@@ -92,7 +92,7 @@ def test_computations(admin_client: Client) -> None:
         caches["default"].get_or_set("report", lambda: 1, 60)
     metrics.flush()
     row = figures(admin_client.get(PAGE))["report"]
-    assert row["acquired"] == "1 computed, 0 saved"
+    assert row["acquired"] == "66.7 % hits, 1 computed, 0 saved"
 
 
 def test_locks_that_were_taken_without_redis(admin_client: Client) -> None:

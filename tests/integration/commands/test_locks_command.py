@@ -468,7 +468,8 @@ def test_figures(run: Run, client: redis.Redis) -> None:
     for _ in range(2):
         with cache.lock("invoice-7"):
             assert not cache.lock("invoice-7").acquire(blocking=False)
-    cache.get_or_set("report-1", lambda: 1, 60)
+    for _ in range(4):
+        cache.get_or_set("report-1", lambda: 1, 60)
     metrics.flush()
     code, out, _ = run("stats")
     assert code == 0
@@ -476,8 +477,8 @@ def test_figures(run: Run, client: redis.Redis) -> None:
     assert locks[0].split()[:5] == ["LOCKS", "ACQUIRED", "WAITED", "AVG", "P95"]
     assert locks[1].split()[:3] == ["invoice-*", "2", "-"]
     assert locks[1].split()[6:] == ["2", "-", "-", "█"]
-    assert values[0].split()[:2] == ["COMPUTATIONS", "COMPUTED"]
-    assert values[1].split()[:2] == ["report-*", "1"]
+    assert values[0].split()[:4] == ["COMPUTATIONS", "READS", "HITS", "COMPUTED"]
+    assert values[1].split()[:4] == ["report-*", "4", "75%", "1"]
     assert out.endswith("\nIn the last hour, in all processes.\n")
     document = json.loads(run("stats", "--json", "--period", "day")[1])
     assert document["period"] == "day"
@@ -486,6 +487,8 @@ def test_figures(run: Run, client: redis.Redis) -> None:
     assert figures["invoice-*"]["rejected"] == 2
     assert figures["report-*"]["computed"] == 1
     assert figures["report-*"]["computations"]["count"] == 1
+    assert figures["report-*"]["reads"] == 4
+    assert figures["report-*"]["hit_ratio"] == 0.75
 
 
 def test_figures_of_crashes_and_of_computations_without_redis(run: Run) -> None:

@@ -1,0 +1,154 @@
+"""Each call of ``get_or_set`` is a hit, a stale hit or a miss: listeners are told once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import events, metrics
+from django_redis_lock.cache import RedisCache
+from tests.events import RecordedEvents, recording_events
+from tests.integration.cache.test_get_or_set import (
+    Asking,
+    Broken,
+    Producer,
+    blocked,
+    elsewhere,
+    lands_elsewhere,
+    slow,
+    waiting_in_memory,
+)
+from tests.integration.cache.test_observed_reads import DEAD
+from tests.integration.cache.test_stale import TERMS, age
+from tests.processes import until
+
+__all__ = ["slow"]
+
+
+@pytest.fixture
+def heard() -> Iterator[RecordedEvents]:
+    with recording_events("report") as heard:
+        yield heard
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def ask(request: pytest.FixtureRequest, cache: RedisCache) -> Any:
+    """``get_or_set``, also by way of asyncio."""
+    if request.param == "threads":
+        return cache.get_or_set
+    return lambda *args, **kwargs: asyncio.run(cache.aget_or_set(*args, **kwargs))
+
+
+def results(heard: RecordedEvents) -> list[str]:
+    return [read.result for read in heard.reads]
+
+
+@pytest.mark.parametrize("terms", [{}, TERMS], ids=["plain", "stale"])
+def test_a_miss_and_a_hit(
+    ask: Any, cache: RedisCache, heard: RecordedEvents, terms: dict[str, Any]
+) -> None:
+    for _ in range(2):
+        ask("report", 1, group="reports", **terms)
+    assert results(heard) == ["miss", "hit"]
+    for read in heard.reads:
+        assert (read.subject.group, read.subject.cache, read.values) == ("reports", cache, 1)
+        assert 0 <= read.seconds < 60
+
+
+def test_a_stale_hit(
+    ask: Any, cache: RedisCache, client: redis.Redis, heard: RecordedEvents
+) -> None:
+    cache.get_or_set("report", "old", **TERMS)
+    age(client)
+    ask("report", "new", **TERMS)
+    assert results(heard) == ["miss", "stale"]
+
+
+def test_a_computation_that_fails_is_a_miss(ask: Any, heard: RecordedEvents) -> None:
+    with pytest.raises(Broken):
+        ask("report", Producer(Broken("no data")))
+    assert results(heard) == ["miss"]
+
+
+def test_who_waits_in_this_process_misses(
+    cache: RedisCache, slow: Producer, heard: RecordedEvents
+) -> None:
+    threads = [Asking(cache.get_or_set, "report", slow) for _ in range(4)]
+    until(lambda: waiting_in_memory() == 3)
+    slow.finish.set()
+    assert [thread.found() for thread in threads] == ["computed"] * 4
+    assert results(heard) == ["miss"] * 4
+
+
+def test_who_waits_for_another_process_misses(
+    ask: Any, client: redis.Redis, heard: RecordedEvents
+) -> None:
+    elsewhere(client)
+    asking = Asking(ask, "report", Producer())
+    until(lambda: blocked(client) == 1)
+    lands_elsewhere(client, 5)
+    assert asking.found() == 5
+    assert results(heard) == ["miss"]
+
+
+def test_who_waits_too_long_misses(ask: Any, client: redis.Redis, heard: RecordedEvents) -> None:
+    elsewhere(client)
+    assert ask("report", 1, wait=0.01, on_wait_timeout="default") == 1
+    assert results(heard) == ["miss"]
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_several_values(cache: RedisCache, kind: str) -> None:
+    cache.set_many({"a": 1, "b": 2})
+    with recording_events("a") as heard:
+        if kind == "threads":
+            found = cache.get_or_set_many("abc", lambda keys: dict.fromkeys(keys, 3))
+        else:
+            found = asyncio.run(cache.aget_or_set_many("abc", lambda keys: dict.fromkeys(keys, 3)))
+    assert found == {"a": 1, "b": 2, "c": 3}
+    assert sorted((read.result, read.values) for read in heard.reads) == [("hit", 2), ("miss", 1)]
+
+
+def test_without_redis_each_call_misses(heard: RecordedEvents) -> None:
+    cache = RedisCache(DEAD, {"OPTIONS": {"LOCK_VALUES_ON_REDIS_DOWN": "compute"}})
+    for terms in ({}, TERMS):
+        assert cache.get_or_set("report", 1, **terms) == 1
+    assert results(heard) == ["miss"] * 2
+
+
+def test_without_listeners_no_event_is_made(
+    cache: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "listeners", ())
+    monkeypatch.setattr(cache, "_emit_read", lambda *args, **kwargs: made.append(args))
+    made: list[Any] = []
+    cache.get_or_set("report", 1)
+    made.clear()
+    cache.get_or_set("report", 1)
+    assert not made
+
+
+def test_the_figures(cache: RedisCache, client: redis.Redis) -> None:
+    """Counting a hit sends nothing to Redis."""
+    if cache.in_memory:
+        pytest.skip("its figures stay in memory")
+    metrics.flush()
+    client.config_resetstat()
+    cache.get_or_set("report-1", "old", **TERMS)
+    for _ in range(600):
+        cache.get_or_set("report-1", "old")
+    client.pexpire(":1:report-1", 3_500_000)
+    cache.get_or_set("report-1", "new", **TERMS)
+    commands = client.info("commandstats")
+    assert commands["cmdstat_get"]["calls"] >= 600
+    assert commands["cmdstat_evalsha"]["calls"] < 60, "figures are written every few seconds"
+    metrics.flush()
+    found = metrics.summary("default", "report-*")
+    assert (found.hits, found.stale_hits, found.misses) == (600, 1, 1)
+    assert found.reads == 602
+    assert found.hit_ratio == pytest.approx(601 / 602)
+    assert metrics.summary("default", "nothing").hit_ratio is None
