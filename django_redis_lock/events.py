@@ -191,21 +191,30 @@ Listener = Callable[[Any], object]
 
 #: Checked before an event is made.
 listeners: tuple[Listener, ...] = ()
+#: Those of them that get ``Read`` events.
+read_listeners: tuple[Listener, ...] = ()
+#: Counts reads: called with the arguments of a ``Read`` up to ``values``. Hits are so frequent that
+#: an event for each would be noticed.
+count_read: Callable[[Any, str, str, str, int], object] | None = None
 
 _logged_at: dict[Listener, float] = {}
 
 
-def subscribe(listener: Listener) -> None:
-    """Call ``listener`` with each event from now on. A second call has no effect."""
-    global listeners
+def subscribe(listener: Listener, *, reads: bool = False) -> None:
+    """Call ``listener`` with each event from now on; with ``Read`` events only if it wants
+    ``reads``. A second call has no effect."""
+    global listeners, read_listeners
     if listener not in listeners:
         listeners += (listener,)
+    if reads and listener not in read_listeners:
+        read_listeners += (listener,)
 
 
 def unsubscribe(listener: Listener) -> None:
     """Stop calling ``listener``."""
-    global listeners
+    global listeners, read_listeners
     listeners = tuple(other for other in listeners if other != listener)
+    read_listeners = tuple(other for other in read_listeners if other != listener)
     _logged_at.pop(listener, None)
 
 
@@ -215,7 +224,7 @@ def emit(event: Any) -> None:
     if this_thread.is_keeper:
         run_later(partial(emit, event))
         return
-    for listener in listeners:
+    for listener in read_listeners if type(event) is Read else listeners:
         try:
             listener(event)
         except Exception:

@@ -39,7 +39,7 @@ class RecordedEvents(list[Any]):
 @contextmanager
 def recording_events(name: str) -> Iterator[RecordedEvents]:
     heard = RecordedEvents(name)
-    events.subscribe(heard)
+    events.subscribe(heard, reads=True)
     try:
         yield heard
     finally:

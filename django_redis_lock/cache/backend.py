@@ -56,13 +56,18 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     def _lock_client(self) -> Any:
         """That of the primary: whatever decides must be asked there."""
-        client = self.client
-        if isinstance(client, ShardClient) or not isinstance(client, DefaultClient):
+        if not self._has_primary:
             raise ImproperlyConfigured(
-                f"{type(client).__name__} cannot lock: it has no single primary server. "
+                f"{type(self.client).__name__} cannot lock: it has no single primary server. "
                 "Use django-redis's DefaultClient or SentinelClient, or our ClusterClient"
             )
-        return client.get_client(write=True)
+        return self.client.get_client(write=True)
+
+    @cached_property
+    def _has_primary(self) -> bool:
+        """Whether one server decides about each key. These checks of types are slow."""
+        client = self.client
+        return isinstance(client, DefaultClient) and not isinstance(client, ShardClient)
 
     def _encode(self, value: Any) -> Any:
         if isinstance(self.client, HerdClient):
@@ -79,11 +84,8 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     _methods: ClassVar = {"get": DjangoRedisCache.get, "get_many": DjangoRedisCache.get_many}
 
-    def _is_replaced(self, method: str) -> bool:
-        return super()._is_replaced(method) and self._takes_client
-
     @cached_property
-    def _takes_client(self) -> bool:
+    def _takes_client(self) -> bool:  # type: ignore[override]  # looked at once
         """Whether ``get`` takes django-redis's arguments. One that does not cannot be given a read
         with its lifetime, and is not called."""
         parameters = signature(self.get).parameters
@@ -109,10 +111,8 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
             raise client.error
         return client.stored, value
 
-    def _client_get(self, key: str, version: int | None) -> Any:
-        """``get`` of django-redis's client; by way of a tool that observes it."""
-        if not self._is_replaced("get"):
-            return self.client.get(key, MISSING, version)
+    def _get_by_tool(self, key: str, missing: Any, version: int | None) -> Any:
+        """``get`` of django-redis's client, by way of a tool that observes it."""
         redis = self.client.get_client(write=False)
         try:
             return self._get_observed(key, version, lambda nkey: (redis.get(nkey), -1))[1]
@@ -120,7 +120,7 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
             raise ConnectionInterrupted(connection=redis) from error
 
     def _client_get_many(self, names: list[str], version: int | None) -> dict[str, Any]:
-        """The same for ``get_many``."""
+        """``get_many`` of django-redis's client, by way of a tool if one observes it."""
         get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
         redis = self.client.get_client(write=False)
         mget = getattr(redis, "mget_nonatomic", redis.mget)
@@ -147,7 +147,8 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
         if flight and not flight.read_lock.acquire(blocking=False):
             return MISSING
         try:
-            return self._with_breaker(self._client_get, key, version)
+            get = self._get_by_tool if self._is_replaced("get") else self.client.get
+            return self._with_breaker(get, key, MISSING, version)
         except ConnectionInterrupted as error:
             # If all connections of the pool are in use, or the server is busy with a script, the
             # caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
@@ -162,10 +163,7 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
     @cached_property
     def _breaker(self) -> Breaker | None:
         """The circuit breaker; None if django-redis may read from another server."""
-        client = self.client
-        if isinstance(client, ShardClient) or not isinstance(client, DefaultClient):
-            return None
-        if len(client._server) != 1:
+        if not self._has_primary or len(self.client._server) != 1:
             return None
         server = server_of(self._lock_client())
         return None if isinstance(server, Topology) else server.breaker

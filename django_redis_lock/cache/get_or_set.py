@@ -13,7 +13,6 @@ from django.db import connections
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
-from .. import events
 from ..clock import time
 from ..exceptions import LockNotAcquired
 from ..singleflight import (
@@ -81,20 +80,18 @@ class GetOrSet(CacheReader):
                 otherwise the value is computed, and not stored.
         """
         # A hit must cost what a plain GET costs, so the settings are read after it.
-        if options:
-            GetOrSetOptions.check(**options)
         may_be_stale = options.get("stale", self.conf.STALE)
         if may_be_stale and "stale" not in options:
             may_be_stale = self._timeout(timeout) is not None
         outage: BaseException | None = None
         began = time.monotonic()
         if not may_be_stale:
+            if options:
+                GetOrSetOptions.check(**options)
             try:
                 value = self._read_or_join(key, version)
                 if value is not MISSING:
-                    if events.listeners:
-                        read_at = began, time.monotonic() - began
-                        self._emit_read(key, options.get("group"), "hit", *read_at)
+                    self._record_read(key, options.get("group"), "hit", began)
                     return value
             except ConnectionInterrupted as error:
                 outage = self._without_redis(error.__cause__ or error)
@@ -216,15 +213,21 @@ class GetOrSet(CacheReader):
             stored: Any = None
             value: Any = MISSING
             try:
-                stored, value = yield from self._read_stored(runner, nkey, producer, key, version)
+                replaced = self._is_replaced("get")
+                needed = producer.stale or replaced or runner.is_observed
+                steps = self._read(runner, nkey, bool(needed))
+                if replaced:
+                    stored, value = yield from self._read_observed(runner, steps, key, version)
+                else:
+                    stored = yield from steps
             except (RedisError, OSError) as error:
                 outage = self._without_redis(error)
             read_at = began, time.monotonic() - began
             if stored is not None and 0 <= int(stored[1]) <= producer.stale:
-                self._emit_read(key, chosen.group, "stale", *read_at)
+                self._record_read(key, chosen.group, "stale", *read_at)
                 return (yield from flights.refresh(nkey, stored[0], producer, chosen.background))
             if stored is not None or value is not MISSING:
-                self._emit_read(key, chosen.group, "hit", *read_at)
+                self._record_read(key, chosen.group, "hit", *read_at)
                 return producer.decode(stored[0]) if value is MISSING else value
         try:
             try:
@@ -234,8 +237,9 @@ class GetOrSet(CacheReader):
                 found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
         finally:
             if flights.was_there:
-                read_at = read_at[0], time.monotonic() - read_at[0]
-            self._emit_read(key, chosen.group, "hit" if flights.was_there else "miss", *read_at)
+                self._record_read(key, chosen.group, "hit", read_at[0])
+            else:
+                self._record_read(key, chosen.group, "miss", *read_at)
         if found is not TOO_LATE:
             return found
         if chosen.on_wait_timeout == "raise":

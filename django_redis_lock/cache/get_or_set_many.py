@@ -88,11 +88,11 @@ class GetOrSetMany(GetOrSet):
                 got = yield from self._missing_values(flight, missing, chosen, deadline, outage)
             finally:
                 hits += flight.were_there
-                misses = len(names) - hits
-                self._emit_read(names[0], chosen.group, "miss", *read_at, values=misses)
+                if misses := len(names) - hits:
+                    self._record_read(names[0], chosen.group, "miss", *read_at, values=misses)
             found.update((missing[nkey], value) for nkey, value in got.items())
-        if names:
-            self._emit_read(names[0], chosen.group, "hit", *read_at, values=hits)
+        if hits:
+            self._record_read(names[0], chosen.group, "hit", *read_at, values=hits)
         return {name: found[name] for name in names if name in found}
 
     def _missing_values(

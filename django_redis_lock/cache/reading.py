@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from redis.exceptions import RedisError
 
 from .. import events
+from ..clock import time
 from ..events import Read, Subject
 from ..forks import after_fork
 from ..protocol import Call
@@ -22,7 +23,6 @@ from ..singleflight import (
     READ,
     FlightKey,
     InProcessFlight,
-    Producer,
     Runner,
     Steps,
     ThreadRunner,
@@ -97,6 +97,8 @@ class CacheReader(LockCache):
 
     #: The methods of Django's backend that tools replace to observe reads.
     _methods: ClassVar[dict[str, Callable[..., Any]]]
+    #: Whether ``get`` takes all arguments of Django's backend.
+    _takes_client = True
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
         """The value, or MISSING, which is also the answer where the caller is to join a computation
@@ -116,18 +118,12 @@ class CacheReader(LockCache):
     def _is_replaced(self, method: str) -> bool:
         """Whether a tool observes ``method``: it has replaced it on the class (django-prometheus,
         Datadog) or on this instance (Sentry). Then reads go through the replacement."""
-        return method in vars(self) or getattr(type(self), method) is not self._methods[method]
+        is_own = getattr(type(self), method) is self._methods[method]
+        return not (is_own and method not in self.__dict__) and self._takes_client
 
-    def _read_stored(
-        self, runner: Runner, nkey: bytes, producer: Producer, key: str, version: int | None
-    ) -> Steps:
-        """What ``_read`` returns, and the value that a ``get`` which a tool has replaced makes of
-        it, or MISSING. In an event loop ``get`` must not wait, so it is called afterwards."""
-        replaced = self._is_replaced("get")
-        needed = producer.stale or replaced or runner.is_observed
-        steps = self._read(runner, nkey, bool(needed))
-        if not replaced:
-            return (yield from steps), MISSING
+    def _read_observed(self, runner: Runner, steps: Steps, key: str, version: int | None) -> Steps:
+        """What ``steps`` read, and the value that ``get`` makes of it, or MISSING. In an event loop
+        ``get`` must not wait, so it is called afterwards."""
         if isinstance(runner, ThreadRunner):
             return self._get_observed(key, version, lambda _: drive(steps))
         stored = yield from steps
@@ -168,17 +164,24 @@ class CacheReader(LockCache):
         """The value of ``key`` as events have it."""
         return Subject.of(key, group, "", server_of(self._lock_client()), self)
 
-    def _emit_read(
+    def _record_read(
         self,
         key: str,
         group: str | None,
         result: str,
         began: float,
-        seconds: float,
+        seconds: float | None = None,
         values: int = 1,
     ) -> None:
-        """Emit a ``Read``; see there."""
-        if events.listeners and values:
+        """Count a read, and emit a ``Read``; see there.
+
+        Args:
+            seconds: None: it ends now.
+        """
+        if events.count_read is not None:
+            events.count_read(self, key, group or "", result, values)
+        if events.read_listeners:
+            seconds = time.monotonic() - began if seconds is None else seconds
             events.emit(Read(self, str(key), group or "", result, values, began, seconds))
 
     def _in_flight(self, key: str, version: int | None) -> InProcessFlight | None:

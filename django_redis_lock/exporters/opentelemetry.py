@@ -114,5 +114,5 @@ def start(tracer_provider: Any = None, meter_provider: Any = None) -> OpenTeleme
         if type(listener).__qualname__ == OpenTelemetry.__qualname__:
             events.unsubscribe(listener)
     exporter = OpenTelemetry(tracer_provider, meter_provider)
-    events.subscribe(exporter)
+    events.subscribe(exporter, reads=True)
     return exporter

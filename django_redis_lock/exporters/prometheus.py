@@ -80,5 +80,5 @@ def start(registry: CollectorRegistry = REGISTRY) -> Prometheus:
         if same and getattr(listener, "registry", None) is registry:
             listener.stop()
     exporter = Prometheus(registry)
-    events.subscribe(exporter)
+    events.subscribe(exporter, reads=True)
     return exporter

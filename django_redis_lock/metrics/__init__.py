@@ -96,6 +96,7 @@ _metrics = Metrics(_wanted)
 def start() -> None:
     """Start to count; the app calls this when Django starts."""
     events.subscribe(_metrics.collector)
+    events.count_read = _metrics.collector.count_read
 
 
 def usual_hold(subject: Subject) -> float | None:

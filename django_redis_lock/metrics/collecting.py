@@ -7,7 +7,7 @@ section for each event, and memory for a limited number of groups.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +75,7 @@ class Collector:
         self.mutex = threading.RLock()
         #: Acquisitions, releases and reads that wait to be counted, and how many may wait.
         self._waiting: deque[Any] = deque()
+        self._reads: deque[tuple[tuple[Any, ...], int]] = deque()
         self._enough = 1
         self._figures: Figures = {}
         self._unwanted: set[Owner] = set()
@@ -91,17 +92,23 @@ class Collector:
             with self.mutex:
                 self._count(event)
 
+    def count_read(self, cache: Any, key: str, group: str, result: str, values: int) -> None:
+        """``events.count_read``."""
+        self._reads.append(((cache, key, group, result), values))
+        if len(self._reads) >= self._enough:
+            self._count_waiting()
+            self._enough = MAX_WAITING
+
     def _count_waiting(self) -> None:
         with self.mutex:
-            reads: Counter[tuple[Any, str, str, str]] = Counter()
             while self._waiting:
-                event = self._waiting.popleft()
-                if type(event) is events.Read:
-                    reads[event[:4]] += event.values
-                else:
-                    self._count(event)
-            for what, values in reads.items():
-                self._count(events.Read(*what, values, 0.0, 0.0))
+                self._count(self._waiting.popleft())
+            reads: dict[tuple[Any, ...], int] = {}
+            while self._reads:
+                read, values = self._reads.popleft()
+                reads[read] = reads.get(read, 0) + values
+            for (cache, key, group, result), values in reads.items():
+                self._count(events.Read(cache, str(key), group, result, values, 0.0, 0.0))
 
     def _count(self, event: Any) -> None:
         subject: Subject = event.subject
@@ -204,7 +211,7 @@ def _read(figures: list[int], event: events.Read) -> None:
 _READS = {"hit": HITS, "stale": STALE_HITS, "miss": MISSES}
 
 #: Events so frequent that they are counted in batches.
-_FREQUENT = frozenset({events.Acquired, events.Released, events.Read})
+_FREQUENT = frozenset({events.Acquired, events.Released})
 
 _COUNTS: dict[type, Callable[[list[int], Any], None]] = {
     events.Acquired: _acquired,
