@@ -1,0 +1,230 @@
+"""What a tool sees of this package's cache: ``python -m tests.integration.tools.observed TOOL``.
+
+A tool replaces functions of the whole process, so each is observed in a process of its own. It
+prints JSON: for each operation a list of what the tool has recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import django
+from django.conf import settings
+
+PAGE = Path(__file__).parents[3] / "docs" / "other_tools.md"
+TERMS = {"timeout": 60, "stale": 3600}
+
+#: Records what a tool sees in a ``with`` block: the list is filled when the block ends.
+Recorder = Callable[[], Any]
+
+
+def recipe(tool: str) -> str:
+    """The first example in the section of the page about ``tool``."""
+    section = PAGE.read_text().split(f"\n## {tool}\n")[1].split("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+
+
+def setup(backend: str = "django_redis_lock.cache.RedisCache", **options: Any) -> Any:
+    """Django with one cache; returns the cache."""
+    location = os.environ["REDIS_URL"]
+    settings.configure(
+        CACHES={"default": {"BACKEND": backend, "LOCATION": location}},
+        INSTALLED_APPS=["django_redis_lock"],
+        **options,
+    )
+    django.setup()
+    from django.core.cache import caches  # noqa: PLC0415 - after the settings
+
+    return caches["default"]
+
+
+# -- the tools -----------------------------------------------------------------------------------
+
+
+def sentry(exporter: bool = False) -> tuple[Any, Recorder]:
+    import sentry_sdk  # noqa: PLC0415 - only in its own process
+    from sentry_sdk.integrations.django import DjangoIntegration  # noqa: PLC0415
+    from sentry_sdk.transport import Transport  # noqa: PLC0415
+
+    class Recording(Transport):
+        def capture_envelope(self, envelope: Any) -> None:
+            event = envelope.get_transaction_event()
+            if event is not None:
+                spans.extend(event["spans"])
+
+    spans: list[Any] = []
+    sentry_sdk.init(
+        dsn="http://key@127.0.0.1:1/1",
+        transport=Recording,
+        traces_sample_rate=1.0,
+        integrations=[DjangoIntegration(cache_spans=not exporter)],
+    )
+
+    @contextmanager
+    def recording() -> Iterator[list[str]]:
+        seen: list[str] = []
+        spans.clear()
+        with sentry_sdk.start_transaction(name="test"):
+            yield seen
+        for span in spans:
+            hit = span["data"].get("cache.hit")
+            command = span.get("tags", {}).get("redis.command", "")
+            seen.append(
+                {"db.redis": command}.get(span["op"], span["op"])
+                + {True: " hit", False: " miss", None: ""}[hit]
+            )
+
+    chosen = {"DJANGO_REDIS_LOCK": {"EXPORTERS": ["sentry"]}} if exporter else {}
+    return setup(**chosen), recording
+
+
+def opentelemetry() -> tuple[Any, Recorder]:
+    from opentelemetry.instrumentation.redis import RedisInstrumentor  # noqa: PLC0415
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import (  # noqa: PLC0415
+        InMemorySpanExporter,
+    )
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    RedisInstrumentor().instrument(tracer_provider=provider)
+
+    @contextmanager
+    def recording() -> Iterator[list[str]]:
+        seen: list[str] = []
+        exporter.clear()
+        yield seen
+        seen.extend(span.name for span in exporter.get_finished_spans())
+
+    return setup(), recording
+
+
+def elastic() -> tuple[Any, Recorder]:
+    import elasticapm  # noqa: PLC0415
+    from elasticapm.transport.base import Transport  # noqa: PLC0415
+
+    class Recording(Transport):
+        def queue(self, event_type: str, data: Any, flush: bool = False) -> None:
+            if event_type == "span":
+                spans.append(data)
+
+    spans: list[Any] = []
+    module: Any = types.ModuleType("recording")
+    module.Recording = Recording
+    sys.modules["recording"] = module
+    client = elasticapm.Client(
+        service_name="test",
+        transport_class="recording.Recording",
+        central_config=False,
+        cloud_provider=False,
+        metrics_interval="0ms",
+        span_compression_enabled=False,
+    )
+    elasticapm.instrument()
+
+    @contextmanager
+    def recording() -> Iterator[list[str]]:
+        seen: list[str] = []
+        spans.clear()
+        client.begin_transaction("test")
+        yield seen
+        client.end_transaction("test", "ok")
+        seen.extend(span["name"] for span in spans)
+
+    return setup(), recording
+
+
+def django_prometheus() -> tuple[Any, Recorder]:
+    from prometheus_client import REGISTRY  # noqa: PLC0415
+
+    def counts() -> dict[str, float]:
+        return {
+            name: REGISTRY.get_sample_value(f"django_cache_{name}_total", {"backend": "redis"}) or 0
+            for name in ("get", "get_hits", "get_misses")
+        }
+
+    @contextmanager
+    def recording() -> Iterator[list[str]]:
+        seen: list[str] = []
+        before = counts()
+        yield seen
+        for name, count in counts().items():
+            seen += [name] * int(count - before[name])
+
+    module: Any = types.ModuleType("caches")
+    exec(recipe("django-prometheus"), module.__dict__)
+    sys.modules["caches"] = module
+    return setup("caches.MeasuredCache"), recording
+
+
+TOOLS: dict[str, Callable[[], tuple[Any, Recorder]]] = {
+    "sentry": sentry,
+    "sentry_exporter": lambda: sentry(exporter=True),
+    "opentelemetry": opentelemetry,
+    "elastic": elastic,
+    "django_prometheus": django_prometheus,
+}
+
+
+# -- the operations ------------------------------------------------------------------------------
+
+
+def operations(cache: Any) -> dict[str, Callable[[], Any]]:
+    """What is done while the tool looks, in this order."""
+
+    def lock() -> None:
+        with cache.lock("import"):
+            pass
+
+    def get_or_set(key: str, **terms: Any) -> Callable[[], Any]:
+        return lambda: cache.get_or_set(key, lambda: 1, **terms)
+
+    def aget_or_set(key: str, **terms: Any) -> Callable[[], Any]:
+        return lambda: asyncio.run(cache.aget_or_set(key, lambda: 1, **terms))
+
+    def get_or_set_many() -> Any:
+        return cache.get_or_set_many(["a", "b"], lambda keys: dict.fromkeys(keys, 1))
+
+    return {
+        "get": lambda: cache.get("there"),
+        "set": lambda: cache.set("there", 1),
+        "get_or_set, miss": get_or_set("missing"),
+        "get_or_set, hit": get_or_set("there"),
+        "get_or_set(stale=…), stale": get_or_set("stale", **TERMS),
+        "get_or_set(stale=…), hit": get_or_set("fresh", **TERMS),
+        "aget_or_set, miss": aget_or_set("missing-too"),
+        "aget_or_set, hit": aget_or_set("there"),
+        "get_or_set_many, hit": get_or_set_many,
+        "lock, free": lock,
+    }
+
+
+def main(tool: str) -> None:
+    cache, recording = TOOLS[tool]()
+    seen: dict[str, list[str]] = {}
+    for round_ in ("the scripts are sent to the server", "recorded"):
+        cache.clear()
+        cache.set_many({"there": 1, "a": 1, "b": 2})
+        for key in ("fresh", "stale"):
+            cache.get_or_set(key, 1, **TERMS)
+        cache.client.get_client().pexpire(cache.make_key("stale"), 3_500_000)
+        for name, operate in operations(cache).items():
+            with recording() as found:
+                operate()
+            if round_ == "recorded":
+                seen[name] = found
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

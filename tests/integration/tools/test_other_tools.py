@@ -1,0 +1,91 @@
+"""docs/other_tools.md: the table says what each tool sees. The tools are real, each in a process of
+its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.redis_server import RedisServer
+
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "docs" / "other_tools.md").read_text()
+
+#: The heads of the table's columns, and the packages that they need.
+COLUMNS = {
+    "Sentry": ("sentry", "sentry_sdk"),
+    "OpenTelemetry, redis": ("opentelemetry", "opentelemetry.instrumentation.redis"),
+    "Elastic APM": ("elastic", "elasticapm"),
+    "django-prometheus": ("django_prometheus", "django_prometheus"),
+}
+
+
+def is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def seen_by(tool: str, package: str, redis_server: RedisServer) -> Mapping[str, list[str]]:
+    """What the tool sees of each operation."""
+    if not is_installed(package):
+        pytest.skip(f"{package} is not installed")
+    environment = {**os.environ, "REDIS_URL": redis_server.url, "PYTHONPATH": str(ROOT)}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    command = [sys.executable, "-m", "tests.integration.tools.observed", tool]
+    ended = subprocess.run(
+        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    seen: dict[str, list[str]] = json.loads(ended.stdout)
+    return seen
+
+
+def table() -> dict[str, dict[str, str]]:
+    """The table of the page: for each tool what stands in the row of each operation."""
+    found = re.findall(r"^\|(.*)\|$", TEXT, re.MULTILINE)
+    head, _, *rows = [[cell.strip() for cell in row.split("|")] for row in found]
+    return {
+        title: {row[0].replace("`", ""): row[number] for row in rows}
+        for number, title in enumerate(head)
+        if number
+    }
+
+
+@pytest.mark.parametrize("title", COLUMNS)
+def test_the_table_says_what_the_tool_sees(
+    redis_server: RedisServer, client: redis.Redis, title: str
+) -> None:
+    seen = seen_by(*COLUMNS[title], redis_server)
+    shown = table()[title]
+    assert {call: as_cell(found) for call, found in seen.items()} == shown
+
+
+def as_cell(found: list[str]) -> str:
+    return ", ".join(f"`{one}`" for one in sorted(found)) or "–"
+
+
+def test_reads_are_seen_as_of_django_redis(redis_server: RedisServer, client: redis.Redis) -> None:
+    """Each call of ``get_or_set`` is one read to Sentry: a hit, or a miss."""
+    seen = seen_by(*COLUMNS["Sentry"], redis_server)
+    reads = {
+        call: [one for one in found if one.startswith("cache.get")] for call, found in seen.items()
+    }
+    for call, found in reads.items():
+        if "get" in call:
+            assert found == [f"cache.get {'miss' if 'miss' in call else 'hit'}"], call
+
+
+@pytest.mark.parametrize(("package", "check"), [("django_ratelimit", "W001"), ("cachalot", "W001")])
+def test_the_checks_to_silence_are_named(package: str, check: str) -> None:
+    assert f'"{package}.{check}"' in TEXT
