@@ -63,6 +63,8 @@ def locked(target: Any = None, /, **options: Any) -> Any:
         on_lost: called without arguments, in a separate thread (for a coroutine function, in its
             event loop), when the lock is lost during the work. ``"terminate"``, for commands: end
             the command with ``lost_exit_code``.
+        cancel_on_lost: for a coroutine function and ``async with``: cancel the task when the lock
+            is lost; the caller gets ``LockLost``.
         status_code: of the response on conflict.
         retry_after: seconds after which clients should try again (``Retry-After``,
             ``retry_task``). Default: how long this process usually holds such locks, or 2.
@@ -149,10 +151,12 @@ class Locked:
         lock: AsyncLock | Lock = section.lock
         return lock
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(
+        self, exc_type: object, exc_value: BaseException | None, traceback: object
+    ) -> None:
         entered = self._last_entered()
         self._sections.remove(entered)
-        await entered[1].leave()
+        await entered[1].leave(exc_value)
 
     def _last_entered(self) -> tuple[tuple[int, int], Any]:
         """The section that this thread or task entered last; if there is none (a test's fixture may

@@ -43,6 +43,7 @@ class LockOptions(TypedDict, total=False):
     release: Literal["transaction", "now"]
     on_conflict: OnConflict | None
     on_lost: Callable[[], Any] | Literal["terminate"] | None
+    cancel_on_lost: bool
     status_code: int
     retry_after: float | None
     exit_code: int
@@ -76,6 +77,7 @@ class Options:
     release: str = "transaction"
     on_conflict: OnConflict | None = None
     on_lost: Callable[[], Any] | str | None = None
+    cancel_on_lost: bool = False
     default: Any = MISSING
     status_code: int = 409
     retry_after: float | None = None

@@ -168,10 +168,17 @@ class Section:
         """
         return self._drive(self._enter(on_wait))
 
-    def leave(self) -> Any:
+    def leave(self, error: BaseException | None = None) -> Any:
         """Release the lock, now or when the transaction ends. An error from that is logged: it must
-        not cost the result of the work."""
-        return self._drive(self._leave())
+        not cost the result of the work.
+
+        Args:
+            error: what the work of a task has ended with.
+
+        Raises:
+            LockLost: ``error`` is the cancellation of the task because its lock was lost.
+        """
+        return self._drive(self._leave(error))
 
     def conflict(self) -> Any:
         """Why the lock could not be acquired: a ``Conflict``."""
@@ -202,6 +209,7 @@ class Section:
             "critical": given.critical,
             "replicas": given.replicas,
             "on_lost": on_lost,
+            "cancel_on_lost": given.cancel_on_lost,
             "label": given.label or defaults.label,
             "group": given.group or (defaults.group and as_group(defaults.group)),
             "warn_after": given.warn_after,
@@ -290,8 +298,10 @@ class Section:
                 pause = retry.pause_after(error)
                 yield time.asleep(pause) if self._asynchronous else time.sleep(pause)
 
-    def _leave(self) -> Steps[None]:
+    def _leave(self, error: BaseException | None) -> Steps[None]:
         _forget_entered(self.lock)
+        lock = self.lock
+        lost = isinstance(lock, AsyncLock) and lock._is_cancelled_by_loss(error)
         try:
             waits = yield self._in_callers_thread(self._wait_for_transactions)
         except BaseException:
@@ -300,6 +310,8 @@ class Section:
         if not waits:
             yield from self._release()
         self._left = True
+        if lost:
+            raise lock._lost_error() from error
 
     def _wait_for_transactions(self) -> bool:
         """Whether the lock is released when the open transactions of this thread end. There may be
@@ -310,7 +322,8 @@ class Section:
         if isinstance(lock, AsyncLock):
             if not transactions.open_transactions():
                 return False
-            lock = lock_cache(self.using).lock(self.name, **self._lock_options(None))
+            options = {**self._lock_options(None), "cancel_on_lost": False}
+            lock = lock_cache(self.using).lock(self.name, **options)
             lock.local = self.lock.local
         return transactions.wait_for(lock, self._key, partial(_release, lock, self.name))
 

@@ -48,6 +48,8 @@ class LockedFunction:
             raise TypeError(f'on_lost="terminate" means nothing for {dotted}: {ONLY_COMMANDS}')
         if iscoroutinefunction(options.on_lost) and not _is_async(function):
             raise TypeError(f"on_lost must be a plain function, because {dotted} is one")
+        if options.cancel_on_lost and not (_is_async(function) or _is_dispatch(function)):
+            raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
         self.options = options
         self.function = function
         self.dotted = dotted
@@ -167,9 +169,12 @@ class LockedFunction:
         try:
             result = self.function(*args, **kwargs)
             # A mixin's dispatch() may return a response.
-            return await result if inspect.isawaitable(result) else result
-        finally:
-            await section.leave()
+            result = await result if inspect.isawaitable(result) else result
+        except BaseException as error:
+            await section.leave(error)
+            raise
+        await section.leave()
+        return result
 
     async def _aanswer(
         self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]

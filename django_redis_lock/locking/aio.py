@@ -17,10 +17,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
-from ..exceptions import LockNotAcquired
+from ..exceptions import LockLost, LockNotAcquired
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, Owner, check_seconds
 from ..transport import Answer, adrive, arun, cancellable
-from .hold import Hold
+from .cancellation import LossCancellation
+from .hold import BROKEN, Hold, lost_logger
 from .operations import LockOperations
 from .replication import Confirmed, aconfirm
 from .waiting import Refusal, TaskWaiter, in_background
@@ -117,6 +118,8 @@ class AsyncLock(LockOperations):
     Each task has its own token: the task in which ``acquire`` was called. ``on_lost`` is
     called in the event loop that acquired.
     """
+
+    asynchronous = True
 
     def _new_state(self) -> Any:
         return TaskState(self.id) if self.thread_local else super()._new_state()
@@ -226,23 +229,50 @@ class AsyncLock(LockOperations):
             return self
         raise LockNotAcquired.from_held(self._shown, await adrive(self._holder_in_the_way()))
 
-    async def __aexit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
+    def _entered(self) -> None:
+        super()._entered()
+        if self.cancel_on_lost:
+            hold: Hold = self.local.hold
+            hold.cancellation = LossCancellation()
+            if hold.lost:
+                hold.cancellation.request()
+
+    def _is_cancelled_by_loss(self, error: BaseException | None) -> bool:
+        """The block ends with ``error``: whether this lock has cancelled it."""
+        hold: Hold | None = self.local.hold
+        return bool(hold and hold.cancellation and hold.cancellation.has_caused(error))
+
+    def _lost_error(self) -> LockLost:
+        return LockLost("The lock was lost, so its task was cancelled", self._shown)
+
+    async def __aexit__(
+        self, exc_type: object, exc_value: BaseException | None, traceback: object
+    ) -> None:
         hold = self.local.hold
         if hold is not None and hold.from_parent_process:
             return
+        cancelled_by_loss = self._is_cancelled_by_loss(exc_value)
         try:
             await self.release()
         except Exception as error:
             if not self._hide_release_error(error, exc_value is not None):
                 raise
+        if cancelled_by_loss:
+            raise self._lost_error() from exc_value
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, on_lost: Callable[[], Any]) -> Callable[[], Any]:
     """``on_lost`` as the keeper's thread can call it; it may be a coroutine function."""
 
+    async def run() -> None:
+        try:
+            outcome = on_lost()
+            if asyncio.iscoroutine(outcome):
+                await outcome
+        except Exception:
+            lost_logger.exception(BROKEN, on_lost)
+
     def call() -> None:
-        outcome = on_lost()
-        if asyncio.iscoroutine(outcome):
-            in_background(outcome)
+        in_background(run())
 
     return lambda: loop.call_soon_threadsafe(call)

@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from functools import cached_property
+from inspect import iscoroutinefunction
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,7 +61,10 @@ class BaseLock:
         renew: keep extending the lock until it is released.
         max_hold: seconds after which it is renewed no more.
         min_hold: seconds it stays taken after the acquisition even if released before.
-        on_lost: called without arguments, in a new thread, when the lock is lost.
+        on_lost: called without arguments, in a new thread, when the lock is lost. ``AsyncLock``
+            calls it in its event loop; there it may be a coroutine function.
+        cancel_on_lost: only for ``AsyncLock``: when the lock of an ``async with`` block is lost,
+            cancel the task; the block then raises ``LockLost``.
         label: what the lock is taken for, for people who see it in the admin.
         group: under which it is counted in metrics, together with its like: for a lock named
             ``invoice-17``, say ``"invoice-{pk}"``. None: its name with ``*`` for each number, UUID
@@ -84,6 +88,8 @@ class BaseLock:
     cache: Any = None
     cache_key: str | None = None
     _hold_class = Hold
+    #: Whether the caller is a task.
+    asynchronous = False
 
     def __init__(
         self,
@@ -100,6 +106,7 @@ class BaseLock:
         max_hold: float | None = None,
         min_hold: float = 0,
         on_lost: Callable[[], Any] | None = None,
+        cancel_on_lost: bool = False,
         label: str | None = None,
         group: str | None = None,
         warn_after: float | None = None,
@@ -120,7 +127,15 @@ class BaseLock:
         self.min_hold = check_seconds("min_hold", min_hold, zero=True) or 0.0
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost must be callable, not {on_lost!r}")
+        if iscoroutinefunction(on_lost) and not self.asynchronous:
+            raise TypeError("on_lost must be a plain function: a thread has no event loop")
         self.on_lost = on_lost
+        if cancel_on_lost and not self.asynchronous:
+            raise TypeError(
+                "cancel_on_lost must be False: only a task can be cancelled. It is for AsyncLock, "
+                "cache.alock(), and locked() on coroutine functions and in async with"
+            )
+        self.cancel_on_lost = bool(cancel_on_lost)
         if label is not None and not isinstance(label, str):
             raise TypeError(f"label must be a str or None, not {label!r}")
         self.label = label or ""

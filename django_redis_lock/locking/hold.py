@@ -98,6 +98,8 @@ class Hold:
         self.thread = threading.current_thread().name
         self._thread_id = threading.get_ident()
         self.on_lost = on_lost
+        #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
+        self.cancellation: Any = None
         self.subject = subject
         self.warns_at = warns_at
         self.now = now
@@ -216,11 +218,12 @@ class Hold:
         )
         if events.listeners and self.subject is not None:
             events.emit(Lost(self.subject, held, reason, self.fence))
-        if self.on_lost is not None:
-            try:
-                self.on_lost()
-            except Exception:
-                lost_logger.exception(BROKEN, self.on_lost)
+        for tell in (self.on_lost, self.cancellation and self.cancellation.request):
+            if tell is not None:
+                try:
+                    tell()
+                except Exception:
+                    lost_logger.exception(BROKEN, tell)
         return True
 
 

@@ -14,9 +14,10 @@ from django.core.cache import caches
 
 import django_redis_lock
 from django_redis_lock import Lock, LockNotAcquired
+from tests.processes import PATIENCE
 
 TEXT = (Path(__file__).parents[3] / "docs" / "locks.md").read_text()
-ANSWER, TRIED, TASKS, BARE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ANSWER, TRIED, TASKS, CANCELLED, BARE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 TAKEN_OFF = ("using", "on_redis_down", "critical")  # By ``cache.lock`` itself.
 
 
@@ -87,6 +88,17 @@ def test_tasks(client: redis.Redis) -> None:
     exec(TASKS, names)
     asyncio.run(names["sync_prices"]())
     assert fences[0] > 0
+
+
+def test_a_task_that_is_cancelled(client: redis.Redis, capsys: pytest.CaptureFixture[str]) -> None:
+    async def fetch(fence: int) -> None:
+        await caches["default"].alock("import").reset()
+        await asyncio.sleep(PATIENCE)
+
+    names: dict[str, Any] = {"cache": caches["default"], "fetch": fetch}
+    exec(CANCELLED, names)
+    asyncio.run(names["sync_or_stop"]())
+    assert capsys.readouterr().out == "Another process has the lock now.\n"
 
 
 def test_without_django(client: redis.Redis) -> None:

@@ -1,0 +1,335 @@
+"""``cancel_on_lost``: the task in an ``async with`` block is cancelled when its lock is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from django.core.cache import caches
+
+from django_redis_lock import AsyncLock, Lock, LockLost, LockNotOwnedError, locked
+from tests.processes import PATIENCE
+
+NAME = "cancelled"
+
+
+def run(
+    client: redis.Redis, body: Callable[[redis.asyncio.Redis], Coroutine[Any, Any, None]]
+) -> None:
+    """Run ``body`` with a client for tasks."""
+    options = client.connection_pool.connection_kwargs
+
+    async def main() -> None:
+        async with redis.asyncio.Redis(host=options["host"], port=options["port"]) as aclient:
+            await asyncio.wait_for(body(aclient), PATIENCE)
+
+    asyncio.run(main())
+
+
+def lock_of(aclient: Any, **options: Any) -> AsyncLock:
+    return AsyncLock(
+        aclient, NAME, **{"timeout": 60, "renew": True, "cancel_on_lost": True, **options}
+    )
+
+
+async def lose(aclient: Any, lock: Any) -> None:
+    """End the lock; its holder may have been told before this returns."""
+    await aclient.delete(NAME)
+    lock.local.renewal.reschedule(0.0)
+
+
+class Stopped(Exception):
+    """An exception from the body of a block."""
+
+
+def test_the_block_raises_lock_lost(client: redis.Redis) -> None:
+    async def body(aclient: redis.asyncio.Redis) -> None:
+        stopped = []
+
+        async def hold() -> None:
+            async with lock_of(aclient) as lock:
+                await lose(aclient, lock)
+                try:
+                    await asyncio.sleep(PATIENCE)
+                except asyncio.CancelledError:
+                    stopped.append("in its sleep")
+                    raise
+
+        with pytest.raises(LockLost, match="was lost, so its task was cancelled") as caught:
+            await hold()
+        assert stopped == ["in its sleep"]
+        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+        assert caught.value.lock_name == NAME
+        await asyncio.sleep(0)  # The task goes on.
+
+    run(client, body)
+
+
+def test_a_forced_release_cancels_at_once(client: redis.Redis) -> None:
+    """The next renewal is 20 s away."""
+
+    async def body(aclient: redis.asyncio.Redis) -> None:
+        async def end() -> None:
+            while not await aclient.pubsub_channels("django_redis_lock:process:*"):
+                await asyncio.sleep(0.01)
+            assert await AsyncLock(aclient, NAME).reset()
+
+        async def hold() -> None:
+            async with lock_of(aclient):
+                await asyncio.sleep(15)
+                raise AssertionError("it was told too late")
+
+        ending = asyncio.ensure_future(end())
+        with pytest.raises(LockLost):
+            await hold()
+        await ending
+
+    run(client, body)
+
+
+def test_only_the_task_that_holds_is_cancelled(client: redis.Redis) -> None:
+    async def body(aclient: redis.asyncio.Redis) -> None:
+        lock = lock_of(aclient)
+        entered = asyncio.Event()
+
+        async def hold() -> None:
+            async with lock:
+                entered.set()
+                await asyncio.sleep(PATIENCE)
+
+        holder = asyncio.ensure_future(hold())
+        await entered.wait()
+        await AsyncLock(aclient, NAME).reset()
+        with pytest.raises(LockLost):
+            await holder
+
+    run(client, body)
+
+
+def test_a_cancellation_from_outside_remains_one(client: redis.Redis) -> None:
+    async def body(aclient: redis.asyncio.Redis) -> None:
+        entered = asyncio.Event()
+
+        async def hold() -> None:
+            async with lock_of(aclient):
+                entered.set()
+                await asyncio.sleep(PATIENCE)
+
+        holder = asyncio.ensure_future(hold())
+        await entered.wait()
+        holder.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await holder
+        assert not await aclient.exists(NAME)
+
+    run(client, body)
+
+
+@pytest.mark.parametrize("first", ["outside", "loss"])
+def test_of_two_cancellations_the_other_counts(client: redis.Redis, first: str) -> None:
+    if first == "loss" and sys.version_info < (3, 11):
+        pytest.skip("before Python 3.11 a task does not count who has cancelled it")
+
+    async def body(aclient: redis.asyncio.Redis) -> None:
+        entered = asyncio.Event()
+        lock = lock_of(aclient)
+
+        async def hold() -> None:
+            async with lock:
+                entered.set()
+                await asyncio.sleep(PATIENCE)
+
+        holder = asyncio.ensure_future(hold())
+        await entered.wait()
+        [state] = lock.local._states.values()
+        cancel = [holder.cancel, state.hold.cancellation._cancel]
+        for each in cancel if first == "outside" else reversed(cancel):
+            each()
+        with pytest.raises(asyncio.CancelledError):
+            await holder
+
+    run(client, body)
+
+
+def test_a_loss_after_the_block_cancels_nothing(client: redis.Redis) -> None:
+    async def body(aclient: redis.asyncio.Redis) -> None:
+        lock = lock_of(aclient)
+        async with lock:
+            cancellation = lock.local.hold.cancellation
+        cancellation.request()
+        await asyncio.sleep(0.01)
+
+    run(client, body)
+
+
+def test_a_body_that_ends_with_its_own_error_keeps_it(client: redis.Redis) -> None:
+    async def body(aclient: redis.asyncio.Redis) -> None:
+        async def hold() -> None:
+            async with lock_of(aclient) as lock:
+                await lose(aclient, lock)
+                try:
+                    await asyncio.sleep(PATIENCE)
+                except asyncio.CancelledError:
+                    raise Stopped from None
+
+        with pytest.raises(Stopped):
+            await hold()
+        await asyncio.sleep(0)
+
+    run(client, body)
+
+
+def test_a_body_that_goes_on_hears_of_it_at_the_end(client: redis.Redis) -> None:
+    async def body(aclient: redis.asyncio.Redis) -> None:
+        async def hold() -> None:
+            async with lock_of(aclient) as lock:
+                await lose(aclient, lock)
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(PATIENCE)
+
+        with pytest.raises(LockNotOwnedError):
+            await hold()
+        if sys.version_info >= (3, 11):
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
+
+    run(client, body)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout is new in Python 3.11")
+def test_within_a_timeout(client: redis.Redis) -> None:
+    async def body(aclient: redis.asyncio.Redis) -> None:
+        async def hold() -> None:
+            async with asyncio.timeout(PATIENCE), lock_of(aclient) as lock:
+                await lose(aclient, lock)
+                await asyncio.sleep(PATIENCE)
+
+        with pytest.raises(LockLost):
+            await hold()
+        with pytest.raises(TimeoutError):
+            async with lock_of(aclient), asyncio.timeout(0.01):
+                await asyncio.sleep(PATIENCE)
+
+    run(client, body)
+
+
+def test_without_the_option_nothing_is_cancelled(client: redis.Redis) -> None:
+    async def body(aclient: redis.asyncio.Redis) -> None:
+        told = asyncio.Event()
+        lock = lock_of(
+            aclient, cancel_on_lost=False, on_lost=told.set, raise_on_release_error=False
+        )
+        async with lock:
+            await lose(aclient, lock)
+            await told.wait()
+            await asyncio.sleep(0.01)
+
+    run(client, body)
+
+
+def test_on_lost_may_be_a_coroutine_function(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(aclient: redis.asyncio.Redis) -> None:
+        loops = []
+        told = asyncio.Event()
+
+        async def on_lost() -> None:
+            loops.append(asyncio.get_running_loop())
+            await asyncio.sleep(0)
+            told.set()
+            raise Stopped("of on_lost")
+
+        lock = lock_of(aclient, cancel_on_lost=False, on_lost=on_lost)
+        assert await lock.acquire()
+        await lose(aclient, lock)
+        await told.wait()
+        assert loops == [asyncio.get_running_loop()]
+        await asyncio.sleep(0.01)
+
+    with caplog.at_level(logging.ERROR, "django_redis_lock.lost"):
+        run(client, body)
+    [failed] = [record for record in caplog.records if "on_lost failed" in record.message]
+    assert failed.exc_info is not None
+    assert isinstance(failed.exc_info[1], Stopped)
+
+
+def test_a_lock_for_threads_refuses_both(client: redis.Redis) -> None:
+    async def on_lost() -> None: ...
+
+    with pytest.raises(TypeError, match="only a task can be cancelled"):
+        Lock(client, NAME, cancel_on_lost=True)
+    with pytest.raises(TypeError, match="on_lost must be a plain function"):
+        Lock(client, NAME, on_lost=on_lost)
+    with pytest.raises(TypeError, match="only a task can be cancelled"):
+        caches["default"].lock(NAME, cancel_on_lost=True)
+
+
+# -- the cache's locks, and locked() ---------------------------------------------------------------
+
+
+async def reset(name: str) -> None:
+    assert await caches["default"].alock(name).reset()
+
+
+@pytest.mark.parametrize("options", [{}, {"on_redis_down": "local"}], ids=["plain", "fallback"])
+def test_of_a_cache(client: redis.Redis, options: Any) -> None:
+    async def body() -> None:
+        async def hold() -> None:
+            async with caches["default"].alock(NAME, timeout=60, cancel_on_lost=True, **options):
+                await reset(NAME)
+                await asyncio.sleep(15)
+
+        with pytest.raises(LockLost):
+            await hold()
+        async with caches["default"].alock(NAME, blocking=False, **options):
+            """The lock of this host is free too."""
+
+    asyncio.run(body())
+
+
+def test_a_decorated_coroutine_function(client: redis.Redis) -> None:
+    stopped = []
+
+    @locked("export", cancel_on_lost=True)
+    async def export() -> None:
+        resetting = asyncio.ensure_future(reset("export"))
+        try:
+            await asyncio.sleep(15)
+        except asyncio.CancelledError:
+            stopped.append(True)
+            raise
+        finally:
+            await resetting
+
+    async def block() -> None:
+        async with locked("export", cancel_on_lost=True):
+            await reset("export")
+            await asyncio.sleep(15)
+
+    async def body() -> None:
+        with pytest.raises(LockLost):
+            await export()
+        with pytest.raises(LockLost):
+            await block()
+
+    asyncio.run(body())
+    assert stopped == [True]
+
+
+def test_a_decorated_plain_function_refuses_it(client: redis.Redis) -> None:
+    with pytest.raises(TypeError, match="is no coroutine function"):
+
+        @locked("export", cancel_on_lost=True)
+        def export() -> None: ...
+
+    with pytest.raises(TypeError, match="only a task can be cancelled"):
+        locked("export", cancel_on_lost=True).__enter__()
