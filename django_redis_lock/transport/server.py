@@ -1,8 +1,18 @@
 """One Redis server as this process sees it: its address, and the connections of our own to it; and
-the registry, one ``Server`` for each place where locks are kept."""
+the registry, one ``Server`` for each place where locks are kept.
+
+redis-py connects, with its credentials and options. What is then said on a connection is already
+packed, and what comes back is not decoded; for that redis-py's own layers cost more than the system
+does, so a ``DirectConnection`` goes past them.
+"""
 
 from __future__ import annotations
 
+import _socket
+import select
+import socket
+import struct
+import sys
 import threading
 import time
 import weakref
@@ -10,12 +20,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from redis.exceptions import RedisError, ResponseError
+from redis.connection import Connection, UnixDomainSocketConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..forks import after_fork, free_after_fork
 from ..protocol import PendingLifetime
 from .address import RawConnection, for_threads, note_sent, own_settings, timeout_of
 from .circuit_breaker import Breaker
+
+try:
+    import hiredis
+except ImportError:
+    hiredis = None  # type: ignore[assignment]  # an extra
 
 
 class Server:
@@ -133,7 +151,7 @@ class Server:
         timeout = self.timeout if timeout is None else timeout
         connection_class, settings = self.address
         settings = {**own_settings(connection_class, settings, timeout), **changes}
-        connection: RawConnection = connection_class(**settings)
+        connection = connection_class(**settings)
         began = time.monotonic()
         try:
             connection.connect()
@@ -141,7 +159,7 @@ class Server:
             if not isinstance(error, ResponseError):
                 self.breaker.failed(error, time.monotonic() - began)
             raise
-        return connection
+        return direct(connection)
 
     def checkout(self, patience: float | None = None) -> RawConnection:
         """A connection with no reply to be read: an idle one, or a new one.
@@ -229,6 +247,104 @@ def _shown(settings: Mapping[str, Any]) -> str:
     path = settings.get("path")
     where = path or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
     return f"{where}/{settings.get('db') or 0}"
+
+
+# -- connections ---------------------------------------------------------------------------------
+
+#: What the parser returns for a reply that has not come as a whole.
+_INCOMPLETE = object()
+#: Bytes read at once; nearly every reply has less than a hundred.
+_READ_BYTES = 16_384
+
+
+class DirectConnection:
+    """See ``RawConnection``. It does not connect again once it was disconnected."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._sock: socket.socket | None = connection._sock
+        self._reader = hiredis.Reader(
+            protocolError=InvalidResponse,
+            replyError=connection._parser.parse_error,
+            notEnoughData=_INCOMPLETE,
+        )
+        self.socket_timeout: float = connection.socket_timeout
+        self._let_the_system_watch_the_time()
+
+    def _let_the_system_watch_the_time(self) -> None:
+        """Python asks the system before each call on a socket with a timeout whether it may make
+        it; a timeout that the system knows costs nothing."""
+        # A socket of gevent's must stay as it is: it never blocks.
+        if sys.platform == "linux" and isinstance(self._sock, _socket.socket):
+            seconds, rest = divmod(self.socket_timeout, 1)
+            limit = struct.pack("ll", int(seconds), max(1, int(rest * 1e6)))
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._sock.setsockopt(socket.SOL_SOCKET, option, limit)
+            self._sock.settimeout(None)
+
+    def connect(self) -> None:
+        """It is connected."""
+
+    def disconnect(self) -> None:
+        self._sock = None
+        self._connection.disconnect()
+
+    def send_command(self, *args: Any) -> None:
+        self.send_packed_command(self._connection.pack_command(*args))
+
+    def send_packed_command(self, command: list[bytes]) -> None:
+        try:
+            for part in command:
+                self._open.sendall(part)
+        except BaseException as error:  # It may have been sent in part.
+            self._give_up(error)
+            raise
+
+    def can_read(self, timeout: float = 0) -> bool:
+        if self._reader.has_data():
+            return True
+        poll = select.poll()
+        poll.register(self._open, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
+
+    def read_response(self) -> Any:
+        try:
+            while (reply := self._reader.gets()) is _INCOMPLETE:
+                received = self._open.recv(_READ_BYTES)
+                if not received:
+                    raise RedisConnectionError("Connection closed by server.")
+                self._reader.feed(received)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if isinstance(reply, RedisError):
+            if not isinstance(reply, ResponseError):  # As redis-py: it is LOADING, for instance.
+                self.disconnect()
+            raise reply
+        return reply
+
+    @property
+    def _open(self) -> socket.socket:
+        if self._sock is None:
+            raise RedisConnectionError("The connection was closed.")
+        return self._sock
+
+    def _give_up(self, error: BaseException) -> None:
+        """Disconnect, and raise what redis-py would for an error of the system's."""
+        self.disconnect()
+        if isinstance(error, (TimeoutError, BlockingIOError)):
+            raise RedisTimeoutError("Redis did not answer in time") from error
+        if isinstance(error, OSError):
+            raise RedisConnectionError(f"The connection to Redis broke: {error}") from error
+
+
+def direct(connection: Any) -> RawConnection:
+    """``connection``, which is connected, with the shorter way to its server if there is one."""
+    plain = type(connection) in (Connection, UnixDomainSocketConnection)
+    if hiredis is None or not plain or not hasattr(select, "poll"):
+        own: RawConnection = connection
+        return own
+    return DirectConnection(connection)
 
 
 # -- the registry --------------------------------------------------------------------------------

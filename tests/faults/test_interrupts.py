@@ -305,7 +305,7 @@ def test_a_lock_that_is_passed_on(client: redis.Redis) -> None:
             holder.release()
         expect_free(client, points)
 
-    each_point(attempt, function="connection.can_read", meanwhile=holder.release)
+    each_point(attempt, function="server.can_read", meanwhile=holder.release)
 
 
 def redlock(servers: list[redis.Redis], folder: Path) -> Lock:

@@ -1,0 +1,114 @@
+"""What a direct connection makes of what comes, and does not come, through its socket."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis.connection import Connection
+from redis.exceptions import BusyLoadingError, InvalidResponse, NoScriptError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_redis_lock.transport.server import DirectConnection, direct
+
+pytest.importorskip("hiredis", reason="without hiredis, redis-py's own parser reads the replies")
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Any, socket.socket]]:
+    """A direct connection with a short timeout, and the server's end of its socket."""
+    ours, theirs = socket.socketpair()
+    connection = Connection(socket_timeout=0.05)
+    connection._sock = ours
+    with theirs:
+        found = direct(connection)
+        yield found, theirs
+        found.disconnect()
+
+
+def test_a_reply_may_come_in_pieces_and_with_the_next(ends: Any) -> None:
+    connection, server = ends
+    for piece in (b"*2\r\n:1\r\n$3\r\n", b"one\r", b"\n:2\r\n"):
+        server.sendall(piece)
+    assert connection.read_response() == [1, b"one"]
+    assert connection.can_read()
+    assert connection.read_response() == 2
+    assert not connection.can_read()
+
+
+def test_all_of_a_large_request_is_sent(ends: Any) -> None:
+    connection, server = ends
+    size = 50_000
+    connection.send_packed_command([b"x" * size, b"y"])
+    received = b""
+    while len(received) <= size:
+        received += server.recv(size)
+    assert received == b"x" * size + b"y"
+
+
+def test_an_error_of_redis_leaves_the_connection_open(ends: Any) -> None:
+    connection, server = ends
+    server.sendall(b"-NOSCRIPT No matching script.\r\n+OK\r\n")
+    with pytest.raises(NoScriptError):
+        connection.read_response()
+    assert connection.read_response() == b"OK"
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        (b"-LOADING Redis is loading\r\n", BusyLoadingError),
+        (b"?what\r\n", InvalidResponse),
+        (b"$5\r\nab", RedisTimeoutError),
+        (b"", RedisTimeoutError),
+    ],
+)
+def test_without_a_whole_reply_it_disconnects(ends: Any, sent: bytes, error: type) -> None:
+    connection, server = ends
+    server.sendall(sent)
+    with pytest.raises(error):
+        connection.read_response()
+    assert server.recv(1) == b""
+    with pytest.raises(RedisConnectionError):
+        connection.send_packed_command([b"PING\r\n"])
+
+
+def test_a_server_that_hangs_up_ends_the_wait_and_the_read(ends: Any) -> None:
+    connection, server = ends
+    server.shutdown(socket.SHUT_RDWR)
+    assert connection.can_read(10)
+    with pytest.raises(RedisConnectionError):
+        connection.read_response()
+
+
+def test_a_server_that_reads_nothing_does_not_hold_up_a_request_for_ever(ends: Any) -> None:
+    connection, _ = ends
+    with pytest.raises(RedisTimeoutError):
+        connection.send_packed_command([b"x" * 50_000_000])
+    with pytest.raises(RedisConnectionError):
+        connection.read_response()
+
+
+def test_a_read_that_is_interrupted_disconnects(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, server = ends
+
+    class Interrupted:
+        def recv(self, size: int) -> bytes:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection, "_sock", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        connection.read_response()
+    assert server.recv(1) == b""
+
+
+def test_a_connection_class_of_the_projects_own_is_used_as_it_is() -> None:
+    class Traced(Connection):
+        pass
+
+    connection = Traced()
+    assert direct(connection) is connection
+    assert not isinstance(direct(connection), DirectConnection)
