@@ -25,6 +25,7 @@ OPTIONS = (
 #: Milliseconds to wait for what is to be seen.
 PATIENCE = 15_000
 PAGE = "/admin/django_redis_lock/heldlock/"
+WINDOW = {"width": 1280, "height": 720}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,6 +59,13 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
+@pytest.fixture(scope="package")
+def context(chromium: Any, live_server: Any) -> Any:
+    """What the first page of a test is opened in. Chromium takes a second of processor time to
+    make one; a page takes a fraction of it."""
+    return chromium.new_context(base_url=live_server.url)
+
+
 @pytest.fixture
 def refresh_every(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the seconds between two refreshes of a page that is opened from then on."""
@@ -81,15 +89,21 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 def open_page(
-    chromium: Any, strict: None, impatient: None, live_server: Any, client: Any
+    chromium: Any, context: Any, strict: None, impatient: None, live_server: Any, client: Any
 ) -> Iterator[Open]:
-    """Opens a page as a logged-in user, in a browser of its own; options are Playwright's."""
+    """Opens a page as a logged-in user, the second one in a browser of its own; options are
+    Playwright's."""
     contexts: list[Any] = []
+    pages: list[Any] = []
     sessions: dict[Any, str] = {}
     troubles: list[str] = []
 
     def open_page(
-        path: str = PAGE, user: User | None = None, trouble: bool = True, **options: Any
+        path: str = PAGE,
+        user: User | None = None,
+        trouble: bool = True,
+        viewport: Any = WINDOW,
+        **options: Any,
     ) -> Any:
         if user is None:
             user, _ = User.objects.get_or_create(
@@ -100,12 +114,16 @@ def open_page(
             session = Client()
             session.force_login(user)
             sessions[user.pk] = session.cookies[name].value
-        context = chromium.new_context(base_url=live_server.url, **options)
-        contexts.append(context)
-        context.set_default_timeout(PATIENCE)
+        place = context
+        if pages or options:
+            place = chromium.new_context(base_url=live_server.url, **options)
+            contexts.append(place)
         cookie = {"name": name, "value": sessions[user.pk], "url": live_server.url}
-        context.add_cookies([cookie])
-        page = context.new_page()
+        place.add_cookies([cookie])
+        page = place.new_page()
+        pages.append(page)
+        page.set_default_timeout(PATIENCE)
+        page.set_viewport_size(viewport)
         if trouble:
             page.on("console", lambda said: said.type == "error" and troubles.append(said.text))
             page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -114,8 +132,11 @@ def open_page(
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.close()
+    for own in contexts:
+        own.close()
+    context.clear_cookies()
     # A page that is left cancels what it was asking for.
     troubles = [text for text in troubles if text and "ERR_ABORTED" not in text]
     assert not troubles
