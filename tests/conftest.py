@@ -28,6 +28,7 @@ from django_redis_lock.locking.heartbeat import Heartbeat
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 
+from .processes import STARTUP
 from .redis_server import GivenServer, RedisServer
 from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinels
 
@@ -41,6 +42,9 @@ MOST_PROCESSES = 6
 # redis-py from 8 on looks its version up on disk for each client and each connection: half a
 # millisecond, thousands of times.
 redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
+
+if str(STARTUP) not in (path := os.environ.get("PYTHONPATH", "")):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), path)))
 
 # A shell without job control has started us in the background, or nohup has. The processes that
 # tests start and interrupt must not inherit that.

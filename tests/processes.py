@@ -28,16 +28,33 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import django
 
-__all__ = ["PATIENCE", "Crew", "Link", "Worker", "in_threads", "processes", "until", "waiting_in"]
+__all__ = [
+    "PATIENCE",
+    "STARTUP",
+    "WHOLE_END",
+    "Crew",
+    "Link",
+    "Worker",
+    "in_threads",
+    "processes",
+    "until",
+    "waiting_in",
+]
 
 #: Seconds after which what has not happened will not happen any more.
 PATIENCE = 30.0
 #: The same for a process that has to be started: on a busy machine nine of them import for long.
 STARTING = 120.0
+
+#: What PYTHONPATH leads to first, so that processes with an interpreter of their own end quickly.
+STARTUP = Path(__file__).with_name("startup")
+#: To be added to the environment of those whose end a test is about.
+WHOLE_END = {"WHOLE_END": "1"}
 
 _spawn = multiprocessing.get_context("spawn")
 _forkserver = multiprocessing.get_context("forkserver")

@@ -34,6 +34,8 @@ from typing import NamedTuple
 
 import psutil
 
+from tests.processes import STARTUP
+
 __all__ = ["EQUIVALENT", "Block", "Mutant", "blocks", "files_for", "mutants"]
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +43,7 @@ PACKAGE = "django_redis_lock"
 #: Percent of the mutants that must be caught.
 THRESHOLD = 95
 #: Not needed to run the tests of the scripts.
-NOT_COPIED = (".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache", "benchmarks")
+NOT_COPIED = (".git", ".venv*", ".tox", "build", "*.egg-info", ".*_cache", "benchmarks")
 
 #: Which tests matter for which scripts (as patterns of their names), the quick ones first. They are
 #: found by file name, wherever in ``tests`` they are.
@@ -393,10 +395,15 @@ class Workshop:
 
     def _run(self, copy: Path, files: list[str], timeout: float) -> str:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        places = f"{copy}{os.pathsep}{STARTUP}"
         tests = subprocess.Popen(
             [*command, "-p", "no:xdist", "--tb=no", *files],
             cwd=copy,
-            env={**os.environ, "PYTHONPATH": str(copy), "TESTING_MUTANTS": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": places,
+                "TESTING_MUTANTS": "1",
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -39,4 +39,4 @@ def test_a_mutant_is_caught_and_the_checkout_stays_as_it_is(tmp_path: Path) -> N
     workshop = Workshop(tmp_path, timeout=120)
     assert workshop.run(mutant).caught_by
     assert release.path.read_bytes() == before
-    assert not workshop.run_unchanged([str(Path("tests", "unit", "test_keys.py"))])
+    assert not workshop.run_unchanged([str(Path("tests", "unit", "test_owner.py"))])

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE, STARTUP, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -99,7 +99,7 @@ class Project:
         self.folder = folder
         without = ("REDIS_URL", "DJANGO_SETTINGS_MODULE")
         self.environment = {k: v for k, v in os.environ.items() if k not in without}
-        self.environment["PYTHONPATH"] = str(ROOT)
+        self.environment["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{ROOT}"
         self.environment["PYTHONWARNINGS"] = "error::DeprecationWarning:shop"
 
     def start(self, *words: str) -> subprocess.Popen[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import STARTUP
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +52,7 @@ class Shop:
             words = [sys.executable, *words[1:]]
         hidden = ("DJANGO_SETTINGS_MODULE",)
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        environment["PYTHONPATH"] = str(ROOT)
+        environment["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{ROOT}"
         inside = self.folder / "shop"
         return subprocess.run(
             [*words, *more],

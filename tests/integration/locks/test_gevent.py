@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, WHOLE_END
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.skipif(
@@ -37,7 +37,7 @@ def run(server: RedisServer, program: str) -> str:
         text=True,
         timeout=PATIENCE,
         cwd=Path(__file__).parents[3],
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        env={**os.environ, **WHOLE_END, "PYTHONWARNINGS": "ignore"},
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr

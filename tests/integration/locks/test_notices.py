@@ -22,7 +22,7 @@ import django_redis_lock
 from django_redis_lock import Lock, events, notices
 from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.notices import ThreadPool
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE, WHOLE_END, until
 
 FOLDER = Path(django_redis_lock.__file__).parent
 
@@ -113,6 +113,7 @@ def test_the_last_notices_are_delivered_before_the_process_ends(
         text=True,
         timeout=PATIENCE,
         cwd=FOLDER.parent,
+        env={**os.environ, **WHOLE_END},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 

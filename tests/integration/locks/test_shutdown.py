@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, WHOLE_END
 from tests.redis_server import RedisServer
 
 PROGRAM = """
@@ -35,5 +36,6 @@ def test_the_refresh_is_finished_or_abandoned(redis_server: RedisServer, takes: 
         text=True,
         timeout=PATIENCE,
         cwd=Path(__file__).parents[3],
+        env={**os.environ, **WHOLE_END},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "old\n", "")

@@ -34,7 +34,7 @@ from tests.integration.cache.test_get_or_set import (
     slow,
     waiting_in_memory,
 )
-from tests.processes import Link, processes, until
+from tests.processes import WHOLE_END, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
 
@@ -503,7 +503,14 @@ with RedisServer() as server:
 def test_a_process_that_ends_without_redis_ends_quietly() -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", ENDS_WITHOUT_REDIS]
-    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        command,
+        cwd=root,
+        env={**os.environ, **WHOLE_END},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert (ended.stdout, ended.stderr) == ("", "")
 
 
