@@ -33,7 +33,7 @@ VALUES_ON_REDIS_DOWN = ("compute", "raise")
 #: Settings of the whole process, which have no effect in the options of a cache.
 FOR_THE_PROCESS = ("BREAKER_FAILURES", "BREAKER_PAUSE", "EXPORTERS", "USING")
 #: The available exporters.
-EXPORTERS = ("prometheus", "opentelemetry")
+EXPORTERS = ("prometheus", "opentelemetry", "sentry")
 
 
 _given: Mapping[str, Any] | None = None
@@ -168,7 +168,9 @@ class Conf:
     WARN_AFTER: Setting[float | None] = Setting(None, partial(check_seconds, none="no warning"))
     #: Whether events of locks and computations are counted, and the counts written to Redis.
     METRICS = Setting(True, _switch)
-    #: The exporters of metrics and traces: "prometheus", "opentelemetry".
+    #: Seconds; exporters make a span for an acquisition of a free lock that took longer.
+    SLOW_ACQUISITION = Setting(0.005, _seconds_or_0)
+    #: The exporters of metrics and traces: "prometheus", "opentelemetry", "sentry".
     EXPORTERS: Setting[tuple[str, ...]] = Setting((), _exporters)
     #: The default cache alias of ``locked()`` and ``run_locked``.
     USING = Setting("default", _alias)

@@ -121,12 +121,13 @@ class Computed(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """A caller got ``values`` values that others computed, or ``stale`` values while others compute
-    them."""
+    """A caller got ``values`` values that others computed, after ``waited`` seconds, or ``stale``
+    values while others compute them."""
 
     subject: Subject
     stale: bool
     values: int = 1
+    waited: float = 0.0
 
 
 class Read(NamedTuple):
@@ -153,6 +154,14 @@ class Read(NamedTuple):
         # Made only if needed, because reads are frequent.
         found: Subject = self.cache.subject_of(self.name, self.group)
         return found
+
+
+class Stored(NamedTuple):
+    """A request stored ``values`` computed values, and took ``seconds``."""
+
+    subject: Subject
+    seconds: float
+    values: int
 
 
 class RefreshFailed(NamedTuple):
@@ -191,7 +200,7 @@ Listener = Callable[[Any], object]
 
 #: Checked before an event is made.
 listeners: tuple[Listener, ...] = ()
-#: Those of them that get ``Read`` events.
+#: Those of them that get ``Read`` and ``Stored`` events.
 read_listeners: tuple[Listener, ...] = ()
 #: Counts reads: called with the arguments of a ``Read`` up to ``values``. Hits are so frequent that
 #: an event for each would be noticed.
@@ -201,8 +210,8 @@ _logged_at: dict[Listener, float] = {}
 
 
 def subscribe(listener: Listener, *, reads: bool = False) -> None:
-    """Call ``listener`` with each event from now on; with ``Read`` events only if it wants
-    ``reads``. A second call has no effect."""
+    """Call ``listener`` with each event from now on; with ``Read`` and ``Stored`` events only if it
+    wants ``reads``. A second call has no effect."""
     global listeners, read_listeners
     if listener not in listeners:
         listeners += (listener,)
@@ -224,7 +233,7 @@ def emit(event: Any) -> None:
     if this_thread.is_keeper:
         run_later(partial(emit, event))
         return
-    for listener in read_listeners if type(event) is Read else listeners:
+    for listener in read_listeners if type(event) in (Read, Stored) else listeners:
         try:
             listener(event)
         except Exception:

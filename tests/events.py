@@ -26,7 +26,10 @@ class RecordedEvents(list[Any]):
     def __call__(self, event: Any) -> None:
         subject = getattr(event, "subject", None)
         if subject is not None and subject.name == self.name:
-            (self.reads if isinstance(event, events.Read) else self).append(event)
+            if isinstance(event, events.Read):
+                self.reads.append(event)
+            elif not isinstance(event, events.Stored):
+                self.append(event)
 
     @property
     def kinds(self) -> list[type]:

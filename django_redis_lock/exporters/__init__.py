@@ -1,4 +1,4 @@
-"""Export metrics and traces to Prometheus and OpenTelemetry.
+"""Export metrics and traces to Prometheus, OpenTelemetry and Sentry.
 
 Each exporter is a listener, started by the setting ``EXPORTERS`` or by its ``start()``. Its errors
 are logged and affect no lock.
@@ -21,6 +21,7 @@ logger = logging.getLogger("django_redis_lock.metrics")
 _NEEDS = {
     "prometheus": ("prometheus_client", "prometheus"),
     "opentelemetry": ("opentelemetry", "otel"),
+    "sentry": ("sentry_sdk", "sentry"),
 }
 
 

@@ -1,22 +1,22 @@
 """Spans and metrics for OpenTelemetry, by way of ``opentelemetry-api``.
 
-A span ``lock wait GROUP`` for each wait for a lock, whether it got the lock or not, and a span
-``compute GROUP`` around each computation of ``get_or_set``, so that what it does (queries,
-requests) appears below it. See ``docs/monitoring.md`` for the metrics.
+Spans for reads, stores, waits, slow acquisitions of locks (``spans``), and around each computation
+of ``get_or_set``, so that what it does (queries, requests) appears below it. See
+``docs/monitoring.md`` for all of them, and for the metrics.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from opentelemetry import context, metrics, trace
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from .. import events
 from ..events import Subject
 from ..metrics import EXPORTED_BOUNDS
 from .instruments import COUNTERS, HISTOGRAMS, Exporter
+from .spans import Attributes, Spans
 
 _NAME = "django_redis_lock"
 
@@ -43,20 +43,11 @@ class OpenTelemetry(Exporter):
                 description=one.description,
                 explicit_bucket_boundaries_advisory=EXPORTED_BOUNDS,
             )
-        #: The open spans of computations, by the ids of their subjects, which live as long.
-        self._open: dict[int, tuple[Span, Any]] = {}
+        self._spans = Spans(self)
         super().__init__([(one, self.instruments[one.name]) for one in (*COUNTERS, *HISTOGRAMS)])
 
     def __call__(self, event: Any) -> None:
-        if isinstance(event, events.Acquired) and event.contended:
-            said = {"lock.fence": event.fence, "lock.acquired": True}
-            self._record_wait(event.subject, event.waited, said)
-        elif isinstance(event, events.TimedOut):
-            self._record_wait(event.subject, event.waited, {"lock.acquired": False})
-        elif isinstance(event, events.Computing):
-            self._open_span(event.subject)
-        elif isinstance(event, events.Computed):
-            self._close_span(event.subject, event.error)
+        self._spans(event)
         super().__call__(event)
 
     def _add(self, metric: Any, amount: float, labels: dict[str, Any], event: Any) -> None:
@@ -65,28 +56,31 @@ class OpenTelemetry(Exporter):
         else:
             metric.record(amount, {**labels, **_outcome(event)})
 
-    def _record_wait(self, subject: Subject, waited: float, said: dict[str, Any]) -> None:
-        ended = time.time_ns()
-        began = ended - int(waited * 1e9)
-        attributes = {**_attributes("lock", subject), **said}
-        name = f"lock wait {self._group(subject.group)}"
-        self._tracer.start_span(name, start_time=began, attributes=attributes).end(ended)
+    # -- ``spans.Tracer`` ----------------------------------------------------------------------
 
-    def _open_span(self, subject: Subject) -> None:
+    def record(
+        self, operation: str, subject: Subject, began: float, ended: float, about: Attributes
+    ) -> None:
+        span = self._tracer.start_span(
+            f"{operation} {self._group(subject.group)}",
+            kind=SpanKind.CLIENT,
+            start_time=int(began * 1e9),
+            attributes={**_attributes(operation.partition(" ")[0], subject), **about},
+        )
+        span.end(int(ended * 1e9))
+
+    def begin(self, subject: Subject) -> tuple[Span, Any]:
         name = f"compute {self._group(subject.group)}"
         span = self._tracer.start_span(name, attributes=_attributes("cache", subject))
-        token = context.attach(trace.set_span_in_context(span))
-        self._open[id(subject)] = (span, token)
+        return span, context.attach(trace.set_span_in_context(span))
 
-    def _close_span(self, subject: Subject, error: BaseException | None) -> None:
-        opened = self._open.pop(id(subject), None)
-        if opened is not None:
-            span, token = opened
-            context.detach(token)
-            if error is not None:
-                span.record_exception(error)
-                span.set_status(Status(StatusCode.ERROR, type(error).__name__))
-            span.end()
+    def end(self, begun: tuple[Span, Any], error: BaseException | None) -> None:
+        span, token = begun
+        context.detach(token)
+        if error is not None:
+            span.record_exception(error)
+            span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+        span.end()
 
 
 def _outcome(event: Any) -> dict[str, bool]:

@@ -96,6 +96,7 @@ class Flights:
         self._runner = runner
         self._server = runner.server
         self._flight_timeout = flight_timeout
+        self._began = time.monotonic()
         #: Whether ``get_or_compute`` found the value, so that no caller had to compute it.
         self.was_there = False
 
@@ -228,7 +229,7 @@ class Flights:
         """The value that another caller of this process got."""
         self.was_there = not shared.computed
         if shared.computed:
-            producer.emit(self._server, Shared, False, 1)
+            producer.emit(self._server, Shared, False, 1, time.monotonic() - self._began)
         return producer.decode(shared.found)
 
     # -- asking Redis ------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from .. import events
 from ..clock import time
-from ..events import Computed, Computing, Subject
+from ..events import Computed, Computing, Stored, Subject
 from ..keeper import DeferredRelease, Job, keeper
 from ..notices import get_logger
 from ..protocol import (
@@ -278,8 +278,12 @@ class Leader:
             else self._ending(key)
             for key in self.keys
         )
+        began = time.monotonic()
         try:
             mine = yield from self._run_or_abort(*calls)
+            seconds, values = time.monotonic() - began, sum(map(bool, mine))
+            if events.read_listeners and values:
+                self.producer.emit(self.server, Stored, seconds, values)
             return [bool(one) for one in mine]
         except (RedisError, OSError) as error:
             logger.warning("Could not store %s: %s", self, error)

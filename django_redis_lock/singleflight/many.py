@@ -54,7 +54,7 @@ class MultiFlight:
             if (self._server, key) in being_computed():
                 raise LockError("the function that computes this value requests the value", key)
         found: dict[bytes, Any] = {}
-        followed = False
+        followed, began = False, time.monotonic()
         while keys:
             leader = self._leader(keys)
             try:
@@ -93,7 +93,8 @@ class MultiFlight:
                 self.were_there += len(there)
             shared = len(keys) - len(led) - len(streams)
             if followed and shared and failed is None:
-                self._producer.emit(self._server, Shared, False, shared)
+                waited = time.monotonic() - began
+                self._producer.emit(self._server, Shared, False, shared, waited)
             if led:
                 try:
                     found.update((yield from self._lead(leader, led)))

@@ -18,6 +18,7 @@ DEFAULTS = {
     "GRANT_TIMEOUT": 2.0,
     "LOCK_PREFIX": "lock:",
     "USING": "default",
+    "SLOW_ACQUISITION": 0.005,
     "STALE": 0.0,
     "BACKGROUND": False,
     "ON_WAIT_TIMEOUT": "compute",
@@ -37,7 +38,7 @@ DEFAULTS = {
 #: Seconds of which there must be some.
 SECONDS = ["TIMEOUT", "FLIGHT_TIMEOUT", "WAIT", "GRANT_TIMEOUT", "BREAKER_PAUSE"]
 #: Seconds of which there may be none.
-NO_SECONDS = ["STALE", "ERROR_TTL"]
+NO_SECONDS = ["STALE", "ERROR_TTL", "SLOW_ACQUISITION"]
 
 
 @pytest.mark.parametrize("name", NO_SECONDS)

@@ -53,9 +53,9 @@ def stale(cache: RedisCache, client: redis.Redis) -> RedisCache:
     return cache
 
 
-def age(client: redis.Redis) -> None:
+def age(client: redis.Redis, key: bytes | str = KEY) -> None:
     """Let more than a minute pass for the report."""
-    client.pexpire(KEY, 3_500_000)
+    client.pexpire(key, 3_500_000)
 
 
 def is_fresh(client: redis.Redis) -> bool:

@@ -7,6 +7,7 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import StatusCode
+from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from django_redis_lock import events, exporters
@@ -39,7 +40,7 @@ from tests.integration.cache.test_get_or_set import (
     lands_elsewhere,
 )
 from tests.integration.cache.test_stale import TERMS, age
-from tests.processes import until
+from tests.processes import PATIENCE, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,10 +62,16 @@ def live_a_little(cache: RedisCache, client: redis.Redis) -> None:
     lock.release()
     assert waiting.found() is True
     cache.lock("invoice-1").reset()
-    lost = cache.lock("lost", timeout=0.05)
-    lost.acquire()
-    until(lambda: lost.lost)
-    until(lambda: lost.local.hold.ended)
+    told = threading.Event()
+
+    def listen(event: Any) -> None:
+        if isinstance(event, events.Lost):
+            told.set()
+
+    events.subscribe(listen)  # After the exporter, which another thread calls.
+    cache.lock("lost", timeout=0.05).acquire()
+    assert told.wait(PATIENCE)
+    events.unsubscribe(listen)
     cache.get_or_set("report", Producer(), **TERMS)
     age(client)
     cache.get_or_set("report", Producer(Broken("no data")), **TERMS)
@@ -202,6 +209,13 @@ class Exported:
     def spans(self) -> Any:
         return self._spans.get_finished_spans()
 
+    def of(self, operation: str) -> list[Any]:
+        """The spans whose names begin so, and those of tests."""
+        others = ("cache ", "lock ", "compute ")
+        return [
+            s for s in self.spans if s.name.startswith(operation) or not s.name.startswith(others)
+        ]
+
     def points(self, name: str) -> list[tuple[dict[str, Any], float]]:
         """The attributes of each data point of a metric, and how often or how much."""
         data = self._metrics.get_metrics_data()
@@ -255,7 +269,7 @@ def test_a_span_for_each_wait(cache: RedisCache, client: redis.Redis, exported: 
     until(lambda: blocked(client))
     lock.release()
     waiting.found()
-    timed_out, _, acquired = exported.spans
+    timed_out, _, acquired = exported.of("lock wait")
     assert timed_out.name == acquired.name == "lock wait invoice-*"
     assert timed_out.parent.span_id == request.get_span_context().span_id
     assert timed_out.attributes["lock.acquired"] is False
@@ -284,7 +298,7 @@ def test_a_span_around_each_computation(cache: RedisCache, exported: Exported, k
         assert cache.get_or_set("outer", outer) == 2
     else:
         assert asyncio.run(cache.aget_or_set("outer", later)) == 2
-    query, of_inner, of_outer = exported.spans
+    query, of_inner, of_outer = exported.of("compute")
     assert [s.name for s in (of_inner, of_outer)] == ["compute inner", "compute outer"]
     assert query.parent.span_id == of_inner.context.span_id
     assert of_inner.parent.span_id == of_outer.context.span_id
@@ -295,7 +309,7 @@ def test_a_span_around_each_computation(cache: RedisCache, exported: Exported, k
 def test_a_computation_that_fails_says_so(cache: RedisCache, exported: Exported) -> None:
     with pytest.raises(Broken):
         cache.get_or_set("report", Producer(Broken("no data")))
-    [span] = exported.spans
+    [span] = exported.of("compute")
     assert span.status.status_code is StatusCode.ERROR
     assert span.events[0].name == "exception"
 
@@ -315,7 +329,55 @@ def test_a_cancelled_computation_leaves_no_span_open(cache: RedisCache, exported
             await asking
 
     asyncio.run(main())
-    assert [span.name for span in exported.spans] == ["compute report"]
+    assert [span.name for span in exported.of("compute")] == ["compute report"]
+
+
+def test_spans_of_reads_and_stores(
+    cache: RedisCache, client: redis.Redis, exported: Exported
+) -> None:
+    tracer = exported.tracers.get_tracer("test")
+    with tracer.start_as_current_span("request") as request:
+        for _ in range(2):
+            cache.get_or_set("report-1", 1, **TERMS)
+        age(client, ":1:report-1")
+        cache.get_or_set("report-1", 2, **TERMS)
+    gets = [span for span in exported.of("cache get") if span.name == "cache get report-*"]
+    assert [span.attributes["cache.result"] for span in gets] == ["miss", "hit", "stale"]
+    assert [span.attributes["cache.hit"] for span in gets] == [False, True, True]
+    port = client.get_connection_kwargs()["port"]
+    for span in gets:
+        assert span.parent.span_id == request.get_span_context().span_id
+        assert span.kind is SpanKind.CLIENT
+        assert span.attributes["cache.name"] == "report-1"
+        assert span.attributes["db.system.name"] == "redis"
+        assert span.attributes["server.port"] == port
+    puts = [span for span in exported.of("cache put") if span.name == "cache put report-*"]
+    assert len(puts) == 2
+    [computation, _] = [s for s in exported.of("compute") if s.name.startswith("compute")]
+    assert gets[0].end_time <= computation.start_time <= computation.end_time <= puts[0].end_time
+
+
+def test_a_span_of_the_wait_for_another_computation(
+    cache: RedisCache, client: redis.Redis, exported: Exported
+) -> None:
+    elsewhere(client)
+    asking = Asking(cache.get_or_set, "report", Producer())
+    until(lambda: blocked(client))
+    lands_elsewhere(client, 5)
+    assert asking.found() == 5
+    [wait] = exported.of("cache wait")
+    assert wait.name == "cache wait report"
+    assert wait.end_time > wait.start_time
+
+
+@pytest.mark.parametrize(("threshold", "names"), [(0, ["lock acquire import"]), (3600, [])])
+def test_a_span_of_a_slow_acquisition(
+    cache: RedisCache, exported: Exported, settings: Any, threshold: float, names: list[str]
+) -> None:
+    settings.DJANGO_REDIS_LOCK = {"SLOW_ACQUISITION": threshold}
+    with cache.lock("import"):
+        pass
+    assert [span.name for span in exported.of("lock")] == names
 
 
 # -- both --------------------------------------------------------------------------------------
@@ -336,6 +398,11 @@ def test_an_exporter_that_fails_touches_nothing(
         exporter: Any = prometheus.start(CollectorRegistry())
         for _, counter in exporter._metrics:
             monkeypatch.setattr(counter, "labels", broken)
+    elif name == "sentry":
+        pytest.importorskip("sentry_sdk")
+        exporter = exporters.load("sentry").start()
+        for verb in ("record", "begin", "end"):
+            monkeypatch.setattr(exporter, verb, broken)
     else:
         exporter = opentelemetry.start()
         monkeypatch.setattr(exporter._tracer, "start_span", broken)
@@ -355,7 +422,7 @@ def test_what_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     package, extra = exporters._NEEDS[name]
-    monkeypatch.delitem(sys.modules, f"django_redis_lock.exporters.{name}")
+    monkeypatch.delitem(sys.modules, f"django_redis_lock.exporters.{name}", raising=False)
     for module in [m for m in sys.modules if m.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImproperlyConfigured, match=rf"pip install django-redis-lock\[{extra}\]"):

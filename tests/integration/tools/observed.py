@@ -11,8 +11,9 @@ import json
 import os
 import re
 import sys
+import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,15 @@ def recipe(tool: str) -> str:
     return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
 
 
-def setup(backend: str = "django_redis_lock.cache.RedisCache", **options: Any) -> Any:
-    """Django with one cache; returns the cache."""
+def setup(
+    backend: str = "django_redis_lock.cache.RedisCache", exporters: Sequence[str] = ()
+) -> Any:
+    """Django with one cache; returns the cache. Each acquisition counts as slow."""
     location = os.environ["REDIS_URL"]
     settings.configure(
         CACHES={"default": {"BACKEND": backend, "LOCATION": location}},
         INSTALLED_APPS=["django_redis_lock"],
-        **options,
+        DJANGO_REDIS_LOCK={"EXPORTERS": exporters, "SLOW_ACQUISITION": 0},
     )
     django.setup()
     from django.core.cache import caches  # noqa: PLC0415 - after the settings
@@ -50,7 +53,7 @@ def setup(backend: str = "django_redis_lock.cache.RedisCache", **options: Any) -
 # -- the tools -----------------------------------------------------------------------------------
 
 
-def sentry(exporter: bool = False) -> tuple[Any, Recorder]:
+def sentry(exporter: bool = False, cache_spans: bool = True) -> tuple[Any, Recorder]:
     import sentry_sdk  # noqa: PLC0415 - only in its own process
     from sentry_sdk.integrations.django import DjangoIntegration  # noqa: PLC0415
     from sentry_sdk.transport import Transport  # noqa: PLC0415
@@ -66,7 +69,7 @@ def sentry(exporter: bool = False) -> tuple[Any, Recorder]:
         dsn="http://key@127.0.0.1:1/1",
         transport=Recording,
         traces_sample_rate=1.0,
-        integrations=[DjangoIntegration(cache_spans=not exporter)],
+        integrations=[DjangoIntegration(cache_spans=cache_spans)],
     )
 
     @contextmanager
@@ -83,30 +86,33 @@ def sentry(exporter: bool = False) -> tuple[Any, Recorder]:
                 + {True: " hit", False: " miss", None: ""}[hit]
             )
 
-    chosen = {"DJANGO_REDIS_LOCK": {"EXPORTERS": ["sentry"]}} if exporter else {}
-    return setup(**chosen), recording
+    return setup(exporters=["sentry"] if exporter else []), recording
 
 
-def opentelemetry() -> tuple[Any, Recorder]:
-    from opentelemetry.instrumentation.redis import RedisInstrumentor  # noqa: PLC0415
+def opentelemetry(exporter: bool = False) -> tuple[Any, Recorder]:
+    from opentelemetry import trace  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: PLC0415
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import (  # noqa: PLC0415
         InMemorySpanExporter,
     )
 
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    RedisInstrumentor().instrument(tracer_provider=provider)
+    spans, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    trace.set_tracer_provider(provider)
+    if not exporter:
+        from opentelemetry.instrumentation.redis import RedisInstrumentor  # noqa: PLC0415
+
+        RedisInstrumentor().instrument()
 
     @contextmanager
     def recording() -> Iterator[list[str]]:
         seen: list[str] = []
-        exporter.clear()
+        spans.clear()
         yield seen
-        seen.extend(span.name for span in exporter.get_finished_spans())
+        seen.extend(span.name for span in spans.get_finished_spans())
 
-    return setup(), recording
+    return setup(exporters=["opentelemetry"] if exporter else []), recording
 
 
 def elastic() -> tuple[Any, Recorder]:
@@ -169,8 +175,10 @@ def django_prometheus() -> tuple[Any, Recorder]:
 
 TOOLS: dict[str, Callable[[], tuple[Any, Recorder]]] = {
     "sentry": sentry,
-    "sentry_exporter": lambda: sentry(exporter=True),
+    "sentry_exporter": lambda: sentry(exporter=True, cache_spans=False),
+    "sentry_both": lambda: sentry(exporter=True),
     "opentelemetry": opentelemetry,
+    "opentelemetry_exporter": lambda: opentelemetry(exporter=True),
     "elastic": elastic,
     "django_prometheus": django_prometheus,
 }
@@ -185,6 +193,12 @@ def operations(cache: Any) -> dict[str, Callable[[], Any]]:
     def lock() -> None:
         with cache.lock("import"):
             pass
+
+    def wait() -> None:
+        held = cache.lock("import", thread_local=False)
+        held.acquire()
+        threading.Timer(0.1, held.release).start()
+        lock()
 
     def get_or_set(key: str, **terms: Any) -> Callable[[], Any]:
         return lambda: cache.get_or_set(key, lambda: 1, **terms)
@@ -206,6 +220,7 @@ def operations(cache: Any) -> dict[str, Callable[[], Any]]:
         "aget_or_set, hit": aget_or_set("there"),
         "get_or_set_many, hit": get_or_set_many,
         "lock, free": lock,
+        "lock, taken": wait,
     }
 
 

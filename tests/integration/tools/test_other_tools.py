@@ -26,6 +26,8 @@ COLUMNS = {
     "OpenTelemetry, redis": ("opentelemetry", "opentelemetry.instrumentation.redis"),
     "Elastic APM": ("elastic", "elasticapm"),
     "django-prometheus": ("django_prometheus", "django_prometheus"),
+    "exporter `sentry`": ("sentry_exporter", "sentry_sdk"),
+    "exporter `opentelemetry`": ("opentelemetry_exporter", "opentelemetry.sdk"),
 }
 
 
@@ -52,14 +54,15 @@ def seen_by(tool: str, package: str, redis_server: RedisServer) -> Mapping[str, 
 
 
 def table() -> dict[str, dict[str, str]]:
-    """The table of the page: for each tool what stands in the row of each operation."""
-    found = re.findall(r"^\|(.*)\|$", TEXT, re.MULTILINE)
-    head, _, *rows = [[cell.strip() for cell in row.split("|")] for row in found]
-    return {
-        title: {row[0].replace("`", ""): row[number] for row in rows}
-        for number, title in enumerate(head)
-        if number
-    }
+    """The tables of the page: for each tool what stands in the row of each operation."""
+    found: dict[str, dict[str, str]] = {}
+    for text in re.findall(r"^\| call .*\n(?:\|.*\n)+", TEXT, re.MULTILINE):
+        head, _, *rows = [
+            [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()
+        ]
+        for number, title in list(enumerate(head))[1:]:
+            found[title] = {row[0].replace("`", ""): row[number] for row in rows}
+    return found
 
 
 @pytest.mark.parametrize("title", COLUMNS)
@@ -84,6 +87,14 @@ def test_reads_are_seen_as_of_django_redis(redis_server: RedisServer, client: re
     for call, found in reads.items():
         if "get" in call:
             assert found == [f"cache.get {'miss' if 'miss' in call else 'hit'}"], call
+
+
+def test_a_read_has_one_span_of_sentry(redis_server: RedisServer, client: redis.Redis) -> None:
+    """The exporter leaves a cache that Sentry observes to Sentry."""
+    for call, found in seen_by("sentry_both", "sentry_sdk", redis_server).items():
+        reads = [one for one in found if one.startswith("cache.get")]
+        assert len(reads) == ("get" in call), call
+        assert ("cache.put" in found) == (call == "set" or "miss" in call or "stale" in call[-6:])
 
 
 @pytest.mark.parametrize(("package", "check"), [("django_ratelimit", "W001"), ("cachalot", "W001")])

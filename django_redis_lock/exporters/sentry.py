@@ -1,0 +1,74 @@
+"""Spans for Sentry, by way of ``sentry-sdk``, below the span or transaction of the caller.
+
+Reads and stores are those of Sentry's page "Caches"; see ``docs/other_tools.md``.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import sentry_sdk
+
+from .. import events
+from ..events import Subject
+from .spans import Attributes, Spans
+
+
+class Sentry(Spans):
+    """A listener that makes spans."""
+
+    def __init__(self) -> None:
+        super().__init__(self)
+
+    # -- ``spans.Tracer`` ----------------------------------------------------------------------
+
+    def record(
+        self, operation: str, subject: Subject, began: float, ended: float, about: Attributes
+    ) -> None:
+        parent = sentry_sdk.get_current_span()
+        # Sentry's own spans of a cache suffice.
+        if parent is None or (operation == "cache get" and _has_spans(subject.cache)):
+            return
+        span = parent.start_child(
+            op=operation.replace(" ", "."),
+            name=subject.name,
+            start_timestamp=datetime.fromtimestamp(began, timezone.utc),
+        )
+        for name, value in {**_about(operation, subject), **about}.items():
+            span.set_data(name, value)
+        span.finish(end_timestamp=datetime.fromtimestamp(ended, timezone.utc))
+
+    def begin(self, subject: Subject) -> Any:
+        parent = sentry_sdk.get_current_span()
+        if parent is None:
+            return None
+        span = parent.start_child(op="function", name=f"compute {subject.group}")
+        for name, value in _about("cache", subject).items():
+            span.set_data(name, value)
+        return span.__enter__()
+
+    def end(self, begun: Any, error: BaseException | None) -> None:
+        begun.__exit__(type(error) if error else None, error, None)
+
+
+def _has_spans(cache: Any) -> bool:
+    """Whether Sentry's Django integration observes the cache (``cache_spans``)."""
+    return hasattr(cache, "_sentry_patched")
+
+
+def _about(operation: str, subject: Subject) -> dict[str, Any]:
+    if operation.startswith("cache"):
+        return {"cache.key": [subject.name], "cache.group": subject.group}
+    said = {"lock.name": subject.name, "lock.group": subject.group}
+    return {**said, "lock.label": subject.label} if subject.label else said
+
+
+def start() -> Sentry:
+    """Start the exporter, instead of one started before."""
+    for listener in events.listeners:
+        if type(listener).__qualname__ == Sentry.__qualname__:
+            events.unsubscribe(listener)
+    exporter = Sentry()
+    events.subscribe(exporter, reads=True)
+    return exporter
