@@ -69,7 +69,8 @@ def live_a_little(cache: RedisCache, client: redis.Redis) -> None:
             told.set()
 
     events.subscribe(listen)  # After the exporter, which another thread calls.
-    cache.lock("lost", timeout=0.05).acquire()
+    lost = cache.lock("lost", timeout=0.05)
+    lost.acquire()
     assert told.wait(PATIENCE)
     events.unsubscribe(listen)
     cache.get_or_set("report", Producer(), **TERMS)
