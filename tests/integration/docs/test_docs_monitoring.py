@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import logging.config
 import re
@@ -113,12 +114,39 @@ def test_the_buckets_of_the_histograms_are_there() -> None:
     assert tuple(map(float, shown.split())) == EXPORTED_BOUNDS
 
 
-def test_the_queries_ask_for_what_there_is() -> None:
-    shown = {quoted(row[0])[0] for row in rows(section("Prometheus"))}
-    queries = re.findall(r"```(?:promql|yaml)\n(.*?)```", TEXT, re.DOTALL)
-    asked = {name for query in queries for name in re.findall(r"django_redis_lock_\w+", query)}
-    assert len(asked) == 4
-    assert {name.removesuffix("_bucket") for name in asked} <= shown
+@pytest.mark.parametrize("where", ["the page", "the dashboard"])
+def test_the_queries_ask_for_what_there_is(where: str) -> None:
+    """Each query names a metric that exists, and only labels that it has."""
+    labels = {quoted(row[0])[0]: set(quoted(row[2])) for row in rows(section("Prometheus"))}
+    asked = []
+    for query in queries(where):
+        names = [n.removesuffix("_bucket") for n in re.findall(r"django_redis_lock_\w+", query)]
+        assert names, query
+        said = re.findall(r"by \(([^)]*)\)", query) + re.findall(r"(\w+) *=~?\"", query)
+        for name in names:
+            assert set(re.findall(r"\w+", " ".join(said))) <= labels[name] | {"le"}, query
+        asked += names
+    assert len(set(asked)) >= {"the page": 6, "the dashboard": 15}[where]
+
+
+def queries(where: str) -> list[str]:
+    if where == "the page":
+        [rules] = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+        found = re.findall(r"expr: (?:>-\n)?(.*?)\n +(?:for|annotations):", rules, re.DOTALL)
+        assert len(found) == rules.count("- alert:")
+        return found
+    dashboard = json.loads((ROOT / "docs" / "dashboards" / "grafana.json").read_text())
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+def test_the_dashboard_chooses_groups_and_its_panels_do_not_overlap() -> None:
+    dashboard = json.loads((ROOT / "docs" / "dashboards" / "grafana.json").read_text())
+    assert [one["name"] for one in dashboard["templating"]["list"]] == ["datasource", "group"]
+    places = {(p["gridPos"]["x"], p["gridPos"]["y"]) for p in dashboard["panels"]}
+    ids = {panel["id"] for panel in dashboard["panels"]}
+    assert len(places) == len(ids) == len(dashboard["panels"])
+    for panel in dashboard["panels"]:
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
 
 
 def test_all_metrics_for_opentelemetry_are_there_with_their_attributes(client: Any) -> None:
