@@ -91,8 +91,10 @@ def _slow(subject: Subject) -> float:
 
 
 def _server(subject: Subject) -> dict[str, Value]:
-    """The attributes of OpenTelemetry's conventions for databases."""
-    settings = subject.server.address.connection_kwargs if subject.server is not None else {}
+    """The attributes of OpenTelemetry's conventions for databases; none in memory."""
+    if subject.server is None or getattr(subject.cache, "in_memory", False):
+        return {}
+    settings = subject.server.address.connection_kwargs
     known = {
         "db.namespace": str(settings.get("db") or 0),
         "server.address": settings.get("host") or settings.get("path"),

@@ -9,10 +9,14 @@ from typing import Any
 
 
 def is_observed(client: Any) -> bool:
-    """Whether a tool has replaced methods of the class of ``client``."""
+    """Whether a tool has replaced methods of the class of ``client``, which leads to Redis."""
     of = type(client)
     execute, evalsha = getattr(of, "execute_command", None), getattr(of, "evalsha", None)
-    return not (_is_of_redis_py(execute) and _is_of_redis_py(evalsha))
+    if _is_of_redis_py(execute) and _is_of_redis_py(evalsha):
+        return False
+    # Connections in memory name each other (``TWINS``).
+    connects = getattr(getattr(client, "connection_pool", None), "connection_class", None)
+    return not (hasattr(connects, "asyncio_class") or hasattr(connects, "thread_class"))
 
 
 def _is_of_redis_py(method: Any) -> bool:

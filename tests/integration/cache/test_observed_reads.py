@@ -181,6 +181,16 @@ def test_a_tool_of_redis_py_sees_stale_and_asynchronous_hits(
         assert commands == ["EVALSHA" if asynchronous or terms else "GET"]
 
 
+def test_a_tool_of_redis_py_sees_no_cache_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = LocMemCache("not observed", {})
+    with monkeypatch.context() as patch:
+        for owner in (redis.Redis, redis.asyncio.Redis):
+            patch.setattr(owner, "execute_command", lambda *args: pytest.fail("it is seen"))
+        for _ in range(2):
+            assert cache.get_or_set("report", 1, **TERMS) == 1
+            assert asyncio.run(cache.aget_or_set("report", 1, **TERMS)) == 1
+
+
 def test_nothing_is_replaced_by_itself(redis_server: RedisServer) -> None:
     for cache in (RedisCache(redis_server.url, {}), LocMemCache("observed", {})):
         assert not any(map(cache._is_replaced, cache._methods))
