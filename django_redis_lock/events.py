@@ -122,12 +122,14 @@ class Computed(NamedTuple):
 
 class Shared(NamedTuple):
     """A caller got ``values`` values that others computed, after ``waited`` seconds, or ``stale``
-    values while others compute them."""
+    values while others compute them. ``leader``: the trace of the computation, as ``trace_parent``
+    returned it there; empty if it is not known."""
 
     subject: Subject
     stale: bool
     values: int = 1
     waited: float = 0.0
+    leader: str = ""
 
 
 class Read(NamedTuple):
@@ -205,6 +207,10 @@ read_listeners: tuple[Listener, ...] = ()
 #: Counts reads: called with the arguments of a ``Read`` up to ``values``. Hits are so frequent that
 #: an event for each would be noticed.
 count_read: Callable[[Any, str, str, str, int], object] | None = None
+
+#: Returns the trace of the calling thread or task, as a ``traceparent`` of W3C; empty if there is
+#: none. A leader stores it with its value, and its followers' spans can refer to it.
+trace_parent: Callable[[], str] | None = None
 
 _logged_at: dict[Listener, float] = {}
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from opentelemetry import context, metrics, trace
+from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from .. import events
 from ..events import Subject
@@ -19,6 +21,7 @@ from .instruments import COUNTERS, HISTOGRAMS, Exporter
 from .spans import Attributes, Spans
 
 _NAME = "django_redis_lock"
+_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class OpenTelemetry(Exporter):
@@ -59,12 +62,19 @@ class OpenTelemetry(Exporter):
     # -- ``spans.Tracer`` ----------------------------------------------------------------------
 
     def record(
-        self, operation: str, subject: Subject, began: float, ended: float, about: Attributes
+        self,
+        operation: str,
+        subject: Subject,
+        began: float,
+        ended: float,
+        about: Attributes,
+        leader: str,
     ) -> None:
         span = self._tracer.start_span(
             f"{operation} {self._group(subject.group)}",
             kind=SpanKind.CLIENT,
             start_time=int(began * 1e9),
+            links=_links(leader),
             attributes={**_attributes(operation.partition(" ")[0], subject), **about},
         )
         span.end(int(ended * 1e9))
@@ -81,6 +91,19 @@ class OpenTelemetry(Exporter):
             span.record_exception(error)
             span.set_status(Status(StatusCode.ERROR, type(error).__name__))
         span.end()
+
+
+def trace_parent() -> str:
+    """``events.trace_parent``."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier)
+    return carrier.get("traceparent", "")
+
+
+def _links(leader: str) -> list[trace.Link]:
+    """A link to the span whose ``traceparent`` is ``leader``, if that is one."""
+    found = trace.get_current_span(_PROPAGATOR.extract({"traceparent": leader}, Context()))
+    return [trace.Link(found.get_span_context())] if found.get_span_context().is_valid else []
 
 
 def _outcome(event: Any) -> dict[str, bool]:
@@ -109,4 +132,5 @@ def start(tracer_provider: Any = None, meter_provider: Any = None) -> OpenTeleme
             events.unsubscribe(listener)
     exporter = OpenTelemetry(tracer_provider, meter_provider)
     events.subscribe(exporter, reads=True)
+    events.trace_parent = trace_parent
     return exporter

@@ -24,7 +24,13 @@ class Sentry(Spans):
     # -- ``spans.Tracer`` ----------------------------------------------------------------------
 
     def record(
-        self, operation: str, subject: Subject, began: float, ended: float, about: Attributes
+        self,
+        operation: str,
+        subject: Subject,
+        began: float,
+        ended: float,
+        about: Attributes,
+        leader: str,
     ) -> None:
         parent = sentry_sdk.get_current_span()
         # Sentry's own spans of a cache suffice.

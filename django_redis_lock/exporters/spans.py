@@ -18,7 +18,13 @@ class Tracer(Protocol):
     """Makes the spans of one tool."""
 
     def record(
-        self, operation: str, subject: Subject, began: float, ended: float, about: Attributes
+        self,
+        operation: str,
+        subject: Subject,
+        began: float,
+        ended: float,
+        about: Attributes,
+        leader: str,
     ) -> None:
         """Make a span of something that has ended.
 
@@ -26,6 +32,7 @@ class Tracer(Protocol):
             operation: ``"cache get"``, ``"cache put"``, ``"cache wait"``, ``"lock wait"`` or
                 ``"lock acquire"``.
             began, ended: Unix times in seconds.
+            leader: the trace to which the span refers, as a ``traceparent``; or empty.
         """
 
     def begin(self, subject: Subject) -> Any:
@@ -53,7 +60,10 @@ class Spans:
             self._record("cache put", event.subject, event.seconds, {}, event.values)
         elif isinstance(event, events.Shared):
             if not event.stale:
-                self._record("cache wait", event.subject, event.waited, {}, event.values)
+                self._record(
+                    *("cache wait", event.subject, event.waited, {}, event.values),
+                    leader=event.leader,
+                )
         elif isinstance(event, events.Acquired):
             if event.contended or event.waited > _slow(event.subject):
                 about = {"lock.acquired": True, "lock.fence": event.fence}
@@ -76,13 +86,14 @@ class Spans:
         about: Attributes,
         values: int = 1,
         ago: float = 0.0,
+        leader: str = "",
     ) -> None:
         """Record what took ``seconds`` and ended ``ago`` seconds before now."""
         ended = time.time() - ago
         about = {**about, **_server(subject)}
         if values > 1:
             about["cache.values"] = values
-        self._tracer.record(operation, subject, ended - seconds, ended, about)
+        self._tracer.record(operation, subject, ended - seconds, ended, about, leader)
 
 
 def _slow(subject: Subject) -> float:

@@ -54,6 +54,7 @@ class InProcessFlight:
         self.read_lock = threading.Lock()  # One later caller at a time reads the key.
         self.asked = 0  # How many requests the first caller has sent.
         self.found: Any = None  # The encoded value; None: query Redis again.
+        self.trace = ""  # Of the computation; see ``events.trace_parent``.
         self.computed = False  # Whether the value was computed, not only read.
         self.outage: Exception | None = None  # Why a request failed.
 
@@ -222,14 +223,15 @@ class Flights:
             # A write or a delete came in between: only the caller gets the result.
             logger.info("%s was written while it was computed; not stored", leader)
         else:
-            shared.found, shared.computed = encoded[key], True
+            shared.found, shared.computed, shared.trace = encoded[key], True, leader.trace
         return values[key]
 
     def _found(self, shared: InProcessFlight, producer: Producer) -> Any:
         """The value that another caller of this process got."""
         self.was_there = not shared.computed
         if shared.computed:
-            producer.emit(self._server, Shared, False, 1, time.monotonic() - self._began)
+            waited = time.monotonic() - self._began
+            producer.emit(self._server, Shared, False, 1, waited, shared.trace)
         return producer.decode(shared.found)
 
     # -- asking Redis ------------------------------------------------------------------------
@@ -292,7 +294,7 @@ class Flights:
             next_check = time.monotonic() + min(FOLLOWER_CHECK_SECONDS, max(pttl, 1) / 1000)
             shared.computed = True
             stream = flight_stream(key, token)
-            yield self._runner.wait_for_leader((stream,), min(next_check, deadline))
+            shared.trace = yield self._runner.wait_for_leader((stream,), min(next_check, deadline))
 
     def _final_read(self, key: bytes, producer: Producer) -> Steps:
         """The value, or TOO_LATE. The caller we waited for may have found a value in Redis."""

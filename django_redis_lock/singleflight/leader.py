@@ -110,6 +110,8 @@ class Leader:
         self.producer = producer
         self.token = token_for(producer.compute)
         self.renewals: list[FlightRenewal] = []
+        #: The trace of the computation; see ``events.trace_parent``.
+        self.trace = ""
         self._names = names
         self._replaced: Mapping[bytes, Seen] = {}
         self._runner = runner
@@ -234,6 +236,8 @@ class Leader:
             return
         subject, values, error = self.producer.subject(self.server), len(self.keys), None
         events.emit(Computing(subject))
+        if events.trace_parent is not None:
+            self.trace = events.trace_parent()
         began = time.monotonic()
         try:
             yield
@@ -272,8 +276,9 @@ class Leader:
         Returns: for each key whether the value was stored; None: unknown.
         """
         about = (self.producer.lifetime, STREAM_LIFETIME_MILLISECONDS)
+        trace = (self.trace,) if self.trace else ()
         calls = tuple(
-            Call(STORE, self._keys(key), (self.token, encoded[key], *about, *seen))
+            Call(STORE, self._keys(key), (self.token, encoded[key], *about, *seen, *trace))
             if key in encoded and (seen := self._replaced[key] or NOTHING)
             else self._ending(key)
             for key in self.keys

@@ -54,7 +54,7 @@ class MultiFlight:
             if (self._server, key) in being_computed():
                 raise LockError("the function that computes this value requests the value", key)
         found: dict[bytes, Any] = {}
-        followed, began = False, time.monotonic()
+        followed, began, trace = False, time.monotonic(), ""
         while keys:
             leader = self._leader(keys)
             try:
@@ -94,7 +94,7 @@ class MultiFlight:
             shared = len(keys) - len(led) - len(streams)
             if followed and shared and failed is None:
                 waited = time.monotonic() - began
-                self._producer.emit(self._server, Shared, False, shared, waited)
+                self._producer.emit(self._server, Shared, False, shared, waited, trace)
             if led:
                 try:
                     found.update((yield from self._lead(leader, led)))
@@ -111,7 +111,7 @@ class MultiFlight:
             if keys and all(streams.values()):
                 followed = True
                 ended = tuple(streams.values())
-                yield self._runner.wait_for_leader(ended, min(next_check, deadline))
+                trace = yield self._runner.wait_for_leader(ended, min(next_check, deadline))
         return found, keys
 
     def compute_anyway(self, keys: list[bytes]) -> Steps:

@@ -22,7 +22,7 @@ from ..forks import after_fork
 from ..keeper import Job, keeper
 from ..locking import in_background
 from ..notices import ThreadPool
-from ..protocol import Call, new_token
+from ..protocol import Call, as_bytes, new_token
 from ..transport import (
     Server,
     aconnect,
@@ -232,8 +232,9 @@ class ThreadRunner:
         return accepted
 
     def wait_for_leader(self, streams: Sequence[bytes], until: float) -> Any:
-        """Wait until one of the flights with these streams has ended, or until a monotonic time."""
-        streams = self.server.in_one_call(streams)
+        """Wait until one of the flights with these streams has ended, or until a monotonic time;
+        returns the trace of its computation, if that is known."""
+        streams, reply = self.server.in_one_call(streams), None
         server, connection = self.server, None
         try:
             server = self.server.at(streams)
@@ -241,7 +242,7 @@ class ThreadRunner:
             connection.send_packed_command([_reading(streams, until)])
             # Redis checks the timeouts of blocked clients only ten times a second.
             if connection.can_read(max(0.0, until - time.monotonic())):
-                connection.read_response()
+                reply = connection.read_response()
                 server.answered()
                 server.checkin(connection)
                 connection = None
@@ -253,6 +254,7 @@ class ThreadRunner:
         finally:
             if connection is not None:
                 connection.disconnect()
+        return _trace_in(reply)
 
 
 class AsyncRunner:
@@ -331,12 +333,12 @@ class AsyncRunner:
         return True
 
     async def wait_for_leader(self, streams: Sequence[bytes], until: float) -> Any:
-        streams = self.server.in_one_call(streams)
+        streams, reply = self.server.in_one_call(streams), None
         try:
             connection = await aconnect(self._client, streams, timeout=5.0)
             try:
                 await cancellable(connection.send_packed_command([_reading(streams, until)]))
-                await _within(connection.read_response(), until)
+                reply = await _within(connection.read_response(), until)
             finally:
                 await connection.disconnect(nowait=True)
         except (RedisError, OSError) as error:
@@ -344,6 +346,7 @@ class AsyncRunner:
             if not is_outage(error):
                 raise
             await time.asleep(_pause(until))
+        return _trace_in(reply)
 
 
 Runner = ThreadRunner | AsyncRunner
@@ -357,16 +360,25 @@ def _arguments(call: Call) -> tuple[Any, ...]:
     return call.script.sha, len(call.keys), *call.keys, *call.args
 
 
-async def _within(work: Coroutine[Any, Any, Any], until: float) -> bool:
-    """Await ``work``, at most until ``until`` (monotonic seconds); whether it was done by then."""
+async def _within(work: Coroutine[Any, Any, Any], until: float) -> Any:
+    """The result of ``work``; None if it is not done by ``until`` (monotonic seconds)."""
     task = asyncio.ensure_future(work)
     try:
         await time.wait({task}, max(0.0, until - time.monotonic()))
-        if task.done():
-            task.result()
-        return task.done()
+        return task.result() if task.done() else None
     finally:
         task.cancel()
+
+
+def _trace_in(reply: Any) -> str:
+    """The trace of a computation in the reply to ``_reading``, empty if it is not there."""
+    streams = reply.values() if isinstance(reply, dict) else (of for _, of in reply or ())
+    for entries in streams:
+        for _, fields in entries:
+            words = [as_bytes(word) for word in fields]
+            if b"trace" in words[::2]:
+                return words[words.index(b"trace") + 1].decode(errors="replace")
+    return ""
 
 
 def _reading(streams: Sequence[bytes], until: float) -> bytes:

@@ -83,7 +83,8 @@ return {1}
 #:
 #: KEYS  the value's key, its flight, the stream of this flight
 #: ARGV  token, value, the value's lifetime (0 none, negative: do not keep it at all), lifetime of
-#:       the stream, digest and expiry of the value that was there when the flight began (see seen)
+#:       the stream, digest and expiry of the value that was there when the flight began (see seen),
+#:       the trace of the computation for the followers (left out: none)
 #: returns 1 stored, 0 not this leader's flight any more, or another client changed the value
 #: atomic because a write between the check and the store would be overwritten (invariant C2).
 STORE = script("""
@@ -105,7 +106,9 @@ if mine then
   redis.call('DEL', KEYS[2])
   outcome = 'stored'
 end
-redis.call('XADD', KEYS[3], '*', 'outcome', outcome)
+local done = {'XADD', KEYS[3], '*', 'outcome', outcome}
+if ARGV[7] then done[6] = 'trace'; done[7] = ARGV[7] end
+redis.call(unpack(done))
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 return mine and 1 or 0
 """)

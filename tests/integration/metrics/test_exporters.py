@@ -38,9 +38,11 @@ from tests.integration.cache.test_get_or_set import (
     blocked,
     elsewhere,
     lands_elsewhere,
+    waiting_in_memory,
 )
 from tests.integration.cache.test_stale import TERMS, age
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[3]
 
@@ -370,6 +372,48 @@ def test_a_span_of_the_wait_for_another_computation(
     [wait] = exported.of("cache wait")
     assert wait.name == "cache wait report"
     assert wait.end_time > wait.start_time
+
+
+def follow(link: Link, url: str) -> None:
+    """Waits for the value that the test computes; tells the links of the wait's span."""
+    exported = Exported()
+    opentelemetry.start(exported.tracers, exported.meters)
+    cache = RedisCache(url, {})
+    link.say("here")
+    link.hear()
+    assert cache.get_or_set("report", Producer()) == "of the leader"
+    [wait] = exported.of("cache wait")
+    link.say([(one.context.trace_id, one.context.span_id) for one in wait.links])
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_the_wait_of_a_follower_is_linked_to_the_computation(
+    redis_server: RedisServer, cache: RedisCache, client: redis.Redis, exported: Exported, kind: str
+) -> None:
+    """Of another process, and of this one."""
+    mine: list[Asking] = []
+    with processes(follow, redis_server.url) as crew:
+        crew.go()
+        [other] = crew
+        other.hear()
+
+        def lead() -> str:
+            other.say("go")
+            mine.append(Asking(cache.get_or_set, "report", Producer()))
+            until(lambda: blocked(client) + waiting_in_memory() == 2)
+            return "of the leader"
+
+        if kind == "threads":
+            cache.get_or_set("report", lead)
+        else:
+            asyncio.run(cache.aget_or_set("report", lead))
+        links = other.hear()
+    assert mine[0].found() == "of the leader"
+    [computation] = exported.of("compute")
+    led_by = (computation.context.trace_id, computation.context.span_id)
+    assert links == [led_by]
+    [wait] = exported.of("cache wait")
+    assert [(link.context.trace_id, link.context.span_id) for link in wait.links] == [led_by]
 
 
 @pytest.mark.parametrize(("threshold", "names"), [(0, ["lock acquire import"]), (3600, [])])
