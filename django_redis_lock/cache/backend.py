@@ -36,7 +36,7 @@ from ..transport import (
 )
 from .get_or_set_many import GetOrSetMany
 from .invalidation import flight_ending
-from .reading import MISSING, ObservedRead, cold_read
+from .reading import MISSING, ObservedRead, cold_read, originals
 
 #: The errors of an outage, or of a command that Redis refuses.
 _FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
@@ -82,7 +82,7 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     # -- reading -----------------------------------------------------------------------------
 
-    _methods: ClassVar = {"get": DjangoRedisCache.get, "get_many": DjangoRedisCache.get_many}
+    _methods: ClassVar = originals(DjangoRedisCache, "get", "get_many")
 
     @cached_property
     def _takes_client(self) -> bool:  # type: ignore[override]  # looked at once

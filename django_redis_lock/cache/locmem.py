@@ -29,7 +29,7 @@ from ..protocol import Call, check_name_in_cache, flight_key, is_reserved
 from ..singleflight import LET_GO, ON_VALUES
 from ..transport import run
 from .get_or_set_many import GetOrSetMany
-from .reading import MISSING
+from .reading import MISSING, originals
 
 _ON_VALUES = frozenset(script.source for script in ON_VALUES)
 
@@ -138,7 +138,7 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
 
     # -- reading -----------------------------------------------------------------------------
 
-    _methods: ClassVar = {"get": DjangoLocMemCache.get}
+    _methods: ClassVar = originals(DjangoLocMemCache, "get")
 
     def _get_observed(
         self, key: str, version: int | None, read: Callable[..., Any]

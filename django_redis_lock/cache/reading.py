@@ -92,11 +92,17 @@ class ObservedRead:
     mget = mget_nonatomic = get
 
 
+def originals(backend: Any, *methods: str) -> dict[str, tuple[Any, Any]]:
+    """The functions that are the ``methods`` of Django's backend, and the code of each."""
+    functions = {name: getattr(backend, name) for name in methods}
+    return {name: (function, function.__code__) for name, function in functions.items()}
+
+
 class CacheReader(LockCache):
     """The part of ``RedisCache`` and ``LocMemCache`` that reads for ``get_or_set``."""
 
-    #: The methods of Django's backend that tools replace to observe reads.
-    _methods: ClassVar[dict[str, Callable[..., Any]]]
+    #: The methods that tools replace to observe reads: see ``originals``.
+    _methods: ClassVar[dict[str, tuple[Any, Any]]]
     #: Whether ``get`` takes all arguments of Django's backend.
     _takes_client = True
 
@@ -116,9 +122,10 @@ class CacheReader(LockCache):
         raise NotImplementedError
 
     def _is_replaced(self, method: str) -> bool:
-        """Whether a tool observes ``method``: it has replaced it on the class (django-prometheus,
-        Datadog) or on this instance (Sentry). Then reads go through the replacement."""
-        is_own = getattr(type(self), method) is self._methods[method]
+        """Whether a tool observes ``method``: it has replaced it on the class (django-prometheus)
+        or on this instance (Sentry), or its code (Datadog). Then reads go through it."""
+        function, code = self._methods[method]
+        is_own = getattr(type(self), method) is function and function.__code__ is code
         return not (is_own and method not in self.__dict__) and self._takes_client
 
     def _read_observed(self, runner: Runner, steps: Steps, key: str, version: int | None) -> Steps:

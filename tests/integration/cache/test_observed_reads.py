@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import wraps
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -33,10 +34,22 @@ def observing(get: Callable[..., Any], reads: Reads) -> Callable[..., Any]:
     return observed
 
 
-@pytest.fixture(params=["instance", "class"])
+def with_client(self, key, default=None, version=None, client=None):  # type: ignore[no-untyped-def]
+    given = {} if client is None else {"client": client}
+    return _tool(self, key, default, version, **given)  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.fixture(params=["instance", "class", "code"])
 def reads(request: pytest.FixtureRequest, cache: Any, monkeypatch: pytest.MonkeyPatch) -> Reads:
-    """The reads that a tool sees which has replaced ``get`` on the instance, or on the class."""
+    """The reads that a tool sees which has replaced ``get`` on the instance or on the class, or the
+    code of the function."""
     reads: Reads = []
+    if request.param == "code":
+        get = type(cache).get
+        original = FunctionType(get.__code__, get.__globals__, "get", get.__defaults__)
+        monkeypatch.setitem(get.__globals__, "_tool", observing(original, reads))
+        monkeypatch.setattr(get, "__code__", with_client.__code__)
+        return reads
     owner = cache if request.param == "instance" else type(cache)
     monkeypatch.setattr(owner, "get", observing(owner.get, reads), raising=False)
     return reads

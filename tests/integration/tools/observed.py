@@ -150,6 +150,39 @@ def elastic() -> tuple[Any, Recorder]:
     return setup(), recording
 
 
+def datadog() -> tuple[Any, Recorder]:
+    os.environ.update(
+        DD_TRACE_AGENT_URL="http://127.0.0.1:1",
+        DD_INSTRUMENTATION_TELEMETRY_ENABLED="0",
+        DD_REMOTE_CONFIGURATION_ENABLED="0",
+        DD_DJANGO_INSTRUMENT_CACHES="1",
+    )
+    from ddtrace import patch  # noqa: PLC0415
+    from ddtrace.trace import TraceFilter, tracer  # noqa: PLC0415
+
+    class Recording(TraceFilter):
+        def process_trace(self, trace: Any) -> None:
+            spans.extend(trace)
+
+    spans: list[Any] = []
+    tracer.configure(trace_processors=[Recording()])
+    patch(django=True, redis=True)
+
+    @contextmanager
+    def recording() -> Iterator[list[str]]:
+        seen: list[str] = []
+        spans.clear()
+        with tracer.trace("test"):
+            yield seen
+        for span in spans:
+            if span.name == "redis.command":
+                seen.append(span.resource)
+            elif span.name == "django.cache":
+                seen.append(span.name)
+
+    return setup(), recording
+
+
 def django_prometheus() -> tuple[Any, Recorder]:
     from prometheus_client import REGISTRY  # noqa: PLC0415
 
@@ -180,6 +213,7 @@ TOOLS: dict[str, Callable[[], tuple[Any, Recorder]]] = {
     "opentelemetry": opentelemetry,
     "opentelemetry_exporter": lambda: opentelemetry(exporter=True),
     "elastic": elastic,
+    "datadog": datadog,
     "django_prometheus": django_prometheus,
 }
 

@@ -25,6 +25,7 @@ COLUMNS = {
     "Sentry": ("sentry", "sentry_sdk"),
     "OpenTelemetry, redis": ("opentelemetry", "opentelemetry.instrumentation.redis"),
     "Elastic APM": ("elastic", "elasticapm"),
+    "Datadog": ("datadog", "ddtrace"),
     "django-prometheus": ("django_prometheus", "django_prometheus"),
     "exporter `sentry`": ("sentry_exporter", "sentry_sdk"),
     "exporter `opentelemetry`": ("opentelemetry_exporter", "opentelemetry.sdk"),
