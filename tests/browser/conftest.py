@@ -60,10 +60,10 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="package")
-def context(chromium: Any, live_server: Any) -> Any:
-    """What the first page of a test is opened in. Chromium takes a second of processor time to
-    make one; a page takes a fraction of it."""
-    return chromium.new_context(base_url=live_server.url)
+def first_page(chromium: Any, live_server: Any) -> Any:
+    """A page for the first to be opened by each test: for a new one Chromium starts processes,
+    which takes more than most tests do."""
+    return chromium.new_context(base_url=live_server.url).new_page()
 
 
 @pytest.fixture
@@ -85,18 +85,31 @@ def strict(settings: Any) -> None:
 
 
 Open = Callable[..., Any]
+#: What an event says has gone wrong; empty: nothing.
+TROUBLES: dict[str, Callable[[Any], str]] = {
+    "console": lambda said: said.text if said.type == "error" else "",
+    "pageerror": str,
+    "requestfailed": lambda request: f"{request.url}: {request.failure}",
+}
 
 
 @pytest.fixture
 def open_page(
-    chromium: Any, context: Any, strict: None, impatient: None, live_server: Any, client: Any
+    chromium: Any, first_page: Any, strict: None, impatient: None, live_server: Any, client: Any
 ) -> Iterator[Open]:
     """Opens a page as a logged-in user, the second one in a browser of its own; options are
     Playwright's."""
-    contexts: list[Any] = []
     pages: list[Any] = []
     sessions: dict[Any, str] = {}
     troubles: list[str] = []
+    listeners: list[tuple[Any, str, Callable[[Any], None]]] = []
+
+    def listen(page: Any, event: str, trouble_of: Callable[[Any], str]) -> None:
+        def listener(said: Any) -> None:
+            troubles.append(trouble_of(said))
+
+        listeners.append((page, event, listener))
+        page.on(event, listener)
 
     def open_page(
         path: str = PAGE,
@@ -114,33 +127,31 @@ def open_page(
             session = Client()
             session.force_login(user)
             sessions[user.pk] = session.cookies[name].value
-        place = context
-        if pages or options:
-            place = chromium.new_context(base_url=live_server.url, **options)
-            contexts.append(place)
-        cookie = {"name": name, "value": sessions[user.pk], "url": live_server.url}
-        place.add_cookies([cookie])
-        page = place.new_page()
+        page = first_page
+        if page in pages or options:
+            page = chromium.new_context(base_url=live_server.url, **options).new_page()
         pages.append(page)
+        cookie = {"name": name, "value": sessions[user.pk], "url": live_server.url}
+        page.context.add_cookies([cookie])
         page.set_default_timeout(PATIENCE)
         page.set_viewport_size(viewport)
         if trouble:
-            page.on("console", lambda said: said.type == "error" and troubles.append(said.text))
-            page.on("pageerror", lambda error: troubles.append(str(error)))
-            page.on("requestfailed", lambda request: troubles.append(_failure(request)))
+            for event, trouble_of in TROUBLES.items():
+                listen(page, event, trouble_of)
         page.goto(path)
         return page
 
     yield open_page
     for page in pages:
-        page.close()
-    for own in contexts:
-        own.close()
-    context.clear_cookies()
+        if page is first_page:
+            page.unroute_all()
+            page.emulate_media(color_scheme="light")
+            page.context.clear_cookies()
+            page.goto("/admin/login/")  # Which asks for nothing more; it needs no other process.
+        else:
+            page.context.close()
+    for page, event, listener in listeners:
+        page.remove_listener(event, listener)
     # A page that is left cancels what it was asking for.
     troubles = [text for text in troubles if text and "ERR_ABORTED" not in text]
     assert not troubles
-
-
-def _failure(request: Any) -> str:
-    return f"{request.url}: {request.failure}"
