@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
-from django.contrib.admin import site
+from django.contrib import admin
 from django.contrib.auth.models import User
+from django.contrib.staticfiles.handlers import StaticFilesHandler
+from django.core.handlers.wsgi import WSGIHandler
 from django.test import Client
 
 from django_redis_lock.models import HeldLock
+from tests.browser import site
 
 OPTIONS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -69,7 +72,7 @@ def first_page(chromium: Any, live_server: Any) -> Any:
 @pytest.fixture
 def refresh_every(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the seconds between two refreshes of a page that is opened from then on."""
-    (page,) = (page for page in site._registry.values() if page.model is HeldLock)
+    (page,) = (page for page in admin.site._registry.values() if page.model is HeldLock)
     return partial(monkeypatch.setattr, page, "refresh_every")
 
 
@@ -79,9 +82,13 @@ def impatient(refresh_every: Callable[[float], None]) -> None:
 
 
 @pytest.fixture
-def strict(settings: Any) -> None:
-    """The strictest policy under which the page must work."""
-    settings.MIDDLEWARE = ["tests.browser.site.strict", *settings.MIDDLEWARE]
+def strict(live_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The strictest policy under which the page must work. The server has read its settings before
+    a test could change them."""
+    handler = live_server.thread.httpd.get_app()
+    while not isinstance(handler, WSGIHandler) or isinstance(handler, StaticFilesHandler):
+        handler = handler.application
+    monkeypatch.setattr(handler, "_middleware_chain", site.strict(handler._middleware_chain))
 
 
 Open = Callable[..., Any]

@@ -19,6 +19,7 @@ from django_redis_lock import Lock, held_locks
 from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.browser.conftest import PAGE, Open
+from tests.browser.site import POLICY
 from tests.holding import silence
 from tests.integration.admin.test_admin import hold
 from tests.processes import until
@@ -50,6 +51,11 @@ def queued(name: str, thread: str = "the next one") -> Any:
     finally:
         lock.reset()
         waiter.join(60)
+
+
+def test_these_pages_are_served_with_the_strict_policy(open_page: Open) -> None:
+    answer = open_page().goto(PAGE)
+    assert answer.headers["content-security-policy"] == POLICY
 
 
 # -- it lives ----------------------------------------------------------------------------------
