@@ -26,6 +26,7 @@ from .measurements import (
     idle,
     inventory,
     memory,
+    released,
     stampede,
 )
 from .results import Result
@@ -42,6 +43,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], Result | list[Result]]] = {
     "hit": hit.measure,
     "stampede": stampede.measure,
     "inventory": inventory.measure,
+    "released": released.measure,
 }
 
 
