@@ -61,6 +61,22 @@ class Holder:
         assert self.lock.acquire()
 
 
+@pytest.mark.parametrize("fail", [kill, by_hand])
+def test_a_forced_release_after_a_failover_is_told_at_once(
+    servers: SentinelServers, sentinel_client: redis.Redis, fail: Failure
+) -> None:
+    holder = Holder(sentinel_client, timeout=90)
+    until(lambda: replicated(servers))
+    until(lambda: sentinel_client.pubsub_channels("django_redis_lock:process:*"))
+    before = servers.primary
+    fail(servers)
+    until(lambda: servers.primary is not before)
+    with servers.client() as client:
+        until(lambda: client.pubsub_channels("django_redis_lock:process:*"))
+        assert Lock(client, "failing").reset()
+    assert holder.told.wait(5.0)  # And not after 30 s.
+
+
 def replicated(servers: SentinelServers, key: str | bytes = "failing") -> bool:
     """Whether every replica has the lock, or what is at ``key``."""
     clients = [replica.client() for replica in servers.replicas]

@@ -89,6 +89,22 @@ print(lost.wait(20), lock.lost)
     assert said == "True\nTrue True\n"
 
 
+def test_a_forced_release_is_reported_at_once(redis_server: RedisServer) -> None:
+    said = run(
+        redis_server,
+        """
+lost = threading.Event()
+lock = Lock(client, "green", timeout=60, renew=True, on_lost=lost.set)
+lock.acquire()
+while not client.pubsub_channels("django_redis_lock:process:*"):
+    gevent.sleep(0.01)
+Lock(client, "green").reset()
+print(lost.wait(10), lock.lost)
+""",
+    )
+    assert said == "True True\n"
+
+
 def test_a_wait_ends_at_its_deadline_and_leaves_nothing(redis_server: RedisServer) -> None:
     said = run(
         redis_server,

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +21,13 @@ from django.core.management import call_command
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache.python_redis_lock import reset_all
 from django_redis_lock.inventory import Outcome, list_held, release
+from django_redis_lock.keeper import subscription
 from django_redis_lock.locking import Renewal
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol.keys import process_key
 from django_redis_lock.protocol.owner import process_id
-from tests.processes import Link, processes, until
+from tests.faults.proxy import Proxy
+from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import GivenServer, RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
 
@@ -256,6 +260,42 @@ def test_after_a_cut_connection(client: redis.Redis) -> None:
         until(lambda: subscribed(client))
         client.client_kill_filter(_type="pubsub")
         lock.expect_told(by_reset)
+
+
+def test_a_connection_that_died_without_a_word_is_replaced(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "CHECK_AFTER_SECONDS", 0.1)
+    with (
+        Proxy(own_server) as proxy,
+        proxy.client(socket_timeout=0.3) as client,
+        held(client) as lock,
+    ):
+        until(lambda: subscribed(client))
+        with proxy.stalled():
+            before = set(proxy._pairs)
+            until(lambda: set(proxy._pairs) - before)
+        lock.expect_told(by_reset)
+
+
+def test_a_process_that_listens_ends_at_once(redis_server: RedisServer | GivenServer) -> None:
+    program = f"""
+import sys, time, redis
+from django_redis_lock import Lock
+client = redis.Redis.from_url(sys.argv[1])
+lock = Lock(client, {NAME!r}, timeout=60, renew=True)
+lock.acquire()
+while not client.pubsub_channels("django_redis_lock:process:*"):
+    time.sleep(0.01)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, redis_server.url],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("right", ["-publish", "-subscribe"])
