@@ -97,7 +97,10 @@ def _effects(lock: LockInfo) -> list[str]:
     if lock.renewal_interval is None:
         effects.append(_("The holder learns it at its next request for its lock."))
     else:
-        told = _("The holder, if it is alive, learns it within %(seconds)s.")
+        told = _(
+            "The holder, if it is alive, learns it at once, or within %(seconds)s if Redis cannot "
+            "tell it."
+        )
         effects.append(told % {"seconds": duration(max(1.0, lock.renewal_interval))})
     return effects
 
