@@ -151,20 +151,23 @@ class QuorumHold(Hold):
 class VotedRenewal(Renewal):
     """Renews a hold on the server at ``place``. A server that does not have the lock was down at
     the acquisition or has lost its data; VOTE is sent to it again, so that the servers can be
-    restarted one after the other while a lock is held."""
+    restarted one after the other while a lock is held; but not at once, because a forced release
+    ends the lock on one server after the other."""
 
     hold: QuorumHold
 
     def __init__(self, server: Server, hold: QuorumHold, place: int) -> None:
         self._place = place
         self._requesting_vote = False
+        self._votes_again_at = -math.inf
         super().__init__(server, hold)
 
     def call(self, now: float) -> Call | None:
         renewal, hold = super().call(now), self.hold
         self._requesting_vote = False
         wanted = self._wanted(now)
-        if renewal is None or not wanted or hold.votes[self._place] > -math.inf:
+        has_vote = hold.votes[self._place] > -math.inf
+        if renewal is None or not wanted or has_vote or now < self._votes_again_at:
             return renewal
         self._requesting_vote = True
         return Call(VOTE, hold.keys, (hold.token, max(wanted, 0), hold.attempt, hold.fence))
@@ -178,6 +181,8 @@ class VotedRenewal(Renewal):
             self._renewals += 1
         if left < 0:
             self.named = False
+            if self._requesting_vote or hold.votes[self._place] > -math.inf:
+                self._votes_again_at = sent_at + self._third
             hold.vote(self._place, -math.inf, sent_at)
             if hold.deadline == -math.inf:
                 self._lose("most of its servers no longer hold it")

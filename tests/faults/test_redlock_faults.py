@@ -21,6 +21,7 @@ from django_redis_lock.keeper import DeferredRelease
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.redlock.fan_out import _FanOut
 from django_redis_lock.transport.server import server_of
+from tests.holding import settle
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
@@ -262,6 +263,7 @@ class TestContenders:
         until(lambda: places("faulty") == 8)
         until(lambda: any(c.info("clients")["blocked_clients"] for c in five.clients))
         until(lambda: all(c.exists("{faulty}:owner") for c in five.clients))
+        settle()
         before = calls(five)
         time.sleep(2.2)
         assert calls(five) - before <= 2
