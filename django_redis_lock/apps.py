@@ -10,7 +10,8 @@ class RedisLockConfig(AppConfig):
 
     def ready(self) -> None:
         # They need the apps to be there.
-        from . import checks, exporters, metrics  # noqa: F401, PLC0415 - checks are registered
+        from . import checks, exporters, metrics, middleware  # noqa: F401, PLC0415 - checks are registered
 
         metrics.start()
         exporters.start_configured()
+        middleware.note_tasks()

@@ -31,7 +31,7 @@ ON_WAIT_TIMEOUT = ("compute", "raise", "default")
 #: What ``get_or_set`` does while Redis is down.
 VALUES_ON_REDIS_DOWN = ("compute", "raise")
 #: Settings of the whole process, which have no effect in the options of a cache.
-FOR_THE_PROCESS = ("BREAKER_FAILURES", "BREAKER_PAUSE", "EXPORTERS", "USING")
+FOR_THE_PROCESS = ("BREAKER_FAILURES", "BREAKER_PAUSE", "EXPORTERS", "HOLDER_USER", "USING")
 #: The available exporters.
 EXPORTERS = ("prometheus", "opentelemetry", "sentry")
 
@@ -172,6 +172,8 @@ class Conf:
     SLOW_ACQUISITION = Setting(0.005, _seconds_or_0)
     #: The exporters of metrics and traces: "prometheus", "opentelemetry", "sentry".
     EXPORTERS: Setting[tuple[str, ...]] = Setting((), _exporters)
+    #: Whether the description of a lock's holder names the primary key of the request's user.
+    HOLDER_USER = Setting(False, _switch)
     #: The default cache alias of ``locked()`` and ``run_locked``.
     USING = Setting("default", _alias)
     #: The prefix of a lock's name in its cache key.

@@ -120,7 +120,8 @@ class Listing:
             return False
         if (lock.held_for or 0.0) < int(self.chosen["age"] or 0):
             return False
-        texts = (holding.name, owner.label, f"{owner.host}:{owner.pid}", holding.group)
+        place = f"{owner.host}:{owner.pid}"
+        texts = (holding.name, owner.label, place, owner.doing, holding.group)
         return any(self.search.lower() in text.lower() for text in texts)
 
     @cached_property

@@ -56,6 +56,7 @@ def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
         "name": name,
         "select": _("Select %(name)s") % {"name": name},
         "label": shown(lock.owner.label),
+        "doing": shown(lock.owner.doing),
         "kind": lock.kind,
         "kind_label": _("computation") if lock.kind == FLIGHT else "",
         "where": _("whole key") if holding.foreign else "",
@@ -153,6 +154,7 @@ def event_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
             "what": _what(event),
             "text": _held_by(event),
             "label": shown(event.label),
+            "doing": shown(event.doing),
             "note": "" if event.what == "reset" else shown(event.note),
         }
         for event in events

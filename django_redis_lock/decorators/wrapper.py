@@ -8,7 +8,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -19,6 +19,8 @@ from redis.exceptions import RedisError
 
 from ..contention import Conflict, request_of, unavailable
 from ..exceptions import LockError
+from ..locking import doing
+from ..middleware import RequestActivity
 from ..transport import is_outage
 from .key_template import bound_method, namer
 from .on_lost import CommandTerminator, release_on_sigterm
@@ -129,7 +131,8 @@ class LockedFunction:
 
     def _entered(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if not (args and isinstance(args[0], BaseCommand)):
-            return bool(section.enter())
+            with _request_noted(args, kwargs):
+                return bool(section.enter())
         waits_on = self.options.wait_for_redis
         try:
             with nullcontext() if waits_on else outages_not_logged():
@@ -164,7 +167,9 @@ class LockedFunction:
         except SynchronousOnlyOperation:  # For example, request.user queries the database.
             name = await sync_to_async(self.name_of)(args, kwargs)
         section = Section(self.options, name, self.defaults, asynchronous=True)
-        if not await section.enter():
+        with _request_noted(args, kwargs):
+            entered = await section.enter()
+        if not entered:
             return await self._aanswer(await section.conflict(), args, kwargs)
         try:
             result = self.function(*args, **kwargs)
@@ -184,6 +189,12 @@ class LockedFunction:
         # A template, or the project's on_conflict, may query the database.
         answer = await sync_to_async(self._answer)(conflict, args, kwargs)
         return await answer if inspect.isawaitable(answer) else answer
+
+
+def _request_noted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
+    """In its block, locks are acquired for the request in the arguments of a view."""
+    request = request_of(args, kwargs)
+    return nullcontext() if request is None else doing(RequestActivity(request))
 
 
 def _is_async(function: Any) -> bool:

@@ -42,6 +42,8 @@ HOUR, DAY = 3_600_000, 86_400_000
 NEWS = ("lost", "reset", "crashed")
 #: Characters kept of each text in an event.
 MAX_TEXT_CHARACTERS = 200
+#: The fields of an event that are texts.
+TEXTS = ("what", "id", "host", "thread", "label", "doing", "note")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Event:
         what: "released"; "lost", as its holder noticed; "reset", by force; "crashed", when the
             lock ended and its holder said nothing, because it died or was cut off.
         id: the fingerprint of the holder's token.
-        host, pid, thread, label: the holder; empty and 0 where it is not known.
+        host, pid, thread, label, doing: the holder; empty and 0 where it is not known.
         note: why it was lost, or who has reset it.
         held: seconds for which it had been held; None where that is not known.
     """
@@ -67,10 +69,11 @@ class Event:
     label: str = ""
     note: str = ""
     held: float | None = None
+    doing: str = ""
 
     @property
     def owner(self) -> Owner:
-        return Owner(self.id, self.host, self.pid, self.thread, self.label)
+        return Owner(self.id, self.host, self.pid, self.thread, self.label, doing=self.doing)
 
 
 class RecordEvent(SentOnce):
@@ -115,7 +118,7 @@ def _vanished(found: Any) -> Event | None:
     at = int(ended_us) / 1e6
     held = None if owner.since is None else max(0.0, at - owner.since)
     who = (owner.host, owner.pid, owner.thread, owner.label)
-    return Event(at, "crashed", owner.id, *who, held=held)
+    return Event(at, "crashed", owner.id, *who, held=held, doing=owner.doing)
 
 
 def note_call(
@@ -128,8 +131,9 @@ def note_call(
 ) -> Call:
     """Notes that ``what`` happened to the lock at ``key``: now, or when the server's clock showed
     ``at`` microseconds."""
-    holder = {"host": owner.host, "thread": owner.thread, "label": owner.label, "note": note}
-    texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in holder.items() if text}
+    known = {"host": owner.host, "thread": owner.thread, "label": owner.label}
+    known |= {"doing": owner.doing, "note": note}
+    texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in known.items() if text}
     event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
     if held is not None:
         event["held"] = round(held, 3)
@@ -154,7 +158,7 @@ def _read(kept: bytes) -> Event | None:
     at_us, _, event = kept.partition(b" ")
     try:
         said = json.loads(event)
-        texts = {n: str(said.get(n, "")) for n in ("what", "id", "host", "thread", "label", "note")}
+        texts = {name: str(said.get(name, "")) for name in TEXTS}
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     at = bounded(at_us, MAX_UNIX_TIME * 1e6)

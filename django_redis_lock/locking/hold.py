@@ -37,6 +37,7 @@ from ..protocol import (
     release_call,
 )
 from ..transport import Server
+from .activity import activity, described
 from .heartbeat import Heartbeat
 from .history import RecordEvent
 
@@ -62,7 +63,7 @@ class Hold:
         deadline: monotonic time until which it counts as held.
         began: monotonic time of the acquisition.
         renews_until: monotonic time at which renewal ends; -inf if never renewed.
-        label, thread: of the acquisition, for the admin.
+        label, thread, activity: of the acquisition, for the admin.
         subject: the lock, for events.
         warns_at: monotonic time of the warning that it is still held; inf for never.
         ended: released, lost or reset; the keeper stops renewing it.
@@ -96,6 +97,7 @@ class Hold:
         self.renews_until = began + (max_hold or math.inf) if renew else -math.inf
         self.label = label
         self.thread = threading.current_thread().name
+        self.activity = activity.get()
         self._thread_id = threading.get_ident()
         self.on_lost = on_lost
         #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
@@ -118,7 +120,8 @@ class Hold:
         since = self.fence / 1e6
         name = fingerprint(self.token)
         thread, label = encodable(self.thread), encodable(self.label)
-        return Owner(name, hostname(), self.pid, thread, label, since, process_id())
+        doing = described(self.activity)
+        return Owner(name, hostname(), self.pid, thread, label, since, process_id(), doing=doing)
 
     @property
     def from_parent_process(self) -> bool:
@@ -192,13 +195,14 @@ class Hold:
     def warn(self) -> None:
         """Log once that it is still held."""
         self.warns_at = math.inf
+        purpose = (self.label, described(self.activity))
         held_logger.warning(
-            "The lock %s has been held for %.1f s (fence %d, thread %s%s)",
+            "The lock %s has been held for %.1f s (fence %d, thread %s%s%s)",
             printable(self.keys.lock),
             self.now() - self.began,
             self.fence,
             printable(self.thread.encode(errors="replace")),
-            self.label and f", {printable(self.label.encode(errors='replace'))}",
+            *(text and f", {printable(text.encode(errors='replace'))}" for text in purpose),
         )
 
     def lose(self, reason: str) -> bool:

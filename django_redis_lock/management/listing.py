@@ -140,6 +140,8 @@ def _columns(shown: list[HeldLock], *, labelled: bool = True) -> list[Column]:
     ]
     if len({held.alias for held in shown}) > 1:
         columns.append(Column("CACHE", lambda h: h.alias, shrinks=True))
+    if any(held.lock.owner.doing for held in shown):
+        columns.append(Column("DOING", lambda h: one_line(h.lock.owner.doing), shrinks=True))
     if any(note(held.lock) for held in shown):
         columns.append(Column("NOTE", lambda h: note(h.lock)))
     return columns

@@ -93,6 +93,7 @@ def as_json(holding: HeldLock) -> dict[str, Any]:
             "pid": owner.pid or None,
             "thread": owner.thread or None,
             "label": owner.label or None,
+            "doing": owner.doing or None,
         },
         "since": owner.since,
         "held_for": lock.held_for,

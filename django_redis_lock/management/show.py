@@ -112,9 +112,10 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
         width = max(map(len, words))
         for event, what in zip(found.inspection.events, words, strict=True):
             who = f"{event.host}:{event.pid}" if event.host else f"? ({event.id})"
-            label = f" ({event.label})" if event.label else ""
+            purpose = "; ".join(filter(None, (event.label, event.doing)))
+            purpose = f" ({purpose})" if purpose else ""
             why = f": {event.note}" if event.note else ""
-            said = one_line(f"{what:<{width}}  {who}{label}{why}", limit=300)
+            said = one_line(f"{what:<{width}}  {who}{purpose}{why}", limit=300)
             out.append(f"  {clock_time(event.at)}  {said}")
     return out
 
@@ -135,6 +136,8 @@ def _facts(found: Found) -> list[tuple[str, str]]:
         facts.append(("by", one_line(who) if owner.host else f"not known yet ({owner.id})"))
         if owner.label:
             facts.append(("for", one_line(owner.label)))
+        if owner.doing:
+            facts.append(("doing", one_line(owner.doing)))
     if owner.since is not None:
         facts.append(("since", f"{clock_time(owner.since)}, {duration(lock.held_for)} ago"))
     facts.append(("time left", _time_left(found.holding)))

@@ -80,6 +80,7 @@ class Owner:
         process: the id in its process's heartbeats; empty if it sends none.
         seen: seconds since the last sign of life of its process; None if unknown. More than
             SILENT_AFTER: it is stopped, cut off from Redis, or dead.
+        doing: the request, task or management command that acquired the lock, if known.
     """
 
     id: str
@@ -90,6 +91,7 @@ class Owner:
     since: float | None = None
     process: str = ""
     seen: float | None = None
+    doing: str = ""
 
     def fields(self) -> list[str]:
         """Alternating names and values, for HSET."""
@@ -97,6 +99,7 @@ class Owner:
             *("id", self.id, "host", self.host, "pid", str(self.pid)),
             *(("process", self.process) if self.process else ()),
             *("thread", self.thread, "label", self.label, "since", f"{self.since or 0:.6f}"),
+            *(("doing", self.doing) if self.doing else ()),
         ]
 
     @classmethod
@@ -112,13 +115,15 @@ class Owner:
             fields.get("label", ""),
             bounded(fields.get("since"), MAX_UNIX_TIME) or None,
             fields.get("process", ""),
+            doing=fields.get("doing", ""),
         )
 
     def __str__(self) -> str:
         if not self.host:
             return f"an unnamed holder ({self.id})"
         named = f"{self.host}, process {self.pid}, thread {self.thread}"
-        named = f"{named} ({self.label})" if self.label else named
+        purpose = "; ".join(filter(None, (self.label, self.doing)))
+        named = f"{named} ({purpose})" if purpose else named
         if self.seen is None or self.seen <= SILENT_AFTER:
             return named
         return f"{named}, no heartbeat for {self.seen:.0f} s"

@@ -54,6 +54,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "conf": "the settings",
         "signals": "Django signals for what happens",
         "clients": "django-redis on Redis Cluster",
+        "middleware": "which request or task acquires a lock",
     },
     {"cache": "the cache backend"},
     {

@@ -1,0 +1,5 @@
+"""Notes what a request or a task is doing, for the descriptions of the holders of locks."""
+
+from .requests import RequestActivity as RequestActivity
+from .requests import note_request as note_request
+from .tasks import note_tasks as note_tasks
