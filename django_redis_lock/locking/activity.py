@@ -15,8 +15,6 @@ from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 
-from ..protocol import encodable
-
 #: Characters of a text.
 MAX_LENGTH = 200
 #: The programs that run management commands; ``django`` is ``python -m django``.
@@ -43,7 +41,7 @@ def described(what: object) -> str:
         text = "" if what is None else str(what)
     except Exception:  # From attributes that users have given to a request.
         text = ""
-    return encodable(text or command_line())[:MAX_LENGTH]
+    return (text or command_line())[:MAX_LENGTH]
 
 
 @lru_cache(maxsize=1)

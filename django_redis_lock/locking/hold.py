@@ -106,8 +106,7 @@ class Hold:
         self.warns_at = warns_at
         self.now = now
         self.pid = os.getpid()
-        self.ended = False
-        self._lost = False
+        self.ended = self._lost = False
         self._confirmed_at = -math.inf
         self._mutex = threading.Lock()
         #: Reads the reply that confirms a grant, if it has arrived; None if there is none to come.
@@ -117,10 +116,9 @@ class Hold:
 
     def owner(self) -> Owner:
         """The description of the holder, as it is stored in Redis."""
-        since = self.fence / 1e6
-        name = fingerprint(self.token)
-        thread, label = encodable(self.thread), encodable(self.label)
-        doing = described(self.activity)
+        name, since = fingerprint(self.token), self.fence / 1e6
+        texts = (self.thread, self.label, described(self.activity))
+        thread, label, doing = map(encodable, texts)
         return Owner(name, hostname(), self.pid, thread, label, since, process_id(), doing=doing)
 
     @property
@@ -195,14 +193,13 @@ class Hold:
     def warn(self) -> None:
         """Log once that it is still held."""
         self.warns_at = math.inf
-        purpose = (self.label, described(self.activity))
+        who = ", ".join(filter(None, (self.thread, self.label, described(self.activity))))
         held_logger.warning(
-            "The lock %s has been held for %.1f s (fence %d, thread %s%s%s)",
+            "The lock %s has been held for %.1f s (fence %d, thread %s)",
             printable(self.keys.lock),
             self.now() - self.began,
             self.fence,
-            printable(self.thread.encode(errors="replace")),
-            *(text and f", {printable(text.encode(errors='replace'))}" for text in purpose),
+            printable(who.encode(errors="replace")),
         )
 
     def lose(self, reason: str) -> bool:

@@ -19,6 +19,7 @@ DEFAULTS = {
     "LOCK_PREFIX": "lock:",
     "USING": "default",
     "SLOW_ACQUISITION": 0.005,
+    "HOLDER_USER": False,
     "STALE": 0.0,
     "BACKGROUND": False,
     "ON_WAIT_TIMEOUT": "compute",

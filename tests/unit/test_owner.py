@@ -30,6 +30,7 @@ def written(owner: Owner) -> dict[str, str]:
         OWNER,
         Owner("c0ffee"),
         Owner("c0ffee", "web-1", 1, "", "", 0.5),
+        Owner("c0ffee", "web-1", 1, "", "", 0.5, doing="GET /report/ (request 4f1c)"),
         Owner("c0ffee", "wéb", 1, "Thread-1 (run)", "two\nlines, {braces}: ü", 1.5),
     ],
     ids=str,
