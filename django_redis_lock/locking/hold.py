@@ -117,8 +117,7 @@ class Hold:
     def owner(self) -> Owner:
         """The description of the holder, as it is stored in Redis."""
         name, since = fingerprint(self.token), self.fence / 1e6
-        texts = (self.thread, self.label, described(self.activity))
-        thread, label, doing = map(encodable, texts)
+        thread, label, doing = map(encodable, (self.thread, self.label, described(self.activity)))
         return Owner(name, hostname(), self.pid, thread, label, since, process_id(), doing=doing)
 
     @property
@@ -199,7 +198,7 @@ class Hold:
             printable(self.keys.lock),
             self.now() - self.began,
             self.fence,
-            printable(who.encode(errors="replace")),
+            printable(who.encode(errors="replace"), 300),
         )
 
     def lose(self, reason: str) -> bool:
