@@ -14,11 +14,13 @@ An event is any named tuple; a listener ignores the ones it does not know.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+from .forks import free_after_fork
 from .notices import get_logger, run_later, this_thread
 
 logger = get_logger("django_redis_lock.events")
@@ -53,6 +55,14 @@ class Subject(NamedTuple):
         """With an empty ``group``, the group is derived from the name."""
         site = str(getattr(cache, "key_prefix", ""))
         return cls(name, group or group_of(name), label, server, site, cache)
+
+
+class Contended(NamedTuple):
+    """An attempt to acquire a lock found it taken. ``Acquired``, ``TimedOut`` or ``Rejected``
+    follows in the same thread or task, unless the attempt raises. ``keys``: ``LockKeys``."""
+
+    subject: Subject
+    keys: Any
 
 
 class Acquired(NamedTuple):
@@ -212,6 +222,7 @@ count_read: Callable[[Any, str, str, str, int], object] | None = None
 #: none. A leader stores it with its value, and its followers' spans can refer to it.
 trace_parent: Callable[[], str] | None = None
 
+_subscribing = free_after_fork(threading.RLock())
 _logged_at: dict[Listener, float] = {}
 
 
@@ -219,17 +230,19 @@ def subscribe(listener: Listener, *, reads: bool = False) -> None:
     """Call ``listener`` with each event from now on; with ``Read`` and ``Stored`` events only if it
     wants ``reads``. A second call has no effect."""
     global listeners, read_listeners
-    if listener not in listeners:
-        listeners += (listener,)
-    if reads and listener not in read_listeners:
-        read_listeners += (listener,)
+    with _subscribing:
+        if listener not in listeners:
+            listeners += (listener,)
+        if reads and listener not in read_listeners:
+            read_listeners += (listener,)
 
 
 def unsubscribe(listener: Listener) -> None:
     """Stop calling ``listener``."""
     global listeners, read_listeners
-    listeners = tuple(other for other in listeners if other != listener)
-    read_listeners = tuple(other for other in read_listeners if other != listener)
+    with _subscribing:
+        listeners = tuple(other for other in listeners if other != listener)
+        read_listeners = tuple(other for other in read_listeners if other != listener)
     _logged_at.pop(listener, None)
 
 

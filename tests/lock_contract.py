@@ -24,7 +24,7 @@ import pytest
 import redis
 
 from django_redis_lock import LockError, LockLost, LockNotAcquired, LockNotOwnedError, events
-from django_redis_lock.events import Acquired, Lost, Rejected, Released, TimedOut
+from django_redis_lock.events import Acquired, Contended, Lost, Rejected, Released, TimedOut
 from tests.events import RecordedEvents, recording_events
 from tests.processes import PATIENCE, in_threads, until
 
@@ -797,8 +797,9 @@ class LockContract:
         assert not make().acquire(blocking=False)
         assert not make().acquire(blocking_timeout=0.05)
         lock.release()
-        assert heard.kinds == [Acquired, Rejected, TimedOut, Released]
-        acquired, _, timed_out, released = heard
+        assert heard.kinds == [Acquired, Contended, Rejected, Contended, TimedOut, Released]
+        acquired, contended, _, _, timed_out, released = heard
+        assert contended.keys == lock.keys
         assert (acquired.contended, acquired.fence, released.fence) == (False, fence, fence)
         assert 0 <= acquired.waited < PATIENCE
         assert 0.04 < timed_out.waited < released.held < PATIENCE
@@ -813,7 +814,8 @@ class LockContract:
         self.wait_for_waiters(backend)
         lock.release()
         waiter.result()
-        until(lambda: len(heard) == 3)
+        until(lambda: len(heard) == 4)
+        assert heard.kinds[:2] == [Acquired, Contended]
         assert [event.contended for event in heard.only(Acquired)] == [False, True]
 
     @pytest.mark.parametrize("how", ["delete_key", "expire_now", "reset"])

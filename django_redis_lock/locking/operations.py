@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from .. import events
 from ..clock import time
-from ..events import Acquired, Lost, Rejected, Released, TimedOut
+from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
 from ..exceptions import LockError, LockNotOwnedError, TooFewReplicas
 from ..notices import get_logger
 from ..protocol import (
@@ -101,6 +101,7 @@ class LockOperations(BaseLock):
         """
         server = server_of(self.redis)
         if wait != 0 and (server, self.keys.lock, self._loop()) in queues:
+            self._emit_contended()
             return (yield self._wait(request._replace(waiter=b""), None))
         sent_at, refusal = time.monotonic(), None
         try:
@@ -110,6 +111,7 @@ class LockOperations(BaseLock):
                     note_vanished(server, self.keys, reply[3], self.subject)
                 return request.acquired(reply[1], sent_at)
             refusal = reply, sent_at
+            self._emit_contended()
         except ServerBusy:
             if wait == 0:
                 raise  # A waiter waits until the script that keeps the server busy has ended.
@@ -240,6 +242,10 @@ class LockOperations(BaseLock):
     @property
     def _printed(self) -> str:
         return printable(self.keys.lock)
+
+    def _emit_contended(self) -> None:
+        if events.listeners:
+            events.emit(Contended(self.subject, self.keys))
 
     def _emit_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
         if logger.isEnabledFor(logging.DEBUG):

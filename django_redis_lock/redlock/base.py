@@ -258,6 +258,8 @@ class Quorum(LockOperations):
                     ballot = yield from election.vote(fence)
                 if ballot.won:
                     return _acquisition(election.request, ballot, fence, contended)
+            if ballot.refused and not contended:
+                self._emit_contended()
             left = 0.0 if wait == 0 else election.request.left()
             if ballot.too_few or not left:
                 yield from election.give_back(ballot)

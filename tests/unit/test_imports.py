@@ -69,6 +69,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "admin": "the page of held locks",
         "apps": "Django's entry",
         "checks": "the system checks",
+        "debug_toolbar": "the panel of django-debug-toolbar",
         "doctor": "is Redis set up as locks need it?",
         "exporters": "Prometheus and OpenTelemetry",
         "management": "the commands",
