@@ -30,6 +30,7 @@ OF_THE_PARENT = {
     "singleflight/runners.py": 1,
     "cache/reading.py": 1,
     "metrics/collecting.py": 1,
+    "debug_toolbar/__init__.py": 1,
     "decorators/on_lost.py": 2,
     "management/commands/run_locked.py": 1,
     "testing/clock.py": 1,
