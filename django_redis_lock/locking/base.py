@@ -127,7 +127,7 @@ class BaseLock:
         self.min_hold = check_seconds("min_hold", min_hold, zero=True) or 0.0
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost must be callable, not {on_lost!r}")
-        if iscoroutinefunction(on_lost) and not self.asynchronous:
+        if on_lost and iscoroutinefunction(on_lost) and not self.asynchronous:
             raise TypeError("on_lost must be a plain function: a thread has no event loop")
         self.on_lost = on_lost
         if cancel_on_lost and not self.asynchronous:

@@ -159,7 +159,8 @@ def test_the_first_waiter_acquires_at_once_and_the_holder_calls_on_lost(
     admin_client: Client, client: redis.Redis
 ) -> None:
     told = threading.Event()
-    lock = named(hold("a", timeout=3, renew=True, on_lost=told.set), client)
+    lock = named(hold("a", timeout=60, renew=True, on_lost=told.set), client)
+    until(lambda: client.pubsub_channels("django_redis_lock:process:*"))
     waiting = caches["default"].lock("a", thread_local=False)
     thread = threading.Thread(target=waiting.acquire)
     thread.start()
@@ -167,7 +168,7 @@ def test_the_first_waiter_acquires_at_once_and_the_holder_calls_on_lost(
     confirm(admin_client, *choices(admin_client))
     thread.join(10)
     assert waiting.fence
-    assert told.wait(10)
+    assert told.wait(10)  # The next renewal would be after 20 s.
     waiting.reset()
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,12 +22,13 @@ from django.core.management import call_command
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache.python_redis_lock import reset_all
 from django_redis_lock.inventory import Outcome, list_held, release
-from django_redis_lock.keeper import subscription
+from django_redis_lock.keeper import keeper, subscription
 from django_redis_lock.locking import Renewal
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol.keys import process_key
 from django_redis_lock.protocol.owner import process_id
 from tests.faults.proxy import Proxy
+from tests.holding import settle
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import GivenServer, RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
@@ -126,11 +128,14 @@ def test_a_thread_is_told_behind_sentinel(
         lock.expect_told(end)
 
 
-def test_a_task_is_told_behind_sentinel(sentinel_servers: SentinelServers) -> None:
+@WAYS
+def test_a_task_is_told_behind_sentinel(
+    sentinel_servers: SentinelServers, end: Callable[[Any], None]
+) -> None:
     manager = redis.asyncio.Sentinel(sentinel_servers.addresses)
     with sentinel_servers.client() as client:
         primary = manager.master_for(sentinel_servers.name)
-        asyncio.run(expect_told_in_task(client, primary, by_release))
+        asyncio.run(expect_told_in_task(client, primary, end))
 
 
 @WAYS
@@ -142,10 +147,13 @@ def test_a_thread_is_told_on_a_cluster(
         lock.expect_told(end)
 
 
-def test_a_task_is_told_on_a_cluster(cluster_servers: ClusterServers) -> None:
+@WAYS
+def test_a_task_is_told_on_a_cluster(
+    cluster_servers: ClusterServers, end: Callable[[Any], None]
+) -> None:
     with cluster_servers.client() as client:
         aclient = redis.asyncio.RedisCluster.from_url(cluster_servers.url)
-        asyncio.run(expect_told_in_task(client, aclient, by_release))
+        asyncio.run(expect_told_in_task(client, aclient, end))
 
 
 def test_the_command_tells(client: redis.Redis) -> None:
@@ -168,6 +176,23 @@ def test_the_holder_of_a_lock_on_several_servers_is_told(own_server: RedisServer
     assert Redlock(clients, NAME, 60).reset()
     assert lost.wait(SOON)
     assert not any(client.exists(NAME) for client in clients)
+    for client in clients:
+        client.close()
+
+
+def test_a_vote_that_was_lost_is_not_requested_again_at_once(own_server: RedisServer) -> None:
+    """A forced release ends the lock on one server after the other, and each tells the holder."""
+    address = own_server.url.rpartition("/")[0]
+    clients = [redis.Redis.from_url(f"{address}/{db}") for db in range(3)]
+    with Redlock(clients, NAME, 60, renew=True) as lock:
+        until(lambda: all(client.exists(lock.keys.owner) for client in clients))
+        settle()
+        assert Lock(clients[0], NAME).reset()
+        for _ in range(3):
+            keeper().hurry(time.monotonic())
+            settle()
+        assert [client.exists(NAME) for client in clients] == [0, 1, 1]
+        assert not lock.lost
     for client in clients:
         client.close()
 
