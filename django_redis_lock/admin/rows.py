@@ -49,14 +49,16 @@ def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
     state = status_of(lock)
     choice = str(Choice.of(ref, lock))
     name = shown(holding.name)
+    label, doing = shown(lock.owner.label), shown(lock.owner.doing)
     return {
         "id": choice,
         "choice": choice,
         "url": url_of(ref),
         "name": name,
         "select": _("Select %(name)s") % {"name": name},
-        "label": shown(lock.owner.label),
-        "doing": shown(lock.owner.doing),
+        "label": label,
+        "doing": doing,
+        "purpose": " · ".join(filter(None, (label, doing))),
         "kind": lock.kind,
         "kind_label": _("computation") if lock.kind == FLIGHT else "",
         "where": _("whole key") if holding.foreign else "",

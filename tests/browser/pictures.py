@@ -38,6 +38,12 @@ newest = pytest.mark.skipif(
 )
 WIDE = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
+DOING = {
+    "nightly-report": "manage.py nightly_report --all",
+    "import-42": "POST /imports/ (request 7b20e4)",
+    "invoice-2031": "POST /invoices/2031/send/ (request 4f1c9a)",
+    "stock.sync": "task shop.tasks.sync_stock (9a3e51)",
+}
 JOBS = (
     *(("nightly-report", "Nightly report"), ("import-42", "Import of branch 42")),
     *(("invoice-2031", ""), ("invoice-2032", ""), ("search-index", "Rebuild of the index")),
@@ -59,7 +65,7 @@ def staged(client: redis.Redis, number: int = len(JOBS)) -> dict[str, Lock]:
     for place, (name, lock) in enumerate(locks.items()):
         host, pid = HOSTS[place % len(HOSTS)]
         owner = named(lock, client).keys.owner
-        client.hset(owner, mapping={"host": host, "pid": pid})
+        client.hset(owner, mapping={"host": host, "pid": pid, "doing": DOING.get(name, "")})
         since = float(client.hget(owner, "since") or 0)
         client.hset(owner, "since", f"{since - 17 * place - 43:.6f}")
         if name == "import-42":

@@ -30,6 +30,7 @@ from django_redis_lock.admin.formatting import duration
 from django_redis_lock.admin.lock_ref import Ref
 from django_redis_lock.inventory import listing as inventory
 from django_redis_lock.inventory.listing import LOCK
+from django_redis_lock.locking import doing
 from django_redis_lock.locking.history import note_call
 from django_redis_lock.models import HeldLock
 from django_redis_lock.protocol.keys import events_key, lock_keys
@@ -446,6 +447,19 @@ def test_names_and_labels_cannot_inject_anything(admin_client: Client) -> None:
     (row,) = rows_of(response)
     assert r"<script>alert('name')</script>\nsecond line\u202e" in row["name"]
     assert "<img src=x onerror=alert(1)>" in row["name"]
+
+
+def test_what_the_holder_is_doing_is_shown_and_searched(admin_client: Client) -> None:
+    with doing("POST /invoices/<17>/ (request 4f1c)"):
+        lock = hold("a", label="invoice", timeout=60)
+    until(lambda: (lock.holder() or pytest.fail("free")).host)
+    other = hold("b")
+    (row,) = rows_of(admin_client.get(PAGE, {"q": "INVOICES/"}))
+    assert row["name"] == "a invoice · POST /invoices/<17>/ (request 4f1c)"
+    assert {row["name"] for row in rows_of(admin_client.get(PAGE))} == {row["name"], "b"}
+    other.release()
+    page = text_of(admin_client.get(f"{PAGE}{Ref('default', lock.keys.lock, LOCK)}/change/"))
+    assert "Doing POST /invoices/<17>/ (request 4f1c)" in page
 
 
 def test_a_very_long_name_is_cut(admin_client: Client) -> None:

@@ -20,6 +20,7 @@ from django.core.cache import cache, caches
 from django.core.management import CommandError, call_command
 
 from django_redis_lock import Lock, events, metrics
+from django_redis_lock.locking import doing
 from django_redis_lock.locking.history import note_call
 from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.protocol.owner import Owner, hostname
@@ -110,6 +111,16 @@ def test_the_list(run: Run, client: redis.Redis) -> None:
         ["2", "locks", "are", "held,", "1", "process", "waits."],
     ]
     assert "\x1b" not in out
+
+
+def test_what_the_holder_is_doing(run: Run, client: redis.Redis) -> None:
+    with doing("GET /report/"), held(client, "nightly", label="report"):
+        head, line, *_ = run()[1].splitlines()
+        assert "DOING" in head
+        assert line.endswith("GET /report/")
+        assert "doing          GET /report/" in run("show", "nightly")[1]
+        (listed,) = json.loads(run("--json")[1])["locks"]
+        assert listed["holder"]["doing"] == "GET /report/"
 
 
 def test_locks_of_other_caches_and_of_none(run: Run, client: redis.Redis, settings: Any) -> None:
