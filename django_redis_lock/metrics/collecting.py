@@ -7,8 +7,10 @@ section for each event, and memory for a limited number of groups.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import repeat
 from typing import Any
 
 from .. import events
@@ -75,7 +77,7 @@ class Collector:
         self.mutex = threading.RLock()
         #: Acquisitions, releases and reads that wait to be counted, and how many may wait.
         self._waiting: deque[Any] = deque()
-        self._reads: deque[tuple[tuple[Any, ...], int]] = deque()
+        self._reads: deque[tuple[Any, str, str, str]] = deque()
         self._enough = 1
         self._figures: Figures = {}
         self._unwanted: set[Owner] = set()
@@ -94,7 +96,11 @@ class Collector:
 
     def count_read(self, cache: Any, key: str, group: str, result: str, values: int) -> None:
         """``events.count_read``."""
-        self._reads.append(((cache, key, group, result), values))
+        read = (cache, key, group, result)
+        if values == 1:
+            self._reads.append(read)
+        else:
+            self._reads.extend(repeat(read, values))
         if len(self._reads) >= self._enough:
             self._count_waiting()
             self._enough = MAX_WAITING
@@ -103,11 +109,11 @@ class Collector:
         with self.mutex:
             while self._waiting:
                 self._count(self._waiting.popleft())
-            reads: dict[tuple[Any, ...], int] = {}
-            while self._reads:
-                read, values = self._reads.popleft()
-                reads[read] = reads.get(read, 0) + values
-            for (cache, key, group, result), values in reads.items():
+            reads = []
+            with suppress(IndexError):  # None are left; a signal handler may have taken some.
+                while True:
+                    reads.append(self._reads.popleft())
+            for (cache, key, group, result), values in Counter(reads).items():
                 self._count(events.Read(cache, str(key), group, result, values, 0.0, 0.0))
 
     def _count(self, event: Any) -> None:
