@@ -183,6 +183,28 @@ def datadog() -> tuple[Any, Recorder]:
     return setup(), recording
 
 
+def new_relic() -> tuple[Any, Recorder]:
+    os.environ.update(NEW_RELIC_DEVELOPER_MODE="true", NEW_RELIC_APP_NAME="test")
+    import newrelic.agent  # noqa: PLC0415
+
+    newrelic.agent.initialize()
+    application = newrelic.agent.register_application(timeout=5)
+
+    def below(node: Any) -> Iterator[Any]:
+        for child in node.children:
+            yield child
+            yield from below(child)
+
+    @contextmanager
+    def recording() -> Iterator[list[str]]:
+        seen: list[str] = []
+        with newrelic.agent.BackgroundTask(application, name="test") as transaction:
+            yield seen
+        seen.extend(node.operation for node in below(transaction.root_span))
+
+    return setup(), recording
+
+
 def django_prometheus() -> tuple[Any, Recorder]:
     from prometheus_client import REGISTRY  # noqa: PLC0415
 
@@ -214,6 +236,7 @@ TOOLS: dict[str, Callable[[], tuple[Any, Recorder]]] = {
     "opentelemetry_exporter": lambda: opentelemetry(exporter=True),
     "elastic": elastic,
     "datadog": datadog,
+    "new_relic": new_relic,
     "django_prometheus": django_prometheus,
 }
 

@@ -26,6 +26,7 @@ COLUMNS = {
     "OpenTelemetry, redis": ("opentelemetry", "opentelemetry.instrumentation.redis"),
     "Elastic APM": ("elastic", "elasticapm"),
     "Datadog": ("datadog", "ddtrace"),
+    "New Relic": ("new_relic", "newrelic.agent"),
     "django-prometheus": ("django_prometheus", "django_prometheus"),
     "exporter `sentry`": ("sentry_exporter", "sentry_sdk"),
     "exporter `opentelemetry`": ("opentelemetry_exporter", "opentelemetry.sdk"),
