@@ -256,10 +256,11 @@ def emit(event: Any) -> None:
         try:
             listener(event)
         except Exception:
-            _log_failure(listener, event)
+            log_failure(listener, event)
 
 
-def _log_failure(listener: Listener, event: Any) -> None:
+def log_failure(listener: Listener, event: Any) -> None:
+    """Log that ``listener`` raised, at most once a minute."""
     now = time.monotonic()
     if now - _logged_at.get(listener, -LOG_PAUSE_SECONDS) >= LOG_PAUSE_SECONDS:
         _logged_at[listener] = now

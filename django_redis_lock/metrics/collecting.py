@@ -117,6 +117,12 @@ class Collector:
                 self._count(events.Read(cache, str(key), group, result, values, 0.0, 0.0))
 
     def _count(self, event: Any) -> None:
+        try:
+            self._add(event)
+        except Exception:  # Reads are counted outside of ``emit``.
+            events.log_failure(self, event)
+
+    def _add(self, event: Any) -> None:
         subject: Subject = event.subject
         if subject.server is None:
             return

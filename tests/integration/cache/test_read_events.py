@@ -129,6 +129,20 @@ def test_without_listeners_no_event_is_made(
     assert cache.get_or_set("report", 2) == 1
 
 
+def test_a_figure_that_cannot_be_counted_fails_no_read(
+    cache: RedisCache,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(events, "_logged_at", {})
+    metrics.flush()  # So that the next read is counted at once.
+    settings.DJANGO_REDIS_LOCK = {"METRICS": "yes"}
+    for _ in range(2):
+        assert cache.get_or_set("uncounted", 1) == 1
+    assert "nothing else is affected" in caplog.text
+
+
 def test_the_figures(cache: RedisCache, client: redis.Redis) -> None:
     """Counting a hit sends nothing to Redis."""
     if cache.in_memory:
