@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from inspect import signature
 from typing import Any, ClassVar, TypeVar
@@ -85,11 +85,10 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
     _methods: ClassVar = originals(DjangoRedisCache, "get", "get_many")
 
     @cached_property
-    def _takes_client(self) -> bool:  # type: ignore[override]  # looked at once
-        """Whether ``get`` takes django-redis's arguments. One that does not cannot be given a read
-        with its lifetime, and is not called."""
-        parameters = signature(self.get).parameters
-        return "client" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    def _usable(self) -> Collection[str]:  # type: ignore[override]  # looked at once
+        """The methods that take django-redis's arguments. Others cannot be given a read with its
+        lifetime, and are not called."""
+        return [name for name in self._methods if _takes_client(getattr(self, name))]
 
     def _get_observed(
         self, key: str, version: int | None, read: Callable[..., Any]
@@ -397,6 +396,11 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
         if isinstance(self.client, ShardClient):
             return {} if client is None else {"client": client}
         return {"client": flight_ending(client or self.client.get_client(write=True))}
+
+
+def _takes_client(method: Callable[..., Any]) -> bool:
+    parameters = signature(method).parameters
+    return "client" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _must_connect(pool: Any) -> bool:

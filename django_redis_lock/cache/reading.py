@@ -7,7 +7,7 @@ of them open a connection to a server at a time; the others then reuse a free on
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -103,8 +103,8 @@ class CacheReader(LockCache):
 
     #: The methods that tools replace to observe reads: see ``originals``.
     _methods: ClassVar[dict[str, tuple[Any, Any]]]
-    #: Whether ``get`` takes all arguments of Django's backend.
-    _takes_client = True
+    #: Those of them that take what reads give them.
+    _usable: Collection[str] = ("get",)
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
         """The value, or MISSING, which is also the answer where the caller is to join a computation
@@ -126,7 +126,7 @@ class CacheReader(LockCache):
         or on this instance (Sentry), or its code (Datadog). Then reads go through it."""
         function, code = self._methods[method]
         is_own = getattr(type(self), method) is function and function.__code__ is code
-        return not (is_own and method not in self.__dict__) and self._takes_client
+        return not (is_own and method not in self.__dict__) and method in self._usable
 
     def _read_observed(self, runner: Runner, steps: Steps, key: str, version: int | None) -> Steps:
         """What ``steps`` read, and the value that ``get`` makes of it, or MISSING. In an event loop

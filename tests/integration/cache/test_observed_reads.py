@@ -125,6 +125,9 @@ class Narrow(RedisCache):
     def get(self, key: str, default: Any = None, version: Any = None) -> Any:
         return super().get(key, default, version)
 
+    def get_many(self, keys: Any, version: Any = None) -> Any:
+        return super().get_many(keys, version)
+
 
 def test_a_get_that_reads_nothing_is_believed(redis_server: RedisServer) -> None:
     cache = WithLocalMemory(redis_server.url, {})
@@ -138,6 +141,7 @@ def test_a_get_without_the_arguments_of_django_redis(
     cache = Narrow(redis_server.url, {})
     for value in ("first", "second"):
         assert cache.get_or_set("report", value, **TERMS) == "first"
+        assert cache.get_or_set_many(["report"], pytest.fail) == {"report": "first"}
 
 
 def test_an_error_of_the_tool_is_raised(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
