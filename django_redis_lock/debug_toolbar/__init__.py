@@ -94,41 +94,40 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
         if record is not None and (_panel.get() is self or type(event) is events.Lost):
             record(self, event)
 
-    def _begin_lock(self, subject: Subject, what: str, fence: int = 0) -> Row:
+    def _end(self, subject: Subject, fence: int = 0) -> Row | None:
+        _, row = self._open.pop((id(subject), fence), (None, None))
+        return row
+
+    def _lock(self, subject: Subject, what: str) -> Row:
+        """The row of an attempt to take a lock, with its result."""
         row = self._end(subject)
         if row is None:
             row = {"name": subject.name, "label": subject.label}
             self._locks.append(row)
         row["what"] = what
-        self._open[id(subject), fence] = subject, row
-        return row
-
-    def _end(self, subject: Subject, fence: int = 0) -> Row | None:
-        _, row = self._open.pop((id(subject), fence), (None, None))
         return row
 
     def _contended(self, event: events.Contended) -> None:
-        row = self._begin_lock(event.subject, "waiting")
+        row = self._lock(event.subject, "waiting")
+        self._open[id(event.subject), 0] = event.subject, row
         if event.subject.server is not None:
             question = _HolderQuestion(event, row)
             self._questions.append(question)
             keeper().add(question)
 
     def _acquired(self, event: events.Acquired) -> None:
-        row = self._begin_lock(event.subject, "acquired", event.fence)
+        row = self._lock(event.subject, "acquired")
         row.update(waited=event.waited * 1000, fence=event.fence)
+        self._open[id(event.subject), event.fence] = event.subject, row
 
     def _timed_out(self, event: events.TimedOut) -> None:
-        self._begin_lock(event.subject, "timed_out")["waited"] = event.waited * 1000
-        self._end(event.subject)
+        self._lock(event.subject, "timed_out")["waited"] = event.waited * 1000
 
     def _rejected(self, event: events.Rejected) -> None:
-        self._begin_lock(event.subject, "rejected")
-        self._end(event.subject)
+        self._lock(event.subject, "rejected")
 
     def _fell_back(self, event: events.FellBack) -> None:
-        self._begin_lock(event.subject, "without_redis")
-        self._end(event.subject)
+        self._lock(event.subject, "without_redis")
 
     def _released(self, event: events.Released | events.Lost) -> None:
         row = self._end(event.subject, event.fence)

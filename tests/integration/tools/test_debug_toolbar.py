@@ -49,8 +49,9 @@ def test_a_free_lock(recorded: Any) -> None:
     assert "holder" not in row
 
 
-def test_a_lock_that_is_taken(recorded: Any) -> None:
-    rows = recorded["refused"]["locks"]
+@pytest.mark.parametrize("view", [0, 1], ids=["view", "async view"])
+def test_a_lock_that_is_taken(recorded: Any, view: int) -> None:
+    rows = recorded["refused"][view]["locks"]
     assert names_and_results(rows) == [("taken", "rejected"), ("taken", "timed_out")]
     for row in rows:
         assert row["holder"].endswith("thread MainThread (nightly)")

@@ -101,6 +101,12 @@ class Requests:
     def stats(self, name: str, do: Callable[[], Any]) -> Any:
         return stored(self.get(name, do))
 
+    async def astats(self, name: str, do: Callable[[], Any]) -> Any:
+        from django.test import AsyncClient  # noqa: PLC0415
+
+        work[name] = do
+        return stored(await AsyncClient().get(f"/async/{name}"))
+
     # -- locks ---------------------------------------------------------------------------------
 
     def free(self) -> Any:
@@ -111,8 +117,8 @@ class Requests:
         return self.stats("free", do)
 
     def refused(self) -> Any:
-        """Of two locks that another thread holds the view waits for one only."""
-        holder = self.cache.lock("taken", label="nightly")
+        """The locks that a view, and an async view, do not get, for which they wait and do not."""
+        holder = self.cache.lock("taken", label="nightly", thread_local=False)
         holder.acquire()
         until(lambda: holder.holder().host)
 
@@ -120,8 +126,11 @@ class Requests:
             self.cache.lock("taken").acquire(blocking=False)
             self.cache.lock("taken").acquire(blocking_timeout=0.01)
 
-        with ThreadPoolExecutor(1) as threads:
-            found = threads.submit(self.stats, "refused", do).result()
+        async def ado() -> None:
+            await self.cache.alock("taken").acquire(blocking=False)
+            await self.cache.alock("taken").acquire(blocking_timeout=0.01)
+
+        found = [self.stats("refused", do), asyncio.run(self.astats("arefused", ado))]
         holder.release()
         return found
 
@@ -214,8 +223,6 @@ class Requests:
 
     async def _two_tasks(self) -> Any:
         """Two requests of one event loop, each with the lock while the other has its own."""
-        from django.test import AsyncClient  # noqa: PLC0415
-
         inside: set[str] = set()
         both = asyncio.Event()
 
@@ -230,11 +237,7 @@ class Requests:
 
             return do
 
-        work.update(one=one("one"), two=one("two"))
-        responses = await asyncio.gather(
-            *(AsyncClient().get(f"/async/{n}") for n in ("one", "two"))
-        )
-        return [stored(response) for response in responses]
+        return await asyncio.gather(*(self.astats(name, one(name)) for name in ("one", "two")))
 
     def listeners(self) -> Any:
         """How many listen, outside of requests, with the panel and without it."""
