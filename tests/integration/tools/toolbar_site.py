@@ -150,8 +150,10 @@ class Requests:
         self.toolbars.clear()
         with ThreadPoolExecutor(1) as threads:
             request = threads.submit(self.stats, "waited", do)
-            until(named)
-            holder.release()
+            try:
+                until(named)
+            finally:
+                holder.release()
             return request.result()
 
     def lost(self) -> Any:
