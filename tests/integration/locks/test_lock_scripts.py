@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from django_redis_lock.locking.replication import MARK
-from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
     CLOCK,
@@ -27,7 +27,7 @@ from django_redis_lock.protocol.lock_scripts import (
     Script,
 )
 from django_redis_lock.redlock.votes import VOTE
-from django_redis_lock.transport import execute
+from django_redis_lock.transport import execute, server_of
 from tests.redis_server import RedisServer
 
 KEYS = lock_keys(b"name")
@@ -442,6 +442,32 @@ def test_reset_of_nothing_clears_the_index(scripts: Scripts) -> None:
     scripts.client.zadd(KEYS.held_index, {"name": 1, "other": 2})
     assert scripts.run(RESET, "next", GRANT, "a", 2**53) == 0
     assert scripts.state().index == [b"other"]
+
+
+def test_reset_publishes_to_the_process_of_the_holder(scripts: Scripts) -> None:
+    fence, channel = scripts.acquire("a")[1], process_key("holder's")
+    scripts.client.hset(KEYS.owner, "process", "holder's")
+    connection = server_of(scripts.client).connect(protocol=2)
+    for _ in range(2):
+        connection.send_command("SUBSCRIBE", channel)
+        assert connection.read_response() == [b"subscribe", channel, 1]  # And nothing before.
+        assert scripts.run(RESET, "next", GRANT, "b", fence) == 0
+    assert scripts.run(RESET, "next", GRANT, "a", fence) == 1
+    assert connection.read_response() == [b"message", channel, KEYS.lock]
+    connection.disconnect()
+
+
+@pytest.mark.parametrize("fields", [{}, {"host": "h"}])
+def test_reset_of_a_holder_without_a_process_publishes_nothing(
+    scripts: Scripts, fields: dict[str, str]
+) -> None:
+    fence = scripts.acquire("a")[1]
+    if fields:
+        scripts.client.hset(KEYS.owner, mapping=fields)
+    else:
+        scripts.client.set(KEYS.owner, "not a hash")
+    assert scripts.run(RESET, "next", GRANT, "a", fence) == 1
+    assert scripts.state().lock is None
 
 
 # -- RENEW, EXTEND, WATCH, HELD --------------------------------------------------------------------
