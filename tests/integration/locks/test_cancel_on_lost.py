@@ -13,9 +13,13 @@ import pytest
 import redis
 import redis.asyncio
 from django.core.cache import caches
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.views import View
 
-from django_redis_lock import AsyncLock, Lock, LockLost, LockNotOwnedError, locked
+from django_redis_lock import AsyncLock, AsyncRedlock, Lock, LockLost, LockNotOwnedError, locked
 from tests.processes import PATIENCE
+from tests.redis_server import RedisServer
 
 NAME = "cancelled"
 
@@ -323,6 +327,43 @@ def test_a_decorated_coroutine_function(client: redis.Redis) -> None:
 
     asyncio.run(body())
     assert stopped == [True]
+
+
+def test_over_several_servers(own_server: RedisServer) -> None:
+    address = own_server.url.rpartition("/")[0]
+
+    async def hold() -> None:
+        clients = [redis.asyncio.Redis.from_url(f"{address}/{db}") for db in range(3)]
+        try:
+            async with AsyncRedlock(clients, NAME, 60, renew=True, cancel_on_lost=True):
+                assert await AsyncRedlock(clients, NAME, 60).reset()
+                await asyncio.sleep(15)
+        finally:
+            for client in clients:
+                await client.aclose()
+
+    with pytest.raises(LockLost):
+        asyncio.run(hold())
+
+
+def test_a_class_based_view(client: redis.Redis, rf: RequestFactory) -> None:
+    @locked("page", cancel_on_lost=True)
+    class Page(View):
+        async def get(self, request: HttpRequest) -> HttpResponse:
+            await reset("page")
+            await asyncio.sleep(15)
+            raise AssertionError("it was told too late")
+
+    @locked("plain", cancel_on_lost=True)
+    class Plain(View):
+        def get(self, request: HttpRequest) -> HttpResponse:
+            raise AssertionError("it must not begin")
+
+    view: Any = Page.as_view()
+    with pytest.raises(LockLost):
+        asyncio.run(view(rf.get("/")))
+    with pytest.raises(TypeError, match="only a task can be cancelled"):
+        Plain.as_view()(rf.get("/"))
 
 
 def test_a_decorated_plain_function_refuses_it(client: redis.Redis) -> None:
