@@ -134,7 +134,8 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
             raise ConnectionInterrupted(connection=redis) from error
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
-        if self._pool is None or not _must_connect(self._pool):
+        pool = self._pool
+        if pool is None or not _must_connect(pool):
             return self._read_value(key, version, self._in_flight(key, version))
         with cold_read(server_of(self._lock_client())) as waited:
             flight = self._in_flight(key, version)
@@ -175,7 +176,7 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
         pool = self.client.get_client(write=False).connection_pool
         return pool if hasattr(pool, "_available_connections") else None
 
-    def _with_breaker(self, read: Callable[..., T], *args: Any, **options: Any) -> T:
+    def _with_breaker(self, read: Callable[..., T], *args: Any) -> T:
         """Call ``read``, unless the circuit breaker is open.
 
         Raises:
@@ -183,7 +184,7 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
         """
         breaker = self._breaker
         if breaker is None:
-            return read(*args, **options)
+            return read(*args)
         if breaker.failing:
             try:
                 breaker.admit(None)
@@ -191,7 +192,7 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
                 raise ConnectionInterrupted(connection=None) from error
         began = time.monotonic()
         try:
-            found = read(*args, **options)
+            found = read(*args)
         except ConnectionInterrupted as error:
             cause = error.__cause__
             unreachable = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
