@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import signal
@@ -62,6 +63,11 @@ def pytest_xdist_auto_num_workers() -> int:
     more than they compute, so there are more processes than cores."""
     cores = os.cpu_count() or 1
     return 0 if os.environ.get("REDIS_URL") else min(cores * 2, MOST_PROCESSES)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: no search for garbage need look at it again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
