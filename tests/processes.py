@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -32,6 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import django
+from django.apps import apps
+from django.conf import settings as django_settings
 
 __all__ = [
     "PATIENCE",
@@ -66,6 +69,7 @@ _forkserver.set_forkserver_preload(
         "django.test",
         "django_redis_lock.decorators",
         __name__,
+        "tests.forked",
     ]
 )
 
@@ -202,7 +206,11 @@ def _work(
     connection: Connection, _: None, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     link = Link(connection)
-    django.setup()
+    if apps.ready:  # With the environment of the first process there was.
+        settings = sys.modules[os.environ["DJANGO_SETTINGS_MODULE"]]
+        django_settings.CACHES = runpy.run_path(str(settings.__file__))["CACHES"]
+    else:
+        django.setup()
     link.say("ready")
     link.hear()
     try:
