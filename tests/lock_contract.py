@@ -717,7 +717,7 @@ class LockContract:
 
     def test_it_is_lost_at_its_deadline(self, make: Any) -> None:
         calls: list[int] = []
-        lock = make(timeout=0.2, on_lost=lambda: calls.append(1))
+        lock = make(timeout=0.5, on_lost=lambda: calls.append(1))
         assert not lock.lost
         with pytest.raises(LockError) as never:
             lock.ensure_held()
