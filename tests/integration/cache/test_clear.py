@@ -12,6 +12,7 @@ import redis
 from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import FIGURES, INDEX, flight_key, lock_keys
+from tests.holding import settle
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
@@ -43,6 +44,7 @@ def test_a_held_lock_stays_held(cache: RedisCache, client: redis.Redis, empty: A
     lock = cache.lock("report", timeout=60, label="nightly")
     assert lock.acquire()
     until(lambda: client.exists(KEYS.owner))
+    settle()
     before = [client.get(KEYS.lock), client.get(KEYS.fence), client.hgetall(KEYS.owner)]
     left, score = client.pttl(KEYS.lock), client.zscore(INDEX, KEYS.lock)
     described = client.pttl(KEYS.owner)
