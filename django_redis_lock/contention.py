@@ -87,7 +87,7 @@ class Conflict:
         seconds = max(1, math.ceil(min(retry_after, MAX_RETRY_SECONDS)))
         if held is None:
             return cls(name, using=using, retry_after=seconds)
-        return cls(name, held.owner, held.ttl, held.held_for, using, seconds)
+        return cls(name, held.in_the_way, held.ttl, held.held_for, using, seconds)
 
     def __str__(self) -> str:
         # One line, even if a name contains line breaks.

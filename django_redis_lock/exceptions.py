@@ -104,8 +104,8 @@ class LockNotAcquired(LockError):
         if held is None:
             return cls(text, lock_name)
         retry_after = None if math.isinf(held.ttl) else held.ttl
-        text = f"{text}: it is held by {held.owner}"
-        return cls(text, lock_name, held.owner, retry_after, held.held_for)
+        text = f"{text}: it is held by {held.in_the_way}"
+        return cls(text, lock_name, held.in_the_way, retry_after, held.held_for)
 
 
 class TooFewServers(LockError, redis_exceptions.ConnectionError):

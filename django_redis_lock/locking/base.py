@@ -26,6 +26,7 @@ from ..protocol import (
     check_wait,
     lock_keys,
     longest_hold,
+    named_token,
     new_token,
     release_call,
     waiter_id,
@@ -230,7 +231,7 @@ class BaseLock:
         if wait is None:
             self._refuse_to_wait_for_itself()
         chosen = token if token is not None else self.id
-        mine = new_token() if chosen is None else self._encode(check_token(chosen))
+        mine = named_token() if chosen is None else self._encode(check_token(chosen))
         attempt = b"" if chosen is None else secrets.token_hex(8).encode()
         request = AcquireRequest(
             self.keys,

@@ -7,6 +7,7 @@ from .acquisition import AcquireRequest as AcquireRequest
 from .acquisition import Acquisition as Acquisition
 from .acquisition import Clock as Clock
 from .acquisition import PendingLifetime as PendingLifetime
+from .acquisition import named_token as named_token
 from .acquisition import new_token as new_token
 from .acquisition import parse_grant as parse_grant
 from .acquisition import release_call as release_call

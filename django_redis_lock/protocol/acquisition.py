@@ -44,6 +44,13 @@ def new_token() -> bytes:
     return secrets.token_hex(16).encode()
 
 
+def named_token() -> bytes:
+    """Such a value followed by the process and thread, for ``Owner.from_token``. The token of a
+    grant has no name: whoever makes it does not know which waiter takes it."""
+    place = _place(os.getpid(), threading.current_thread().name)
+    return b"%b %b" % (new_token(), place)
+
+
 def waiter_id() -> bytes:
     """A unique id of a waiter, from which the admin reads its process, thread and begin."""
     place = _place(os.getpid(), threading.current_thread().name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import secrets
 import socket
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from ..forks import after_fork
 MAX_UNIX_TIME = 1e11
 #: The greatest process id.
 MAX_PID = 2**32
+#: A token that ``named_token`` has made: a random value, process, host, thread.
+NAMED_TOKEN = re.compile(r"[0-9a-f]{32} (\d{1,10}) (\S+) (.*)", re.ASCII | re.DOTALL)
 #: Seconds between two heartbeats of a process that holds locks (``heartbeat``), and seconds without
 #: one after which it counts as silent.
 HEARTBEAT_EVERY, SILENT_AFTER = 10.0, 15.0
@@ -118,6 +121,15 @@ class Owner:
             doing=fields.get("doing", ""),
         )
 
+    @classmethod
+    def from_token(cls, token: bytes) -> Owner:
+        """The owner that ``named_token`` has named; only its id if the token is another one."""
+        found = NAMED_TOKEN.fullmatch(token.decode(errors="replace"))
+        if found is None:
+            return cls(fingerprint(token))
+        pid, host, thread = found.groups()
+        return cls(fingerprint(token), host, int(pid), thread)
+
     def __str__(self) -> str:
         if not self.host:
             return f"an unnamed holder ({self.id})"
@@ -143,6 +155,12 @@ class HolderInfo:
         resting: whether it was released and stays taken until its ``min_hold`` is over.
         fence: its fence, 0 if unknown.
     """
+
+    @property
+    def in_the_way(self) -> Owner:
+        """The owner for the error of a caller who did not get the lock: a holder that has not
+        described itself yet is named by its token."""
+        return self.owner if self.owner.host else Owner.from_token(self.token)
 
     def __init__(self, reply: Any) -> None:
         token, pttl, fields, server_us, fence = reply

@@ -12,6 +12,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from django_redis_lock.locking import Hold
+from django_redis_lock.protocol import HolderInfo, named_token, new_token
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.protocol.owner import Owner, fingerprint, hostname, process_id
 
@@ -107,3 +108,29 @@ def test_the_id_says_nothing_of_the_token() -> None:
     assert fingerprint(token) == fingerprint(token) != fingerprint(token + b"x")
     assert len(fingerprint(token)) == 8
     assert fingerprint(token) not in token.decode()
+
+
+# -- the owner that a token names --------------------------------------------------------------
+
+
+def test_a_token_names_process_and_thread() -> None:
+    owner = Owner.from_token(token := named_token())
+    assert (owner.host, owner.pid) == (hostname(), os.getpid())
+    assert owner.thread == threading.current_thread().name
+    assert owner.id == fingerprint(token)
+    assert token.decode().partition(" ")[0] not in repr(owner)
+
+
+@pytest.mark.parametrize(
+    "token", [new_token(), b"", b"chosen 17 web-1 Thread-1", b"\xff", new_token() + b" 17 web-1"]
+)
+def test_other_tokens_name_nobody(token: bytes) -> None:
+    assert Owner.from_token(token) == Owner(fingerprint(token))
+
+
+def test_a_description_comes_before_the_token() -> None:
+    token = named_token()
+    described = Owner(fingerprint(token), "web-1", 7, "MainThread", "report").fields()
+    assert HolderInfo([token, 1000, described, 0, 1]).in_the_way.label == "report"
+    assert HolderInfo([token, 1000, [], 0, 1]).in_the_way == Owner.from_token(token)
+    assert HolderInfo([token, 1000, [], 0, 1]).owner == Owner(fingerprint(token))

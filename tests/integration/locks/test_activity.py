@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,11 @@ from django.utils.functional import SimpleLazyObject
 from rest_framework.decorators import api_view
 from rest_framework.response import Response
 
-from django_redis_lock import current_lock, locked
+from django_redis_lock import LockNotAcquired, current_lock, locked
 from django_redis_lock.locking import activity, doing
 from django_redis_lock.locking.activity import command_line
 from django_redis_lock.middleware import RequestActivity, note_request, note_tasks
+from django_redis_lock.protocol import hostname
 from tests.processes import until
 
 FACTORY = RequestFactory()
@@ -53,6 +56,31 @@ def as_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     begin("/usr/bin/gunicorn", "site.wsgi")
     yield begin
     command_line.cache_clear()
+
+
+# -- the first half second ---------------------------------------------------------------------
+
+
+def test_a_conflict_names_a_holder_who_has_not_described_itself_yet() -> None:
+    make = partial(caches["default"].lock, "early", blocking=False)
+    with make(), pytest.raises(LockNotAcquired) as conflict, make():
+        pass
+    assert f"{hostname()}, process {os.getpid()}, thread MainThread" in str(conflict.value)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_so_does_that_of_locked(asynchronous: bool) -> None:
+    refused: list[Any] = []
+
+    @locked("early", on_conflict=refused.append)
+    def call() -> None: ...
+
+    @locked("early", on_conflict=refused.append)
+    async def acall() -> None: ...
+
+    with caches["default"].lock("early"):
+        asyncio.run(acall()) if asynchronous else call()
+    assert (refused[0].holder.host, refused[0].holder.pid) == (hostname(), os.getpid())
 
 
 # -- requests ----------------------------------------------------------------------------------
