@@ -15,11 +15,11 @@ import os
 import re
 import secrets
 import threading
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from ..clock import time
 from ..events import Subject
+from ..forks import after_fork
 from .keys import LockKeys
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH, Call
 from .owner import hostname
@@ -47,22 +47,30 @@ def new_token() -> bytes:
 def named_token() -> bytes:
     """Such a value followed by the process and thread, for ``Owner.from_token``. The token of a
     grant has no name: whoever makes it does not know which waiter takes it."""
-    place = _place(os.getpid(), threading.current_thread().name)
-    return b"%b %b" % (new_token(), place)
+    return new_token() + b" " + _here.place
 
 
 def waiter_id() -> bytes:
     """A unique id of a waiter, from which the admin reads its process, thread and begin."""
-    place = _place(os.getpid(), threading.current_thread().name)
-    return b"%d %.3f %b" % (next(_waiters), time.time(), place)
+    return b"%d %.3f %b" % (next(_waiters), time.time(), _here.place)
 
 
 _waiters = itertools.count(secrets.randbits(40))
 
 
-@lru_cache(maxsize=256)
-def _place(pid: int, thread: str) -> bytes:
-    return f"{pid} {hostname()} {thread}".encode(errors="backslashreplace")
+class _Here(threading.local):
+    """This thread, as its tokens and waiters name it."""
+
+    def __init__(self) -> None:
+        self.look()
+
+    def look(self) -> None:
+        place = f"{os.getpid()} {hostname()} {threading.current_thread().name}"
+        self.place = place.encode(errors="backslashreplace")
+
+
+_here = _Here()
+after_fork(_here.look)
 
 
 class Clock(NamedTuple):

@@ -134,3 +134,15 @@ def test_a_description_comes_before_the_token() -> None:
     assert HolderInfo([token, 1000, described, 0, 1]).in_the_way.label == "report"
     assert HolderInfo([token, 1000, [], 0, 1]).in_the_way == Owner.from_token(token)
     assert HolderInfo([token, 1000, [], 0, 1]).owner == Owner(fingerprint(token))
+
+
+def test_a_forked_child_is_named_as_such() -> None:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(writing, named_token())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert Owner.from_token(os.read(reading, 1000)).pid == pid
+    os.close(reading)
+    os.close(writing)
