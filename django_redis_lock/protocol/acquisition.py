@@ -46,7 +46,7 @@ def new_token() -> bytes:
 
 def named_token() -> bytes:
     """Such a value followed by the process and thread, for ``Owner.from_token``. The token of a
-    grant has no name: whoever makes it does not know which waiter takes it."""
+    grant has no name: a release does not know yet which waiter takes it."""
     return new_token() + b" " + _here.place
 
 

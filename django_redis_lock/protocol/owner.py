@@ -122,11 +122,11 @@ class Owner:
         )
 
     @classmethod
-    def from_token(cls, token: bytes) -> Owner:
-        """The owner that ``named_token`` has named; only its id if the token is another one."""
+    def from_token(cls, token: bytes) -> Owner | None:
+        """The owner that ``named_token`` has named; None if the token is another one."""
         found = NAMED_TOKEN.fullmatch(token.decode(errors="replace"))
         if found is None:
-            return cls(fingerprint(token))
+            return None
         pid, host, thread = found.groups()
         return cls(fingerprint(token), host, int(pid), thread)
 
@@ -160,7 +160,7 @@ class HolderInfo:
     def in_the_way(self) -> Owner:
         """The owner for the error of a caller who did not get the lock: a holder that has not
         described itself yet is named by its token."""
-        return self.owner if self.owner.host else Owner.from_token(self.token)
+        return self.owner if self.owner.host else Owner.from_token(self.token) or self.owner
 
     def __init__(self, reply: Any) -> None:
         token, pttl, fields, server_us, fence = reply

@@ -115,6 +115,7 @@ def test_the_id_says_nothing_of_the_token() -> None:
 
 def test_a_token_names_process_and_thread() -> None:
     owner = Owner.from_token(token := named_token())
+    assert owner is not None
     assert (owner.host, owner.pid) == (hostname(), os.getpid())
     assert owner.thread == threading.current_thread().name
     assert owner.id == fingerprint(token)
@@ -124,8 +125,10 @@ def test_a_token_names_process_and_thread() -> None:
 @pytest.mark.parametrize(
     "token", [new_token(), b"", b"chosen 17 web-1 Thread-1", b"\xff", new_token() + b" 17 web-1"]
 )
-def test_other_tokens_name_nobody(token: bytes) -> None:
-    assert Owner.from_token(token) == Owner(fingerprint(token))
+def test_other_tokens_name_no_holder(token: bytes) -> None:
+    assert Owner.from_token(token) is None
+    owner = Owner(fingerprint(token))
+    assert HolderInfo([token, 1000, [], 0, 1]).in_the_way == owner
 
 
 def test_a_description_comes_before_the_token() -> None:
@@ -143,6 +146,8 @@ def test_a_forked_child_is_named_as_such() -> None:
         os.write(writing, named_token())
         os._exit(0)
     os.waitpid(pid, 0)
-    assert Owner.from_token(os.read(reading, 1000)).pid == pid
+    owner = Owner.from_token(os.read(reading, 1000))
+    assert owner is not None
+    assert owner.pid == pid
     os.close(reading)
     os.close(writing)
