@@ -204,18 +204,21 @@ def each_point(attempt: Callable[[Points], None], **options: Any) -> None:
     Python may go on taking the interrupted thread for one that handles an exception."""
     # At first without one, so that connections are there, and nothing is done only once.
     Background(lambda: attempt(Points(**options))).result()
-    places: dict[Place, None] = {}
+    ways: list[dict[Place, None]] = []
     for _ in range(3):
         points = Points(**options)
         Background(partial(attempt, points)).result()
-        places |= points.places
-    reached = 0
-    for place in places:
+        ways.append(points.places)
+    reached = set()
+    for place in ways[0] | ways[1] | ways[2]:
         points = Points(place, **options)
         Background(partial(attempt, points)).result()
-        reached += bool(points.where)
-    assert reached > 25
-    assert reached > len(places) * 0.8  # Not each wait takes the same way.
+        if points.where:
+            reached.add(place)
+    assert len(reached) > 25
+    # Not each attempt takes the same way: one that had to wait for a server took another.
+    usual = ways[0].keys() & ways[1].keys() & ways[2].keys()
+    assert len(reached & usual) > len(usual) * 0.8
 
 
 def in_a_block() -> None:
