@@ -12,7 +12,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from django_redis_lock.locking import Hold
-from django_redis_lock.protocol import HolderInfo, named_token, new_token
+from django_redis_lock.protocol import HolderInfo, named_token
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.protocol.owner import Owner, fingerprint, hostname, process_id
 
@@ -123,7 +123,8 @@ def test_a_token_names_process_and_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    "token", [new_token(), b"", b"chosen 17 web-1 Thread-1", b"\xff", new_token() + b" 17 web-1"]
+    "token",
+    [b"0a" * 16, b"", b"chosen 17 web-1 Thread-1", b"\xff", b"0a" * 16 + b" 17 web-1"],
 )
 def test_other_tokens_name_no_holder(token: bytes) -> None:
     assert Owner.from_token(token) is None

@@ -285,10 +285,11 @@ class TestClients:
         """Who may not block polls, every ``sleep`` seconds."""
         commands = RIGHTS if may_block else tuple(c for c in RIGHTS if c != "blpop")
         keys = ("~name", "~{name}:*", "~django_redis_lock:*")
+        channels = ("resetchannels", "&django_redis_lock:process:*")
         options: dict[str, Any] = {"username": "locker", "password": "secret"}
         with own_server.client() as admin:
-            rights = ("reset", "on", ">secret", *keys, *(f"+{command}" for command in commands))
-            admin.execute_command("ACL SETUSER", "locker", *rights)
+            rights = (*keys, *channels, *(f"+{command}" for command in commands))
+            admin.execute_command("ACL SETUSER", "locker", "reset", "on", ">secret", *rights)
             with own_server.client(**options) as other:
                 works(other)
                 renewed = Lock(other, "name", grant_timeout=60)
@@ -336,12 +337,13 @@ def test_a_chosen_token_is_released_when_its_attempt_is_not_on_record(client: re
 
 
 #: What a Redis user needs for locks, beside the keys ``NAME``, ``{NAME}:*`` and
-#: ``django_redis_lock:locks``. Without BLPOP waiters poll.
+#: ``django_redis_lock:locks``, and the channels of processes. Without BLPOP waiters poll.
 RIGHTS = (
     *("eval", "evalsha", "blpop", "time"),
     *("get", "set", "del", "exists", "pttl", "pexpire", "persist"),
     *("hset", "hget", "hgetall", "rpush", "lindex", "llen"),
     *("zadd", "zrem", "zcount", "zrangebyscore"),
+    *("publish", "subscribe"),
 )
 
 
