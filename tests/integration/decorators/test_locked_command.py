@@ -119,13 +119,18 @@ def test_a_command_may_be_skipped_quietly(client: redis.Redis) -> None:
     assert "(the other run)" in line
 
 
-def test_a_holder_that_has_not_said_its_name_is_named_by_its_fingerprint() -> None:
-    with hold("nightly") as lock:
+def test_a_holder_that_has_not_described_itself_is_named_by_its_token() -> None:
+    with hold("nightly"):
         _, _, errors, _ = run(Nightly)
-        holder = lock.holder()
+    assert f"nightly is held by {hostname()}, process {os.getpid()}" in errors
+
+
+def test_a_holder_without_a_name_is_named_by_its_fingerprint(client: redis.Redis) -> None:
+    client.set(":1:lock:nightly", "another's", px=60_000)
+    _, _, errors, _ = run(Nightly)
+    holder = caches["default"].lock("nightly").holder()
     assert holder is not None
-    assert holder.id in errors
-    assert lock.fence is not None
+    assert f"an unnamed holder ({holder.id})" in errors
 
 
 def test_a_command_called_from_code_raises() -> None:
