@@ -10,6 +10,7 @@ from django.contrib import admin
 from django.contrib.auth.models import Group, User
 from django.template.response import TemplateResponse
 from django.test import RequestFactory
+from django.urls import reverse
 
 from django_redis_lock.admin import HeldLockAdmin
 from django_redis_lock.models import HeldLock
@@ -27,12 +28,13 @@ def test_the_permissions() -> None:
 
 @pytest.mark.django_db
 def test_a_page_that_refreshes_less_often(rf: RequestFactory, admin_user: User) -> None:
+    reverse("admin:index")  # So that the addresses of the site lead to what is registered now.
     registered = admin.site._registry[HeldLock]
     request = rf.get("/admin/django_redis_lock/heldlock/")
     request.user = admin_user
     try:
         exec(example("refresh_every"), {})
-        # Not by its address: other tests may have had the addresses of the site worked out before.
+        # Not by its address, which leads to what was registered before.
         page = admin.site._registry[HeldLock].changelist_view(request)
         assert isinstance(page, TemplateResponse)
         assert 'data-every="30"' in page.render().content.decode()
