@@ -109,7 +109,7 @@ $(INSTALLED_DEMO): setup.cfg pyproject.toml | $(RUN)
 
 $(INSTALLED): $(INSTALLED_DEMO)
 	@echo 'Installing what the tests need, too.'
-	@$(PIP) --editable '.[test,lint]'
+	@$(PIP) --editable '.[test,test-tools,lint]'
 	@touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
