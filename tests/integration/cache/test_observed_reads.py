@@ -34,9 +34,9 @@ def observing(get: Callable[..., Any], reads: Reads) -> Callable[..., Any]:
     return observed
 
 
-def with_client(self, key, default=None, version=None, client=None):  # type: ignore[no-untyped-def]
+def with_client(self, key, default=None, version=None, client=None):
     given = {} if client is None else {"client": client}
-    return _tool(self, key, default, version, **given)  # type: ignore[name-defined]  # noqa: F821
+    return _tool(self, key, default, version, **given)  # noqa: F821  # a global of the function whose code this replaces
 
 
 @pytest.fixture(params=["instance", "class", "code"])

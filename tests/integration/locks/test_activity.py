@@ -164,7 +164,7 @@ def test_a_user_who_was_not_loaded_is_not_loaded(settings: Any) -> None:
     request = FACTORY.get("/")
     request.user = SimpleLazyObject(lambda: pytest.fail("this would query the database"))
     assert str(RequestActivity(request)) == "GET /"
-    request._acached_user = User(pk=3)  # type: ignore[attr-defined]
+    request._acached_user = User(pk=3)
     assert str(RequestActivity(request)) == "GET / (user 3)"
 
 

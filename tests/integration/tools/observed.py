@@ -4,6 +4,8 @@ A tool replaces functions of the whole process, so each is observed in a process
 prints JSON: for each operation a list of what the tool has recorded.
 """
 
+# ruff: noqa: PLC0415  (each tool is imported in a process of its own, after the settings)
+
 from __future__ import annotations
 
 import asyncio
@@ -45,7 +47,7 @@ def setup(
         DJANGO_REDIS_LOCK={"EXPORTERS": exporters, "SLOW_ACQUISITION": 0},
     )
     django.setup()
-    from django.core.cache import caches  # noqa: PLC0415 - after the settings
+    from django.core.cache import caches
 
     return caches["default"]
 
@@ -54,9 +56,9 @@ def setup(
 
 
 def sentry(exporter: bool = False, cache_spans: bool = True) -> tuple[Any, Recorder]:
-    import sentry_sdk  # noqa: PLC0415 - only in its own process
-    from sentry_sdk.integrations.django import DjangoIntegration  # noqa: PLC0415
-    from sentry_sdk.transport import Transport  # noqa: PLC0415
+    import sentry_sdk
+    from sentry_sdk.integrations.django import DjangoIntegration
+    from sentry_sdk.transport import Transport
 
     class Recording(Transport):
         def capture_envelope(self, envelope: Any) -> None:
@@ -90,10 +92,10 @@ def sentry(exporter: bool = False, cache_spans: bool = True) -> tuple[Any, Recor
 
 
 def opentelemetry(exporter: bool = False) -> tuple[Any, Recorder]:
-    from opentelemetry import trace  # noqa: PLC0415
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: PLC0415
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import (  # noqa: PLC0415
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
         InMemorySpanExporter,
     )
 
@@ -101,7 +103,7 @@ def opentelemetry(exporter: bool = False) -> tuple[Any, Recorder]:
     provider.add_span_processor(SimpleSpanProcessor(spans))
     trace.set_tracer_provider(provider)
     if not exporter:
-        from opentelemetry.instrumentation.redis import RedisInstrumentor  # noqa: PLC0415
+        from opentelemetry.instrumentation.redis import RedisInstrumentor
 
         RedisInstrumentor().instrument()
 
@@ -116,8 +118,8 @@ def opentelemetry(exporter: bool = False) -> tuple[Any, Recorder]:
 
 
 def elastic() -> tuple[Any, Recorder]:
-    import elasticapm  # noqa: PLC0415
-    from elasticapm.transport.base import Transport  # noqa: PLC0415
+    import elasticapm
+    from elasticapm.transport.base import Transport
 
     class Recording(Transport):
         def queue(self, event_type: str, data: Any, flush: bool = False) -> None:
@@ -157,8 +159,8 @@ def datadog() -> tuple[Any, Recorder]:
         DD_REMOTE_CONFIGURATION_ENABLED="0",
         DD_DJANGO_INSTRUMENT_CACHES="1",
     )
-    from ddtrace import patch  # noqa: PLC0415
-    from ddtrace.trace import TraceFilter, tracer  # noqa: PLC0415
+    from ddtrace import patch
+    from ddtrace.trace import TraceFilter, tracer
 
     class Recording(TraceFilter):
         def process_trace(self, trace: Any) -> None:
@@ -185,7 +187,7 @@ def datadog() -> tuple[Any, Recorder]:
 
 def new_relic() -> tuple[Any, Recorder]:
     os.environ.update(NEW_RELIC_DEVELOPER_MODE="true", NEW_RELIC_APP_NAME="test")
-    import newrelic.agent  # noqa: PLC0415
+    import newrelic.agent
 
     newrelic.agent.initialize()
     application = newrelic.agent.register_application(timeout=5)
@@ -206,7 +208,7 @@ def new_relic() -> tuple[Any, Recorder]:
 
 
 def django_prometheus() -> tuple[Any, Recorder]:
-    from prometheus_client import REGISTRY  # noqa: PLC0415
+    from prometheus_client import REGISTRY
 
     def counts() -> dict[str, float]:
         return {

@@ -4,6 +4,8 @@ JSON what the panel has recorded of each.
 The toolbar must be in INSTALLED_APPS, so the site has a process to itself.
 """
 
+# ruff: noqa: PLC0415  (what needs Django is imported after the settings)
+
 from __future__ import annotations
 
 import asyncio
@@ -79,8 +81,8 @@ class Requests:
     """Sends requests, and has what the panel recorded of them."""
 
     def __init__(self) -> None:
-        from debug_toolbar.toolbar import DebugToolbar  # noqa: PLC0415 - after the settings
-        from django.core.cache import cache  # noqa: PLC0415
+        from debug_toolbar.toolbar import DebugToolbar
+        from django.core.cache import cache
 
         self.cache: Any = cache
         self.toolbars: list[Any] = []
@@ -91,7 +93,7 @@ class Requests:
 
     def get(self, name: str, do: Callable[[], Any], **cookies: str) -> Any:
         """The response to a request in which the view calls ``do``."""
-        from django.test import Client  # noqa: PLC0415
+        from django.test import Client
 
         work[name] = do
         client = Client()
@@ -102,7 +104,7 @@ class Requests:
         return stored(self.get(name, do))
 
     async def astats(self, name: str, do: Callable[[], Any]) -> Any:
-        from django.test import AsyncClient  # noqa: PLC0415
+        from django.test import AsyncClient
 
         work[name] = do
         return stored(await AsyncClient().get(f"/async/{name}"))
@@ -243,7 +245,7 @@ class Requests:
 
     def listeners(self) -> Any:
         """How many listen, outside of requests, with the panel and without it."""
-        from django_redis_lock import events  # noqa: PLC0415
+        from django_redis_lock import events
 
         def count() -> list[int]:
             return [len(events.listeners), len(events.read_listeners)]
@@ -255,7 +257,7 @@ class Requests:
 
     def shown(self) -> Any:
         """What the toolbar shows of a request, in German."""
-        from django.test import Client  # noqa: PLC0415
+        from django.test import Client
 
         def do() -> None:
             with self.cache.lock("<shown>"):
@@ -269,7 +271,7 @@ class Requests:
 
 def stored(response: Any) -> Any:
     """What the panel has recorded of a request, as the toolbar keeps it for its history."""
-    from debug_toolbar.store import get_store  # noqa: PLC0415
+    from debug_toolbar.store import get_store
 
     return get_store().panel(response.headers["djdt-request-id"], "LocksPanel")
 
