@@ -85,6 +85,12 @@ def leave(flight_id: FlightKey, shared: InProcessFlight) -> None:
         shared.ended.set()
 
 
+def expiry(pttl: int) -> float:
+    """The monotonic time at which a key that now has ``pttl`` milliseconds left will be gone."""
+    # Redis rounds down, and a key with 0 ms left is still there.
+    return time.monotonic() + (max(pttl, 0) + 1) / 1000
+
+
 class Flights:
     """Computes missing values of one database, each by one caller at a time.
 
@@ -291,7 +297,7 @@ class Flights:
                     return LEAD
                 overtakes = False
                 continue
-            next_check = time.monotonic() + min(FOLLOWER_CHECK_SECONDS, max(pttl, 1) / 1000)
+            next_check = min(time.monotonic() + FOLLOWER_CHECK_SECONDS, expiry(pttl))
             shared.computed = True
             stream = flight_stream(key, token)
             shared.trace = yield self._runner.wait_for_leader((stream,), min(next_check, deadline))

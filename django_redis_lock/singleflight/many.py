@@ -13,7 +13,7 @@ from ..events import Shared
 from ..exceptions import LockError
 from ..protocol import as_bytes, flight_stream
 from ..transport import is_outage
-from .flight import FOLLOWER_CHECK_SECONDS, CoordinationError, failure
+from .flight import FOLLOWER_CHECK_SECONDS, CoordinationError, expiry, failure
 from .leader import NOTHING, Leader, Producer, Seen
 from .runners import Overtaken, Runner, Steps, being_computed, overtake
 
@@ -78,7 +78,7 @@ class MultiFlight:
                     overtaken[key] = token
                 else:
                     streams[key] = flight_stream(key, as_bytes(news[0]))
-                    next_check = min(next_check, time.monotonic() + max(int(news[1]), 1) / 1000)
+                    next_check = min(next_check, expiry(int(news[1])))
             if overtaken:
                 try:
                     taken = yield from leader.take_over(overtaken)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import threading
 import weakref
@@ -382,7 +383,8 @@ def _trace_in(reply: Any) -> str:
 
 
 def _reading(streams: Sequence[bytes], until: float) -> bytes:
-    pause = b"%d" % max(1, int((until - time.monotonic()) * 1000))
+    # Not earlier than the caller, who would only ask again; 0 would be for ever.
+    pause = b"%d" % max(1, math.ceil((until - time.monotonic()) * 1000))
     return pack_words(b"XREAD", b"BLOCK", pause, b"STREAMS", *streams, *(b"0" for _ in streams))
 
 
