@@ -7,9 +7,12 @@ release when the application's pool is exhausted. So none of them uses the pool.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple, Protocol
 
+from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
 from redis.asyncio.connection import Connection as AsyncConnection
 from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.asyncio.connection import UnixDomainSocketConnection as AsyncUnixDomainSocketConnection
@@ -22,6 +25,11 @@ from redis.connection import (
     UnixDomainSocketConnection,
 )
 from redis.retry import Retry
+
+try:
+    from redis.driver_info import DriverInfo
+except ImportError:
+    DriverInfo = None  # type: ignore[assignment,misc]  # before redis-py 7.2
 
 #: redis-py's connections for threads, and the same for asyncio. In memory they name each other.
 TWINS: tuple[tuple[Any, Any], ...] = (
@@ -70,7 +78,21 @@ def own_settings(
     if issubclass(connection_class, AbstractConnection):
         # What a connection begins with (HELLO 3, SELECT 1), not by hiredis: see ``pack_words``.
         own["command_packer"] = PythonRespSerializer(6000, partial(_encode, own.get("encoding")))
+    named = own.keys() & {"driver_info", "lib_name", "lib_version"}
+    of_redis_py = issubclass(connection_class, (AbstractConnection, AsyncAbstractConnection))
+    if DriverInfo is not None and of_redis_py and not named:
+        own["driver_info"] = _driver()
     return own
+
+
+@cache
+def _driver() -> Any:
+    """What CLIENT LIST shows of our connections. For each that is not told, redis-py looks its own
+    version up on disk, which takes longer than connecting."""
+    driver = DriverInfo()
+    with suppress(PackageNotFoundError):  # The package was copied, not installed.
+        driver.add_upstream_driver("django-redis-lock", version("django-redis-lock"))
+    return driver
 
 
 def _encode(encoding: str | None, word: Any) -> bytes:
