@@ -18,7 +18,6 @@ from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
 from django_redis.client import DefaultClient, HerdClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
-from django_redis.util import CacheKey
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -34,8 +33,7 @@ from ..transport import (
     is_pool_exhausted,
     server_of,
 )
-from .get_or_set_many import GetOrSetMany
-from .invalidation import flight_ending
+from .invalidation import Writes, flight_ending
 from .reading import MISSING, ObservedRead, cold_read, originals
 
 #: The errors of an outage, or of a command that Redis refuses.
@@ -51,7 +49,7 @@ def _ignoring_outages(method: _Method) -> _Method:
     return decorated
 
 
-class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no types
+class RedisCache(Writes, DjangoRedisCache):  # type: ignore[misc]  # no types
     """django-redis's cache. Each method documents its differences."""
 
     def _lock_client(self) -> Any:
@@ -312,20 +310,11 @@ class RedisCache(GetOrSetMany, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def incr_version(
         self, key: str, delta: int = 1, version: int | None = None, client: Any = None
     ) -> Any:
-        by = self._by(client)
+        """As in Django, also for None. The value keeps its lifetime."""
         try:
-            return self.client.incr_version(key, delta, version, **by)
-        except ValueError:
-            # django-redis treats None as a missing value.
-            if self.client.get(key, MISSING, version=version, **by) is MISSING:
-                raise
-        version = self.version if version is None else version
-        original = key.original_key() if isinstance(key, CacheKey) else key
-        left = self.client.pttl(key, version=version, **by)
-        lifetime = None if left is None else left / 1000
-        self.client.set(original, None, lifetime, version + delta, **by)
-        self.client.delete(key, version, **by)
-        return version + delta
+            return self._change_version(self.client, key, delta, version, self._by(client))
+        except _FAILED as error:
+            raise ConnectionInterrupted(connection=client) from error
 
     @_ignoring_outages
     def incr(

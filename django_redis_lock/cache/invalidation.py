@@ -7,14 +7,19 @@ and one result in a pipeline.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from asgiref.sync import sync_to_async
+from django_redis.util import CacheKey
 from redis.exceptions import DataError, NoScriptError
 
 from ..protocol import Call, Script, flight_key
 from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, WRITE
 from ..transport import is_cluster, run_all
+from .get_or_set_many import GetOrSetMany
+from .reading import MISSING
 
 
 class FlightEnding:
@@ -136,3 +141,30 @@ class Batch(ClusterFlightEnding):
 def flight_ending(client: Any) -> FlightEnding:
     """A client like ``client`` whose writes end flights."""
     return (ClusterFlightEnding if is_cluster(client) else FlightEnding)(client)
+
+
+class Writes(GetOrSetMany):
+    """The part of ``RedisCache`` and ``LocMemCache`` that writes by several requests."""
+
+    def _change_version(
+        self, store: Any, key: str, delta: int, version: int | None, by: Mapping[str, Any]
+    ) -> int:
+        """``incr_version``: moves the value with its remaining lifetime.
+
+        Args:
+            store: has ``get``, ``pttl``, ``set`` and ``delete``; ``by`` is for each of them.
+        """
+        version = self.version if version is None else version
+        value = store.get(key, MISSING, version=version, **by)
+        if value is MISSING:
+            raise ValueError(f"Key {key!r} not found")
+        left = store.pttl(key, version=version, **by)
+        original = key.original_key() if isinstance(key, CacheKey) else key
+        lifetime = None if left is None else left / 1000
+        store.set(original, value, lifetime, version=version + delta, **by)
+        store.delete(key, version=version, **by)
+        return version + delta
+
+    async def aincr_version(self, key: str, delta: int = 1, version: int | None = None) -> Any:
+        """``incr_version`` for asyncio; Django's own does not keep the lifetime."""
+        return await sync_to_async(self.incr_version)(key, delta, version)

@@ -28,7 +28,7 @@ from ..memory import Database, client_of, databases
 from ..protocol import Call, check_name_in_cache, flight_key, is_reserved
 from ..singleflight import LET_GO, ON_VALUES
 from ..transport import run
-from .get_or_set_many import GetOrSetMany
+from .invalidation import Writes
 from .reading import MISSING, originals
 
 _ON_VALUES = frozenset(script.source for script in ON_VALUES)
@@ -102,7 +102,7 @@ def _host() -> Any:
     return client_of(nowhere)
 
 
-class LocMemCache(GetOrSetMany, DjangoLocMemCache):
+class LocMemCache(Writes, DjangoLocMemCache):
     """Django's cache in local memory. Caches with the same LOCATION share values and locks."""
 
     in_memory = True
@@ -199,6 +199,9 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
         with self._server.mutex:
             if (nx or xx) and self.has_key(key, version) == nx:
                 return False
+            seconds = self._timeout(timeout)
+            if nx and seconds is not None and seconds <= 0:
+                return True  # As in django-redis: there is nothing to store or to delete.
             super().set(key, value, timeout, version)
             self._end_flight(key, version)
             return True
@@ -223,6 +226,11 @@ class LocMemCache(GetOrSetMany, DjangoLocMemCache):
             value = super().incr(key, delta, version)
             self._end_flight(key, version)
             return value
+
+    def incr_version(self, key: str, delta: int = 1, version: int | None = None) -> int:
+        """As of ``RedisCache``: the value keeps its lifetime."""
+        with self._server.mutex:
+            return self._change_version(self, key, delta, version, {})
 
     def touch(
         self, key: str, timeout: float | None = DEFAULT_TIMEOUT, version: int | None = None

@@ -81,6 +81,7 @@ OTHERS: dict[str, Write] = {
     "another key": lambda c: (c.set("other", 1), c.delete("other"), c.delete_pattern("oth*")),
     "another version": lambda c: (c.set("report", 1, version=2), c.delete("report", version=2)),
     "set xx, missing": lambda c: c.set("report", "newer", xx=True),
+    "set nx for 0": lambda c: c.set("report", "newer", nx=True, timeout=0),
     "reading": lambda c: (c.get("report"), c.get_many(["report"]), c.has_key("report")),
     "touch": lambda c: (c.touch("report", 60), c.expire("report", 60), c.persist("report")),
     "expire in the future": lambda c: (
@@ -91,7 +92,6 @@ OTHERS: dict[str, Write] = {
 }
 REDIS_OTHERS: dict[str, Write] = {
     "another prefix": lambda c: c.delete("report", prefix="elsewhere"),
-    "set nx for 0": lambda c: c.set("report", "newer", nx=True, timeout=0),
 }
 
 
