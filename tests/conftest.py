@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import runpy
 import signal
@@ -13,8 +14,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -37,6 +41,7 @@ from .redis_topologies import ClusterServers, SentinelServers, cluster, sentinel
 hypothesis_settings.register_profile("no deadline", deadline=None)
 hypothesis_settings.load_profile("no deadline")
 
+ROOT = Path(__file__).parents[1]
 #: Processes that `make test` uses at most; with more, the machine is busy with starting servers.
 MOST_PROCESSES = 6
 
@@ -65,9 +70,29 @@ def pytest_xdist_auto_num_workers() -> int:
     return 0 if os.environ.get("REDIS_URL") else min(cores * 2, MOST_PROCESSES)
 
 
-def pytest_collection_finish() -> None:
-    """What was collected stays to the end: no search for garbage need look at it again."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
+    """What is collected stays to the end: no search for garbage need look at it."""
+    gc.disable()
+    try:
+        if hasattr(session.config, "workerinput"):
+            _import_tests(session.config.args, session.config.workerinput)
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _import_tests(folders: list[str], worker: dict[str, Any]) -> None:
+    """Import the modules of tests; of several processes each begins with others. So each module has
+    its assertions rewritten by one process, and the others find it done. What fails, fails again
+    when pytest collects it."""
+    found = sorted(path for folder in folders for path in Path(folder).rglob("test_*.py"))
+    first = len(found) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for path in (*found[first:], *found[:first]):
+        name = ".".join(path.resolve().relative_to(ROOT).with_suffix("").parts)
+        with suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(name)
 
 
 @pytest.fixture(scope="session")
