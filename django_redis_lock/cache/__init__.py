@@ -12,7 +12,7 @@ from .lock_factory import (
     lock_caches,
 )
 from .locmem import LocMemCache
-from .options import GetOrSetArguments, GetOrSetOptions
+from .options import GetOrSetArguments, GetOrSetOptions, Timeout
 
 __all__ = [
     "BACKEND",
@@ -22,6 +22,7 @@ __all__ = [
     "GetOrSetOptions",
     "LocMemCache",
     "RedisCache",
+    "Timeout",
     "check_policy",
     "check_using",
     "lock_cache",

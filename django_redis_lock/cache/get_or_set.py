@@ -27,7 +27,7 @@ from ..singleflight import (
     ThreadRunner,
 )
 from ..transport import asyncio_client
-from .options import GetOrSetOptions
+from .options import GetOrSetOptions, Timeout
 from .reading import MISSING, CacheReader
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class GetOrSet(CacheReader):
         self,
         key: str,
         default: Any,
-        timeout: float | None = DEFAULT_TIMEOUT,
+        timeout: Timeout = DEFAULT_TIMEOUT,
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
@@ -56,7 +56,8 @@ class GetOrSet(CacheReader):
         Args:
             default: a callable without arguments, or the value itself.
             timeout: seconds after which the value is computed again. Default: that of the cache;
-                None: never.
+                None: never; 0: it is not stored, only the callers that wait for it get it. Or a
+                function of the value that returns one of these.
             stale: seconds after the timeout during which callers get the old value at once while
                 one of them computes the new one; also if the computation fails.
             background: compute in the background, so that this one gets the old value at once too.
@@ -75,7 +76,7 @@ class GetOrSet(CacheReader):
             LockNotAcquired: see ``on_wait_timeout``.
             ComputationFailed: see ``error_ttl``.
             LockError: ``default`` requested its own key.
-            TypeError, ValueError: an option is invalid.
+            TypeError, ValueError: an option is invalid, or what ``timeout`` returns.
             redis.exceptions.RedisError: Redis is down, and VALUES_ON_REDIS_DOWN is ``"raise"``;
                 otherwise the value is computed, and not stored.
         """
@@ -103,7 +104,7 @@ class GetOrSet(CacheReader):
         self,
         key: str,
         default: Any,
-        timeout: float | None = DEFAULT_TIMEOUT,
+        timeout: Timeout = DEFAULT_TIMEOUT,
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
@@ -116,7 +117,7 @@ class GetOrSet(CacheReader):
         self,
         key: str,
         default: Any,
-        timeout: float | None = DEFAULT_TIMEOUT,
+        timeout: Timeout = DEFAULT_TIMEOUT,
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
@@ -130,7 +131,7 @@ class GetOrSet(CacheReader):
         self,
         key: str,
         default: Any,
-        timeout: float | None = DEFAULT_TIMEOUT,
+        timeout: Timeout = DEFAULT_TIMEOUT,
         version: int | None = None,
         **options: Unpack[GetOrSetArguments],
     ) -> Any:
@@ -146,7 +147,7 @@ class GetOrSet(CacheReader):
         expire: float | None = None,
         id: str | bytes | None = None,
         lock_key: str | None = None,
-        timeout: float | None = DEFAULT_TIMEOUT,
+        timeout: Timeout = DEFAULT_TIMEOUT,
     ) -> Any:
         """``get_or_set`` under python-redis-lock's name. None is a value, and stored.
 
@@ -173,7 +174,7 @@ class GetOrSet(CacheReader):
         self,
         key: str,
         default: Any,
-        timeout: float | None,
+        timeout: Timeout,
         version: int | None,
         options: GetOrSetArguments,
     ) -> tuple[GetOrSetOptions, Producer, bytes]:
@@ -193,7 +194,7 @@ class GetOrSet(CacheReader):
         runner: Runner,
         key: str,
         default: Any,
-        timeout: float | None,
+        timeout: Timeout,
         version: int | None,
         options: GetOrSetArguments,
         outage: BaseException | None = None,
@@ -256,7 +257,7 @@ class GetOrSet(CacheReader):
         return error
 
     def _producer(
-        self, key: str, compute: Callable[..., Any], timeout: float | None, chosen: GetOrSetOptions
+        self, key: str, compute: Callable[..., Any], timeout: Timeout, chosen: GetOrSetOptions
     ) -> Producer:
         return Producer(
             compute,
@@ -281,7 +282,7 @@ class GetOrSet(CacheReader):
         encoded = self._encode(value)
         return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
 
-    def _timeout(self, timeout: float | None) -> float | None:
+    def _timeout(self, timeout: Any) -> Any:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
 
     def _flights(self, runner: Runner) -> Flights:

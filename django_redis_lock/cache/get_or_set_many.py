@@ -11,7 +11,7 @@ from ..clock import time
 from ..exceptions import LockNotAcquired
 from ..singleflight import CoordinationError, MultiFlight, Runner, Steps
 from .get_or_set import GetOrSet, awaitable
-from .options import GetOrSetOptions
+from .options import GetOrSetOptions, Timeout
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,7 +26,7 @@ class GetOrSetMany(GetOrSet):
         self,
         keys: Iterable[str],
         default_many: Callable[[list[str]], Mapping[str, Any]],
-        timeout: float | None = DEFAULT_TIMEOUT,
+        timeout: Timeout = DEFAULT_TIMEOUT,
         version: int | None = None,
         **options: Unpack[GetOrSetManyArguments],
     ) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class GetOrSetMany(GetOrSet):
         self,
         keys: Iterable[str],
         default_many: Callable[[list[str]], Any],
-        timeout: float | None = DEFAULT_TIMEOUT,
+        timeout: Timeout = DEFAULT_TIMEOUT,
         version: int | None = None,
         **options: Unpack[GetOrSetManyArguments],
     ) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class GetOrSetMany(GetOrSet):
         runner: Runner,
         keys: Iterable[str],
         default_many: Callable[[list[str]], Any],
-        timeout: float | None,
+        timeout: Timeout,
         version: int | None,
         options: GetOrSetManyArguments,
         read: bool = False,

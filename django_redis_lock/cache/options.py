@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from ..conf import ON_WAIT_TIMEOUT, SETTING, Conf
 from ..events import check_group
 from ..protocol import check_seconds, check_share
 
+#: Seconds, or None without end; or a function of the value that returns that.
+Timeout = float | None | Callable[[Any], float | None]
 OnWaitTimeout = Literal["compute", "raise", "default"]
 
 
@@ -44,7 +47,7 @@ class GetOrSetOptions(NamedTuple):
     group: str | None
 
     @classmethod
-    def of(cls, conf: Conf, timeout: float | None, **arguments: Any) -> GetOrSetOptions:
+    def of(cls, conf: Conf, timeout: Timeout, **arguments: Any) -> GetOrSetOptions:
         """The ``arguments`` of a call, completed by the settings. A value without a ``timeout`` is
         never stale, regardless of the setting.
 
@@ -82,15 +85,29 @@ class GetOrSetOptions(NamedTuple):
                 raise ValueError(f"on_wait_timeout must be {allowed}, not {value!r}")
         return given
 
-    def lifetime(self, timeout: float | None) -> int:
-        """Milliseconds to store a value: 0 without end, negative not at all.
+    def lifetime(self, timeout: Timeout) -> Callable[[Any], int]:
+        """What returns the milliseconds to store a value: 0 without end, negative not at all.
 
         Raises:
-            ValueError: ``stale`` is given, and ``timeout`` is None.
+            TypeError, ValueError: ``timeout`` is invalid, or None and ``stale`` is given. The
+                result raises them if ``timeout`` is a function that returns no timeout.
         """
+        if callable(timeout):
+            return lambda value: self._milliseconds(_checked(timeout(value)))
+        if timeout is None and self.stale:
+            raise ValueError("stale needs a timeout: a value without one is never stale")
+        self._milliseconds(timeout)
+        return lambda _: self._milliseconds(timeout)
+
+    def _milliseconds(self, timeout: float | None) -> int:
         if timeout is None:
-            if self.stale:
-                raise ValueError("stale needs a timeout: a value without one is never stale")
             return 0
         milliseconds = int(timeout * 1000 * (1 - self.jitter * random.random()))
         return milliseconds + int(self.stale * 1000) if milliseconds > 0 else -1
+
+
+def _checked(timeout: Any) -> float | None:
+    """``timeout``, which a function has returned. Less than 0 means 0, as in Django."""
+    if type(timeout) in (int, float) and timeout < 0:
+        return 0.0
+    return check_seconds("what timeout returns", timeout, zero=True, none="no end")

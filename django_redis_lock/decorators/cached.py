@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 from asgiref.sync import iscoroutinefunction
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
-from ..cache import GetOrSetOptions, lock_cache
+from ..cache import GetOrSetOptions, Timeout, lock_cache
 from ..events import as_group
 from .key_template import namer
 
@@ -46,7 +46,7 @@ def cached(
     /,
     *,
     key: str | Callable[..., str] | None = None,
-    timeout: float | None = DEFAULT_TIMEOUT,
+    timeout: Timeout = DEFAULT_TIMEOUT,
     version: int | None = None,
     using: str = "default",
     **options: Unpack[GetOrSetArguments],
@@ -89,7 +89,7 @@ class Cached:
         self,
         *,
         key: str | Callable[..., str] | None = None,
-        timeout: float | None = DEFAULT_TIMEOUT,
+        timeout: Timeout = DEFAULT_TIMEOUT,
         version: int | None = None,
         using: str = "default",
         **options: Unpack[GetOrSetArguments],

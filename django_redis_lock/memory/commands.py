@@ -320,6 +320,9 @@ class Commands:
     def xrange(self, key: bytes, *_bounds: bytes) -> list[Any]:
         return [list(entry) for entry in self._of(list, key)]
 
+    def xread(self, *words: bytes) -> list[Any] | None:
+        return self._read_streams(words[1 : 1 + len(words) // 2])
+
     def _read_streams(self, keys: Sequence[bytes]) -> list[Any] | None:
         """Each from its beginning, as followers read them."""
         found = [[key, self.xrange(key)] for key in keys]

@@ -276,9 +276,10 @@ class Flights:
     ) -> Steps:
         """LEAD; FOUND when Redis has a value; or TOO_LATE."""
         [key] = leader.keys
+        followed: dict[bytes, bytes] = {}
         while True:
             shared.asked += 1
-            [(status, *news)] = yield from leader.take(following=shared.computed)
+            [(status, *news)] = yield from leader.take(followed)
             if status == 1:
                 leader.begin({key: news})
                 return LEAD
@@ -299,8 +300,9 @@ class Flights:
                 continue
             next_check = min(time.monotonic() + FOLLOWER_CHECK_SECONDS, expiry(pttl))
             shared.computed = True
-            stream = flight_stream(key, token)
-            shared.trace = yield self._runner.wait_for_leader((stream,), min(next_check, deadline))
+            followed = {key: flight_stream(key, token)}
+            until = min(next_check, deadline)
+            shared.trace = yield self._runner.wait_for_leader(tuple(followed.values()), until)
 
     def _final_read(self, key: bytes, producer: Producer) -> Steps:
         """The value, or TOO_LATE. The caller we waited for may have found a value in Redis."""

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -46,6 +47,8 @@ NOTHING: Seen = ("", "0")
 
 #: Milliseconds for which followers can read the end of a flight.
 STREAM_LIFETIME_MILLISECONDS = 10_000
+#: The same if they get a value there that is not stored: it may be large.
+SHARED_LIFETIME_MILLISECONDS = 2_000
 #: Seconds after which a computation is listed in the admin.
 DESCRIBE_AFTER_SECONDS = 0.5
 #: Seconds between two lines of the log about values computed without one server.
@@ -59,7 +62,7 @@ class Producer(NamedTuple):
         compute: returns the value; or, given a list of names, those of several, as a dict.
         encode: turns the value into what Redis stores.
         decode: turns that into the value.
-        lifetime: milliseconds to store it; 0 without end, negative not at all.
+        lifetime: returns the milliseconds to store a value; 0 without end, negative not at all.
         stale: at the end of its lifetime, the milliseconds for which it is stale.
         error_ttl: milliseconds after a failure in which others do not try again; 0 for none.
         name, group, cache: see ``events.Subject``.
@@ -68,7 +71,7 @@ class Producer(NamedTuple):
     compute: Callable[..., Any]
     encode: Callable[[Any], bytes | int]
     decode: Callable[[Any], Any]
-    lifetime: int
+    lifetime: Callable[[Any], int]
     stale: int = 0
     error_ttl: int = 0
     name: str = ""
@@ -114,6 +117,7 @@ class Leader:
         self.trace = ""
         self._names = names
         self._replaced: Mapping[bytes, Seen] = {}
+        self._lifetimes: Mapping[bytes, int] = {}
         self._runner = runner
 
     def __str__(self) -> str:
@@ -122,16 +126,20 @@ class Leader:
 
     # -- to begin ----------------------------------------------------------------------------
 
-    def take(self, following: bool = False) -> Steps:
+    def take(self, followed: Mapping[bytes, bytes] = MappingProxyType({})) -> Steps:
         """Run TAKE_FLIGHT for each key; returns the replies.
 
         Args:
-            following: the caller has waited for another leader. It wants the value and not an
-                error, so an outage is retried until a failover would be complete.
+            followed: the streams of the flights that this caller has waited for, by key. Then it
+                wants the value and not an error, so an outage is retried until a failover would be
+                complete.
         """
         args = (self.token, milliseconds(self.timeout), self.producer.stale)
-        calls = tuple(Call(TAKE_FLIGHT, (key, flight_key(key)), args) for key in self.keys)
-        until = time.monotonic() + (self.server.FAILOVER_SECONDS if following else 0.0)
+        streams = {key: (followed[key],) if key in followed else () for key in self.keys}
+        calls = tuple(
+            Call(TAKE_FLIGHT, (key, flight_key(key), *streams[key]), args) for key in self.keys
+        )
+        until = time.monotonic() + (self.server.FAILOVER_SECONDS if followed else 0.0)
         while True:
             try:
                 replies = yield from self._run_or_abort(*calls)
@@ -187,7 +195,9 @@ class Leader:
             for renewal in self.renewals:
                 keeper().add(renewal)
             values = yield from self.compute()
-            return values, self.encoded(values)
+            encoded = self.encoded(values)
+            self._lifetimes = self._lifetimes_of(values)
+            return values, encoded
         except ProducerFailed as failed:
             if isinstance(failed.error, Overtaken):
                 yield from self.fail()
@@ -226,6 +236,12 @@ class Leader:
         try:
             return {key: self.producer.encode(value) for key, value in values.items()}
         except BaseException as error:  # It cannot be stored, so it cannot be shared.
+            raise ProducerFailed(error) from error
+
+    def _lifetimes_of(self, values: Mapping[bytes, Any]) -> dict[bytes, int]:
+        try:
+            return {key: self.producer.lifetime(value) for key, value in values.items()}
+        except BaseException as error:  # The user's function of the value.
             raise ProducerFailed(error) from error
 
     @contextmanager
@@ -275,12 +291,8 @@ class Leader:
 
         Returns: for each key whether the value was stored; None: unknown.
         """
-        about = (self.producer.lifetime, STREAM_LIFETIME_MILLISECONDS)
-        trace = (self.trace,) if self.trace else ()
         calls = tuple(
-            Call(STORE, self._keys(key), (self.token, encoded[key], *about, *seen, *trace))
-            if key in encoded and (seen := self._replaced[key] or NOTHING)
-            else self._ending(key)
+            self._storing(key, encoded[key]) if key in encoded else self._ending(key)
             for key in self.keys
         )
         began = time.monotonic()
@@ -297,6 +309,13 @@ class Leader:
             else:  # Redis refuses the value, so the followers must not wait for it.
                 yield from self.fail()
             return [None for _ in self.keys]
+
+    def _storing(self, key: bytes, value: bytes | int) -> Call:
+        lifetime, seen = self._lifetimes[key], self._replaced[key] or NOTHING
+        stream = SHARED_LIFETIME_MILLISECONDS if lifetime < 0 else STREAM_LIFETIME_MILLISECONDS
+        trace = (self.trace,) if self.trace else ()
+        args = (self.token, value, lifetime, stream, *seen, *trace)
+        return Call(STORE, self._keys(key), args)
 
     def fail(self, message: str = "", pause: int = 0) -> Steps:
         """End the flights without a value. For ``pause`` ms other callers do not compute, but get

@@ -54,7 +54,8 @@ class MultiFlight:
             if (self._server, key) in being_computed():
                 raise LockError("the function that computes this value requests the value", key)
         found: dict[bytes, Any] = {}
-        followed, began, trace = False, time.monotonic(), ""
+        followed: dict[bytes, bytes] = {}
+        began, trace = time.monotonic(), ""
         while keys:
             leader = self._leader(keys)
             try:
@@ -109,9 +110,9 @@ class MultiFlight:
             if keys and time.monotonic() >= deadline:
                 break
             if keys and all(streams.values()):
-                followed = True
-                ended = tuple(streams.values())
-                trace = yield self._runner.wait_for_leader(ended, min(next_check, deadline))
+                followed = streams
+                until = min(next_check, deadline)
+                trace = yield self._runner.wait_for_leader(tuple(streams.values()), until)
         return found, keys
 
     def compute_anyway(self, keys: list[bytes]) -> Steps:

@@ -56,10 +56,10 @@ end
 
 #: Start the computation of a missing or stale cache value, or learn who computes it.
 #:
-#: KEYS  the value's key, its flight
+#: KEYS  the value's key, its flight; the stream of the flight that this caller has waited for
 #: ARGV  token, lifetime of the flight, the value's remaining lifetime up to which it is stale (0:
 #:       it never is)
-#: returns {2, value} it is there after all, {1} this caller leads,
+#: returns {2, value} it is there after all, or the leader has not stored it, {1} this caller leads,
 #:         {1, digest, expiry} it leads, and there is a stale value: see seen,
 #:         {0, the leader's token, remaining lifetime of its flight}, or
 #:         {3, message} the last computation has just failed, and error_ttl is not over
@@ -69,6 +69,11 @@ local value = redis.call('GET', KEYS[1])
 if value then
   local left = redis.call('PTTL', KEYS[1])
   if left < 0 or left > tonumber(ARGV[3]) then return {2, value} end
+end
+local ended = KEYS[3] and redis.pcall('XREAD', 'STREAMS', KEYS[3], '0')
+if ended and ended[1] then
+  local fields = ended[1][2][1][2]
+  if fields[3] == 'value' then return {2, fields[4]} end
 end
 local leader = redis.call('GET', KEYS[2])
 if leader and string.sub(leader, 1, 1) == '!' then return {3, string.sub(leader, 2)} end
@@ -82,14 +87,15 @@ return {1}
 #: does not use flights has changed the value; wake the followers.
 #:
 #: KEYS  the value's key, its flight, the stream of this flight
-#: ARGV  token, value, the value's lifetime (0 none, negative: do not keep it at all), lifetime of
-#:       the stream, digest and expiry of the value that was there when the flight began (see seen),
-#:       the trace of the computation for the followers (left out: none)
+#: ARGV  token, value, the value's lifetime (0 none, negative: it is not stored, and the followers
+#:       get it with the stream), lifetime of the stream, digest and expiry of the value that was
+#:       there when the flight began (see seen), the trace of the computation for the followers
+#:       (left out: none)
 #: returns 1 stored, 0 not this leader's flight any more, or another client changed the value
 #: atomic because a write between the check and the store would be overwritten (invariant C2).
 STORE = script("""
 local mine = redis.call('GET', KEYS[2]) == ARGV[1]
-local outcome = 'ended'
+local done = {'XADD', KEYS[3], '*', 'outcome', 'ended'}
 if mine and not unchanged(KEYS[1], ARGV[5], ARGV[6]) then
   redis.call('DEL', KEYS[2])
   mine = false
@@ -102,12 +108,12 @@ if mine then
     redis.call('SET', KEYS[1], ARGV[2])
   else
     redis.call('DEL', KEYS[1])
+    done[6] = 'value'; done[7] = ARGV[2]
   end
   redis.call('DEL', KEYS[2])
-  outcome = 'stored'
+  done[5] = 'stored'
 end
-local done = {'XADD', KEYS[3], '*', 'outcome', outcome}
-if ARGV[7] then done[6] = 'trace'; done[7] = ARGV[7] end
+if ARGV[7] then done[#done + 1] = 'trace'; done[#done + 1] = ARGV[7] end
 redis.call(unpack(done))
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 return mine and 1 or 0

@@ -15,6 +15,11 @@ def of(*, timeout: float | None = 60, **given: Any) -> GetOrSetOptions:
     return GetOrSetOptions.of(Conf(), timeout, **given)
 
 
+def lifetime(timeout: Any, **given: Any) -> int:
+    """Of some value, in milliseconds."""
+    return of(**given).lifetime(timeout)("a value")
+
+
 def test_what_is_left_out_comes_from_the_settings(settings: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {"STALE": 5, "WAIT": 7, "BACKGROUND": True, "ERROR_TTL": 1}
     terms = of(wait=1, stale=SETTING)
@@ -41,13 +46,32 @@ def test_a_share_that_makes_no_sense_is_refused(value: Any) -> None:
     ("timeout", "milliseconds"), [(None, 0), (10, 10_000), (0.5, 500), (0, -1), (-1, -1)]
 )
 def test_a_lifetime(timeout: float | None, milliseconds: int) -> None:
-    assert of().lifetime(timeout) == milliseconds
+    assert lifetime(timeout) == milliseconds
+    assert lifetime(lambda _: timeout) == milliseconds
+
+
+def test_a_lifetime_depends_on_the_value() -> None:
+    of_value = of(stale=2).lifetime({"good": 60, "bad": 0}.get)
+    assert [of_value("good"), of_value("bad")] == [62_000, -1]
+    assert of_value("for ever") == 0, "it is never stale, and so that is no error"
+
+
+@pytest.mark.parametrize("returned", ["soon", True, False, [], float("nan"), float("inf"), 1e15])
+def test_a_function_that_returns_no_timeout(returned: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="what timeout returns must be"):
+        lifetime(lambda _: returned)
+
+
+@pytest.mark.parametrize("timeout", ["soon", [], float("nan"), float("inf")])
+def test_an_invalid_timeout_is_refused_before_the_computation(timeout: Any) -> None:
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        of().lifetime(timeout)
 
 
 def test_a_value_that_may_be_stale_is_kept_longer() -> None:
-    assert of(stale=2.5).lifetime(10) == 12_500
+    assert lifetime(10, stale=2.5) == 12_500
     # One that is not to be kept at all is not kept as a stale one either.
-    assert of(stale=2.5).lifetime(0) == -1
+    assert lifetime(0, stale=2.5) == -1
 
 
 def test_a_value_without_a_timeout_is_never_stale() -> None:
@@ -60,12 +84,14 @@ def test_jitter_shortens_the_timeout_and_not_the_stale_time(
     monkeypatch: pytest.MonkeyPatch, drawn: float
 ) -> None:
     monkeypatch.setattr(random, "random", lambda: drawn)
-    assert of(jitter=0.2).lifetime(100) == int(100_000 * (1 - 0.2 * drawn))
-    assert of(jitter=0.2, stale=5).lifetime(100) == int(100_000 * (1 - 0.2 * drawn)) + 5000
-    assert of(jitter=0.2).lifetime(None) == 0
+    assert lifetime(100, jitter=0.2) == int(100_000 * (1 - 0.2 * drawn))
+    assert lifetime(100, jitter=0.2, stale=5) == int(100_000 * (1 - 0.2 * drawn)) + 5000
+    assert lifetime(None, jitter=0.2) == 0
 
 
-def test_jitter_spreads() -> None:
-    lifetimes = {of(jitter=0.5).lifetime(100) for _ in range(100)}
+@pytest.mark.parametrize("timeout", [100, lambda _: 100])
+def test_jitter_spreads_the_values_of_one_call(timeout: Any) -> None:
+    of_value = of(jitter=0.5).lifetime(timeout)
+    lifetimes = {of_value(number) for number in range(100)}
     assert len(lifetimes) > 50
     assert all(50_000 <= lifetime <= 100_000 for lifetime in lifetimes)
