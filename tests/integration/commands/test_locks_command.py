@@ -244,8 +244,11 @@ def test_values_that_are_being_computed(run: Run, client: redis.Redis) -> None:
     assert run("show", "slow", "--kind", "computation")[0] == 2
 
 
-def test_a_cache_that_cannot_be_asked(run: Run, client: redis.Redis, settings: Any) -> None:
-    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+def test_a_cache_that_cannot_be_asked(
+    run: Run, client: redis.Redis, settings: Any, tmp_path: Path
+) -> None:
+    options = {"LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}  # Other tests may have locks on this host.
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0", "OPTIONS": options}
     settings.CACHES = {**settings.CACHES, "away": away}
     with held(client, "nightly"):
         code, out, err = run()

@@ -93,12 +93,17 @@ def test_with_pytest():
 
 
 class Project:
-    """A folder with a ``manage.py``."""
+    """A folder with a ``manage.py``.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        host: a folder for what belongs to the whole host, which are its locks.
+    """
+
+    def __init__(self, folder: Path, host: Path) -> None:
         self.folder = folder
         without = ("REDIS_URL", "DJANGO_SETTINGS_MODULE")
         self.environment = {k: v for k, v in os.environ.items() if k not in without}
+        self.environment["TMPDIR"] = str(host)
         self.environment["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{ROOT}"
         self.environment["PYTHONWARNINGS"] = "error::DeprecationWarning:shop"
 
@@ -126,7 +131,7 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     folder = tmp_path_factory.mktemp("without_redis") / "site"
     folder.mkdir()
-    made = Project(folder)
+    made = Project(folder, folder.parent)
     made.run("-m", "django", "startproject", "site_of_shop", ".")
     for name, text in (("settings.py", SETTINGS), ("urls.py", URLS)):
         path = folder / "site_of_shop" / name
@@ -224,7 +229,7 @@ def test_commands_in_two_terminals_exclude_each_other(project: Project, tmp_path
 
 def test_another_projects_locks_are_its_own(project: Project, tmp_path: Path) -> None:
     shutil.copytree(project.folder, tmp_path / "copy")
-    other = Project(tmp_path / "copy")
+    other = Project(tmp_path / "copy", project.folder.parent)
     begun, finish = tmp_path / "begun", tmp_path / "finish"
     script = f"touch {begun}; while [ ! -e {finish} ]; do sleep 0.02; done"
     first = project.start("manage.py", "run_locked", "report", "--shell", "--", script)
