@@ -45,6 +45,9 @@ ROOT = Path(__file__).parents[1]
 #: Processes that `make test` uses at most; with more, the machine is busy with starting servers.
 MOST_PROCESSES = 6
 
+# To store the password of a test's user takes a third of a second otherwise.
+settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
 # redis-py from 8 on looks its version up on disk for each client and each connection: half a
 # millisecond, thousands of times.
 redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
