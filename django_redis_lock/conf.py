@@ -30,6 +30,7 @@ SETTING: Any = object()
 ON_WAIT_TIMEOUT = ("compute", "raise", "default")
 #: What ``get_or_set`` does while Redis is down.
 VALUES_ON_REDIS_DOWN = ("compute", "raise")
+CLEAR = ("database", "prefix")
 #: Settings of the whole process, which have no effect in the options of a cache.
 FOR_THE_PROCESS = ("BREAKER_FAILURES", "BREAKER_PAUSE", "EXPORTERS", "HOLDER_USER", "USING")
 #: The available exporters.
@@ -155,6 +156,9 @@ class Conf:
     ON_WAIT_TIMEOUT = Setting("compute", _one_of(ON_WAIT_TIMEOUT))
     #: What ``get_or_set`` does when Redis is down: "compute" the value or "raise" the error.
     VALUES_ON_REDIS_DOWN = Setting("compute", _one_of(VALUES_ON_REDIS_DOWN))
+    #: What ``clear()`` deletes: everything in the "database", or what has this cache's KEY_PREFIX
+    #: and VERSION ("prefix").
+    CLEAR = Setting("database", _one_of(CLEAR))
     #: The largest share of a value's timeout, 0 to 1, by which it is shortened at random.
     JITTER = Setting(0.0, check_share)
     #: Seconds after a failed computation during which no caller tries again.

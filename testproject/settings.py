@@ -61,7 +61,11 @@ CACHES = {
     "default": {
         "BACKEND": "django_redis_lock.cache.RedisCache",
         "LOCATION": REDIS_URL,
-        "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 5, "SOCKET_TIMEOUT": 5},
+        "OPTIONS": {
+            "SOCKET_CONNECT_TIMEOUT": 5,
+            "SOCKET_TIMEOUT": 5,
+            "LOCK_CLEAR": "prefix",  # The database is shared with "plain".
+        },
     },
     # The same server without this package, for comparison.
     "plain": {

@@ -18,6 +18,7 @@ from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
 from django_redis.client import DefaultClient, HerdClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
+from django_redis.util import CacheKey
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -372,7 +373,15 @@ class RedisCache(Writes, DjangoRedisCache):  # type: ignore[misc]  # no types
 
     @_ignoring_outages
     def clear(self) -> Any:
-        """Empty the database, as django-redis does, except for held locks and their metrics."""
+        """Empty the database, as django-redis does, except for held locks and their metrics; with
+        ``CLEAR = "prefix"`` only delete what has this cache's KEY_PREFIX and VERSION.
+
+        Raises:
+            ImproperlyConfigured: CLEAR is ``"prefix"``, and KEY_FUNCTION makes keys without one.
+        """
+        if self.conf.CLEAR == "prefix":
+            self.delete_pattern(CacheKey(self.own_pattern()))
+            return None
         if isinstance(self.client, ShardClient):
             return self.client.clear()
         redis = self._lock_client()

@@ -7,11 +7,13 @@ and one result in a pipeline.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
 from django_redis.util import CacheKey
 from redis.exceptions import DataError, NoScriptError
 
@@ -143,6 +145,10 @@ def flight_ending(client: Any) -> FlightEnding:
     return (ClusterFlightEnding if is_cluster(client) else FlightEnding)(client)
 
 
+#: Keys that no prefix contains; the second is longer than some key functions leave a key.
+_PROBES = ("9d41f0", "c7e25a" * 100)
+
+
 class Writes(GetOrSetMany):
     """The part of ``RedisCache`` and ``LocMemCache`` that writes by several requests."""
 
@@ -164,6 +170,25 @@ class Writes(GetOrSetMany):
         store.set(original, value, lifetime, version=version + delta, **by)
         store.delete(key, version=version, **by)
         return version + delta
+
+    def _affixes(self) -> tuple[str, str]:
+        """What all keys of this cache's KEY_PREFIX and VERSION begin and end with, in Redis.
+
+        Raises:
+            ImproperlyConfigured: its KEY_FUNCTION makes keys that have nothing in common.
+        """
+        made = [self.make_key(probe) for probe in _PROBES]
+        start, _, end = made[0].partition(_PROBES[0])
+        if not start + end or made != [start + probe + end for probe in _PROBES]:
+            raise ImproperlyConfigured(
+                'CLEAR is "prefix", and KEY_FUNCTION makes keys that do not show whose they are. '
+                'Set CLEAR to "database", or have it put a prefix before each key'
+            )
+        return start, end
+
+    def own_pattern(self) -> str:
+        """What matches these keys in Redis. Raises as ``_affixes`` does."""
+        return "*".join(re.sub(r"([\\*?\[\]])", r"\\\1", part) for part in self._affixes())
 
     async def aincr_version(self, key: str, delta: int = 1, version: int | None = None) -> Any:
         """``incr_version`` for asyncio; Django's own does not keep the lifetime."""

@@ -243,10 +243,18 @@ class LocMemCache(Writes, DjangoLocMemCache):
             return touched
 
     def clear(self) -> None:
-        """Delete all values; locks that are held stay."""
+        """Delete all values at this LOCATION, with ``CLEAR = "prefix"`` only those with this
+        cache's KEY_PREFIX and VERSION. Held locks stay. Raises as that of ``RedisCache``."""
         with self._server.mutex:
-            super().clear()
-            empty(self._server.client)
+            if self.conf.CLEAR == "database":
+                super().clear()
+                empty(self._server.client)
+                return
+            start, end = self._affixes()
+            with self._lock:
+                for key in [k for k in self._cache if k.startswith(start) and k.endswith(end)]:
+                    del self._cache[key], self._expire_info[key]
+            delete_matching(self._server.client, self.own_pattern().encode())
 
     # -- the names of django-redis -------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from ..cache import BACKEND, LOCAL_BACKEND, BackendCannotLock, lock_cache, lock_
 from ..conf import FOR_THE_PROCESS, Conf, given
 from ..decorators import Declaration, declarations
 from ..doctor import examine
+from . import databases as databases
 from .catalogue import CHECKS, TAG, check, found
 
 __all__ = ["CHECKS", "TAG"]

@@ -58,7 +58,7 @@ DELETE_UNHELD = script("""
 local deleted, index = 0, KEYS[#KEYS]
 for i, lock in ipairs(ARGV) do
   if not redis.call('ZSCORE', index, lock) then
-    deleted = deleted + redis.call('DEL', KEYS[i])
+    deleted = deleted + redis.call('UNLINK', KEYS[i])
   end
 end
 return deleted

@@ -362,4 +362,4 @@ _COMMANDS = {
     name.upper().encode(): name
     for name in (*vars(Commands), "eval", "evalsha", "publish")
     if not name.startswith("_")
-} | {b"DEL": "delete", b"FLUSHALL": "flushdb"}
+} | {b"DEL": "delete", b"UNLINK": "delete", b"FLUSHALL": "flushdb"}

@@ -118,7 +118,7 @@ def test_a_key_that_is_no_setting(settings: Any, key: Any, hint: str) -> None:
     ("key", "hint"),
     [
         ("LOCK_TIMEOUTS", "Did you mean 'LOCK_TIMEOUT'?"),
-        ("LOCK_FOO", "The known settings are: LOCK_BACKGROUND, LOCK_ERROR_TTL, "),
+        ("LOCK_FOO", "The known settings are: LOCK_BACKGROUND, LOCK_CLEAR, "),
         ("STALE", "Use the name 'LOCK_STALE'."),
         ("BREAKER_PAUSE", "It applies to the whole process: set it in DJANGO_REDIS_LOCK."),
         ("LOCK_BREAKER_PAUSE", "It applies to the whole process: set it in DJANGO_REDIS_LOCK."),
@@ -320,6 +320,97 @@ def test_a_name_may_be_used_twice_with_the_same_settings_or_by_other_means() -> 
 
 def test_a_urlconf_that_is_broken_is_left_to_django(settings: Any) -> None:
     settings.ROOT_URLCONF = "there.is.none"
+    assert messages() == []
+
+
+# -- what clear() deletes ----------------------------------------------------------------------
+
+SHARED = "redis://127.0.0.1:6379/3"
+OTHER: dict[str, Any] = {"BACKEND": "django_redis.cache.RedisCache"}
+
+
+@pytest.mark.parametrize(
+    ("location", "other"),
+    [
+        (SHARED, {"LOCATION": SHARED}),
+        (SHARED, {"LOCATION": "redis://user:secret@localhost/3"}),
+        (SHARED, {"LOCATION": ["redis://elsewhere/3", "rediss://localhost:6379?db=3"]}),
+        (SHARED, {"LOCATION": "redis://localhost", "OPTIONS": {"db": "3"}}),
+        ("redis://a:1/0,redis://b:1/0", {"LOCATION": "redis://b:1"}),
+        ("unix:///run/redis.sock?db=2", {"LOCATION": "unix:///run/redis.sock?db=2"}),
+        (
+            SHARED,
+            {"LOCATION": "redis://localhost", "OPTIONS": {"CONNECTION_POOL_KWARGS": {"db": 3}}},
+        ),
+    ],
+)
+def test_another_cache_in_the_database_that_clear_empties(
+    settings: Any, cache: Any, location: Any, other: dict[str, Any]
+) -> None:
+    cache(LOCATION=location)
+    settings.CACHES = {**settings.CACHES, "pages": {**OTHER, **other}}
+    message = only()
+    assert message.id == "django_redis_lock.W013"
+    assert message.msg.endswith(
+        "the cache 'default' empties its database. That also contains the cache 'pages'."
+    )
+    cache({"LOCK_CLEAR": "prefix"}, LOCATION=location)
+    settings.CACHES = {**settings.CACHES, "pages": {**OTHER, **other}}
+    assert messages() == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"LOCATION": "redis://127.0.0.1:6379/4"},
+        {"LOCATION": "redis://127.0.0.1:6380/3"},
+        {"LOCATION": "redis://elsewhere:6379/3"},
+        {"LOCATION": "/var/cache", "BACKEND": "django.core.cache.backends.filebased"},
+        {},
+    ],
+)
+def test_another_cache_elsewhere(settings: Any, cache: Any, other: dict[str, Any]) -> None:
+    cache(LOCATION=SHARED)
+    settings.CACHES = {**settings.CACHES, "pages": {**OTHER, **other}}
+    settings.CELERY_BROKER_URL = "amqp://guest@localhost//"
+    assert messages() == []
+
+
+@pytest.mark.parametrize("name", ["CELERY_BROKER_URL", "BROKER_URL"])
+@pytest.mark.parametrize("url", [SHARED, [SHARED], f"redis://down:1/0;{SHARED}"])
+def test_a_broker_in_the_database_that_clear_empties(
+    settings: Any, cache: Any, name: str, url: Any
+) -> None:
+    cache(LOCATION=SHARED)
+    setattr(settings, name, url)
+    assert f"That also contains Celery's messages ({name})." in only().msg
+    cache({"LOCK_CLEAR": "prefix"}, LOCATION=SHARED)
+    assert messages() == []
+
+
+def test_sessions_in_the_database_that_clear_empties(settings: Any, cache: Any) -> None:
+    cache(LOCATION=SHARED)
+    settings.SESSION_ENGINE = "django.contrib.sessions.backends.cached_db"
+    assert messages() == [], "they are in Django's database, too"
+    settings.SESSION_ENGINE = "django.contrib.sessions.backends.cache"
+    assert "That also contains the sessions (SESSION_ENGINE)." in only().msg
+    assert "set SESSION_CACHE_ALIAS to a cache with another KEY_PREFIX" in only().hint
+    settings.CACHES = {**settings.CACHES, "sessions": {**OTHER, "LOCATION": SHARED}}
+    settings.SESSION_CACHE_ALIAS = "sessions"
+    assert "the cache 'sessions', the sessions (SESSION_ENGINE)." in only().msg
+    assert "SESSION_CACHE_ALIAS" not in only().hint
+
+
+@pytest.mark.parametrize(
+    "key_function", [lambda key, *_: key, lambda key, *_: str(hash(key)), lambda *_: "the same"]
+)
+def test_a_key_function_that_clear_cannot_work_with(
+    settings: Any, cache: Any, key_function: Any
+) -> None:
+    cache({"LOCK_CLEAR": "prefix"}, KEY_FUNCTION=key_function)
+    assert only().id == "django_redis_lock.E009"
+    assert "KEY_FUNCTION makes keys that do not show whose they are" in only().msg
+    cache({}, KEY_FUNCTION=key_function)
     assert messages() == []
 
 

@@ -24,6 +24,7 @@ DEFAULTS = {
     "BACKGROUND": False,
     "ON_WAIT_TIMEOUT": "compute",
     "VALUES_ON_REDIS_DOWN": "compute",
+    "CLEAR": "database",
     "JITTER": 0.0,
     "ERROR_TTL": 0.0,
     "METRICS": True,
@@ -58,11 +59,11 @@ def test_a_share_is_from_0_to_1(settings: Any, value: Any) -> None:
         _ = Conf().JITTER
 
 
-@pytest.mark.parametrize("name", ["ON_WAIT_TIMEOUT", "VALUES_ON_REDIS_DOWN"])
+@pytest.mark.parametrize("name", ["ON_WAIT_TIMEOUT", "VALUES_ON_REDIS_DOWN", "CLEAR"])
 @pytest.mark.parametrize("value", ["skip", "", None, True, ["compute"]])
 def test_a_choice_is_one_of_those_there_are(settings: Any, name: str, value: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {name: value}
-    with pytest.raises(ImproperlyConfigured, match=f"{name} must be one of 'compute', "):
+    with pytest.raises(ImproperlyConfigured, match=f"{name} must be one of '"):
         getattr(Conf(), name)
 
 

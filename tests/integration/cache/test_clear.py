@@ -11,6 +11,7 @@ import redis
 
 from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.conf import Conf
 from django_redis_lock.protocol.keys import FIGURES, INDEX, flight_key, lock_keys
 from tests.holding import settle
 from tests.processes import Link, processes, until
@@ -33,7 +34,12 @@ def delete_all(cache: RedisCache) -> None:
     cache.delete_pattern("*")
 
 
-EMPTYING = pytest.mark.parametrize("empty", [clear, delete_all])
+def clear_prefix(cache: RedisCache) -> None:
+    cache.conf = Conf({"LOCK_CLEAR": "prefix"})
+    cache.clear()
+
+
+EMPTYING = pytest.mark.parametrize("empty", [clear, clear_prefix, delete_all])
 
 
 # -- the holder --------------------------------------------------------------------------------

@@ -186,7 +186,23 @@ def test_emptying_the_cache_keeps_the_locks(cache: RedisCache, how: str) -> None
     assert waiter.result()
 
 
-def test_clear_ends_computations(cache: RedisCache) -> None:
+def test_clear_by_prefix_deletes_from_all_nodes(cluster_servers: ClusterServers) -> None:
+    cache = cluster_cache(cluster_servers, LOCK_CLEAR="prefix")
+    other = cluster_cache(cluster_servers)
+    other.key_prefix = "site2"
+    for each in (cache, other):
+        each.set_many(dict.fromkeys(MANY, 1))
+    lock = cache.lock("import", timeout=60)
+    lock.acquire()
+    cache.clear()
+    assert (cache.get_many(MANY), other.get_many(MANY)) == ({}, dict.fromkeys(MANY, 1))
+    assert lock.owned()
+
+
+@pytest.mark.parametrize("clear", ["database", "prefix"])
+def test_clear_ends_computations(cluster_servers: ClusterServers, clear: str) -> None:
+    cache = cluster_cache(cluster_servers, LOCK_CLEAR=clear)
+
     def compute() -> str:
         cache.clear()
         return "older"

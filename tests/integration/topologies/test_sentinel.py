@@ -34,15 +34,36 @@ class TestAsyncLock(LockContract):
         tasks.close()
 
 
-def test_tasks_use_the_cache(sentinel_servers: SentinelServers, settings: Any) -> None:
-    """By django-redis's client, which is for threads only."""
+def cache_settings(servers: SentinelServers, **options: Any) -> dict[str, Any]:
     options = {
         "CLIENT_CLASS": "django_redis.client.SentinelClient",
         "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-        "SENTINELS": sentinel_servers.addresses,
+        "SENTINELS": servers.addresses,
+        **options,
     }
-    place = {"LOCATION": f"redis://{sentinel_servers.name}/0", "OPTIONS": options}
-    settings.CACHES = {"default": {"BACKEND": "django_redis_lock.cache.RedisCache", **place}}
+    place = {"LOCATION": f"redis://{servers.name}/0", "OPTIONS": options}
+    return {"BACKEND": "django_redis_lock.cache.RedisCache", **place}
+
+
+def test_clear_by_prefix(sentinel_servers: SentinelServers, settings: Any) -> None:
+    own = cache_settings(sentinel_servers, LOCK_CLEAR="prefix")
+    settings.CACHES = {"default": own, "other": {**own, "KEY_PREFIX": "other"}}
+    cache: Any = caches["default"]
+    other: Any = caches["other"]
+    cache.set("a", 1)
+    other.set("a", 2)
+    with cache.lock("import") as lock:
+        cache.clear()
+        assert lock.owned()
+    # Of the primary: django-redis may read from a replica, which is behind.
+    primary = cache.client.get_client(write=True)
+    assert not primary.exists(cache.make_key("a"))
+    assert primary.exists(other.make_key("a"))
+
+
+def test_tasks_use_the_cache(sentinel_servers: SentinelServers, settings: Any) -> None:
+    """By django-redis's client, which is for threads only."""
+    settings.CACHES = {"default": cache_settings(sentinel_servers)}
     cache: Any = caches["default"]
     computed: list[bool] = []
 
