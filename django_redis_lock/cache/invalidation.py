@@ -8,19 +8,21 @@ and one result in a pipeline.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.util import CacheKey
-from redis.exceptions import DataError, NoScriptError
+from redis.exceptions import DataError, NoScriptError, RedisError
 
+from ..conf import SETTING
 from ..protocol import Call, Script, flight_key
-from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, WRITE
+from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, MARK_STALE, WRITE, Runner, Steps
 from ..transport import is_cluster, run_all
 from .get_or_set_many import GetOrSetMany
+from .options import GetOrSetOptions
 from .reading import MISSING
 
 
@@ -170,6 +172,65 @@ class Writes(GetOrSetMany):
         store.set(original, value, lifetime, version=version + delta, **by)
         store.delete(key, version=version, **by)
         return version + delta
+
+    def mark_stale(self, key: str, version: int | None = None, *, stale: float = SETTING) -> bool:
+        """Let the value of ``key`` be stale from now on: the next ``get_or_set`` computes it again,
+        other callers get the old value until then. Ends a computation under way: what it computes
+        may be older.
+
+        Args:
+            stale: as in ``get_or_set`` of this key; of several, the smallest. After so many seconds
+                the value is gone, unless it has been computed again. Default: the setting STALE.
+
+        Returns:
+            whether there is a value.
+
+        Raises:
+            TypeError, ValueError: ``stale`` is invalid or 0.
+            redis.exceptions.RedisError: Redis is down, and IGNORE_EXCEPTIONS is not set.
+        """
+        return bool(self.mark_stale_many([key], version, stale=stale))
+
+    async def amark_stale(
+        self, key: str, version: int | None = None, *, stale: float = SETTING
+    ) -> bool:
+        """``mark_stale`` for asyncio."""
+        return bool(await self.amark_stale_many([key], version, stale=stale))
+
+    def mark_stale_many(
+        self, keys: Iterable[str], version: int | None = None, *, stale: float = SETTING
+    ) -> int:
+        """``mark_stale`` for several keys, in one round trip; returns how many values there are."""
+        runner = self._thread_runner()
+        return int(runner.do(self._marked_stale(runner, keys, version, stale)))
+
+    async def amark_stale_many(
+        self, keys: Iterable[str], version: int | None = None, *, stale: float = SETTING
+    ) -> int:
+        """``mark_stale_many`` for asyncio."""
+        runner = self._async_runner()
+        return int(await runner.do(self._marked_stale(runner, keys, version, stale)))
+
+    def _marked_stale(
+        self, runner: Runner, keys: Iterable[str], version: int | None, stale: float
+    ) -> Steps:
+        seconds = GetOrSetOptions.check(stale=stale).get("stale", self.conf.STALE)
+        if not seconds:
+            raise ValueError(
+                "mark_stale needs stale, the seconds for which callers may still get the value, as "
+                "in get_or_set. To have it computed again at once, use delete"
+            )
+        names = [self._encoded_key(key, version) for key in keys]
+        args = (int(seconds * 1000),)
+        calls = [Call(MARK_STALE, (name, flight_key(name)), args) for name in names]
+        try:
+            return sum(map(int, (yield runner.run(*calls)))) if calls else 0
+        except (RedisError, OSError):
+            if not getattr(self, "_ignore_exceptions", False):
+                raise
+            if self._log_ignored_exceptions:  # type: ignore[attr-defined]  # django-redis's
+                self.logger.exception("Exception ignored")  # type: ignore[attr-defined]
+            return 0
 
     def _affixes(self) -> tuple[str, str]:
         """What all keys of this cache's KEY_PREFIX and VERSION begin and end with, in Redis.

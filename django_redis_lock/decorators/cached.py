@@ -11,6 +11,7 @@ from asgiref.sync import iscoroutinefunction
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from ..cache import GetOrSetOptions, Timeout, lock_cache
+from ..conf import SETTING
 from ..events import as_group
 from .key_template import namer
 
@@ -25,13 +26,17 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class CachedFunction(Protocol[P, R_co]):
-    """A function that ``cached()`` decorates. For a coroutine function all three are awaited."""
+    """A function that ``cached()`` decorates. For a coroutine function all methods are awaited."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Delete the result for these arguments; returns whether there was one. If a computation of
         it is running, its result is not stored."""
+
+    def mark_stale(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Let the result for these arguments be stale from now on, as ``cache.mark_stale`` does;
+        returns whether there is one."""
 
     def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Compute and store the result for these arguments, even if there is one. Until then other
@@ -60,6 +65,7 @@ def cached(target: Any = None, /, **options: Any) -> Any:
         report(2024)             # from the cache, or computed
         report.refresh(2024)     # computed and stored, even if there is one
         report.invalidate(2024)  # deleted
+        report.mark_stale(2024)  # computed again at the next call; others get the old one
 
     Args:
         key: the value's key, a template over the arguments of the call; or, by keyword, a callable
@@ -137,11 +143,15 @@ class Cached:
         def invalidate(*args: Any, **kwargs: Any) -> Any:
             return method("delete")(name_of(args, kwargs), self.version)
 
-        methods: list[Any] = [call, refresh, invalidate]
+        def mark_stale(*args: Any, **kwargs: Any) -> Any:
+            stale = self.options.get("stale", SETTING)
+            return method("mark_stale")(name_of(args, kwargs), self.version, stale=stale)
+
+        methods: list[Any] = [call, refresh, invalidate, mark_stale]
         if asynchronous:
             methods = list(map(_awaiting, methods))
         wrapped: Any = functools.update_wrapper(methods[0], function)
-        wrapped.refresh, wrapped.invalidate = methods[1:]
+        wrapped.refresh, wrapped.invalidate, wrapped.mark_stale = methods[1:]
         return wrapped
 
 

@@ -214,6 +214,19 @@ end
 return deleted
 """)
 
+#: Let a value be stale from now on, and end its flight: what that computes may be older.
+#:
+#: KEYS  the value's key, its flight
+#: ARGV  milliseconds for which the value is stale; it is gone after that, or earlier as before
+#: returns 1, or 0 if there is no value
+#: atomic for the same reason as WRITE.
+MARK_STALE = script("""
+local left = redis.call('PTTL', KEYS[1])
+if left == -1 or left > tonumber(ARGV[1]) then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
+let_go(KEYS[2])
+return left == -2 and 0 or 1
+""")
+
 #: Let a value expire at a time. If that has passed, the value is deleted and its flight ends, also
 #: if there is no value yet.
 #:
@@ -235,4 +248,4 @@ return found
 LET_GO = script("let_go(KEYS[1]) return 1")
 
 #: The scripts that read or write the value at their first key.
-ON_VALUES = frozenset({READ, STORE, TAKE_FLIGHT, TAKE_OVER})
+ON_VALUES = frozenset({MARK_STALE, READ, STORE, TAKE_FLIGHT, TAKE_OVER})

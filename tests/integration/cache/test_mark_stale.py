@@ -1,0 +1,252 @@
+"""``mark_stale``: the next caller computes the value again, others get the old one until then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+
+from django_redis_lock import cached
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.protocol.keys import flight_key
+from django_redis_lock.testing import MemoryServer, VirtualClock, override
+from tests.integration.cache.test_get_or_set import Asking, Producer
+from tests.processes import PATIENCE, until, waiting_in
+from tests.redis_server import RedisServer
+
+KEY = b":1:report"
+#: How the report is asked for: fresh for ten minutes, stale for an hour.
+TERMS: dict[str, Any] = {"timeout": 600, "stale": 3600}
+
+
+def marked(cache: Any, *args: Any, **kwargs: Any) -> Any:
+    return cache.mark_stale("report", *args, **kwargs)
+
+
+def marked_with_others(cache: Any, *args: Any, **kwargs: Any) -> Any:
+    return cache.mark_stale_many(["other", "report"], *args, **kwargs)
+
+
+def amarked(cache: Any, *args: Any, **kwargs: Any) -> Any:
+    async def mark() -> Any:
+        return await cache.amark_stale("report", *args, **kwargs)
+
+    return asyncio.run(mark())
+
+
+def amarked_with_others(cache: Any, *args: Any, **kwargs: Any) -> Any:
+    async def mark() -> Any:
+        return await cache.amark_stale_many(iter(["report", "other"]), *args, **kwargs)
+
+    return asyncio.run(mark())
+
+
+@pytest.fixture(params=[marked, marked_with_others, amarked, amarked_with_others])
+def mark(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Each way to mark the report stale; returns how many values there are."""
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_the_next_caller_computes_the_value_again(cache: Any, mark: Callable[..., Any]) -> None:
+    cache.get_or_set("report", "old", **TERMS)
+    assert mark(cache, stale=3600) == 1
+    assert cache.get("report") == "old"
+    assert cache.get_or_set("report", lambda: "new", **TERMS) == "new"
+    assert cache.get_or_set("report", lambda: "not again", **TERMS) == "new"
+
+
+def test_others_get_the_old_value_until_then(cache: Any) -> None:
+    slow = Producer("new")
+    slow.finish.clear()
+    cache.get_or_set("report", "old", **TERMS)
+    cache.mark_stale("report", stale=3600)
+    refreshing = Asking(cache.get_or_set, "report", slow, **TERMS)
+    assert slow.begun.wait(PATIENCE)
+    assert cache.get_or_set("report", Producer("never"), **TERMS) == "old"
+    slow.finish.set()
+    assert refreshing.found() == "new"
+
+
+def test_a_missing_value(cache: Any, client: redis.Redis, mark: Callable[..., Any]) -> None:
+    assert not mark(cache, stale=3600)
+    assert not client.exists(KEY, flight_key(KEY))
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "left"), [(None, 3600), (4000, 3600), (3600.5, 3600), (3000, 3000)]
+)
+def test_no_lifetime_becomes_longer(
+    cache: Any, mark: Callable[..., Any], lifetime: float | None, left: float
+) -> None:
+    cache.set("report", "old", lifetime)
+    assert mark(cache, stale=3600) == 1
+    assert left * 1000 - 60_000 < cache.pttl("report") <= left * 1000
+    assert cache.get_or_set("report", lambda: "new", **TERMS) == "new"
+
+
+def test_a_version_has_its_own_value(cache: Any, mark: Callable[..., Any]) -> None:
+    cache.set("report", "of 1", None)
+    cache.set("report", "of 2", None, version=2)
+    assert mark(cache, 2, stale=3600) == 1
+    assert cache.pttl("report") is None
+    assert cache.pttl("report", version=2) <= 3_600_000
+
+
+def test_the_setting_is_the_default(cache: Any) -> None:
+    cache.conf._own["STALE"] = 3600
+    cache.get_or_set("report", "old", 600)
+    assert cache.mark_stale("report")
+    assert cache.get_or_set("report", lambda: "new", 600) == "new"
+
+
+@pytest.mark.parametrize("stale", [{}, {"stale": 0}])
+def test_without_a_stale_time_it_is_refused(
+    cache: Any, mark: Callable[..., Any], stale: dict[str, Any]
+) -> None:
+    cache.set("report", "old", None)
+    with pytest.raises(ValueError, match="mark_stale needs stale, the seconds for which callers"):
+        mark(cache, **stale)
+    assert cache.pttl("report") is None
+
+
+@pytest.mark.parametrize("stale", [-1, float("nan"), "1", None, True])
+def test_a_stale_time_that_makes_no_sense_is_refused(cache: Any, stale: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="stale must be"):
+        cache.mark_stale("report", stale=stale)
+
+
+@pytest.mark.parametrize("left", [0, 1000])
+def test_a_value_is_stale_within_the_same_moment(left: int) -> None:
+    """No rounding keeps it fresh, neither of milliseconds nor of a clock in floating point."""
+    clock = VirtualClock()
+    with override(MemoryServer(clock)):
+        cache: Any = caches["default"]
+        for stale in (0.001, 0.1, 1 / 3, 7.7, 3600):
+            for _ in range(50):
+                cache.get_or_set("report", "old", 600, stale=stale)
+                cache.mark_stale("report", stale=stale)
+                assert cache.get_or_set("report", lambda: "new", 600, stale=stale) == "new"
+                cache.delete("report")
+                clock.advance(0.0137 + left)
+
+
+# -- computations under way ----------------------------------------------------------------------
+
+
+def test_a_refresh_under_way_is_not_stored(cache: Any, mark: Callable[..., Any]) -> None:
+    """It may have read what has changed since."""
+    cache.get_or_set("report", "old", **TERMS)
+    cache.mark_stale("report", stale=3600)
+
+    def compute() -> str:
+        mark(cache, stale=3600)
+        return "outdated"
+
+    assert cache.get_or_set("report", compute, **TERMS) == "outdated"
+    assert cache.get("report") == "old"
+    assert cache.get_or_set("report", lambda: "new", **TERMS) == "new"
+
+
+def test_the_first_computation_is_not_stored_either(cache: Any, mark: Callable[..., Any]) -> None:
+    slow = Producer("outdated")
+    slow.finish.clear()
+    leading = Asking(cache.get_or_set, "report", slow, **TERMS)
+    assert slow.begun.wait(PATIENCE)
+    following = Asking(cache.get_or_set, "report", lambda: "new", **TERMS)
+    until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 1)
+    assert not mark(cache, stale=3600)
+    slow.finish.set()
+    assert (leading.found(), following.found()) == ("outdated", "new")
+    assert cache.get("report") == "new"
+
+
+# -- many, and faults ----------------------------------------------------------------------------
+
+
+@pytest.mark.on_redis
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_many_values_take_one_trip(cache: Any, client: redis.Redis, asynchronous: bool) -> None:
+    keys = [f"report-{number}" for number in range(300)]
+    cache.set_many(dict.fromkeys(keys[:200], "old"), None)
+    cache.mark_stale("report", stale=60)  # It connects, and loads the script.
+
+    async def amark() -> int:
+        await cache.amark_stale("report", stale=60)
+        client.config_resetstat()
+        found: int = await cache.amark_stale_many(keys, stale=60)
+        return found
+
+    if asynchronous:
+        assert asyncio.run(amark()) == 200
+    else:
+        client.config_resetstat()
+        assert cache.mark_stale_many(keys, stale=60) == 200
+    sent = client.info("commandstats")
+    assert sum(sent[f"cmdstat_{name}"]["calls"] for name in ("eval", "evalsha")) == 300
+    assert client.info("stats")["total_reads_processed"] < 50
+    assert all(0 < client.pttl(cache.make_key(key)) <= 60_000 for key in keys[:200])
+    assert cache.mark_stale_many([], stale=60) == 0
+
+
+@pytest.mark.parametrize("ignore", [True, False])
+def test_without_redis(
+    own_server: RedisServer, mark: Callable[..., Any], ignore: bool, settings: Any
+) -> None:
+    cache = RedisCache(own_server.url, {"OPTIONS": {"IGNORE_EXCEPTIONS": ignore}})
+    own_server.stop()
+    if ignore:
+        assert mark(cache, stale=60) == 0
+    else:
+        with pytest.raises(redis.ConnectionError):
+            mark(cache, stale=60)
+
+
+def test_an_ignored_error_is_logged_if_that_is_set(
+    own_server: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DJANGO_REDIS_LOG_IGNORED_EXCEPTIONS = True
+    cache = RedisCache(own_server.url, {"OPTIONS": {"IGNORE_EXCEPTIONS": True}})
+    own_server.stop()
+    assert cache.mark_stale("report", stale=60) is False
+    assert "Exception ignored" in caplog.text
+
+
+# -- cached functions ----------------------------------------------------------------------------
+
+
+@pytest.mark.on_redis
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_result_of_a_cached_function(client: redis.Redis, asynchronous: bool) -> None:
+    given = iter(["old", "new"])
+
+    @cached("report-{year}", timeout=600, stale=3600)
+    def report(year: int) -> str:
+        return next(given)
+
+    @cached("report-{year}", timeout=600, stale=3600)
+    async def areport(year: int) -> str:
+        return next(given)
+
+    async def ask() -> list[Any]:
+        found = [await areport(2024), await areport.mark_stale(2024), await areport(2024)]
+        return [*found, await areport(2024), await areport.mark_stale(2023)]
+
+    if asynchronous:
+        found = asyncio.run(ask())
+    else:
+        found = [report(2024), report.mark_stale(2024), report(2024)]
+        found += [report(2024), report.mark_stale(2023)]
+    assert found == ["old", True, "new", "new", False]
+
+
+def test_a_cached_function_without_a_stale_time(client: redis.Redis) -> None:
+    @cached("report-{year}", timeout=600)
+    def report(year: int) -> str:
+        return "old"
+
+    with pytest.raises(ValueError, match="mark_stale needs stale"):
+        report.mark_stale(2024)
