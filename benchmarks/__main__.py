@@ -19,6 +19,7 @@ from . import caches, contenders
 from .bench import Bench
 from .measurements import (
     asyncio_cycle,
+    asyncio_reads,
     contention,
     cycle,
     handover,
@@ -40,6 +41,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], Result | list[Result]]] = {
     "idle": idle.measure,
     "memory": memory.measure,
     "asyncio": asyncio_cycle.measure,
+    "asyncio_reads": asyncio_reads.measure,
     "hit": hit.measure,
     "stampede": stampede.measure,
     "inventory": inventory.measure,

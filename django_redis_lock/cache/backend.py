@@ -34,7 +34,8 @@ from ..transport import (
     is_pool_exhausted,
     server_of,
 )
-from .invalidation import Writes, flight_ending
+from .aio import AsyncMethods
+from .invalidation import flight_ending
 from .reading import MISSING, ObservedRead, cold_read, originals
 
 #: The errors of an outage, or of a command that Redis refuses.
@@ -50,7 +51,7 @@ def _ignoring_outages(method: _Method) -> _Method:
     return decorated
 
 
-class RedisCache(Writes, DjangoRedisCache):  # type: ignore[misc]  # no types
+class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
     """django-redis's cache. Each method documents its differences."""
 
     def _lock_client(self) -> Any:
@@ -81,7 +82,7 @@ class RedisCache(Writes, DjangoRedisCache):  # type: ignore[misc]  # no types
 
     # -- reading -----------------------------------------------------------------------------
 
-    _methods: ClassVar = originals(DjangoRedisCache, "get", "get_many")
+    _methods: ClassVar = originals(DjangoRedisCache, "get", "get_many", "has_key")
 
     @cached_property
     def _usable(self) -> Collection[str]:  # type: ignore[override]  # looked at once
@@ -225,6 +226,18 @@ class RedisCache(Writes, DjangoRedisCache):  # type: ignore[misc]  # no types
         nx: bool = False,
         xx: bool = False,
     ) -> Any:
+        return self._set(key, value, timeout, version, client, nx, xx)
+
+    def _set(
+        self,
+        key: str,
+        value: Any,
+        timeout: float | None,
+        version: int | None,
+        client: Any,
+        nx: bool,
+        xx: bool = False,
+    ) -> Any:
         values = (key, value, timeout, version)
         try:
             return self.client.set(*values, nx=nx, xx=xx, **self._by(client))
@@ -235,6 +248,7 @@ class RedisCache(Writes, DjangoRedisCache):  # type: ignore[misc]  # no types
             # stores the flights, is down, so there are none to end.
             return self.client.set(*values, nx=nx, xx=xx)
 
+    @_ignoring_outages
     def add(
         self,
         key: str,
@@ -243,7 +257,7 @@ class RedisCache(Writes, DjangoRedisCache):  # type: ignore[misc]  # no types
         version: int | None = None,
         client: Any = None,
     ) -> Any:
-        return self.set(key, value, timeout, version, client, nx=True)
+        return self._set(key, value, timeout, version, client, nx=True)
 
     @_ignoring_outages
     def delete(
@@ -395,6 +409,11 @@ class RedisCache(Writes, DjangoRedisCache):  # type: ignore[misc]  # no types
         if isinstance(self.client, ShardClient):
             return {} if client is None else {"client": client}
         return {"client": flight_ending(client or self.client.get_client(write=True))}
+
+
+#: Those that Django's asynchronous methods have twins of.
+_FOR_THREADS = ("set", "add", "delete", "set_many", "delete_many", "incr_version", "incr", "decr")
+RedisCache._methods.update(originals(RedisCache, *_FOR_THREADS, "touch"))
 
 
 def _takes_client(method: Callable[..., Any]) -> bool:

@@ -124,9 +124,12 @@ class CacheReader(LockCache):
     def _is_replaced(self, method: str) -> bool:
         """Whether a tool observes ``method``: it has replaced it on the class (django-prometheus)
         or on this instance (Sentry), or its code (Datadog). Then reads go through it."""
+        return not self._is_original(method) and method in self._usable
+
+    def _is_original(self, method: str) -> bool:
         function, code = self._methods[method]
         is_own = getattr(type(self), method) is function and function.__code__ is code
-        return not (is_own and method not in self.__dict__) and method in self._usable
+        return is_own and method not in self.__dict__
 
     def _read_observed(self, runner: Runner, steps: Steps, key: str, version: int | None) -> Steps:
         """What ``steps`` read, and the value that ``get`` makes of it, or MISSING. In an event loop

@@ -13,6 +13,7 @@ from .aio_execute import asend as asend
 from .aio_execute import cancellable as cancellable
 from .aio_execute import cut as cut
 from .aio_execute import wait_awake as wait_awake
+from .aio_pipelining import command as command
 from .aio_pools import asyncio_client as asyncio_client
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen

@@ -4,6 +4,7 @@ that also asks for a server, or is marked ``on_redis``, is about what only a ser
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -44,6 +45,14 @@ def cache(
 def location() -> str:
     """Where nothing is yet, and where no thread of another test puts anything."""
     return f"tests {next(_numbers)}"
+
+
+@pytest.fixture(scope="module")
+def stopped() -> Iterator[RedisServer]:
+    """A server that is down."""
+    with RedisServer() as server:
+        server.stop()
+        yield server
 
 
 _numbers = itertools.count()

@@ -194,14 +194,6 @@ def test_without_redis_it_does_what_django_redis_does(
     assert ours == theirs
 
 
-@pytest.fixture(scope="module")
-def stopped() -> Iterator[RedisServer]:
-    """A server that is down."""
-    with RedisServer() as server:
-        server.stop()
-        yield server
-
-
 @pytest.mark.parametrize("ignore", [True, False], ids=["ignored", "shown"])
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if not name.startswith(READING)])
 def test_a_refusal_by_redis_is_passed_on_as_django_redis_passes_it_on(

@@ -1,0 +1,168 @@
+"""The asynchronous methods of ``RedisCache``, on connections of the running event loop.
+
+django-redis has methods for threads only. Such a method runs until it needs a reply from Redis;
+that is awaited, and the method runs again from its beginning, with the replies so far. So keys,
+encoding, timeouts, and which writes end a computation, are written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.core.cache.backends.base import DEFAULT_TIMEOUT
+from django_redis.client import DefaultClient
+from redis.exceptions import RedisError
+
+from ..transport import asyncio_client, command
+from .invalidation import Writes
+
+
+class _Unanswered(BaseException):
+    """A method has asked for something to which there is no reply yet.
+
+    Args:
+        request: asks Redis.
+    """
+
+    def __init__(self, request: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        super().__init__()
+        self.request = request
+
+
+class Replies:
+    """What methods for threads use as their redis-py client.
+
+    Args:
+        client: the event loop's own.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._replies: list[Any] = []
+        self._used = 0
+
+    async def complete(self, method: Callable[..., Any], *args: Any) -> Any:
+        """The result of ``method(*args, client=...)``, which may run more than once."""
+        while True:
+            self._used = 0
+            try:
+                return method(*args, client=self)
+            except _Unanswered as unanswered:
+                request = unanswered.request
+            try:
+                self._replies.append(await request())
+            except (RedisError, OSError) as error:
+                self._replies.append(error)
+
+    def _next(self, request: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        if self._used == len(self._replies):
+            raise _Unanswered(request)
+        self._used += 1
+        reply = self._replies[self._used - 1]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        if name in ("connection_pool", "get_encoder"):
+            return found
+        return lambda *args, **options: self._next(
+            partial(command, self._client, name, *args, **options)
+        )
+
+    def pipeline(self) -> Any:
+        return _Pipeline(self._client.pipeline(), self._next)
+
+
+class _Pipeline:
+    """A pipeline, in which only ``execute`` needs Redis."""
+
+    def __init__(self, pipeline: Any, reply: Callable[..., Any]) -> None:
+        self._pipeline = pipeline
+        self._reply = reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipeline, name)
+
+    def execute(self) -> Any:
+        return self._reply(self._pipeline.execute)
+
+
+class AsyncMethods(Writes):
+    """Django's asynchronous methods. In front of a cluster, behind sentinels, with replicas, with a
+    client class of the project's own, and where a subclass or a tool has replaced the method for
+    threads, they call that one in Django's thread for synchronous code, as Django's do."""
+
+    client: Any
+    _breaker: Any
+
+    async def _await(self, name: str, *args: Any) -> Any:
+        method = getattr(self, name)
+        own = type(self.client) is DefaultClient and self._is_original(name)
+        if not own or self._breaker is None:
+            return await sync_to_async(method)(*args)
+        return await Replies(asyncio_client(self._lock_client())).complete(method, *args)
+
+    async def aget(self, key: str, default: Any = None, version: int | None = None) -> Any:
+        return await self._await("get", key, default, version)
+
+    async def aget_many(self, keys: Iterable[str], version: int | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = await self._await("get_many", list(keys), version)
+        return found
+
+    async def ahas_key(self, key: str, version: int | None = None) -> Any:
+        return await self._await("has_key", key, version)
+
+    async def aset(
+        self,
+        key: str,
+        value: Any,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+    ) -> Any:
+        return await self._await("set", key, value, timeout, version)
+
+    async def aadd(
+        self,
+        key: str,
+        value: Any,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+    ) -> Any:
+        return await self._await("add", key, value, timeout, version)
+
+    async def aset_many(
+        self,
+        data: dict[str, Any],
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+    ) -> list[Any]:
+        failed: list[Any] = await self._await("set_many", data, timeout, version)
+        return failed
+
+    async def atouch(
+        self, key: str, timeout: float | None = DEFAULT_TIMEOUT, version: int | None = None
+    ) -> Any:
+        return await self._await("touch", key, timeout, version)
+
+    async def adelete(self, key: str, version: int | None = None) -> Any:
+        return await self._await("delete", key, version)
+
+    async def adelete_many(self, keys: Iterable[str], version: int | None = None) -> Any:
+        return await self._await("delete_many", list(keys), version)
+
+    async def aincr(self, key: str, delta: int = 1, version: int | None = None) -> Any:
+        return await self._await("incr", key, delta, version)
+
+    async def adecr(self, key: str, delta: int = 1, version: int | None = None) -> Any:
+        return await self._await("decr", key, delta, version)
+
+    async def aincr_version(self, key: str, delta: int = 1, version: int | None = None) -> Any:
+        return await self._await("incr_version", key, delta, version)
+
+    async def adecr_version(self, key: str, delta: int = 1, version: int | None = None) -> Any:
+        return await self.aincr_version(key, -delta, version)

@@ -1,0 +1,308 @@
+"""Django's asynchronous methods beside those for threads: the same results, on the loop's own
+connections."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import sync_to_async
+
+from django_redis_lock.cache import RedisCache, aio
+from django_redis_lock.protocol import flight_key
+from django_redis_lock.transport import aio_pipelining
+from tests.integration.cache.test_cache import OPERATIONS, attempt, make, outcome
+from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.on_redis
+
+
+class Awaited:
+    """A cache whose asynchronous methods are called by the names of those for threads."""
+
+    def __init__(self, cache: RedisCache) -> None:
+        self.cache = cache
+        self.key_prefix = cache.key_prefix
+        self.make_key = cache.make_key
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(type(self.cache), f"a{name}")
+
+        def call(*args: Any, **options: Any) -> Any:
+            inspect.signature(method).bind(self.cache, *args, **options)  # Else not of this table.
+            return asyncio.run(method(self.cache, *args, **options))
+
+        return call
+
+
+def has_a_twin(name: str) -> bool:
+    """Whether the operation is one that the asynchronous methods can be asked for."""
+    try:
+        OPERATIONS[name](Signatures())
+    except (AttributeError, TypeError):
+        return False
+    return True
+
+
+class Signatures:
+    key_prefix = ""
+
+    def make_key(self, key: str) -> str:
+        return key
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(RedisCache, f"a{name}")
+        return lambda *args, **options: inspect.signature(method).bind(self, *args, **options)
+
+
+TWINS = [name for name in OPERATIONS if has_a_twin(name) and "close" not in name]
+
+
+def test_most_operations_have_a_twin() -> None:
+    assert len(TWINS) > 45
+    assert {name.split()[0].rstrip(",") for name in TWINS} >= {
+        *("set", "add", "delete", "set_many", "delete_many", "incr", "decr", "touch"),
+        *("get", "get_many", "has_key", "incr_version", "decr_version", "clear"),
+    }
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is done in another thread."""
+    monkeypatch.setattr(aio, "sync_to_async", lambda *args: pytest.fail("a thread does it"))
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_it_does_what_the_method_for_threads_does(
+    redis_server: RedisServer, client: redis.Redis, name: str, no_threads: None
+) -> None:
+    cache = make(RedisCache, redis_server)
+    sync = outcome(OPERATIONS[name], cache, client)
+    assert outcome(lambda c: OPERATIONS[name](Awaited(c)), cache, client) == sync
+
+
+@pytest.mark.parametrize("name", [name for name in TWINS if "get_or_set" not in name])
+@pytest.mark.parametrize("ignore", [True, False], ids=["ignored", "shown"])
+def test_without_redis_it_does_what_the_method_for_threads_does(
+    stopped: RedisServer, name: str, ignore: bool
+) -> None:
+    cache = make(RedisCache, stopped, IGNORE_EXCEPTIONS=ignore)
+    assert attempt(OPERATIONS[name], Awaited(cache)) == attempt(OPERATIONS[name], cache)
+
+
+@pytest.mark.parametrize("name", ["set for a time", "set_many", "delete", "incr", "touch"])
+def test_a_server_that_has_forgotten_all_scripts_is_taught_them(
+    redis_server: RedisServer, client: redis.Redis, name: str
+) -> None:
+    cache = make(RedisCache, redis_server)
+    sync = outcome(OPERATIONS[name], cache, client)
+
+    def forgetful(cache: Any) -> Any:
+        client.script_flush()
+        return OPERATIONS[name](Awaited(cache))
+
+    assert outcome(forgetful, cache, client) == sync
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda c: c.aset("report", 1),
+        lambda c: c.aset_many({"report": 1}),
+        lambda c: c.adelete("report"),
+        lambda c: c.adelete_many(["report"]),
+        lambda c: c.atouch("report", 0),
+        lambda c: c.aincr("report"),
+        lambda c: c.aclear(),
+    ],
+    ids=["set", "set_many", "delete", "delete_many", "touch", "incr", "clear"],
+)
+def test_a_write_ends_a_computation(
+    redis_server: RedisServer, client: redis.Redis, write: Any
+) -> None:
+    cache = make(RedisCache, redis_server)
+    cache.set("report", 5)
+    flight = flight_key(cache._encoded_key("report", None))
+    client.set(flight, "of another process")
+    asyncio.run(write(cache))
+    assert not client.exists(flight)
+
+
+def test_an_aadd_of_a_value_that_is_there_ends_none(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    cache = make(RedisCache, redis_server)
+    cache.set("report", 5)
+    flight = flight_key(cache._encoded_key("report", None))
+    client.set(flight, "of another process")
+    assert asyncio.run(cache.aadd("report", 6)) is False
+    assert client.exists(flight)
+
+
+# -- many tasks ----------------------------------------------------------------------------------
+
+
+def test_a_thousand_tasks_need_a_few_connections(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    cache = make(RedisCache, redis_server)
+    cache.set_many({f"key-{i}": f"value {i}" for i in range(1000)})
+    before = client.info("stats")["total_connections_received"]
+
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*(cache.aget(f"key-{i}") for i in range(1000)))
+
+    assert asyncio.run(all_of_them()) == [f"value {i}" for i in range(1000)]
+    opened = client.info("stats")["total_connections_received"] - before
+    assert opened <= aio_pipelining.MAX_PIPELINES
+
+
+def test_more_pipelines_than_allowed_wait_for_one_to_return(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """Each task asks in a turn of the loop of its own, while Redis answers nobody."""
+    cache = make(RedisCache, redis_server)
+    cache.set("report", 5)
+    before = client.info("stats")["total_connections_received"]
+
+    async def one_after_the_other() -> list[Any]:
+        await cache.aget("report")
+        client.client_pause(200)
+        tasks = []
+        for _ in range(50):
+            tasks.append(asyncio.ensure_future(cache.aget("report")))
+            await asyncio.sleep(0)
+        return await asyncio.gather(*tasks)
+
+    assert asyncio.run(one_after_the_other()) == [5] * 50
+    opened = client.info("stats")["total_connections_received"] - before
+    assert opened <= aio_pipelining.MAX_PIPELINES
+
+
+def test_an_error_of_one_command_is_that_tasks_alone(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    cache = make(RedisCache, redis_server)
+    cache.set("a", "text")
+    client.rpush(cache.make_key("list"), 1)
+
+    async def both() -> list[Any]:
+        return await asyncio.gather(cache.aget("list"), cache.aget("a"), return_exceptions=True)
+
+    refused, found = asyncio.run(both())
+    assert isinstance(refused, redis.ResponseError)
+    assert found == "text"
+
+
+def test_a_task_that_is_cancelled_takes_no_other_with_it(redis_server: RedisServer) -> None:
+    cache = make(RedisCache, redis_server)
+    cache.set("a", "text")
+
+    async def three() -> list[Any]:
+        tasks = [asyncio.ensure_future(cache.aget("a")) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    cancelled, *found = asyncio.run(three())
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert found == ["text"] * 2
+
+
+def test_when_the_connection_breaks_each_task_gets_the_error(own_server: RedisServer) -> None:
+    cache = make(RedisCache, own_server)
+    cache.set("a", "text")
+
+    async def broken() -> list[Any]:
+        await cache.aget("a")
+        own_server.stop()
+        return await asyncio.gather(*(cache.aget("a") for _ in range(9)), return_exceptions=True)
+
+    errors = asyncio.run(broken())
+    assert {isinstance(error, redis.ConnectionError) for error in errors} == {True}
+
+
+def test_a_loop_that_ends_leaves_no_task_waiting(redis_server: RedisServer) -> None:
+    cache = make(RedisCache, redis_server)
+
+    async def left_alone() -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(cache.aget("a"))
+        await asyncio.sleep(0)
+        return task
+
+    assert asyncio.run(left_alone()).cancelled()
+
+
+# -- where they leave it to a thread -------------------------------------------------------------
+
+
+def other_threads(call: Coroutine[Any, Any, Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What ``call`` has done in Django's thread for synchronous code."""
+    done = []
+
+    def noting(method: Any) -> Any:
+        done.append(method.__name__)
+        return sync_to_async(method)
+
+    monkeypatch.setattr(aio, "sync_to_async", noting)
+    asyncio.run(call)
+    return done
+
+
+def test_a_subclass_that_replaces_a_method_is_heeded(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Loud(RedisCache):
+        def get(self, *args: Any, **options: Any) -> Any:
+            return str(super().get(*args, **options)).upper()
+
+    cache = make(Loud, redis_server)
+    cache.set("a", "text")
+    assert asyncio.run(cache.aget("a")) == "TEXT"
+    assert other_threads(cache.aget("a"), monkeypatch) == ["get"]
+    assert not other_threads(cache.aset("a", 1), monkeypatch)
+
+
+def test_a_tool_that_replaces_a_method_on_the_instance_sees_each_call_once(
+    redis_server: RedisServer,
+) -> None:
+    cache = make(RedisCache, redis_server)
+    seen = []
+    original = cache.set
+    cache.set = lambda *args, **options: (seen.append(args[0]), original(*args, **options))[1]
+    asyncio.run(cache.aset("a", 1))
+    assert seen == ["a"]
+
+
+@pytest.mark.parametrize(
+    "url", ["{url},{url}", "{url}"], ids=["with a replica", "with another client"]
+)
+def test_what_is_not_one_server_for_threads_is_left_to_them(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    options = {} if "," in url else {"CLIENT_CLASS": "django_redis.client.HerdClient"}
+    cache = RedisCache(url.format(url=redis_server.url), {"OPTIONS": options})
+    assert other_threads(cache.aset("a", 1), monkeypatch) == ["set"]
+    assert cache.get("a") == 1
+
+
+def test_threads_of_several_loops_do_not_meet(redis_server: RedisServer) -> None:
+    cache = make(RedisCache, redis_server)
+    cache.set("a", "text")
+    found: list[Any] = []
+
+    async def often() -> None:
+        for _ in range(20):
+            found.extend(await asyncio.gather(*(cache.aget("a") for _ in range(5))))
+
+    threads = [threading.Thread(target=asyncio.run, args=[often()]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["text"] * 400
