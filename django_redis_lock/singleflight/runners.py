@@ -31,7 +31,6 @@ from ..transport import (
     arun,
     arun_all,
     cancellable,
-    command,
     drive,
     is_observed,
     is_outage,
@@ -308,9 +307,9 @@ class AsyncRunner:
             return [(await arun(self._client, call)).value for call in calls]
 
     async def read(self, call: Call) -> Any:
-        if isinstance(self._client, AsyncRedis) and not self.server.breaker.failing:
+        if self.is_observed and not self.server.breaker.failing:
             with suppress(*_NOT_BY_CLIENT):
-                return await command(self._client, "evalsha", *_arguments(call))
+                return await cancellable(self._client.evalsha(*_arguments(call)))
         return (await self.run(call))[0]
 
     async def compute(self, function: Callable[[], Any]) -> Any:

@@ -60,19 +60,26 @@ async def _send(client: Any, queue: _Queue) -> None:
         commands, queue.commands = queue.commands, []
         try:
             replies = await _replies(client, commands)
-        except asyncio.CancelledError:  # The loop ends.
-            for each in commands + queue.commands:
-                each.reply.cancel()
-            raise
         except Exception as error:
             replies = [error] * len(commands)
+        except BaseException as error:  # The loop ends, for instance.
+            unsent, queue.commands = queue.commands, []
+            for each in commands + unsent:
+                _answer(each.reply, error)
+            raise
         for each, reply in zip(commands, replies, strict=True):
-            if each.reply.done():  # Its task was cancelled.
-                continue
-            if isinstance(reply, Exception):
-                each.reply.set_exception(reply)
-            else:
-                each.reply.set_result(reply)
+            _answer(each.reply, reply)
+
+
+def _answer(future: asyncio.Future[Any], reply: Any) -> None:
+    if future.done():  # Its task was cancelled.
+        return
+    if isinstance(reply, asyncio.CancelledError):
+        future.cancel()
+    elif isinstance(reply, BaseException):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)
 
 
 async def _replies(client: Any, commands: list[_Command]) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 from asgiref.sync import sync_to_async
 
 from django_redis_lock.cache import RedisCache, aio
@@ -225,6 +226,29 @@ def test_when_the_connection_breaks_each_task_gets_the_error(own_server: RedisSe
 
     errors = asyncio.run(broken())
     assert {isinstance(error, redis.ConnectionError) for error in errors} == {True}
+
+
+def test_an_exit_while_they_are_sent_reaches_each_task(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Exit(BaseException):
+        """As SystemExit, but the loop goes on."""
+
+    async def leave(*args: Any, **options: Any) -> None:
+        raise Exit
+
+    cache = make(RedisCache, redis_server)
+
+    async def both_times() -> list[Any]:
+        with monkeypatch.context() as patch:
+            patch.setattr(redis.asyncio.client.Pipeline, "execute", leave)
+            tasks = [asyncio.ensure_future(cache.aset("a", 1)) for _ in range(3)]
+            done, _ = await asyncio.wait(tasks)
+        await cache.aset("a", "text")
+        return [type(task.exception()) for task in done]
+
+    assert asyncio.run(both_times()) == [Exit] * 3
+    assert cache.get("a") == "text"
 
 
 def test_a_loop_that_ends_leaves_no_task_waiting(redis_server: RedisServer) -> None:
