@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
-from inspect import signature
 from typing import Any, ClassVar, TypeVar
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
@@ -36,7 +35,7 @@ from ..transport import (
 )
 from .aio import AsyncMethods
 from .invalidation import flight_ending
-from .reading import MISSING, ObservedRead, cold_read, originals
+from .reading import MISSING, ObservedRead, cold_read, must_connect, originals, takes_client
 
 #: The errors of an outage, or of a command that Redis refuses.
 _FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
@@ -88,7 +87,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def _usable(self) -> Collection[str]:  # type: ignore[override]  # looked at once
         """The methods that take django-redis's arguments. Others cannot be given a read with its
         lifetime, and are not called."""
-        return [name for name in self._methods if _takes_client(getattr(self, name))]
+        return [name for name in self._methods if takes_client(getattr(self, name))]
 
     def _get_observed(
         self, key: str, version: int | None, read: Callable[..., Any]
@@ -135,7 +134,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
         pool = self._pool
-        if pool is None or not _must_connect(pool):
+        if pool is None or not must_connect(pool):
             return self._read_value(key, version, self._in_flight(key, version))
         with cold_read(server_of(self._lock_client())) as waited:
             flight = self._in_flight(key, version)
@@ -414,16 +413,3 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 #: Those that Django's asynchronous methods have twins of.
 _FOR_THREADS = ("set", "add", "delete", "set_many", "delete_many", "incr_version", "incr", "decr")
 RedisCache._methods.update(originals(RedisCache, *_FOR_THREADS, "touch"))
-
-
-def _takes_client(method: Callable[..., Any]) -> bool:
-    parameters = signature(method).parameters
-    return "client" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _must_connect(pool: Any) -> bool:
-    """Whether the next connection from ``pool`` is not open yet."""
-    try:
-        return pool._available_connections[-1]._sock is None
-    except IndexError:
-        return True

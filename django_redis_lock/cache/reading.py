@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -41,6 +42,14 @@ COLD_READ_TIMEOUT_SECONDS = 0.25
 
 _cold_reads: WeakKeyDictionary[Server, threading.BoundedSemaphore] = WeakKeyDictionary()
 after_fork(_cold_reads.clear)
+
+
+def must_connect(pool: Any) -> bool:
+    """Whether the next connection from ``pool`` is not open yet."""
+    try:
+        return pool._available_connections[-1]._sock is None
+    except IndexError:
+        return True
 
 
 @contextmanager
@@ -96,6 +105,12 @@ def originals(backend: Any, *methods: str) -> dict[str, tuple[Any, Any]]:
     """The functions that are the ``methods`` of Django's backend, and the code of each."""
     functions = {name: getattr(backend, name) for name in methods}
     return {name: (function, function.__code__) for name, function in functions.items()}
+
+
+def takes_client(method: Callable[..., Any]) -> bool:
+    """Whether ``method`` can be given an ``ObservedRead``."""
+    parameters = signature(method).parameters
+    return "client" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 class CacheReader(LockCache):
