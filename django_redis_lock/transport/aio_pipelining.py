@@ -7,8 +7,8 @@ import asyncio
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-#: How many pipelines of one event loop may be on their way to a server. What is asked for in between
-#: leaves with the next.
+#: How many pipelines of one event loop may be on their way to a server. Later requests leave with
+#: the next.
 MAX_PIPELINES = 4
 
 
