@@ -152,6 +152,10 @@ class Conf:
     STALE = Setting(0.0, _seconds_or_0)
     #: Whether that caller gets the old value at once, too, and computes in the background.
     BACKGROUND = Setting(False, _switch)
+    #: The seconds that caller waits at most, if it is not to wait to the end; None: to the end.
+    SOFT_TIMEOUT: Setting[float | None] = Setting(
+        None, partial(check_seconds, zero=True, none="the end of the computation")
+    )
     #: What a follower does after WAIT: "compute", "raise" or "default".
     ON_WAIT_TIMEOUT = Setting("compute", _one_of(ON_WAIT_TIMEOUT))
     #: What ``get_or_set`` does when Redis is down: "compute" the value or "raise" the error.

@@ -61,6 +61,9 @@ class GetOrSet(CacheReader):
             stale: seconds after the timeout during which callers get the old value at once while
                 one of them computes the new one; also if the computation fails.
             background: compute in the background, so that this one gets the old value at once too.
+            soft_timeout: seconds to wait at most for the value that this call computes while there
+                is an old one. Then it returns the old one, and the computation goes on in the
+                background.
             wait: seconds to wait at most for another caller's computation of a missing value.
             on_wait_timeout: what to do then: ``"compute"`` the value here as well, ``"raise"``
                 LockNotAcquired, or return the ``"default"``: the value given as ``default``, None
@@ -88,7 +91,7 @@ class GetOrSet(CacheReader):
         began = time.monotonic()
         if not may_be_stale:
             if options:
-                GetOrSetOptions.check(**options)
+                GetOrSetOptions.check_without_stale(**options)
             try:
                 value = self._read_or_join(key, version)
                 if value is not MISSING:
@@ -226,7 +229,7 @@ class GetOrSet(CacheReader):
             read_at = began, time.monotonic() - began
             if stored is not None and 0 <= int(stored[1]) <= producer.stale:
                 self._record_read(key, chosen.group, "stale", *read_at)
-                return (yield from flights.refresh(nkey, stored[0], producer, chosen.background))
+                return (yield from flights.refresh(nkey, stored[0], producer, chosen.refresh_wait))
             if stored is not None or value is not MISSING:
                 self._record_read(key, chosen.group, "hit", *read_at)
                 return producer.decode(stored[0]) if value is MISSING else value

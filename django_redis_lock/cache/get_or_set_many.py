@@ -36,8 +36,9 @@ class GetOrSetMany(GetOrSet):
         dict; a key that is not in it is not in the result either. This call waits for the values
         that others compute. If ``default_many`` raises, the caller gets the exception.
 
-        Args and Raises: as for ``get_or_set``, without ``stale`` and ``background``. All keys are
-        counted in one metrics group; the default is that of the first key.
+        Args and Raises: as for ``get_or_set``, without ``stale``, ``background`` and
+        ``soft_timeout``. All keys are counted in one metrics group; the default is that of the
+        first key.
         """
         runner, what = self._thread_runner(), (keys, default_many, timeout, version)
         values: dict[str, Any] = runner.do(self._values(runner, *what, options, read=True))
@@ -71,7 +72,7 @@ class GetOrSetMany(GetOrSet):
         Args:
             read: read all values first, with one command.
         """
-        for name in ("stale", "background"):
+        for name in ("stale", "background", "soft_timeout"):
             if name in options:
                 raise TypeError(f"get_or_set_many has no option {name!r}")
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options, stale=0.0)

@@ -30,6 +30,7 @@ class GetOrSetArguments(GetOrSetManyArguments, total=False):
 
     stale: float
     background: bool
+    soft_timeout: float | None
 
 
 _NAMES = frozenset(GetOrSetArguments.__annotations__)
@@ -43,6 +44,7 @@ class GetOrSetOptions(NamedTuple):
     on_wait_timeout: str
     jitter: float
     background: bool
+    soft_timeout: float | None
     error_ttl: float
     group: str | None
 
@@ -52,14 +54,30 @@ class GetOrSetOptions(NamedTuple):
         never stale, regardless of the setting.
 
         Raises:
-            TypeError, ValueError: see ``check``.
+            TypeError, ValueError: see ``check``; or there is a ``soft_timeout`` and no ``stale``.
         """
         given = cls.check(**arguments)
         given.setdefault("group", None)
         if timeout is None:
             given.setdefault("stale", 0.0)
+        if given.get("soft_timeout") is not None:
+            given["background"] = False  # It counts more than the setting.
         values = (given[n] if n in given else getattr(conf, n.upper()) for n in cls._fields)
-        return cls(*values)
+        chosen = cls(*values)
+        if not chosen.stale:
+            cls.check_without_stale(**given)
+        return chosen
+
+    @classmethod
+    def check_without_stale(cls, **arguments: Any) -> None:
+        """``check`` for a call whose values are never stale."""
+        if cls.check(**arguments).get("soft_timeout") is not None:
+            raise ValueError("soft_timeout needs stale: without an old value the caller must wait")
+
+    @property
+    def refresh_wait(self) -> float | None:
+        """Seconds to wait for a refresh in the background; None: compute in the caller."""
+        return 0.0 if self.background else self.soft_timeout
 
     @classmethod
     def check(cls, **arguments: Any) -> dict[str, Any]:
@@ -67,7 +85,7 @@ class GetOrSetOptions(NamedTuple):
 
         Raises:
             TypeError: there is no such option, or its value has the wrong type.
-            ValueError: a value is invalid.
+            ValueError: a value is invalid, or two exclude each other.
         """
         given = {name: value for name, value in arguments.items() if value is not SETTING}
         for name, value in given.items():
@@ -76,6 +94,8 @@ class GetOrSetOptions(NamedTuple):
                 raise TypeError(f"get_or_set has no option {name!r}; it has {known}")
             if name in ("stale", "wait", "error_ttl"):
                 check_seconds(name, value, zero=True)
+            elif name == "soft_timeout":
+                check_seconds(name, value, zero=True, none="a wait to the end")
             elif name == "jitter":
                 check_share(name, value)
             elif name == "group":
@@ -83,6 +103,8 @@ class GetOrSetOptions(NamedTuple):
             elif name == "on_wait_timeout" and value not in ON_WAIT_TIMEOUT:
                 allowed = '"compute", "raise" or "default"'
                 raise ValueError(f"on_wait_timeout must be {allowed}, not {value!r}")
+        if given.get("soft_timeout") is not None and given.get("background"):
+            raise ValueError("give soft_timeout or background: with background it does not wait")
         return given
 
     def lifetime(self, timeout: Timeout) -> Callable[[Any], int]:

@@ -71,8 +71,8 @@ def cached(target: Any = None, /, **options: Any) -> Any:
         key: the value's key, a template over the arguments of the call; or, by keyword, a callable
             that takes them. Default: the dotted name of the function.
         using: the cache alias.
-        timeout, version, stale, wait, on_wait_timeout, jitter, background, error_ttl: as for
-            ``cache.get_or_set``.
+        timeout, version, stale, background, soft_timeout, wait, on_wait_timeout, jitter, error_ttl:
+            as for ``cache.get_or_set``.
         group: the metrics group. Default: the template, or else the dotted name of the function.
 
     Raises:

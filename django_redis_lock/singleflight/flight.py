@@ -173,12 +173,13 @@ class Flights:
         except Overtaken:
             return (yield from self.get_or_compute(key, producer, math.inf))
 
-    def refresh(self, key: bytes, old: Any, producer: Producer, background: bool) -> Steps:
+    def refresh(self, key: bytes, old: Any, producer: Producer, wait: float | None) -> Steps:
         """Compute a stale value again; if another caller is doing so, return the old one.
 
         Args:
             old: the value as Redis stores it.
-            background: return the old value at once, and compute in the background.
+            wait: compute in the background, and return the old value if that takes more seconds;
+                None: compute here.
         """
         leader = self._leader(key, producer)
         try:
@@ -193,12 +194,22 @@ class Flights:
             return producer.decode(old)
         leader.begin({key: news})
         refreshing = self._lead_or_return_old(leader, old)
-        if not background:
+        if wait is None:
             return (yield from refreshing)
-        if not (yield self._runner.run_in_background(refreshing, leader.renewals[0])):
+        ended, results = self._runner.new_event(), []
+
+        def in_background() -> Steps:
+            try:
+                results.append((yield from refreshing))
+            finally:
+                ended.set()
+
+        if not (yield self._runner.run_in_background(in_background(), leader.renewals[0])):
             logger.warning("Too many refreshes in the background: %s is not refreshed now", leader)
             yield from leader.fail()
-        return producer.decode(old)
+        elif wait:
+            yield self._runner.wait_for_event(ended, time.monotonic() + wait)
+        return results[0] if results else producer.decode(old)
 
     def _lead_or_return_old(self, leader: Leader, old: Any) -> Steps:
         producer = leader.producer

@@ -36,6 +36,34 @@ def test_seconds_that_make_no_sense_are_refused(name: str, value: Any) -> None:
         of(**{name: value})
 
 
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "1", True])
+def test_a_soft_timeout_that_makes_no_sense_is_refused(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="soft_timeout must be"):
+        of(soft_timeout=value, stale=5)
+
+
+def test_a_soft_timeout_needs_stale(settings: Any) -> None:
+    for timeout, given in [(60, {}), (60, {"stale": 0}), (None, {})]:
+        with pytest.raises(ValueError, match="soft_timeout needs stale"):
+            of(timeout=timeout, soft_timeout=0.2, **given)
+    assert of(soft_timeout=None).refresh_wait is None
+    settings.DJANGO_REDIS_LOCK = {"STALE": 5}
+    assert of(soft_timeout=0.2).refresh_wait == 0.2
+    settings.DJANGO_REDIS_LOCK = {"SOFT_TIMEOUT": 0.3}
+    assert of().stale == 0, "a setting asks for nothing"
+
+
+def test_a_soft_timeout_and_background_exclude_each_other(settings: Any) -> None:
+    with pytest.raises(ValueError, match="give soft_timeout or background"):
+        of(soft_timeout=0.2, background=True, stale=5)
+    assert of(soft_timeout=0.2, background=False, stale=5).refresh_wait == 0.2
+    assert of(soft_timeout=None, background=True, stale=5).refresh_wait == 0
+    settings.DJANGO_REDIS_LOCK = {"BACKGROUND": True, "SOFT_TIMEOUT": 0.3}
+    assert of(stale=5).refresh_wait == 0, "of two settings, that which waits less"
+    assert of(soft_timeout=0.2, stale=5).refresh_wait == 0.2, "a call counts more than both"
+    assert of(background=False, stale=5).refresh_wait == 0.3
+
+
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.5", None, True])
 def test_a_share_that_makes_no_sense_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="jitter must be"):

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from tests.integration.cache.test_get_or_set import (
     elsewhere,
     make,
 )
-from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.processes import PATIENCE, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
 __all__ = ["slow"]
@@ -242,6 +243,122 @@ def test_the_background_closes_its_database_connections(
     )
     stale.get_or_set("report", lambda: "new", **TERMS, background=True)
     until(lambda: closed == ["django_redis_lock"])
+
+
+# -- a limit to the wait -----------------------------------------------------------------------
+
+
+def test_within_the_soft_timeout_the_caller_gets_the_new_value(
+    stale: RedisCache, client: redis.Redis
+) -> None:
+    assert stale.get_or_set("report", lambda: "new", **TERMS, soft_timeout=PATIENCE) == "new"
+    assert is_fresh(client)
+
+
+def test_after_the_soft_timeout_it_gets_the_old_one_and_the_refresh_goes_on(
+    stale: RedisCache, client: redis.Redis, slow: Producer
+) -> None:
+    assert stale.get_or_set("report", slow, **TERMS, soft_timeout=0.01) == "old"
+    assert slow.begun.wait(PATIENCE)
+    assert client.exists(flight_key(KEY))
+    assert stale.get_or_set("report", Producer("never"), **TERMS, soft_timeout=0.01) == "old"
+    slow.finish.set()
+    until(lambda: stale.get("report") == "new")
+    assert is_fresh(client)
+    assert slow.calls == 1
+
+
+def test_the_soft_timeout_in_tasks(stale: RedisCache, client: redis.Redis) -> None:
+    async def main() -> None:
+        begun, finish = asyncio.Event(), asyncio.Event()
+
+        async def compute() -> str:
+            begun.set()
+            await finish.wait()
+            return "new"
+
+        ask = partial(stale.aget_or_set, "report", compute, **TERMS)
+        assert await ask(soft_timeout=0.01) == "old"
+        await begun.wait()
+        assert await ask(soft_timeout=0.01) == "old"
+        finish.set()
+        while await stale.aget("report") != "new":
+            await asyncio.sleep(0.001)
+        age(client)
+        assert await ask(soft_timeout=PATIENCE) == "new"
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_a_task_that_is_cancelled_while_it_waits_leaves_the_refresh_alone(
+    stale: RedisCache, client: redis.Redis
+) -> None:
+    async def main() -> None:
+        begun, finish = asyncio.Event(), asyncio.Event()
+
+        async def compute() -> str:
+            begun.set()
+            await finish.wait()
+            return "new"
+
+        asking = asyncio.ensure_future(
+            stale.aget_or_set("report", compute, **TERMS, soft_timeout=PATIENCE)
+        )
+        await begun.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        finish.set()
+        while await stale.aget("report") != "new":
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_without_an_old_value_it_waits_as_ever(cache: RedisCache, slow: Producer) -> None:
+    asking = Asking(cache.get_or_set, "report", slow, **TERMS, soft_timeout=0.001)
+    assert slow.begun.wait(PATIENCE)
+    following = Asking(cache.get_or_set, "report", slow, **TERMS, soft_timeout=0.001)
+    until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 1)
+    slow.finish.set()
+    assert [asking.found(), following.found()] == ["new", "new"]
+
+
+def test_a_refresh_that_fails_within_it_serves_the_old_value(
+    stale: RedisCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = stale.get_or_set("report", Producer(Broken("no")), **TERMS, soft_timeout=PATIENCE)
+    assert found == "old"
+    assert "The refresh of :1:report failed; the stale value is served" in caplog.text
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"timeout": 60, "soft_timeout": 1}, "soft_timeout needs stale"),
+        ({"timeout": 60, "stale": 0, "soft_timeout": 1}, "soft_timeout needs stale"),
+        ({**TERMS, "soft_timeout": 1, "background": True}, "give soft_timeout or background"),
+        ({**TERMS, "soft_timeout": -1}, "soft_timeout must be"),
+    ],
+)
+def test_a_soft_timeout_that_cannot_work_is_refused(
+    cache: RedisCache, asynchronous: bool, given: dict[str, Any], words: str
+) -> None:
+    """At each call, whether there is a value or not."""
+
+    def ask() -> None:
+        if asynchronous:
+            asyncio.run(cache.aget_or_set("report", "new", **given))
+        else:
+            cache.get_or_set("report", "new", **given)
+
+    for _ in "missing", "there":
+        with pytest.raises(ValueError, match=words):
+            ask()
+        cache.set("report", "there")
+    with pytest.raises(TypeError, match="get_or_set_many has no option 'soft_timeout'"):
+        cache.get_or_set_many(["report"], dict.fromkeys, soft_timeout=1)
 
 
 def test_a_full_background_leaves_it_to_the_next_caller(

@@ -61,7 +61,7 @@ def test_every_option_and_its_default_is_there(settings: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {}
     for name in set(options.GetOrSetOptions._fields) - {"group"}:  # That has no setting.
         default = getattr(conf.Conf(), name.upper())
-        shown = f'"{default}"' if isinstance(default, str) else f"{default:g}"
-        shown = str(default) if isinstance(default, bool) else shown
+        shown = f'"{default}"' if isinstance(default, str) else str(default)
+        shown = f"{default:g}" if type(default) in (int, float) else shown
         row = rf"\| `{name}` \| [^|]+ \| `{re.escape(shown)}` \| `{name.upper()}` \|"
         assert re.search(row, TEXT), f"{name}: {shown}"
