@@ -92,7 +92,7 @@ def check_names() -> Iterator[CheckMessage]:
 
 
 def _did_you_mean(key: Any, names: Sequence[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(str(key).upper(), names, n=1)
+    close = difflib.get_close_matches(str(key).upper().removeprefix("LOCK_"), names, n=1)
     if close:
         return f"Did you mean {prefix + close[0]!r}?"
     return f"The known settings are: {', '.join(prefix + name for name in names)}."
