@@ -1,8 +1,8 @@
 """Real processes that run the same function at the same time.
 
-They are spawned, so the function is found by its module and name; it gets its ``Seat`` first, makes
-ready, and calls ``seat.start()``, which returns in all processes at once. ``time.monotonic`` is one
-clock for all of them.
+They are forked from a process that has done nothing but import, so the function is found by its
+module and name; it gets its ``Seat`` first, makes ready, and calls ``seat.start()``, which returns
+in all processes at once. ``time.monotonic`` is one clock for all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ __all__ = ["Crew", "Seat", "WorkerFailed"]
 #: Seconds after which a process that has said nothing is taken to hang.
 PATIENCE = 120.0
 
-_spawn = multiprocessing.get_context("spawn")
+_forkserver = multiprocessing.get_context("forkserver")
+_forkserver.set_forkserver_preload(["benchmarks.__main__"])
 
 
 class WorkerFailed(Exception):
@@ -44,13 +45,13 @@ class Crew:
     """``count`` processes; ``with Crew(4) as crew: crew.run(function, ...)``, as often as liked."""
 
     def __init__(self, count: int) -> None:
-        self._barrier = _spawn.Barrier(count)
+        self._barrier = _forkserver.Barrier(count)
         self._links: list[Connection] = []
         self._processes = []
         for number in range(count):
-            here, there = _spawn.Pipe()
+            here, there = _forkserver.Pipe()
             seat = Seat(number, self._barrier)
-            process = _spawn.Process(target=_serve, args=(there, seat), daemon=True)
+            process = _forkserver.Process(target=_serve, args=(there, seat), daemon=True)
             process.start()
             there.close()
             self._links.append(here)
