@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.util import CacheKey
 from redis.exceptions import DataError, NoScriptError, RedisError
@@ -250,7 +249,3 @@ class Writes(GetOrSetMany):
     def own_pattern(self) -> str:
         """What matches these keys in Redis. Raises as ``_affixes`` does."""
         return "*".join(re.sub(r"([\\*?\[\]])", r"\\\1", part) for part in self._affixes())
-
-    async def aincr_version(self, key: str, delta: int = 1, version: int | None = None) -> Any:
-        """``incr_version`` for asyncio; Django's own does not keep the lifetime."""
-        return await sync_to_async(self.incr_version)(key, delta, version)

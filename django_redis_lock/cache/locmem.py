@@ -232,6 +232,10 @@ class LocMemCache(Writes, DjangoLocMemCache):
         with self._server.mutex:
             return self._change_version(self, key, delta, version, {})
 
+    async def aincr_version(self, key: str, delta: int = 1, version: int | None = None) -> int:
+        """``incr_version`` for asyncio; Django's own does not keep the lifetime."""
+        return self.incr_version(key, delta, version)
+
     def touch(
         self, key: str, timeout: float | None = DEFAULT_TIMEOUT, version: int | None = None
     ) -> bool:
