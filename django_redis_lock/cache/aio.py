@@ -17,6 +17,7 @@ from django_redis.client import DefaultClient
 from redis.exceptions import RedisError
 
 from ..transport import asyncio_client, command
+from .get_or_set import waiting_thread
 from .invalidation import Writes
 
 
@@ -94,18 +95,29 @@ class _Pipeline:
 
 class AsyncMethods(Writes):
     """Django's asynchronous methods. In front of a cluster, behind sentinels, with replicas, with a
-    client class of the project's own, and where a subclass or a tool has replaced the method for
-    threads, they call that one in Django's thread for synchronous code, as Django's do."""
+    client or connection class of the project's own, in ``async_to_sync``, and where a subclass or a
+    tool has replaced the method for threads, they call that one in Django's thread for synchronous
+    code, as Django's do."""
 
     client: Any
     _breaker: Any
 
     async def _await(self, name: str, *args: Any) -> Any:
-        method = getattr(self, name)
-        own = type(self.client) is DefaultClient and self._is_original(name)
-        if not own or self._breaker is None:
+        method, client = getattr(self, name), self._client_for(name)
+        if client is None:
             return await sync_to_async(method)(*args)
-        return await Replies(asyncio_client(self._lock_client())).complete(method, *args)
+        return await Replies(client).complete(method, *args)
+
+    def _client_for(self, method: str) -> Any:
+        """The running loop's client; None if ``method`` is to run in Django's thread."""
+        one_server = type(self.client) is DefaultClient and self._breaker is not None
+        # A loop for which a thread waits lasts for one call, and would connect anew for each.
+        if not one_server or not self._is_original(method) or waiting_thread() is not None:
+            return None
+        try:
+            return asyncio_client(self._lock_client())
+        except TypeError:  # Its connections are of a class without an asyncio twin.
+            return None
 
     async def aget(self, key: str, default: Any = None, version: int | None = None) -> Any:
         return await self._await("get", key, default, version)

@@ -295,9 +295,12 @@ class GetOrSet(CacheReader):
         return ThreadRunner(self._lock_client(), connections.close_all)
 
     def _async_runner(self) -> AsyncRunner:
-        # With asgiref's async_to_sync a thread waits for this task, and is known to it by this.
-        thread = getattr(AsyncToSync.executors, "current", None)
-        return AsyncRunner(asyncio_client(self._lock_client()), thread)
+        return AsyncRunner(asyncio_client(self._lock_client()), waiting_thread())
+
+
+def waiting_thread() -> Any:
+    """Stands for the thread that waits for the running task in ``async_to_sync``, or None."""
+    return getattr(AsyncToSync.executors, "current", None)
 
 
 def awaitable(function: Any) -> Any:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
+from django_redis.pool import ConnectionFactory
+from redis.connection import AbstractConnection, Connection
 
 from django_redis_lock.cache import RedisCache, aio
 from django_redis_lock.protocol import flight_key
@@ -313,6 +315,40 @@ def test_what_is_not_one_server_for_threads_is_left_to_them(
     cache = RedisCache(url.format(url=redis_server.url), {"OPTIONS": options})
     assert other_threads(cache.aset("a", 1), monkeypatch) == ["set"]
     assert cache.get("a") == 1
+
+
+class OwnConnection(AbstractConnection):
+    """Of no class that has a twin for asyncio."""
+
+    _connect = Connection._connect
+    _host_error = Connection._host_error
+    repr_pieces = Connection.repr_pieces
+
+    def __init__(self, host: str = "", port: int = 0, **options: Any) -> None:
+        self.host, self.port = host, int(port)
+        self.socket_keepalive, self.socket_keepalive_options, self.socket_type = False, {}, 0
+        super().__init__(**options)
+
+
+def test_a_class_of_connections_without_a_twin_is_left_to_threads(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ConnectionFactory, "_pools", {})  # They are kept by the URL.
+    pool = {"connection_class": OwnConnection}
+    cache = RedisCache(redis_server.url, {"OPTIONS": {"CONNECTION_POOL_KWARGS": pool}})
+    assert other_threads(cache.aset("a", 1), monkeypatch) == ["set"]
+    assert cache.get("a") == 1
+
+
+def test_a_loop_for_one_call_makes_no_connections_of_its_own(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """``async_to_sync``, so also an async view under WSGI."""
+    cache = make(RedisCache, redis_server)
+    cache.set("a", "text")
+    before = client.info("stats")["total_connections_received"]
+    assert [async_to_sync(cache.aget)("a") for _ in range(3)] == ["text"] * 3
+    assert client.info("stats")["total_connections_received"] == before
 
 
 def test_threads_of_several_loops_do_not_meet(redis_server: RedisServer) -> None:
