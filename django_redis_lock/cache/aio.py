@@ -111,7 +111,7 @@ class AsyncMethods(Writes):
     def _client_for(self, method: str) -> Any:
         """The running loop's client; None if ``method`` is to run in Django's thread."""
         one_server = type(self.client) is DefaultClient and self._breaker is not None
-        # A loop for which a thread waits lasts for one call, and would connect anew for each.
+        # A loop for which a thread waits lasts for one call, and would have to connect for each.
         if not one_server or not self._is_original(method) or waiting_thread() is not None:
             return None
         try:
