@@ -340,7 +340,7 @@ def test_a_class_of_connections_without_a_twin_is_left_to_threads(
     assert cache.get("a") == 1
 
 
-def test_a_loop_for_one_call_makes_no_connections_of_its_own(
+def test_a_loop_for_one_call_makes_no_connection(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     """``async_to_sync``, so also an async view under WSGI."""
