@@ -35,6 +35,8 @@ from typing import Any
 import django
 from django.apps import apps
 from django.conf import settings as django_settings
+from django.core.management import execute_from_command_line
+from django.test import override_settings
 
 __all__ = [
     "PATIENCE",
@@ -42,6 +44,7 @@ __all__ = [
     "WHOLE_END",
     "Crew",
     "Link",
+    "ManageCommand",
     "Worker",
     "in_threads",
     "processes",
@@ -202,13 +205,82 @@ def _set_environment(variables: dict[str, str]) -> None:
     os.environ.update(variables)
 
 
+class ManageCommand:
+    """``manage.py`` with ``words`` in a process that is forked as the others are, at once.
+
+    Args:
+        apps: installed in addition.
+    """
+
+    def __init__(self, *words: str, apps: tuple[str, ...] = ()) -> None:
+        (stdin, mine), (out, stdout), (err, stderr) = (
+            multiprocessing.Pipe(duplex=False) for _ in range(3)
+        )
+        theirs = (stdin, stdout, stderr)
+        self._process = _forkserver.Process(
+            target=_manage, args=(_Environment(), words, apps, theirs), daemon=True
+        )
+        self._process.start()
+        for end in theirs:
+            end.close()
+        self.stdin = os.fdopen(os.dup(mine.fileno()), "w", buffering=1)
+        self.stdout, self.stderr = (os.fdopen(os.dup(end.fileno())) for end in (out, err))
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """End it at once; its children live on."""
+        self._process.kill()
+        self._process.join(PATIENCE)
+
+    def close(self) -> None:
+        self.kill()
+        for stream in (self.stdin, self.stdout, self.stderr):
+            stream.close()
+
+    def end(self) -> tuple[int, str, str]:
+        """Its exit code, once it has ended of itself, and what else it said on both streams."""
+        self._process.join(PATIENCE)
+        code = self._process.exitcode
+        assert code is not None, "it did not end"
+        return code, self.stdout.read(), self.stderr.read()
+
+
+def _manage(
+    _: None, words: tuple[str, ...], more_apps: tuple[str, ...], streams: tuple[Connection, ...]
+) -> None:
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = (
+        os.fdopen(1, "w", closefd=False),
+        os.fdopen(2, "w", 1, closefd=False),
+    )
+    _read_settings()
+    installed = [*django_settings.INSTALLED_APPS, *more_apps]
+    try:
+        with override_settings(INSTALLED_APPS=installed):
+            execute_from_command_line(["manage.py", *words])
+    except KeyboardInterrupt:  # As the interpreter ends then.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+
+
+def _read_settings() -> None:
+    """Read them again: the environment was that of the first process there was."""
+    settings = sys.modules[os.environ["DJANGO_SETTINGS_MODULE"]]
+    django_settings.CACHES = runpy.run_path(str(settings.__file__))["CACHES"]
+
+
 def _work(
     connection: Connection, _: None, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     link = Link(connection)
-    if apps.ready:  # With the environment of the first process there was.
-        settings = sys.modules[os.environ["DJANGO_SETTINGS_MODULE"]]
-        django_settings.CACHES = runpy.run_path(str(settings.__file__))["CACHES"]
+    if apps.ready:
+        _read_settings()
     else:
         django.setup()
     link.say("ready")

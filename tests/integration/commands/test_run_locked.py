@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,59 +25,21 @@ from django_redis_lock import Lock
 from django_redis_lock.management import exit_codes
 from django_redis_lock.management.commands.run_locked import Command
 from django_redis_lock.management.programs import Program
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE, ManageCommand, until
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[3]
 KEY = ":1:lock:job"
 
 
-class Run:
-    """``manage.py run_locked job …`` in a process of its own."""
-
-    def __init__(self, *words: str, **options: Any) -> None:
-        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.commands_site.settings"}
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        self.process = subprocess.Popen(
-            [sys.executable, "manage.py", "run_locked", "job", *words],
-            cwd=ROOT,
-            env=environment,
-            text=True,
-            **{**streams, **options},
-        )
-
-    def line(self) -> str:
-        """The next line on its standard output, as soon as it is there."""
-        assert self.process.stdout is not None
-        line: str = self.process.stdout.readline()
-        return line.rstrip("\n")
-
-    def emit(self, word: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def end(self) -> tuple[int, str]:
-        """Its exit code, and what else it has said on both streams."""
-        self.process.wait(PATIENCE)  # First of all: with its input closed it would end anyway.
-        out, err = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, (out or "") + (err or "")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate(timeout=PATIENCE)
-
-
 @contextmanager
-def run(*words: str, **options: Any) -> Iterator[Run]:
-    started = Run(*words, **options)
+def run(*words: str) -> Iterator[ManageCommand]:
+    """``manage.py run_locked job …`` in a process of its own."""
+    running = ManageCommand("run_locked", "job", *words, apps=("tests.commands_site",))
     try:
-        yield started
+        yield running
     finally:
-        started.kill()
+        running.close()
 
 
 def here(capfd: Any, words: Sequence[str]) -> tuple[Any, str, str]:
@@ -207,11 +169,11 @@ def test_it_waits_for_a_redis_that_is_not_up_yet(
     own_server.stop()
     monkeypatch.setenv("REDIS_URL", own_server.url)
     with run("--wait", "60", "--shell", "--", "echo ran") as job:
-        said = job.process.stderr.readline()
+        said = job.stderr.readline()
         assert said.startswith("Redis cannot be reached: ")
         assert said.endswith("Waiting up to 60 s …\n")
         own_server.start()
-        assert job.end() == (0, "ran\n")
+        assert job.end()[:2] == (0, "ran\n")
 
 
 def test_it_does_not_wait_for_a_redis_that_refuses_it(
@@ -241,10 +203,11 @@ def test_a_lock_may_stay_taken_for_a_while(capfd: Any) -> None:
 
 
 def test_of_ten_processes_one_migrates_and_the_others_find_nothing_to_do(tmp_path: Path) -> None:
-    runs = [Run("--wait", "100", "--", "migrate_once", str(tmp_path)) for _ in range(10)]
-    ends = [run.process.communicate(timeout=100) for run in runs]
-    assert [run.process.returncode for run in runs] == [0] * 10, ends
-    assert sorted(out for out, _ in ends) == ["migrated\n"] + ["nothing to do\n"] * 9
+    with ExitStack() as stack:
+        words = ("--wait", "100", "--", "migrate_once", str(tmp_path))
+        ends = [one.end() for one in [stack.enter_context(run(*words)) for _ in range(10)]]
+    assert [code for code, *_ in ends] == [0] * 10, ends
+    assert sorted(out for _, out, _ in ends) == ["migrated\n"] + ["nothing to do\n"] * 9
 
 
 # -- ends --------------------------------------------------------------------------------------
@@ -256,21 +219,21 @@ def test_lines_come_through_at_once_and_codes_too() -> None:
         ("crash", 1, "ValueError: crashed as told"),
     ):
         with run("--", "obey", "a", "--", "b") as running:
-            assert running.line() == "running job a b"
-            running.emit("hello")
-            assert running.line() == "heard ['hello']"
+            assert running.stdout.readline() == "running job a b\n"
+            print("hello", file=running.stdin)
+            assert running.stdout.readline() == "heard ['hello']\n"
             assert lock().locked()
-            running.emit(word)
-            found, rest = running.end()
-            assert (found, said in rest) == (code, True), rest
+            print(word, file=running.stdin)
+            found, _, err = running.end()
+            assert (found, said in err) == (code, True), err
             assert not lock().locked()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -2)])
 def test_a_signal_releases_the_lock_at_once(number: signal.Signals, code: int) -> None:
     with run("--timeout", "60", "--", "obey") as running:
-        assert running.line().startswith("running")
-        running.signal(number)
+        assert running.stdout.readline().startswith("running")
+        running.send_signal(number)
         assert running.end()[0] == code
         assert not lock().locked()
 
@@ -278,15 +241,15 @@ def test_a_signal_releases_the_lock_at_once(number: signal.Signals, code: int) -
 def test_a_signal_ends_the_wait(client: redis.Redis) -> None:
     with lock(), run("--wait", "forever", "--", "obey") as waiting:
         until(lambda: client.zcard("{:1:lock:job}:waiters"))
-        waiting.signal(signal.SIGINT)
-        code, said = waiting.end()
+        waiting.send_signal(signal.SIGINT)
+        code, _, said = waiting.end()
         assert code == 130
         assert said.splitlines()[-1] == "CommandError: interrupted while waiting"
 
 
 def test_killed_it_blocks_the_next_one_no_longer_than_its_lock_lives(client: redis.Redis) -> None:
     with run("--timeout", "1", "--", "obey") as running:
-        assert running.line().startswith("running")
+        assert running.stdout.readline().startswith("running")
         running.kill()
     until(lambda: not client.exists(KEY))
 
@@ -297,10 +260,10 @@ def test_killed_it_blocks_the_next_one_no_longer_than_its_lock_lives(client: red
 @pytest.mark.parametrize("deaf", [[], ["--deaf"]])
 def test_a_command_whose_lock_is_lost_is_ended(deaf: list[str]) -> None:
     with run("--timeout", "0.5", "--grace", "0.3", "--", "obey", *deaf) as running:
-        assert running.line().startswith("running")
+        assert running.stdout.readline().startswith("running")
         assert lock().reset()
         with lock():  # Another has it now, and keeps it.
-            code, said = running.end()
+            code, _, said = running.end()
             assert lock().locked()
     assert code == 76
     assert "The lock job is lost; ending manage.py obey." in said
@@ -309,12 +272,11 @@ def test_a_command_whose_lock_is_lost_is_ended(deaf: list[str]) -> None:
 
 def test_a_command_may_go_on_without_its_lock() -> None:
     with run("--timeout", "0.5", "--on-lost", "ignore", "--", "obey") as running:
-        assert running.line().startswith("running")
+        assert running.stdout.readline().startswith("running")
         assert lock().reset()
-        assert running.process.stderr is not None
-        while "continues without it" not in running.process.stderr.readline():
+        while "continues without it" not in running.stderr.readline():
             pass
-        running.emit("end")
+        print("end", file=running.stdin)
         assert running.end()[0] == 0
 
 
@@ -331,14 +293,14 @@ def gone(pid: int) -> bool:
 def test_signals_reach_a_program_and_its_code_comes_back() -> None:
     script = "trap 'echo caught; exit 7' TERM; echo ready; while :; do sleep 0.02; done"
     with run("--shell", "--", script) as running:
-        assert running.line() == "ready"
-        running.signal(signal.SIGTERM)
-        assert running.line() == "caught"
+        assert running.stdout.readline() == "ready\n"
+        running.send_signal(signal.SIGTERM)
+        assert running.stdout.readline() == "caught\n"
         assert running.end()[0] == 7
         assert not lock().locked()
     with run("--shell", "--", "sh", "-c", "echo ready; exec sleep 100") as running:
-        assert running.line() == "ready"
-        running.signal(signal.SIGINT)
+        assert running.stdout.readline() == "ready\n"
+        running.send_signal(signal.SIGINT)
         assert running.end()[0] == 130
 
 
@@ -362,9 +324,9 @@ def test_a_killed_run_takes_its_program_and_that_programs_children_along(
 ) -> None:
     script = "sleep 100 & echo $!; echo $$; trap : TERM; while :; do sleep 0.1; done"
     with run("--timeout", "2", "--grace", "0.3", "--shell", "--", script) as running:
-        pids = [int(running.line()) for _ in range(2)]
+        pids = [int(running.stdout.readline()) for _ in range(2)]
         assert not any(gone(pid) for pid in pids)
-        running.process.kill()
+        running.kill()
         until(lambda: all(gone(pid) for pid in pids))
     until(lambda: not client.exists(KEY))
 
@@ -374,7 +336,7 @@ def test_a_program_never_outlives_its_run_however_early_that_is_killed(
 ) -> None:
     script = "echo $$; kill -KILL $PPID; trap : TERM; while :; do sleep 0.1; done"
     with run("--timeout", "2", "--grace", "0.3", "--shell", "--", script) as running:
-        pid = int(running.line())
+        pid = int(running.stdout.readline())
         until(lambda: gone(pid))
     until(lambda: not client.exists(KEY))
 
@@ -382,7 +344,7 @@ def test_a_program_never_outlives_its_run_however_early_that_is_killed(
 def test_a_program_whose_lock_is_lost_is_ended_with_its_children() -> None:
     script = "sh -c 'trap : TERM; while :; do sleep 0.1; done' & echo $!; wait"
     with run("--timeout", "0.5", "--grace", "0.3", "--shell", "--", script) as running:
-        child = int(running.line())
+        child = int(running.stdout.readline())
         assert lock().reset()
         assert running.end()[0] == 76
         until(lambda: gone(child))
@@ -396,8 +358,10 @@ def test_a_program_has_the_terminal() -> None:
 
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
     script = "echo re''ady; read word; echo got $word; read word; echo more $word; exec sleep 100"
-    options = {**streams, "start_new_session": True, "preexec_fn": control}
-    with run("--timeout", "60", "--shell", "--", script, **options) as running:
+    words = ("run_locked", "job", "--timeout", "60", "--shell", "--", script)
+    options: Any = {**streams, "start_new_session": True, "preexec_fn": control}
+    running = subprocess.Popen([sys.executable, "manage.py", *words], cwd=ROOT, **options)
+    try:
         os.close(theirs)
         screen = b""
 
@@ -413,6 +377,9 @@ def test_a_program_has_the_terminal() -> None:
         os.write(ours, b"that\n")
         see(b"more that")  # Nothing was stopped: others wait for the lock.
         os.write(ours, b"\x03")  # Ctrl-C
-        assert running.process.wait(PATIENCE) == 130
-    os.close(ours)
+        assert running.wait(PATIENCE) == 130
+    finally:
+        running.kill()
+        running.wait()
+        os.close(ours)
     assert not lock().locked()
