@@ -208,7 +208,7 @@ def _forget_held_locks() -> None:
     """A lock the test did not release is no business of the next test's keeper."""
     for job in tuple(thread.keeper()._jobs):
         if isinstance(job, Heartbeat):
-            job._holds.clear()
+            job._renewals.clear()
             thread.keeper().reschedule(job, time.monotonic())
         else:
             thread.keeper().discard(job)

@@ -13,6 +13,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
+from ..keeper import CHANGES, TRACK
 from ..locking import Lock
 from ..protocol import (
     FIGURES,
@@ -25,7 +26,7 @@ from ..protocol import (
     script,
     wake_key,
 )
-from ..transport import run, server_of
+from ..transport import RawConnection, run, server_of
 from .target import Finding, Level, Target
 
 #: The oldest Redis that is supported.
@@ -225,6 +226,11 @@ def access(target: Target) -> Iterator[Finding]:
     else:
         text = f'the user "{target.user}" has all rights that locks and get_or_set need'
         yield Finding("rights", Level.OK, text)
+        if late := _changes_error(target):
+            text = (
+                "a holder learns of a deletion of its lock by another program at its next renewal"
+            )
+            yield Finding("changes", Level.NOTE, f"{text}, not at once: {late}", HINT)
 
 
 def _rejected(target: Target, text: str, missing: Sequence[str] = ()) -> Finding:
@@ -254,13 +260,35 @@ def _channel_error(target: Target) -> str:
         return error
     connection = server_of(target.client).at((channel,)).connect(protocol=2)
     try:
-        connection.send_command("SUBSCRIBE", channel)
-        connection.read_response()
+        _ask(connection, "SUBSCRIBE", channel)
     except RedisError as error:
         return f"SUBSCRIBE is not allowed ({error})"
     finally:
         connection.disconnect()
     return ""
+
+
+def _changes_error(target: Target) -> str:
+    """Why a process cannot be told of changes by other programs; empty if it can."""
+    if target.is_cluster:
+        return "a process listens at one node of a cluster only"
+    server = server_of(target.client).at((b"",))
+    listener, link = server.connect(protocol=2), server.connect(protocol=2)
+    try:
+        client_id = _ask(listener, "CLIENT", "ID")
+        _ask(listener, "SUBSCRIBE", CHANGES)
+        _ask(link, *TRACK, client_id)
+    except RedisError as error:
+        return f"CLIENT TRACKING is not allowed ({error})"
+    finally:
+        for connection in (listener, link):
+            connection.disconnect()
+    return ""
+
+
+def _ask(connection: RawConnection, *command: object) -> Any:
+    connection.send_command(*command)
+    return connection.read_response()
 
 
 def _error_at(target: Target, key: bytes, commands: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,5 @@
-"""A channel on which other processes tell this one something."""
+"""How this process is told of changes in Redis: by other processes, on a channel, and by the server
+itself, which remembers what the keeper has read (``CLIENT TRACKING``)."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..notices import get_logger
@@ -19,6 +22,45 @@ logger = get_logger("django_redis_lock.keeper")
 CHECK_AFTER_SECONDS = 10.0
 #: Pauses between attempts to connect, in seconds: at first, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0
+#: The channel on which a server reports changes in RESP2.
+CHANGES = b"__redis__:invalidate"
+#: Has a server report changes to the connection of the number that follows.
+TRACK = ("CLIENT", "TRACKING", "ON", "NOLOOP", "REDIRECT")
+NO_REPORTS = "The server does not report changes of keys: %s"
+
+
+class Listener:
+    """One connection of a ``Subscription``, as the keeper knows it.
+
+    Args:
+        connection: the connection.
+        client_id: its number at the server.
+    """
+
+    def __init__(self, connection: RawConnection, client_id: int) -> None:
+        self._connection = connection
+        self._client_id = client_id
+        self._link: RawConnection | None = None
+
+    def track(self, link: RawConnection) -> None:
+        """Have the server report here, once, that a key has changed since it was read on ``link``,
+        the keeper's connection to it, unless ``link`` itself changed the key.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: ``link`` is broken.
+        """
+        if link is self._link:
+            return
+        if self._link is not None:
+            # What was read on the link before is forgotten, and this one may lead elsewhere.
+            shut(self._connection)
+            return
+        self._link = link
+        try:
+            link.send_command(*TRACK, self._client_id)
+            link.read_response()
+        except ResponseError as error:
+            logger.info(NO_REPORTS, error)
 
 
 class Subscription:
@@ -28,8 +70,9 @@ class Subscription:
     Args:
         server: where; on a cluster any node will do, because each gets all messages.
         channel: its name.
-        received: called in that thread with each message; with None when a connection has been
-            made, because messages before that are missed.
+        received: called in that thread with each message, and with each changed key that the server
+            reports; with None if any may have changed: all were deleted, or a connection has been
+            made, and what was sent before that is missed.
 
     Attributes:
         subscribed: whether no message is missed now, as far as is known.
@@ -56,22 +99,19 @@ class Subscription:
 
     def close(self) -> None:
         self._closed.set()
-        sock: socket.socket | None = getattr(self._connection, "_sock", None)
-        if sock is not None:
-            with suppress(OSError):  # It had broken.
-                sock.shutdown(socket.SHUT_RDWR)
+        shut(self._connection)
 
     def _run(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not self._closed.is_set():
             try:
-                self._subscribe()
+                node = self._subscribe()
                 pause = FIRST_PAUSE_SECONDS
-                self._receive()
+                self._receive(node)
             except (RedisError, OSError) as error:
                 if self._closed.is_set():
                     return
-                logger.info("Could not listen for forced releases: %s", error)
+                logger.info("Could not listen for changes of locks: %s", error)
                 if not is_outage(error):
                     return  # This user, or this service, may not subscribe.
                 self._server.on_error(error)
@@ -83,32 +123,54 @@ class Subscription:
             self._closed.wait(pause)
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
-    def _subscribe(self) -> None:
+    def _subscribe(self) -> Server:
         node = self._server.at((self._channel,))
-        self._connection = node.connect(protocol=2)  # In which messages are plain replies.
-        self._ask()
+        # In RESP2 messages are plain replies.
+        self._connection = connection = node.connect(protocol=2)
+        listener = None
+        try:
+            client_id = self._ask("CLIENT", "ID")
+            self._ask("SUBSCRIBE", CHANGES)
+            listener = Listener(connection, client_id)
+        except ResponseError as error:  # This user may not, or this service cannot.
+            logger.info(NO_REPORTS, error)
+        self._ask("SUBSCRIBE", self._channel)
+        node.listener = listener
         node.answered()
         self._received(None)
         self.subscribed = True
+        return node
 
-    def _ask(self) -> None:
-        """Subscribe; once more, to find out whether the connection still leads to the server."""
+    def _ask(self, *command: object) -> Any:
         assert self._connection is not None
-        self._connection.send_command("SUBSCRIBE", self._channel)
+        self._connection.send_command(*command)
         if not self._connection.can_read(self._server.timeout):
-            raise RedisTimeoutError("no answer to SUBSCRIBE")
-        self._read()
+            raise RedisTimeoutError(f"no answer to {command[0]}")
+        return self._read()
 
-    def _receive(self) -> None:
+    def _receive(self, node: Server) -> None:
         while not self._closed.is_set():
             assert self._connection is not None
             if self._connection.can_read(CHECK_AFTER_SECONDS):
                 self._read()
-            else:
-                self._ask()
+            elif self._server.at((self._channel,)) is not node:
+                raise RedisConnectionError("there is another primary")
+            else:  # Does the connection still lead to the server?
+                self._ask("SUBSCRIBE", self._channel)
 
-    def _read(self) -> None:
+    def _read(self) -> Any:
         assert self._connection is not None
-        kind, _, message = self._connection.read_response()
-        if kind == b"message":
-            self._received(message)
+        reply = self._connection.read_response()
+        if isinstance(reply, list) and reply[0] == b"message":
+            changed = reply[2]
+            for key in changed if isinstance(changed, list) else (changed,):
+                self._received(key)
+        return reply
+
+
+def shut(connection: RawConnection | None) -> None:
+    """Have the thread that reads from ``connection`` find it closed."""
+    sock: socket.socket | None = getattr(connection, "_sock", None)
+    if sock is not None:
+        with suppress(OSError):  # It had broken.
+            sock.shutdown(socket.SHUT_RDWR)

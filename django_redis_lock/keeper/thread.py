@@ -47,8 +47,6 @@ class Job:
 
     #: The time scale, in seconds, on which this job must be done: the lifetime of what it renews.
     deadline_scale = math.inf
-    #: The key of the held lock that it is for, if it is for one.
-    held_key: bytes | None = None
     #: Whether the process does this job before it ends, because other processes wait for it.
     flush_at_exit = False
 
@@ -184,9 +182,9 @@ class Keeper:
                 if due < self._wakes_at:
                     self._condition.notify()
 
-    def hurry(self, now: float, wanted: Callable[[Job], bool] = lambda job: True) -> None:
-        """Do all ``wanted`` jobs at once."""
-        for job in filter(wanted, tuple(self._jobs)):
+    def hurry(self, now: float) -> None:
+        """Do all jobs at once."""
+        for job in tuple(self._jobs):
             self.reschedule(job, now)
 
     def subscribe(
@@ -345,7 +343,10 @@ class Keeper:
     def _link(self, server: Server, reply_timeout: float) -> RawConnection:
         link = self._links.get(server)
         if link is None:
-            link = self._links[server] = server.connect(timeout=reply_timeout)
+            # In RESP2 nothing comes but replies.
+            link = self._links[server] = server.connect(timeout=reply_timeout, protocol=2)
+        if server.listener is not None:
+            server.listener.track(link)
         return link
 
     def _drop_link(self, server: Server) -> None:

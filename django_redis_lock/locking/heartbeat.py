@@ -3,8 +3,9 @@ server, however many there are.
 
 It sends a heartbeat every HEARTBEAT_EVERY seconds, so that its death is seen within seconds however
 long its locks live: one key for the process, which each lock's description names. And it listens to
-a channel of the same name, on which RESET publishes which of the locks has been released by force:
-the keeper then renews it at once, and so learns that it is lost.
+a channel of the same name, on which RESET publishes which of the locks has been released by force,
+and to what the server reports of changes by other programs: the keeper then renews the lock at
+once, and so learns whether it is lost.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
@@ -34,6 +35,9 @@ from ..protocol import (
 )
 from ..transport import Server, is_cluster, run, run_all
 
+if TYPE_CHECKING:
+    from .hold import Renewal
+
 logger = get_logger("django_redis_lock.keeper")
 
 #: Milliseconds for which a heartbeat is kept: as long as a dead holder's lock lives, within reason.
@@ -44,12 +48,6 @@ LINGER_SECONDS = 1.0
 REPLY_TIMEOUT = 5.0
 
 
-class HasEnded(Protocol):
-    """A hold, of which only this matters here."""
-
-    ended: bool
-
-
 class Heartbeat(Job):
     """Says every HEARTBEAT_EVERY seconds that this process is alive, and listens, while it holds
     locks on ``server``."""
@@ -58,21 +56,22 @@ class Heartbeat(Job):
         super().__init__(server, time.monotonic())
         # A signal handler may come in between.
         self._mutex = free_after_fork(threading.RLock())
-        self._holds: set[HasEnded] = set()
+        self._renewals: dict[bytes, Renewal] = {}
         self._call = Call(HEARTBEAT, (process_key(process_id()),), (DAY,))
         #: When the next heartbeat is due; ``due`` may be earlier, to stop listening.
         self._beat_at = self.due
         self._subscription: Subscription | None = None
 
     @classmethod
-    def join(cls, server: Server, hold: HasEnded) -> None:
-        """Send heartbeats to ``server``, and listen, while ``hold`` lasts."""
+    def join(cls, renewal: Renewal) -> None:
+        """Send heartbeats to its server, and listen, while its hold lasts."""
+        server = renewal.server
         if server.heartbeat is None:
             server.heartbeat = cls(server)
         beat: Heartbeat = server.heartbeat
         with beat._mutex:
-            was_empty = not beat._holds
-            beat._holds.add(hold)
+            was_empty = not beat._renewals
+            beat._renewals[renewal.hold.keys.lock] = renewal
             if beat._subscription is None:
                 channel = process_key(process_id())
                 beat._subscription = keeper().subscribe(server, channel, beat._received)
@@ -82,20 +81,23 @@ class Heartbeat(Job):
                 keeper().reschedule(beat, beat._beat_at)
 
     @staticmethod
-    def leave(server: Server, hold: HasEnded) -> None:
+    def leave(renewal: Renewal) -> None:
         """Do so no longer."""
-        beat: Heartbeat | None = server.heartbeat
+        beat: Heartbeat | None = renewal.server.heartbeat
+        key = renewal.hold.keys.lock
         if beat is not None:
             with beat._mutex:
-                beat._holds.discard(hold)
-                if not beat._holds and beat in keeper():
+                if beat._renewals.get(key) is renewal:
+                    beat._renewals.pop(key, None)
+                if not beat._renewals and beat in keeper():
                     keeper().reschedule(beat, min(beat.due, time.monotonic() + LINGER_SECONDS))
 
     def call(self, now: float) -> Call | None:
         with self._mutex:
             # A caller that was interrupted while it released has not left.
-            self._holds = {hold for hold in self._holds if not hold.ended}
-            if self._holds:
+            left = {key: job for key, job in self._renewals.items() if not job.hold.ended}
+            self._renewals = left
+            if self._renewals:
                 return self._call
             keeper().discard(self)
             self.due = self._beat_at
@@ -105,16 +107,11 @@ class Heartbeat(Job):
             return None
 
     def _received(self, key: bytes | None) -> None:
-        """The lock at ``key`` was released by force; None: nothing is known of any."""
-        server = self.server
-        keeper().hurry(
-            time.monotonic(),
-            lambda job: (
-                job.server is server
-                and job.held_key is not None
-                and (key is None or job.held_key == key)
-            ),
-        )
+        """``key`` may not be what it was; None: nor any other."""
+        with self._mutex:
+            jobs = [*self._renewals.values()] if key is None else [self._renewals.get(key)]
+        for job in filter(None, jobs):
+            keeper().reschedule(job, time.monotonic())
 
     def answered(self, value: Any, sent_at: float) -> None:
         self._beat_at = self.due = sent_at + HEARTBEAT_EVERY

@@ -237,7 +237,6 @@ class Renewal(Job):
 
     def __init__(self, server: Server, hold: Hold) -> None:
         self.hold = hold
-        self.held_key = hold.keys.lock
         #: Whether Redis has the description of the holder.
         self.named = False
         self._naming = False
@@ -255,13 +254,13 @@ class Renewal(Job):
         """Do nothing more for this hold."""
         keeper().discard(self)
         if self.named:
-            Heartbeat.leave(self.server, self.hold)
+            Heartbeat.leave(self)
 
     def _described(self) -> None:
         """Redis has the description of the holder."""
         if not self.named:
             self.named = True
-            Heartbeat.join(self.server, self.hold)
+            Heartbeat.join(self)
 
     def _schedule(self, last: float) -> None:
         """Set ``due``, given that the lifetime was last confirmed at ``last``. A lock that is not

@@ -375,18 +375,21 @@ return 1
 #: ARGV  token, lifetime (0 to leave it as it is, -1 for none), the attempt that must have acquired
 #:       it ('' for any), then the owner's fields and values, if any
 #: returns the remaining lifetime as PTTL gives it, or -2 if this token does not hold the lock
+#: A lock that was renewed a moment ago stays as it is: where servers report the process's own
+#: changes, a report must not lead to the next.
 #: atomic because both must apply to this token's lock and to no other.
 RENEW = script("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
 if ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then return -2 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
-if left >= 0 and wanted > left then
+if left >= 0 and wanted * 0.99 > left then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   left = wanted
 elseif left >= 0 and wanted < 0 then
   redis.call('PERSIST', KEYS[1])
   left = -1
 end
+redis.call('EXISTS', KEYS[1])  -- What comes last is a read: see ``Listener``.
 describe(left, 'seen', string.format('%.0f', now()), unpack(ARGV, 4))
 note(left < 0 and '0' or left)
 return left

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from ..clock import Clock
-from ..keeper import Job, Keeper, Subscription
+from ..keeper import Keeper, Subscription
 from ..transport import Server
 
 #: Seconds of real time in which another thread or task can do what a wait is for, before the wait
@@ -43,8 +43,8 @@ class SteppedKeeper(Keeper):
         self._serve(batch)
         self._requeue(batch)
 
-    def hurry(self, now: float, wanted: Callable[[Job], bool] = lambda job: True) -> None:
-        super().hurry(now, wanted)
+    def hurry(self, now: float) -> None:
+        super().hurry(now)
         self.do_due(now)
 
     def subscribe(

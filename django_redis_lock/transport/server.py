@@ -66,6 +66,8 @@ class Server:
         self._idle: list[tuple[RawConnection, PendingLifetime | None, float]] = []
         #: The job that records there that this process is alive; see ``locking.heartbeat``.
         self.heartbeat: Any = None
+        #: Has it report changes; see the keeper's ``Listener``.
+        self.listener: Any = None
         #: Whether the server knows TAKE_GRANT; see ``PendingReply``.
         self.knows_grants = False
 

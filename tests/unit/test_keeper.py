@@ -36,7 +36,7 @@ class FakeServer:
         self.asked = 0
         self.closed = 0
         self.breaker = Breaker("nowhere")
-        self.heartbeat: Any = None
+        self.heartbeat = self.listener = None
 
     def at(self, keys: Any, patience: float) -> FakeServer:
         return self
@@ -47,7 +47,7 @@ class FakeServer:
     def answered(self) -> None:
         pass
 
-    def connect(self, timeout: float) -> FakeLink:
+    def connect(self, timeout: float, protocol: int) -> FakeLink:
         self.connected += 1
         return FakeLink(self)
 

@@ -333,6 +333,25 @@ def test_the_documented_rules_are_enough_for_everything_else(
 
 
 @pytest.mark.parametrize(
+    "without",
+    [
+        ["-client", "+client|id"],
+        ["-client", "+client|tracking"],
+        ["resetchannels", "&django_redis_lock:process:*"],
+    ],
+)
+def test_changes_that_are_not_reported(
+    own_server: RedisServer, at: Callable[..., None], doctor: Doctor, without: list[str]
+) -> None:
+    at(allow(own_server, *documented("locks"), "+@all", *without))
+    code, found = doctor()
+    assert code == 0
+    assert found["rights"]["level"] == "ok"
+    assert found["changes"]["level"] == "note"
+    assert "next renewal, not at once: CLIENT TRACKING is not allowed" in found["changes"]["text"]
+
+
+@pytest.mark.parametrize(
     ("without", "level", "number", "words"),
     [
         (["-zadd"], "error", "E104", "not allowed: zadd"),

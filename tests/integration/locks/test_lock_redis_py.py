@@ -285,7 +285,7 @@ class TestClients:
         """Who may not block polls, every ``sleep`` seconds."""
         commands = RIGHTS if may_block else tuple(c for c in RIGHTS if c != "blpop")
         keys = ("~name", "~{name}:*", "~django_redis_lock:*")
-        channels = ("resetchannels", "&django_redis_lock:process:*")
+        channels = ("resetchannels", "&django_redis_lock:process:*", "&__redis__:invalidate")
         options: dict[str, Any] = {"username": "locker", "password": "secret"}
         with own_server.client() as admin:
             rights = (*keys, *channels, *(f"+{command}" for command in commands))
@@ -343,7 +343,7 @@ RIGHTS = (
     *("get", "set", "del", "exists", "pttl", "pexpire", "persist"),
     *("hset", "hget", "hgetall", "rpush", "lindex", "llen"),
     *("zadd", "zrem", "zcount", "zrangebyscore"),
-    *("publish", "subscribe"),
+    *("publish", "subscribe", "client|id", "client|tracking"),
 )
 
 

@@ -478,6 +478,7 @@ def test_reset_of_a_holder_without_a_process_publishes_nothing(
     [
         (GRANT, LIFETIME, LIFETIME),
         (LIFETIME, GRANT, LIFETIME),
+        (100_000_000, 100_500_000, 100_000_000),  # It has just been renewed.
         (LIFETIME, 0, LIFETIME),
         (LIFETIME, -1, -1),
         (0, LIFETIME, -1),

@@ -1,5 +1,5 @@
-"""A holder whose lock is released by force is told at once, and not at its next renewal, which is
-20 s away here."""
+"""A holder whose lock is released by force, or whose key another program changes, is told at once,
+and not at its next renewal, which is 200 s away here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -24,18 +25,21 @@ from django_redis_lock.cache.python_redis_lock import reset_all
 from django_redis_lock.inventory import Outcome, list_held, release
 from django_redis_lock.keeper import keeper, subscription
 from django_redis_lock.locking import Renewal
+from django_redis_lock.locking.heartbeat import Heartbeat
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol.keys import process_key
 from django_redis_lock.protocol.owner import process_id
+from django_redis_lock.transport import server_of
 from tests.faults.proxy import Proxy
 from tests.holding import settle
+from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import GivenServer, RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
 
 NAME = "told"
 #: Seconds: far less than a third of the lock's lifetime.
-SOON = 5.0
+SOON = 30.0
 
 
 def listeners() -> list[threading.Thread]:
@@ -46,6 +50,12 @@ def subscribed(client: Any) -> list[bytes]:
     """The channels of the processes that can be told."""
     everywhere = {"target_nodes": "all"} if isinstance(client, redis.RedisCluster) else {}
     return list(client.pubsub_channels("django_redis_lock:process:*", **everywhere))
+
+
+def listen(client: Any) -> None:
+    """Wait until this process can be told of its locks."""
+    until(lambda: subscribed(client))
+    settle()
 
 
 def by_reset(client: Any) -> None:
@@ -62,7 +72,24 @@ def by_reset_all(client: Any) -> None:
     assert reset_all(client) == 1
 
 
+def by_del(client: Any) -> None:
+    assert client.delete(NAME)
+
+
+def by_set(client: Any) -> None:
+    assert client.set(NAME, "of another program")
+
+
+def by_flushdb(client: Any) -> None:
+    assert client.flushdb()
+
+
+def by_flushall(client: Any) -> None:
+    assert client.flushall()
+
+
 WAYS = pytest.mark.parametrize("end", [by_reset, by_release, by_reset_all])
+OTHERS = pytest.mark.parametrize("end", [by_del, by_set, by_flushdb, by_flushall])
 
 
 class Held:
@@ -75,13 +102,47 @@ class Held:
     def __init__(self, client: Any, make: Callable[..., Any], *arguments: Any) -> None:
         self.lost = threading.Event()
         self.client = client
-        self.lock = make(*arguments, NAME, timeout=60, renew=True, on_lost=self.lost.set)
+        self.lock = make(*arguments, NAME, timeout=600, renew=True, on_lost=self.lost.set)
 
     def expect_told(self, end: Callable[[Any], None]) -> None:
-        until(lambda: subscribed(self.client))
+        listen(self.client)
         end(self.client)
         assert self.lost.wait(SOON)
         assert self.lock.lost
+
+
+class Messages(list[Any]):
+    """What Redis reports to this process: ``NAME``, or None for all keys.
+
+    Attributes:
+        delay: seconds each is on its way.
+    """
+
+    delay = 0.0
+
+    def wait_for(self, key: bytes) -> None:
+        until(lambda: key in self)
+
+    def wait_for_all(self, client: Any) -> None:
+        """All that was reported before; they come in order."""
+        client.publish(process_key(process_id()), "the last")
+        self.wait_for(b"the last")
+        self.remove(b"the last")
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> Messages:
+    found = Messages()
+    received = Heartbeat._received
+
+    def record(beat: Heartbeat, key: bytes | None) -> None:
+        if key in (NAME.encode(), None, b"the last"):  # Redis 6.2 and 7.0 report the lock's others.
+            found.append(key)
+        time.sleep(found.delay)
+        received(beat, key)
+
+    monkeypatch.setattr(Heartbeat, "_received", record)
+    return found
 
 
 @contextmanager
@@ -95,9 +156,9 @@ def held(client: Any, make: Callable[..., Any] = Lock) -> Iterator[Held]:
 
 async def expect_told_in_task(client: Any, aclient: Any, end: Callable[[Any], None]) -> None:
     lost = asyncio.Event()
-    lock = AsyncLock(aclient, NAME, timeout=60, renew=True, on_lost=lost.set)
+    lock = AsyncLock(aclient, NAME, timeout=600, renew=True, on_lost=lost.set)
     assert await lock.acquire(blocking=False)
-    await asyncio.to_thread(until, lambda: subscribed(client))
+    await asyncio.to_thread(listen, client)
     await asyncio.to_thread(end, client)
     await asyncio.wait_for(lost.wait(), SOON)
     assert lock.lost
@@ -158,7 +219,7 @@ def test_a_task_is_told_on_a_cluster(
 
 def test_the_command_tells(client: redis.Redis) -> None:
     lost = threading.Event()
-    lock = caches["default"].lock(NAME, timeout=60, renew=True, on_lost=lost.set)
+    lock = caches["default"].lock(NAME, timeout=600, renew=True, on_lost=lost.set)
     assert lock.acquire(blocking=False)
     until(lambda: subscribed(client))
     call_command("locks", "release", NAME, yes=True, verbosity=0)
@@ -170,10 +231,10 @@ def test_the_holder_of_a_lock_on_several_servers_is_told(own_server: RedisServer
     address = own_server.url.rpartition("/")[0]
     clients = [redis.Redis.from_url(f"{address}/{db}") for db in range(3)]
     lost = threading.Event()
-    lock = Redlock(clients, NAME, 60, renew=True, on_lost=lost.set)
+    lock = Redlock(clients, NAME, 600, renew=True, on_lost=lost.set)
     assert lock.acquire(blocking=False)
     until(lambda: clients[0].client_list(_type="pubsub")[2:])
-    assert Redlock(clients, NAME, 60).reset()
+    assert Redlock(clients, NAME, 600).reset()
     assert lost.wait(SOON)
     assert not any(client.exists(NAME) for client in clients)
     for client in clients:
@@ -184,7 +245,7 @@ def test_a_vote_that_was_lost_is_not_requested_again_at_once(own_server: RedisSe
     """A forced release ends the lock on one server after the other, and each tells the holder."""
     address = own_server.url.rpartition("/")[0]
     clients = [redis.Redis.from_url(f"{address}/{db}") for db in range(3)]
-    with Redlock(clients, NAME, 60, renew=True) as lock:
+    with Redlock(clients, NAME, 600, renew=True) as lock:
         until(lambda: all(client.exists(lock.keys.owner) for client in clients))
         settle()
         assert Lock(clients[0], NAME).reset()
@@ -198,7 +259,7 @@ def test_a_vote_that_was_lost_is_not_requested_again_at_once(own_server: RedisSe
 
 
 def test_a_lock_that_is_not_renewed_is_watched_too(client: redis.Redis) -> None:
-    lock = Lock(client, NAME, timeout=60)
+    lock = Lock(client, NAME, timeout=600)
     assert lock.acquire(blocking=False)
     until(lambda: subscribed(client))
     by_reset(client)
@@ -216,7 +277,7 @@ def test_the_other_locks_of_the_process_are_not_asked_about(
         return call(renewal, now)
 
     monkeypatch.setattr(Renewal, "call", record)
-    with Lock(client, "other", timeout=60), held(client) as lock:
+    with Lock(client, "other", timeout=600), held(client) as lock:
         # Once to describe the holder, and once when the connection is made.
         until(lambda: asked.count(b"other") == 2)
         lock.expect_told(by_reset)
@@ -229,6 +290,115 @@ def test_a_lock_in_memory() -> None:
         until(lambda: client.execute_command("PUBLISH", process_key(process_id()), "any"))
         by_reset(client)
         assert lock.lost.wait(SOON)
+
+
+# -- what other programs do ------------------------------------------------------------------------
+
+
+@OTHERS
+def test_a_thread_is_told_of_others(own_server: RedisServer, end: Callable[[Any], None]) -> None:
+    with own_server.client() as client, held(client) as lock:
+        lock.expect_told(end)
+
+
+@OTHERS
+def test_a_task_is_told_of_others(own_server: RedisServer, end: Callable[[Any], None]) -> None:
+    with own_server.client() as client:
+        aclient = redis.asyncio.Redis(port=own_server.port)
+        asyncio.run(expect_told_in_task(client, aclient, end))
+
+
+def test_a_holder_is_told_of_others_by_resp3(client: redis.Redis) -> None:
+    """The application's own connections may speak what they like."""
+    options = client.connection_pool.connection_kwargs
+    other = redis.Redis(host=options["host"], port=options["port"], protocol=3)
+    with other, held(other) as lock:
+        lock.expect_told(by_del)
+
+
+def test_a_holder_is_told_of_others_behind_sentinel(sentinel_servers: SentinelServers) -> None:
+    with sentinel_servers.client() as client, held(client) as lock:
+        lock.expect_told(by_del)
+
+
+def test_a_holder_is_told_of_others_at_the_node_of_its_channel(
+    cluster_servers: ClusterServers,
+) -> None:
+    node = cluster_servers.primary_of(process_key(process_id()))
+    name = next(n for n in map("n{}".format, range(1000)) if cluster_servers.primary_of(n) is node)
+    with cluster_servers.client() as client:
+        lost = threading.Event()
+        lock = Lock(client, name, timeout=600, on_lost=lost.set)
+        assert lock.acquire(blocking=False)
+        listen(client)
+        assert client.delete(name)
+        assert lost.wait(SOON)
+
+
+def test_a_lock_that_another_program_has_only_touched_is_not_lost(
+    client: redis.Redis, messages: Messages
+) -> None:
+    with held(client) as lock:
+        listen(client)
+        assert client.pexpire(NAME, 60_000)
+        until(lambda: client.pttl(NAME) > 500_000)
+        messages.wait_for_all(client)
+        assert NAME.encode() in messages
+        assert not lock.lost.is_set()
+        lock.expect_told(by_del)
+
+
+def test_what_the_holder_itself_does_costs_nothing(client: redis.Redis, messages: Messages) -> None:
+    with Lock(client, NAME, timeout=10_000, renew=True) as lock:
+        listen(client)
+        renewals = int(client.hget(lock.keys.owner, "renewals"))
+        messages.clear()
+        client.pexpire(NAME, 5_000_000)
+        until(lambda: client.pttl(NAME) > 9_000_000)
+        settle()
+        keeper().hurry(time.monotonic())
+        settle()
+        messages.wait_for_all(client)
+        assert messages == [NAME.encode()]
+        assert int(client.hget(lock.keys.owner, "renewals")) == renewals + 2
+        assert not lock.lost
+
+
+def test_extending_and_passing_it_on_is_no_loss(client: redis.Redis, messages: Messages) -> None:
+    lost = threading.Event()
+    lock = Lock(client, NAME, timeout=600, renew=True, on_lost=lost.set)
+    with lock:
+        listen(client)
+        assert lock.extend(500)
+        messages.wait_for(NAME.encode())
+        waiter = Background(lambda: Lock(client, NAME, timeout=600).acquire(token="another"))
+        until(lambda: client.exists(f"{{{NAME}}}:waiters"))
+        settle()
+        messages.clear()
+    messages.wait_for(NAME.encode())
+    assert waiter.result() is True
+    assert not lost.is_set()
+
+
+def test_a_server_that_reports_the_keepers_own_changes(
+    client: redis.Redis, messages: Messages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Redis 6.2 did at first, for changes in scripts. A renewal must not lead to the next."""
+    monkeypatch.setattr(
+        subscription, "TRACK", tuple(w for w in subscription.TRACK if w != "NOLOOP")
+    )
+    lock = Lock(client, NAME, timeout=10_000, renew=True)
+    with lock:
+        listen(client)
+        messages.clear()
+        messages.delay = 0.01
+        client.pexpire(NAME, 5_000_000)
+        until(lambda: len(messages) == 2)  # This change, and the renewal.
+        for _ in range(3):
+            settle()
+            messages.wait_for_all(client)
+        assert messages == [NAME.encode()] * 2
+        assert not lock.lost
 
 
 # -- what it costs ---------------------------------------------------------------------------------
@@ -247,12 +417,12 @@ def test_nothing_is_left_of_it(client: redis.Redis) -> None:
 def test_a_short_lock_has_no_connection(client: redis.Redis) -> None:
     until(lambda: not listeners())
     for _ in range(10):
-        with Lock(client, NAME, timeout=60, renew=True):
+        with Lock(client, NAME, timeout=600, renew=True):
             assert not listeners()
 
 
 def test_many_locks_have_one_connection(client: redis.Redis) -> None:
-    locks = [Lock(client, f"{NAME}-{n}", timeout=60) for n in range(20)]
+    locks = [Lock(client, f"{NAME}-{n}", timeout=600) for n in range(20)]
     for lock in locks:
         assert lock.acquire(blocking=False)
     until(lambda: all(client.exists(lock.keys.owner) for lock in locks))
@@ -287,6 +457,51 @@ def test_after_a_cut_connection(client: redis.Redis) -> None:
         lock.expect_told(by_reset)
 
 
+@pytest.mark.parametrize("flag", ["P", "t"])
+def test_of_others_after_a_cut_connection(client: redis.Redis, flag: str) -> None:
+    """The one for messages, and the keeper's, whose reads the server remembers."""
+
+    def connections() -> set[str]:
+        return {found["id"] for found in client.client_list() if flag in found["flags"]}
+
+    with held(client) as lock:
+        listen(client)
+        (before,) = connections()
+        client.client_kill_filter(_id=before)
+        keeper().hurry(time.monotonic())
+        until(lambda: connections() - {before})
+        until(lambda: redirected(client))
+        lock.expect_told(by_del)
+
+
+def redirected(client: redis.Redis) -> bool:
+    """Whether the server reports to a connection that is there."""
+    found = client.client_list()
+    return {c["redir"] for c in found if "t" in c["flags"]} == {
+        c["id"] for c in found if "P" in c["flags"]
+    }
+
+
+def test_it_follows_the_primary(
+    client: redis.Redis, own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the old one has not found out that it is none any more."""
+    monkeypatch.setattr(subscription, "CHECK_AFTER_SECONDS", 0.05)
+    with own_server.client() as other:
+        primaries = [server_of(client), server_of(other)]
+        service: Any = Mock(timeout=5.0, at=lambda keys: primaries[0])
+        listening = subscription.Subscription(service, b"channel", Mock())
+        listening.start()
+        try:
+            until(lambda: client.pubsub_channels("channel"))
+            del primaries[0]
+            until(lambda: other.pubsub_channels("channel"))
+            until(lambda: not client.pubsub_channels("channel"))
+        finally:
+            listening.close()
+        until(lambda: not listeners())
+
+
 def test_a_connection_that_died_without_a_word_is_replaced(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +523,7 @@ def test_a_process_that_listens_ends_at_once(redis_server: RedisServer | GivenSe
 import sys, time, redis
 from django_redis_lock import Lock
 client = redis.Redis.from_url(sys.argv[1])
-lock = Lock(client, {NAME!r}, timeout=60, renew=True)
+lock = Lock(client, {NAME!r}, timeout=600, renew=True)
 lock.acquire()
 while not client.pubsub_channels("django_redis_lock:process:*"):
     time.sleep(0.01)
@@ -338,15 +553,41 @@ def test_without_the_right_the_next_renewal_tells(own_server: RedisServer, right
         until(lambda: not listeners())
 
 
+@pytest.mark.parametrize(
+    "rights",
+    [
+        ("-client", "+client|id"),
+        ("-client", "+client|tracking"),
+        ("resetchannels", "&django_redis_lock:process:*"),
+    ],
+)
+def test_without_the_right_the_next_renewal_tells_of_others(
+    own_server: RedisServer, rights: tuple[str, ...]
+) -> None:
+    with own_server.client() as admin:
+        admin.execute_command("ACL SETUSER", "app", "reset", "on", "nopass", "~*", "&*", "+@all")
+        admin.execute_command("ACL SETUSER", "app", *rights)
+        with own_server.client(username="app", password="any") as other:
+            with held(other) as lock:
+                lock.expect_told(by_reset)
+            lost = threading.Event()
+            renewed = Lock(other, NAME, timeout=6, renew=True, on_lost=lost.set)
+            assert renewed.acquire(blocking=False)
+            listen(admin)
+            by_del(other)
+            until(lost.is_set)
+        until(lambda: not listeners())
+
+
 def hold_in_a_fork(link: Link, url: str) -> None:
     with redis.Redis.from_url(url) as client:
-        lock, lost = Lock(client, NAME, timeout=60, renew=True), threading.Event()
+        lock, lost = Lock(client, NAME, timeout=600, renew=True), threading.Event()
         assert lock.acquire(blocking=False)
         until(lambda: subscribed(client))
         child = os.fork()
         if not child:
             # It has no part in its parent's connection, and one of its own.
-            own = Lock(client, "child's", timeout=60, renew=True, on_lost=lost.set)
+            own = Lock(client, "child's", timeout=600, renew=True, on_lost=lost.set)
             quiet = not listeners()
             assert own.acquire(blocking=False)
             until(lambda: len(subscribed(client)) == 2)
