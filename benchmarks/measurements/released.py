@@ -1,11 +1,12 @@
-"""How soon holders learn that their locks were released by force, and what listening for that costs
-while nothing happens."""
+"""How soon holders learn that their locks were released by force, or deleted by another program,
+and what listening for that costs while nothing happens."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 import redis
 import redis.asyncio
@@ -29,25 +30,36 @@ LIFETIME = 3600
 PREFIX = "bench:released:"
 PATIENCE = 60.0
 
+EndOne = Callable[[Bench, str, str], None]
+
 
 def measure(bench: Bench) -> Result:
     releases = bench.pick(quick=16, full=200)
     result = Result(
-        f"{releases} forced releases among {LOCKS} locks of each of {PROCESSES} processes: until "
-        "on_lost is called",
+        f"{releases} forced releases, or deletions, among {LOCKS} locks of each of {PROCESSES} "
+        "processes: until on_lost is called",
         (MEDIAN, LATE, IDLE),
-        note="From before the request to release. While nothing happens, a process sends a "
-        "heartbeat, and looks after its connection for messages, every 10 s.",
+        note="From before the request to release or delete. While nothing happens, a process "
+        "sends a heartbeat, and looks after its connection for messages, every 10 s.",
     )
     with Crew(PROCESSES) as crew:
-        for kind, function in (("threads", in_threads), ("tasks", in_tasks)):
+        for kind, function, end_one in (
+            ("threads", in_threads, _release),
+            ("tasks", in_tasks, _release),
+            ("threads, deleted", in_threads, _delete),
+            ("tasks, deleted", in_tasks, _delete),
+        ):
             bench.empty()
             released: dict[str, float] = {}
             idle: list[float] = []
 
-            def end(released: dict[str, float] = released, idle: list[float] = idle) -> None:
+            def end(
+                end_one: EndOne = end_one,
+                released: dict[str, float] = released,
+                idle: list[float] = idle,
+            ) -> None:
                 idle.append(_listen(bench))
-                _release(bench, releases, released)
+                _end(bench, end_one, releases, released)
 
             heard = crew.run(function, bench.url, releases // PROCESSES, meanwhile=end)
             told = {name: at for found in heard for name, at in found.items()}
@@ -74,14 +86,22 @@ def _listen(bench: Bench) -> float:
     return len(ear.heard) / seconds / PROCESSES
 
 
-def _release(bench: Bench, count: int, released: dict[str, float]) -> None:
+def _release(bench: Bench, name: str, owner: str) -> None:
+    release(bench.client, name.encode(), owner)
+
+
+def _delete(bench: Bench, name: str, owner: str) -> None:
+    bench.client.delete(name)
+
+
+def _end(bench: Bench, end_one: EndOne, count: int, released: dict[str, float]) -> None:
     owners = {
         lock.key.decode(): lock.owner.id for lock in list_held(bench.client, PREFIX.encode()).locks
     }
     for number in range(count):
         name = f"{PREFIX}{number % PROCESSES}:{number // PROCESSES}"
         released[name] = time.monotonic()
-        release(bench.client, name.encode(), owners[name])
+        end_one(bench, name, owners[name])
         time.sleep(0.02)
 
 

@@ -227,9 +227,7 @@ def access(target: Target) -> Iterator[Finding]:
         text = f'the user "{target.user}" has all rights that locks and get_or_set need'
         yield Finding("rights", Level.OK, text)
         if late := _changes_error(target):
-            text = (
-                "a holder learns of a deletion of its lock by another program at its next renewal"
-            )
+            text = "a holder whose lock another program deletes learns of it at its next renewal"
             yield Finding("changes", Level.NOTE, f"{text}, not at once: {late}", HINT)
 
 
