@@ -78,17 +78,23 @@ TESTS = {
     ),
     ("*FLIGHT", "STORE", "READ", "TAKE_OVER", "WRITE", "DELETE", "EXPIRE_AT", "LET_GO"): (
         "test_flight_scripts.py",
+        "test_lifetime_by_value.py",
         "test_writes_end_flights.py",
         "test_error_ttl.py",
         "test_get_or_set.py",
         "test_stale.py",
     ),
+    ("MARK_STALE",): ("test_flight_scripts.py", "test_mark_stale.py"),
     ("LIST*", "DESCRIBE*", "WAITING", "RECORD_EVENT"): (
         "test_inventory_scripts.py",
         "test_inventory.py",
         "test_logging.py",
     ),
-    ("CLEAR", "DELETE_UNHELD", "EXISTING"): ("test_clear_scripts.py", "test_clear.py"),
+    ("CLEAR", "DELETE_UNHELD", "EXISTING"): (
+        "test_clear_scripts.py",
+        "test_clear.py",
+        "test_clear_prefix.py",
+    ),
     ("MARK",): ("test_lock_scripts.py", "test_failover_sentinel.py"),
     ("TRY", "GRANT_OF"): ("test_doctor.py",),
     ("HEARTBEAT*",): ("test_inventory_scripts.py", "test_heartbeat.py"),
@@ -131,6 +137,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if left == 0 then left = 1 elseif left <= 0 then left = 0 end"
         "  -- RESTORE's 0 is for ever.",
     ): "0 has become 1 before",
+    (
+        "MARK_STALE",
+        "if left == -1 or left >= tonumber(ARGV[1]) then"
+        " redis.call('PEXPIRE', KEYS[1], ARGV[1]) end",
+    ): "it has that lifetime",
     (
         "EXPIRE_AT",
         "if ARGV[2] * unit < now() then let_go(KEYS[2]) end",

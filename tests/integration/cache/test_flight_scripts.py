@@ -15,6 +15,7 @@ from django_redis_lock.singleflight.scripts import (
     END_FLIGHT,
     EXPIRE_AT,
     LET_GO,
+    MARK_STALE,
     READ,
     RENEW_FLIGHT,
     STORE,
@@ -41,6 +42,10 @@ class Redis:
 
     def take(self, token: str = "mine", stale: int = 0) -> Any:
         return self.run(TAKE_FLIGHT, (KEY, FLIGHT), token, LONG, stale)
+
+    def take_after(self, stream: bytes) -> Any:
+        """A third caller's take, which has waited for the flight with this stream."""
+        return self.run(TAKE_FLIGHT, (KEY, FLIGHT, stream), "a third", LONG, 0)
 
     def store(self, *seen: Any, value: str = "new", lifetime: int = LONG) -> Any:
         seen = seen or ("", "0")
@@ -142,6 +147,52 @@ def test_a_value_that_may_not_be_kept_replaces_a_stale_one(server: Redis) -> Non
     _, *seen = server.take(stale=LONG)
     assert server.store(*seen, lifetime=-1) == 1
     assert not server.client.exists(KEY)
+
+
+# -- a value that is not stored --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trace", [(), ("a trace",)])
+def test_who_has_waited_gets_a_value_that_is_not_stored(
+    server: Redis, trace: tuple[str, ...]
+) -> None:
+    server.take()
+    assert server.store("", "0", *trace, lifetime=-1) == 1
+    assert server.take_after(MINE) == [2, b"new"]
+    assert server.take_after(MINE) == [2, b"new"], "sent again"
+    ((_, fields),) = server.client.xrange(MINE)
+    assert fields.get(b"trace") == (trace[0].encode() if trace else None)
+    assert server.take_after(OTHERS) == [1], "it has waited for another"
+    assert server.take_after(MINE) == [2, b"new"], "also while the next leader computes"
+
+
+def test_a_newer_value_counts_more(server: Redis) -> None:
+    server.take()
+    server.store(lifetime=-1)
+    server.client.set(KEY, "newest", px=LONG)
+    assert server.take_after(MINE) == [2, b"newest"]
+
+
+@pytest.mark.parametrize("lifetime", [LONG, 0])
+def test_a_value_that_is_stored_is_not_kept_twice(server: Redis, lifetime: int) -> None:
+    server.take()
+    server.store("", "0", "a trace", lifetime=lifetime)
+    server.client.delete(KEY)
+    assert server.take_after(MINE) == [1]
+
+
+@pytest.mark.parametrize("how", ["failed", "written", "other's", "under way"])
+def test_a_flight_that_has_stored_nothing_has_no_value(server: Redis, how: str) -> None:
+    server.take()
+    if how == "failed":
+        server.run(END_FLIGHT, (KEY, FLIGHT, MINE), "mine", 9000, "value", 0)
+    elif how == "written":
+        server.run(LET_GO, (FLIGHT,))
+    elif how == "other's":
+        server.client.set(FLIGHT, "others", px=LONG)
+        assert server.store(lifetime=-1) == 0
+    reply = server.take_after(MINE)
+    assert reply[0] == (0 if how in ("other's", "under way") else 1)
 
 
 @pytest.mark.parametrize("flight", [None, "others"])
@@ -289,6 +340,27 @@ def test_deleting(server: Redis) -> None:
     assert not server.client.exists(*keys, *map(flight_key, keys))
     assert server.outcomes(OTHERS) == [b"ended"]
     assert server.outcomes(flight_stream(other, b"mine")) == [b"ended"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, SHORT), (LONG, SHORT), (SHORT + 90_000, SHORT), (9000, 9000)]
+)
+def test_marking_stale(server: Redis, before: int | None, after: int) -> None:
+    server.client.set(KEY, "old", px=before)
+    server.client.set(FLIGHT, "others", px=LONG)
+    assert server.run(MARK_STALE, (KEY, FLIGHT), SHORT) == 1
+    assert server.client.get(KEY) == b"old"
+    assert 0 < server.client.pttl(KEY) <= after
+    assert after < SHORT or server.lasts(KEY, after)
+    assert not server.client.exists(FLIGHT)
+    assert server.outcomes(OTHERS) == [b"ended"]
+
+
+def test_marking_nothing_stale(server: Redis) -> None:
+    server.take("others")
+    assert server.run(MARK_STALE, (KEY, FLIGHT), SHORT) == 0
+    assert not server.client.exists(KEY, FLIGHT)
+    assert server.outcomes(OTHERS) == [b"ended"]
 
 
 @pytest.mark.parametrize(("command", "unit"), [("EXPIREAT", 1), ("PEXPIREAT", 1000)])
