@@ -163,7 +163,8 @@ class TestMajority:
         assert not places("faulty")
 
     def test_a_waiter_lives_through_it(self, five: Five) -> None:
-        holder = five.lock()
+        # The servers that go on have it until then: one that is asked early waits in their queue.
+        holder = five.lock(timeout=5)
         holder.acquire()
         waiter = Background(lambda: five.lock().acquire(blocking_timeout=PATIENCE))
         until(lambda: places("faulty"))
