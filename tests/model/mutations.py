@@ -138,6 +138,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "  -- RESTORE's 0 is for ever.",
     ): "0 has become 1 before",
     (
+        "TAKE_FLIGHT",
+        "local ended = KEYS[3] and redis.pcall('XREAD', 'STREAMS', KEYS[3], '1')",
+    ): "the stream's entries are all later",
+    (
         "MARK_STALE",
         "if left == -1 or left >= tonumber(ARGV[1]) then"
         " redis.call('PEXPIRE', KEYS[1], ARGV[1]) end",
