@@ -18,6 +18,7 @@ from .redlock import AsyncRedlock, Redlock
 
 if TYPE_CHECKING:
     from .decorators.cached import cached
+    from .decorators.cached_page import cached_page
     from .decorators.locked import locked
     from .decorators.section import current_lock
 
@@ -33,6 +34,7 @@ __all__ = [
     "TooFewReplicas",
     "TooFewServers",
     "cached",
+    "cached_page",
     "current_lock",
     "locked",
 ]
@@ -41,7 +43,7 @@ __version__ = "0.1.0"
 
 
 #: They know Django; the locks must be importable without Django being set up.
-_NEED_DJANGO = ("cached", "current_lock", "locked")
+_NEED_DJANGO = ("cached", "cached_page", "current_lock", "locked")
 
 
 def __getattr__(name: str) -> Any:

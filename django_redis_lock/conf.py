@@ -6,6 +6,7 @@ The same names with the prefix ``LOCK_`` in a cache's ``OPTIONS`` override them 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike, fspath
@@ -133,6 +134,14 @@ def _alias(where: str, alias: Any) -> str:
     return alias
 
 
+def _header(where: str, name: Any) -> str | None:
+    if name is not None and not (
+        isinstance(name, str) and re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.A)
+    ):
+        raise ValueError(f"{where} must be the name of a header or None, not {name!r}")
+    return None if name is None else str(name)
+
+
 def _folder(where: str, folder: Any) -> str | None:
     if folder is not None and not isinstance(folder, (str, PathLike)):
         raise TypeError(f"{where} must be a path or None, not {folder!r}")
@@ -167,6 +176,8 @@ class Conf:
     JITTER = Setting(0.0, check_share)
     #: Seconds after a failed computation during which no caller tries again.
     ERROR_TTL = Setting(0.0, _seconds_or_0)
+    #: The header that says of each page whether it was a "hit", "stale" or a "miss"; None: none.
+    PAGE_STATUS_HEADER: Setting[str | None] = Setting(None, _header)
     #: Seconds that a waiter has to take a grant; must be the same on all hosts.
     GRANT_TIMEOUT = Setting(2.0, _seconds)
     #: The share, 0 to 1, of the longest time a lock can be held after which a warning is logged

@@ -1,6 +1,7 @@
-"""``locked()`` and ``cached()``."""
+"""``locked()``, ``cached()`` and ``cached_page()``."""
 
 from .cached import CachedFunction, cached
+from .cached_page import cached_page
 from .locked import Locked, LockedWithDefault, locked
 from .on_lost import interrupt_main_thread
 from .options import Declaration, declarations
@@ -13,6 +14,7 @@ __all__ = [
     "LockedWithDefault",
     "RetryUntil",
     "cached",
+    "cached_page",
     "current_lock",
     "declarations",
     "interrupt_main_thread",

@@ -29,6 +29,7 @@ DEFAULTS = {
     "JITTER": 0.0,
     "ERROR_TTL": 0.0,
     "METRICS": True,
+    "PAGE_STATUS_HEADER": None,
     "EXPORTERS": (),
     "WARN_SHARE": 0.8,
     "WARN_AFTER": None,

@@ -1,0 +1,621 @@
+"""``cached_page()``: what is stored is what Django's own ``cache_page`` stores, and each page is
+computed once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import redis
+from django.core.cache import cache, caches
+from django.core.exceptions import ImproperlyConfigured
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseNotFound,
+    HttpResponseNotModified,
+    StreamingHttpResponse,
+)
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import RequestFactory, override_settings
+from django.utils import timezone, translation
+from django.utils.cache import patch_vary_headers
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.cache import cache_control, cache_page
+from django.views.decorators.http import conditional_page
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+import django_redis_lock
+from django_redis_lock import cached_page
+from django_redis_lock.exceptions import ComputationFailed
+from tests.processes import PATIENCE, in_threads, until, waiting_in
+from tests.redis_server import RedisServer
+
+MEMORY = {"BACKEND": "django_redis_lock.cache.LocMemCache", "LOCATION": "pages"}
+PLAIN = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "plain pages"}
+
+
+@pytest.fixture(autouse=True, params=["redis", "memory"])
+def _empty_cache(request: pytest.FixtureRequest, client: redis.Redis, settings: Any) -> None:
+    ours = MEMORY if request.param == "memory" else settings.CACHES["default"]
+    settings.CACHES = {"default": ours, "plain": PLAIN}
+    cache.clear()
+    caches["plain"].clear()
+    translation.deactivate()  # Other tests in this thread may leave a language behind.
+    timezone.deactivate()
+
+
+def ask(path: str = "/page/", method: str = "get", **headers: str) -> HttpRequest:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    request: HttpRequest = getattr(RequestFactory(), method)(path, headers=given)
+    return request
+
+
+def counting(respond: Callable[[HttpRequest], Any]) -> Any:
+    """A view that answers as ``respond``, and says how often it has been called."""
+
+    def view(request: HttpRequest) -> Any:
+        view.calls += 1
+        response = respond(request)
+        if type(response) is HttpResponse:
+            response.content += f" {view.calls}".encode()
+        return response
+
+    view.calls = 0
+    return view
+
+
+def body(response: Any) -> str:
+    return str(response.content.decode())
+
+
+# -- Django's rules ------------------------------------------------------------------------------
+
+
+def vary(*names: str, **headers: str) -> Callable[[HttpRequest], HttpResponse]:
+    def respond(request: HttpRequest) -> HttpResponse:
+        response = HttpResponse("page", headers=headers)
+        patch_vary_headers(response, names)
+        return response
+
+    return respond
+
+
+def unmodified(request: HttpRequest) -> HttpResponse:
+    return HttpResponseNotModified()
+
+
+def streaming(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse(["a", "b"])
+
+
+def controlled(value: str) -> Callable[[HttpRequest], HttpResponse]:
+    return lambda request: HttpResponse("page", headers={"Cache-Control": value})
+
+
+PLAIN_PAGE = [ask(), ask()]
+RULES: dict[str, tuple[Callable[[HttpRequest], Any], list[HttpRequest]]] = {
+    "a page": (lambda request: HttpResponse("page"), PLAIN_PAGE),
+    "queries": (lambda r: HttpResponse("page"), [ask("/?a=1"), ask("/?a=2"), ask("/?a=1")]),
+    "POST": (lambda r: HttpResponse("page"), [ask(method="post"), ask(method="post"), ask()]),
+    "HEAD after GET": (lambda r: HttpResponse("page"), [ask(), ask(method="head")]),
+    "GET after HEAD": (
+        lambda r: HttpResponse("page"),
+        [ask(method="head"), ask(method="head"), ask(), ask(method="head")],
+    ),
+    "private": (controlled("private"), PLAIN_PAGE),
+    "no-store": (controlled("No-Store"), PLAIN_PAGE),
+    "no-cache": (controlled("no-cache"), PLAIN_PAGE),
+    "shorter max-age": (controlled("max-age=5"), PLAIN_PAGE),
+    "public": (controlled("public"), [ask(authorization="x"), ask(authorization="y")]),
+    "authorized": (lambda r: HttpResponse("page"), [ask(authorization="x")] * 2 + [ask()] * 2),
+    "not found": (lambda r: HttpResponseNotFound("page"), PLAIN_PAGE),
+    "not modified": (unmodified, PLAIN_PAGE),
+    "streaming": (streaming, PLAIN_PAGE),
+    "varies": (vary("X-Kind"), [ask(x_kind="a"), ask(x_kind="b"), ask(x_kind="a"), ask()]),
+    "varies on all": (vary("*"), PLAIN_PAGE),
+    "varies on the cookie": (vary("Cookie"), [ask(cookie="a=1"), ask(cookie="a=2"), ask()] * 2),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_it_stores_what_django_stores(rule: str) -> None:
+    respond, requests = RULES[rule]
+
+    def told(decorate: Any) -> list[Any]:
+        view, answers = counting(respond), []
+        for request in requests:
+            response = decorate(view)(request)
+            headers = {n: v for n, v in response.headers.items() if n not in ("Age", "Expires")}
+            content = None if response.streaming else response.content
+            answers.append((view.calls, content, headers, "Expires" in response))
+        return answers
+
+    assert told(cached_page(60)) == told(cache_page(60, cache="plain"))
+
+
+@pytest.mark.parametrize("names", [(), ("Cookie",)])
+def test_a_page_that_sets_a_cookie_is_for_its_first_caller_only(names: tuple[str, ...]) -> None:
+    """Django shares it if it does not vary on cookies."""
+
+    def respond(request: HttpRequest) -> HttpResponse:
+        response = vary(*names)(request)
+        response.set_cookie("who", "first" if "who" not in request.COOKIES else "again")
+        return response
+
+    view = counting(respond)
+    page = cached_page(60)(view)
+    assert [body(page(ask())) for _ in range(3)] == ["page 1", "page 2", "page 3"]
+
+
+def test_the_language_and_the_time_zone_are_in_the_key() -> None:
+    page = cached_page(60)(counting(lambda request: HttpResponse("page")))
+    found = {}
+    for language, zone in [("en", "UTC"), ("de", "UTC"), ("en", "Asia/Tokyo")] * 2:
+        with translation.override(language), timezone.override(zone):
+            found.setdefault((language, zone), []).append(body(page(ask())))
+    assert list(found.values()) == [["page 1"] * 2, ["page 2"] * 2, ["page 3"] * 2]
+
+
+def test_a_hit_says_how_old_it_is() -> None:
+    page = cached_page(60)(counting(lambda request: HttpResponse("page")))
+    now = time.time()
+    first = page(ask())
+    assert "Age" not in first
+    with patch("time.time", return_value=int(now) + 20):
+        later = page(ask())
+    assert int(later["Age"]) in (19, 20)
+    assert (later["Cache-Control"], later["Expires"]) == ("max-age=60", first["Expires"])
+
+
+@pytest.mark.parametrize("seconds", [30, lambda response: len(response.content)])
+def test_the_timeout(seconds: Any) -> None:
+    page = cached_page(seconds)(counting(lambda request: HttpResponse("x" * 28)))
+    assert page(ask())["Cache-Control"] == "max-age=30"
+
+
+@override_settings(CACHE_MIDDLEWARE_SECONDS=40)
+def test_without_a_timeout_the_response_says_it() -> None:
+    assert cached_page(None)(controlled("max-age=20"))(ask("/a"))["Cache-Control"] == "max-age=20"
+    assert cached_page(None)(controlled("public"))(ask("/b"))["Cache-Control"].endswith("=40")
+    view = counting(lambda request: HttpResponse("page"))
+    never = cached_page(lambda response: 0)(view)
+    assert [body(never(ask("/c"))), body(never(ask("/c")))] == ["page 1", "page 2"]
+
+
+def test_prefix_and_alias() -> None:
+    view = counting(lambda request: HttpResponse("page"))
+    assert body(cached_page(60)(view)(ask())) == "page 1"
+    assert body(cached_page(60, key_prefix="other")(view)(ask())) == "page 2"
+    assert body(cached_page(60, cache="default")(view)(ask())) == "page 1"
+
+
+def test_django_and_we_share_pages() -> None:
+    view = counting(vary("X-Kind"))
+    ours, theirs = cached_page(60)(view), cache_page(60)(view)
+    assert [body(ours(ask())), body(theirs(ask()))] == ["page 1"] * 2
+    assert [body(theirs(ask(x_kind="a"))), body(ours(ask(x_kind="a")))] == ["page 2"] * 2
+
+
+def test_conditional_requests() -> None:
+    view = counting(lambda request: HttpResponse("page"))
+    page = conditional_page(cached_page(60)(view))
+    etag = page(ask())["ETag"]
+    again = page(ask(if_none_match=etag))
+    assert (again.status_code, again["ETag"], view.calls) == (304, etag, 1)
+    assert again["Expires"]
+
+
+def test_a_template_is_rendered_once() -> None:
+    seen = []
+
+    def view(request: HttpRequest) -> TemplateResponse:
+        source = engines["django"].from_string("{{ count }}")
+        response = TemplateResponse(request, source, {"count": len(seen)})
+        response.add_post_render_callback(lambda rendered: seen.append(rendered.content))
+        return response
+
+    page = cached_page(60)(view)
+    assert [body(page(ask()).render()) for _ in range(3)] == ["0"] * 3
+    assert seen == [b"0"]
+
+
+# -- Django REST framework -----------------------------------------------------------------------
+
+
+def test_a_method_of_a_rest_view() -> None:
+    class Report(APIView):
+        calls = 0
+
+        @method_decorator(cached_page(60))
+        def get(self, request: Any) -> Response:
+            Report.calls += 1
+            return Response({"calls": Report.calls})
+
+    view = Report.as_view()
+    assert [view(ask()).render().data for _ in range(2)] == [{"calls": 1}] * 2
+
+
+def test_a_rest_view() -> None:
+    @method_decorator(cached_page(60), name="dispatch")
+    class Report(APIView):
+        def get(self, request: Any) -> Response:
+            return Response({"page": 1})
+
+    view = Report.as_view()
+    assert [view(ask()).render().content for _ in range(2)] == [b'{"page":1}'] * 2
+
+
+# -- classes and coroutine functions -------------------------------------------------------------
+
+
+def test_a_class_of_views() -> None:
+    view = counting(lambda request: HttpResponse("page"))
+
+    @method_decorator(cached_page(60), name="dispatch")
+    class Page(View):
+        def get(self, request: HttpRequest) -> HttpResponse:
+            response: HttpResponse = view(request)
+            return response
+
+    assert [body(Page.as_view()(ask())) for _ in range(2)] == ["page 1"] * 2
+
+
+class AsyncPage(View):
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(0)
+        return HttpResponse(request.GET["n"])
+
+
+async def a_page(request: HttpRequest) -> HttpResponse:
+    await asyncio.sleep(0)
+    return HttpResponse(request.GET["n"])
+
+
+ASYNC: dict[str, Callable[[], Any]] = {
+    "function": lambda: cached_page(60)(a_page),
+    "class": lambda: cached_page(60)(AsyncPage.as_view()),
+    "dispatch": lambda: method_decorator(cached_page(60), name="dispatch")(
+        type("Page", (AsyncPage,), {})
+    ).as_view(),
+    "method": lambda: type(
+        "Page", (AsyncPage,), {"get": method_decorator(cached_page(60))(AsyncPage.get)}
+    ).as_view(),
+}
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+def test_async_views(kind: str) -> None:
+    page = ASYNC[kind]()
+
+    async def main() -> list[str]:
+        answers = [await page(ask("/?n=1")) for _ in range(2)]
+        post = await cached_page(60)(a_page)(ask("/?n=2", method="post"))
+        return [body(answer) for answer in (*answers, post)]
+
+    assert asyncio.run(main()) == ["1", "1", "2"]
+
+
+def test_tasks_share_a_computation() -> None:
+    calls = []
+
+    @cached_page(60)
+    async def page(request: HttpRequest) -> TemplateResponse:
+        calls.append(request)
+        await going.wait()
+        return TemplateResponse(request, engines["django"].from_string("page"))
+
+    async def main() -> list[str]:
+        tasks = [asyncio.ensure_future(page(ask())) for _ in range(20)]
+        while not calls:
+            await asyncio.sleep(0)
+        going.set()
+        return [body(response) for response in await asyncio.gather(*tasks)]
+
+    going = asyncio.Event()
+    assert asyncio.run(main()) == ["page"] * 20
+    assert len(calls) == 1
+
+
+# -- one computation -----------------------------------------------------------------------------
+
+
+def followers() -> int:
+    return waiting_in("django_redis_lock.singleflight.runners")
+
+
+def crowd(page: Any, requests: list[HttpRequest]) -> list[Any]:
+    """The responses to ``requests``, all at once."""
+    left = list(requests)
+    return in_threads(len(requests), lambda: page(left.pop()))
+
+
+def test_followers_never_get_the_page_of_another_variant() -> None:
+    """Nobody knows yet what the page varies on."""
+    computed = []
+
+    @cached_page(60)
+    def page(request: HttpRequest) -> HttpResponse:
+        kind = request.headers["X-Kind"]
+        if not computed:
+            until(lambda: followers() == 9)
+        computed.append(kind)
+        return vary("X-Kind", X_For=kind)(request)
+
+    requests = [ask(x_kind="a") for _ in range(5)] + [ask(x_kind="b") for _ in range(5)]
+    found = crowd(page, requests)
+    assert sorted(response["X_For"] for response in found) == ["a"] * 5 + ["b"] * 5
+    assert sorted(computed) == ["a", "b"]
+
+
+def test_a_page_that_cannot_be_cached_releases_all_followers_at_once() -> None:
+    computing, all_here = [], threading.Barrier(6)
+
+    @cached_page(60)
+    def page(request: HttpRequest) -> HttpResponse:
+        computing.append(request)
+        if len(computing) == 1:
+            until(lambda: followers() == 6)
+        else:
+            all_here.wait(PATIENCE)  # It opens only if they compute at the same time.
+        return HttpResponse(request.headers["X-Id"], headers={"Cache-Control": "private"})
+
+    found = crowd(page, [ask(x_id=str(number)) for number in range(7)])
+    assert sorted(body(response) for response in found) == list("0123456")
+    # Nobody waits for the next ones either.
+    all_here.reset()
+    assert len(crowd(page, [ask(x_id="later")] * 6)) == 6
+
+
+def test_a_page_for_others_goes_on_being_cached() -> None:
+    """Users who are logged in get pages of their own; the page for all others is stored."""
+
+    def respond(request: HttpRequest) -> HttpResponse:
+        if "user" in request.COOKIES:
+            return vary("Cookie", **{"Cache-Control": "private"})(request)
+        return vary("Cookie")(request)
+
+    page = cached_page(60)(counting(respond))
+    private = [body(page(ask(cookie="user=1"))) for _ in range(2)]
+    public = [body(page(ask())) for _ in range(2)]
+    assert (private, public) == (["page 1", "page 2"], ["page 3"] * 2)
+    assert body(page(ask(cookie="user=1"))) == "page 4"
+
+
+def test_the_page_begins_to_vary_while_others_wait() -> None:
+    computed, names = [], []
+
+    @cached_page(60)
+    def page(request: HttpRequest) -> HttpResponse:
+        kind = request.headers.get("X-Kind", "")
+        if computed:
+            until(lambda: followers() >= 3 or len(computed) > 1)
+        computed.append(kind)
+        return vary(*names, X_For=kind)(request)
+
+    page(ask())
+    cache.delete_many(cache.keys("*cache_page.*GET*"))
+    names.append("X-Kind")
+    found = crowd(page, [ask(x_kind="a"), ask(x_kind="a"), ask(x_kind="b"), ask(x_kind="b")])
+    assert sorted(response["X_For"] for response in found) == ["a", "a", "b", "b"]
+    assert sorted(computed) == ["", "a", "b"]
+
+
+@pytest.mark.parametrize("before", ["nothing", "an older page", "a page that is not cacheable"])
+def test_a_page_from_before_clear_is_not_stored(before: str) -> None:
+    clearing = threading.Event()
+
+    def respond(request: HttpRequest) -> HttpResponse:
+        if clearing.is_set():
+            cache.clear()
+            clearing.clear()
+        private = before.endswith("cacheable") and view.calls == 1
+        return controlled("private")(request) if private else vary("X-Kind")(request)
+
+    view = counting(respond)
+    page = cached_page(60)(view)
+    if before != "nothing":
+        page(ask(x_kind="a"))
+    clearing.set()
+    request = ask(x_kind="b")
+    old = body(page(request))
+    assert not clearing.is_set()
+    assert body(page(ask(x_kind="b"))) != old
+
+
+def test_an_exception_reaches_its_caller_and_is_remembered() -> None:
+    calls = []
+
+    def broken(request: HttpRequest) -> HttpResponse:
+        calls.append(request)
+        raise KeyError("no data")
+
+    page = cached_page(60)(broken)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="no data"):
+            page(ask())
+    page = cached_page(60, error_ttl=100)(broken)
+    with pytest.raises(KeyError, match="no data"):
+        page(ask())
+    with pytest.raises(ComputationFailed, match="KeyError: 'no data'"):
+        page(ask())
+    assert len(calls) == 3
+
+
+def test_cached_page_within_cached_page() -> None:
+    """As in a site with the middleware: the outer one stores the page, for the inner timeout."""
+    view = counting(lambda request: HttpResponse("page"))
+    page = cached_page(None)(cached_page(25)(view))
+    assert [body(page(ask())) for _ in range(2)] == ["page 1"] * 2
+    assert page(ask())["Cache-Control"] == "max-age=25"
+
+
+# -- stale pages ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def expired() -> Iterator[Callable[[], None]]:
+    """Makes pages with ``stale=1000`` stale, as time would."""
+
+    def expire() -> None:
+        for key in cache.keys("*cache_page.*.GET.*"):
+            assert cache.expire(key, 999)
+
+    return expire
+
+
+def test_a_stale_page_is_refreshed_by_one_caller(expired: Callable[[], None]) -> None:
+    page = cached_page(60, stale=1000)(
+        counting(lambda request: (view_waits(request), HttpResponse("page"))[1])
+    )
+    asking: list[str] = []
+
+    def view_waits(request: HttpRequest) -> None:
+        if asking:
+            found = threading.Thread(target=lambda: asking.append(body(page(ask()))))
+            found.start()
+            found.join(PATIENCE)
+
+    assert body(page(ask())) == "page 1"
+    expired()
+    asking.append("refreshing")
+    assert body(page(ask())) == "page 2"
+    assert asking == ["refreshing", "page 1"]
+    asking.clear()
+    assert body(page(ask())) == "page 2"
+
+
+def test_a_stale_page_is_refreshed_in_the_background(expired: Callable[[], None]) -> None:
+    going = threading.Event()
+    going.set()
+    seen: list[HttpRequest] = []
+
+    def respond(request: HttpRequest) -> HttpResponse:
+        going.wait(PATIENCE)
+        request.META["seen"] = "by the view"
+        seen.append(request)
+        return HttpResponse(translation.get_language())
+
+    translation.activate("de")
+    timezone.activate("Asia/Tokyo")
+    page = cached_page(60, stale=1000, background=True)(counting(respond))
+    first = ask()
+    assert body(page(first)) == "de 1"
+    assert seen[-1] is first
+    expired()
+    going.clear()
+    request = ask()
+    assert body(page(request)) == "de 1"
+    going.set()
+    until(lambda: body(page(ask())) == "de 2")
+    assert "seen" not in request.META
+
+
+@pytest.mark.parametrize("trouble", [500, 503, KeyError])
+def test_a_failed_refresh_keeps_the_old_page(trouble: Any, expired: Callable[[], None]) -> None:
+    def respond(request: HttpRequest) -> HttpResponse:
+        if view.calls == 1:
+            return HttpResponse("page")
+        if isinstance(trouble, int):
+            return HttpResponse("broken", status=trouble)
+        raise trouble
+
+    view = counting(respond)
+    page = cached_page(60, stale=1000)(view)
+    page(ask())
+    expired()
+    assert [body(page(ask())) for _ in range(2)] == ["page 1"] * 2
+    assert view.calls == 3
+
+
+def test_a_page_that_is_gone_is_not_served_for_long(expired: Callable[[], None]) -> None:
+    def respond(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("page") if view.calls == 1 else HttpResponseNotFound("gone")
+
+    view = counting(respond)
+    page = cached_page(60, stale=1000)(view)
+    page(ask())
+    expired()
+    assert [page(ask()).status_code for _ in range(2)] == [404, 404]
+
+
+def test_a_header_says_where_the_page_came_from(settings: Any, expired: Callable[[], None]) -> None:
+    settings.DJANGO_REDIS_LOCK = {"PAGE_STATUS_HEADER": "X-Cache"}
+    page = cached_page(60, stale=1000, background=True)(lambda request: HttpResponse("page"))
+    assert [page(ask())["X-Cache"] for _ in range(2)] == ["miss", "hit"]
+    expired()
+    now = time.time()
+    with patch("time.time", return_value=now + 61):
+        stale = page(ask())
+    assert (stale["X-Cache"], int(stale["Age"]) >= 60) == ("stale", True)
+    settings.DJANGO_REDIS_LOCK = {}
+    assert "X-Cache" not in page(ask())
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+def test_it_is_public_and_lazy() -> None:
+    assert django_redis_lock.cached_page is cached_page
+    assert "cached_page" in django_redis_lock.__all__
+
+
+@pytest.mark.parametrize("alias", ["plain", "missing"])
+def test_a_cache_that_cannot_do_it(alias: str) -> None:
+    page = cached_page(60, cache=alias)(lambda request: HttpResponse("page"))
+    with pytest.raises(ImproperlyConfigured, match=f"{alias}'"):
+        page(ask())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [(["60"], {}), ([-1], {}), ([True], {}), ([60], {"stale": -1}), ([60], {"retries": 3})],
+)
+def test_wrong_arguments(arguments: Any, options: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"must be|has no option"):
+        cached_page(*arguments, **options)
+
+
+def test_what_it_does_not_decorate() -> None:
+    with pytest.raises(TypeError, match="method_decorator"):
+        cached_page(60)(View)
+    with pytest.raises(TypeError, match="cached_page"):
+        cached_page(lambda request: HttpResponse("page"))(ask())
+
+    class Page(View):
+        @cached_page(60)
+        def get(self, request: HttpRequest) -> HttpResponse:
+            raise NotImplementedError
+
+    with pytest.raises(TypeError, match="method_decorator"):
+        Page.as_view()(ask())
+
+
+def test_what_a_view_must_return_is_djangos_to_say() -> None:
+    assert cached_page(60)(lambda request: None)(ask()) is None
+
+
+@pytest.mark.parametrize("policy", ["compute", "raise"])
+def test_redis_goes_away(own_server: RedisServer, settings: Any, policy: str) -> None:
+    backend = "django_redis_lock.cache.RedisCache"
+    options = {"LOCK_VALUES_ON_REDIS_DOWN": policy}
+    settings.CACHES = {
+        "default": {"BACKEND": backend, "LOCATION": own_server.url, "OPTIONS": options}
+    }
+    page = cached_page(60)(counting(lambda request: HttpResponse("page")))
+    assert [body(page(ask())) for _ in range(2)] == ["page 1"] * 2
+    own_server.kill()
+    if policy == "raise":
+        with pytest.raises(redis.ConnectionError):
+            page(ask())
+    else:
+        assert [body(page(ask())), body(page(ask(method="head")))] == ["page 2", "page 3"]
+        assert body(cached_page(60)(cache_control(private=True)(vary()))(ask())) == "page"
