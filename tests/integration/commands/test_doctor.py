@@ -111,7 +111,7 @@ def test_what_people_see(capfd: Any, client: redis.Redis, settings: Any) -> None
     out = capfd.readouterr().out
     assert end.value.code == 1
     assert re.search(r"^default  127\.0\.0\.1:\d+/0$", out, re.MULTILINE)
-    assert re.search(r"^  ok       server       Redis \d", out, re.MULTILINE)
+    assert re.search(r"^  ok       server       (Redis|Valkey) \d", out, re.MULTILINE)
     assert re.search(r"^  warning  settings     W001: DJANGO_REDIS_LOCK has", out, re.MULTILINE)
     assert "→ Did you mean 'TIMEOUT'?" in out
     assert out.endswith("Locks work, but can be lost or late: see the warnings.\n")
