@@ -25,7 +25,7 @@ from ..exceptions import LockError, TooFewReplicas
 from ..forks import free_after_fork
 from ..locking import AsyncLock, Hold, Lock, LockOperations
 from ..notices import get_logger
-from ..protocol import AcquireRequest, HolderInfo, Owner, new_token, printable
+from ..protocol import AcquireRequest, HolderInfo, Owner, named_token, new_token, printable
 from ..redlock import AsyncRedlock, Redlock
 from ..transport import Breaker, Server, Steps, is_outage, server_of
 from .file_lock import LocalLock, pauses
@@ -323,7 +323,7 @@ class AsyncFallbackRedlock(AsyncFallbackLock, AsyncRedlock):
 
 def _with_new_token(request: AcquireRequest) -> AcquireRequest:
     """``request`` for a second acquisition by the same call."""
-    fresh = (new_token(), b"")
+    fresh = (named_token(), b"")
     if request.chosen:
         fresh = request.token, new_token()
     request.may_hold.append(fresh)

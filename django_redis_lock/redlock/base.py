@@ -40,7 +40,7 @@ from ..protocol import (
     Clock,
     check_seconds,
     milliseconds,
-    new_token,
+    named_token,
 )
 from ..transport import Server, Steps, Topology, is_outage, may_have_run, server_of
 from .votes import (
@@ -95,7 +95,7 @@ class Election:
             self._renew_token()
 
     def _renew_token(self) -> None:
-        token = self.request.token if self._chosen else new_token()
+        token = self.request.token if self._chosen else named_token()
         attempt = secrets.token_hex(8).encode()
         self.request = self.request._replace(token=token, attempt=attempt)
 
