@@ -67,6 +67,10 @@ def test_a_wait_names_the_holder_that_was_in_the_way(recorded: Any) -> None:
     assert row["waited"] > row["held"] > 0
 
 
+def test_a_request_that_is_in_its_own_way(recorded: Any) -> None:
+    assert recorded["itself"].count("<td>diese Anfrage</td>") == 1
+
+
 def test_a_lost_lock(recorded: Any) -> None:
     [row] = recorded["lost"]["locks"]
     assert row["what"] == "lost"

@@ -136,6 +136,15 @@ class Requests:
         holder.release()
         return found
 
+    def itself(self) -> Any:
+        """The panel of a request that asks again for a lock that it holds."""
+
+        def do() -> None:
+            with self.cache.lock("own"):
+                self.cache.lock("own").acquire(blocking=False)
+
+        return in_german(self.get("itself", do))
+
     def waited(self) -> Any:
         """The holder has no name yet when the request begins to wait."""
         holder = self.cache.lock("waited", label="brief")
@@ -257,16 +266,13 @@ class Requests:
 
     def shown(self) -> Any:
         """What the toolbar shows of a request, in German."""
-        from django.test import Client
 
         def do() -> None:
             with self.cache.lock("<shown>"):
                 self.cache.get_or_set("shown", lambda: 1)
 
         response = self.get("shown", do)
-        asked = {"request_id": response.headers["djdt-request-id"], "panel_id": "LocksPanel"}
-        panel = Client().get("/__debug__/render_panel/", asked, headers={"Accept-Language": "de"})
-        return [response.content.decode(), panel.json()["content"]]
+        return [response.content.decode(), in_german(response)]
 
 
 def stored(response: Any) -> Any:
@@ -276,6 +282,15 @@ def stored(response: Any) -> Any:
     return get_store().panel(response.headers["djdt-request-id"], "LocksPanel")
 
 
+def in_german(response: Any) -> Any:
+    """What the toolbar shows of the request."""
+    from django.test import Client
+
+    asked = {"request_id": response.headers["djdt-request-id"], "panel_id": "LocksPanel"}
+    panel = Client().get("/__debug__/render_panel/", asked, headers={"Accept-Language": "de"})
+    return panel.json()["content"]
+
+
 def main() -> None:
     setup()
     requests = Requests()
@@ -283,6 +298,7 @@ def main() -> None:
     found = {
         "free": requests.free(),
         "refused": requests.refused(),
+        "itself": requests.itself(),
         "waited": requests.waited(),
         "lost": requests.lost(),
         "leader and follower": requests.leader_and_follower(),
