@@ -191,7 +191,7 @@ def test_a_lost_lock_is_reported_as_such(client: redis.Redis, form: str) -> None
 def test_a_label_without_an_encoding_does_not_keep_a_lock_from_being_renewed(
     client: redis.Redis, label: str
 ) -> None:
-    with Lock(client, "name", timeout=0.6, renew=True, label=label) as lock:
+    with Lock(client, "name", timeout=2, renew=True, label=label) as lock:
         until(lambda: lock.lost or int(client.hget(KEYS.owner, "renewals") or 0) > 3)
         lock.ensure_held()
 

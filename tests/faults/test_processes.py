@@ -338,9 +338,9 @@ def in_the_child(lock: Lock, client: redis.Redis, case: str) -> None:
         with pytest.raises(LockLost):
             lock.ensure_held()
     elif case == "locks":
-        mine = Lock(client, "the child's own", timeout=0.9, renew=True)
+        mine = Lock(client, "the child's own", timeout=2, renew=True)
         with mine:
-            lasts = time.monotonic() + 1.2
+            lasts = time.monotonic() + 2.5
             until(lambda: time.monotonic() > lasts)
             assert mine.owned()
         assert keeper()._thread is not None

@@ -335,14 +335,14 @@ def test_an_outage_after_the_commit_is_logged(
 
 
 def test_a_lock_that_waits_for_a_transaction_is_renewed(client: redis.Redis) -> None:
-    @locked("account", timeout=0.6)
+    @locked("account", timeout=2)
     def work() -> None: ...
 
     with transaction.atomic("shop"):
         work()
         for _ in range(2):
-            until(lambda: 0 < client.pttl(KEY) < 450)
-            until(lambda: client.pttl(KEY) > 450)
+            until(lambda: 0 < client.pttl(KEY) < 1500)
+            until(lambda: client.pttl(KEY) > 1500)
         assert held()
     assert not held()
 
@@ -392,7 +392,7 @@ def test_another_thread_does_not_share_it() -> None:
 def test_a_lock_lost_in_between_is_acquired_again(client: redis.Redis) -> None:
     fences = []
 
-    @locked("account", timeout=0.3)
+    @locked("account", timeout=2)
     def work() -> None:
         fences.append(current_lock().fence)
 

@@ -76,9 +76,9 @@ def test_the_keeper_renews_and_reports_a_loss(redis_server: RedisServer) -> None
         redis_server,
         """
 lost = threading.Event()
-lock = Lock(client, "green", timeout=0.6, renew=True, on_lost=lost.set)
+lock = Lock(client, "green", timeout=2, renew=True, on_lost=lost.set)
 with lock:
-    gevent.sleep(1.5)
+    gevent.sleep(3)
     lock.ensure_held()
     print(client.pttl("green") > 0)
 lock.acquire()

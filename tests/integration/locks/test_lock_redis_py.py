@@ -187,7 +187,7 @@ def works(client: redis.Redis) -> None:
     assert holder.reacquire()
 
     def wait() -> tuple[bool, int]:
-        with client.lock("name", timeout=0.3, lock_class=Lock) as lock:
+        with client.lock("name", timeout=30, lock_class=Lock) as lock:
             return lock.owned(), lock.fence
 
     waiter = Background(wait)
@@ -198,7 +198,7 @@ def works(client: redis.Redis) -> None:
     owned, later = waiter.result()
     assert owned
     assert later > fence
-    renewed = Lock(client, "name", timeout=0.3, renew=True, label="über")
+    renewed = Lock(client, "name", timeout=2, renew=True, label="über")
     with renewed:
         until(lambda: (found := renewed.holder()) and found.label == "über")
         assert renewed.owned()
@@ -211,7 +211,7 @@ def works_in_tasks(client: redis.asyncio.Redis) -> None:
     """The same over an asyncio client, which is closed then."""
 
     async def wait() -> tuple[bool, int | None]:
-        async with client.lock("name", timeout=0.3, lock_class=AsyncLock) as lock:
+        async with client.lock("name", timeout=30, lock_class=AsyncLock) as lock:
             return await lock.owned(), lock.fence
 
     async def main() -> None:
@@ -230,7 +230,7 @@ def works_in_tasks(client: redis.asyncio.Redis) -> None:
             owned, later = await waiter
             assert owned
             assert later > fence
-            async with AsyncLock(client, "name", timeout=0.3, renew=True, label="über") as lock:
+            async with AsyncLock(client, "name", timeout=2, renew=True, label="über") as lock:
                 deadline = time.monotonic() + PATIENCE
                 while (await lock.holder()).label != "über":
                     assert time.monotonic() < deadline

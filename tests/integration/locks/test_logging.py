@@ -69,7 +69,7 @@ def test_after_how_long_it_is_said(
 
 
 def test_it_is_said_once_while_the_lock_is_renewed(cache: RedisCache, warned: Any) -> None:
-    with cache.lock("import", timeout=0.3, renew=True, warn_after=0.2) as lock:
+    with cache.lock("import", timeout=2, renew=True, warn_after=0.2) as lock:
         until(lambda: lock.local.renewal.jobs[0]._renewals >= 5)
     assert len(warned()) == 1
 

@@ -117,7 +117,7 @@ def test_a_receiver_that_hangs_keeps_no_lock_from_its_renewal(cache: RedisCache)
 
     signals.lock_lost.connect(hang)
     try:
-        with cache.lock("renewed", timeout=0.3, renew=True) as renewed:
+        with cache.lock("renewed", timeout=2, renew=True) as renewed:
             cache.lock("lost", timeout=0.05).acquire()
             assert came.wait(PATIENCE)
             until(lambda: renewed.local.renewal.jobs[0]._renewals >= 4)
