@@ -25,6 +25,12 @@ def waiting(client: redis.Redis) -> int:
     return int(client.info("clients")["blocked_clients"])
 
 
+def described_holder(client: redis.Redis) -> dict[bytes, bytes]:
+    """Without the time at which it was seen: a holder looks at its lock when the database is
+    emptied."""
+    return {name: value for name, value in client.hgetall(KEYS.owner).items() if name != b"seen"}
+
+
 #: Ways to empty a cache.
 def clear(cache: RedisCache) -> None:
     cache.clear()
@@ -51,7 +57,7 @@ def test_a_held_lock_stays_held(cache: RedisCache, client: redis.Redis, empty: A
     assert lock.acquire()
     until(lambda: client.exists(KEYS.owner))
     settle()
-    before = [client.get(KEYS.lock), client.get(KEYS.fence), client.hgetall(KEYS.owner)]
+    before = [client.get(KEYS.lock), client.get(KEYS.fence), described_holder(client)]
     left, score = client.pttl(KEYS.lock), client.zscore(INDEX, KEYS.lock)
     described = client.pttl(KEYS.owner)
     cache.set("value", 1)
@@ -59,10 +65,11 @@ def test_a_held_lock_stays_held(cache: RedisCache, client: redis.Redis, empty: A
     empty(cache)
 
     assert cache.get("value") is None
-    assert [client.get(KEYS.lock), client.get(KEYS.fence), client.hgetall(KEYS.owner)] == before
+    assert [client.get(KEYS.lock), client.get(KEYS.fence), described_holder(client)] == before
     assert left - 5000 < client.pttl(KEYS.lock) <= left
     assert described - 5000 < client.pttl(KEYS.owner) <= described
-    assert client.zscore(INDEX, KEYS.lock) == score
+    # Its holder may have looked at it, and has written the end again, by the rounded lifetime.
+    assert abs(client.zscore(INDEX, KEYS.lock) - score) < 100
     assert lock.owned()
     assert not cache.lock("report").acquire(blocking=False)
     (held,) = cache.held_locks().locks
