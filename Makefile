@@ -25,7 +25,7 @@ INSTALLED_RELEASE := $(VENV)/.installed-release
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test test-newest pictures model mutations soak lint docs matrix dist messages bench clean
+.PHONY: help demo demo-check test test-newest pictures model mutations soak django-suite lint docs matrix dist messages bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ mutations: $(INSTALLED) ## Test the tests: each small change of a Lua script mus
 
 soak: $(INSTALLED) ## Real processes under faults, MINUTES (10) for each of the workloads in ARGS (all).
 	$(RUN) -m tests.soak.runner --minutes $(MINUTES) $(ARGS)
+
+django-suite: $(INSTALLED) ## Django's own tests of pages and caches, on ours; downloads Django's source.
+	$(RUN) -m tests.django_suite
 
 lint: $(INSTALLED) ## Check style and types.
 	$(RUN) -m ruff check

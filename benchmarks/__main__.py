@@ -27,6 +27,7 @@ from .measurements import (
     idle,
     inventory,
     memory,
+    page,
     released,
     stampede,
 )
@@ -44,6 +45,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], Result | list[Result]]] = {
     "asyncio_reads": asyncio_reads.measure,
     "hit": hit.measure,
     "stampede": stampede.measure,
+    "page": page.measure,
     "inventory": inventory.measure,
     "released": released.measure,
 }

@@ -13,8 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.conf import settings
+from django.contrib.messages.middleware import MessageMiddleware
+from django.contrib.sessions.middleware import SessionMiddleware
 from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured
+from django.middleware.csrf import CsrfViewMiddleware
+from django.middleware.locale import LocaleMiddleware
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 from django_redis.client import DefaultClient, HerdClient, ShardClient
@@ -25,6 +29,7 @@ from ..cache import BACKEND, LOCAL_BACKEND, BackendCannotLock, lock_cache, lock_
 from ..conf import FOR_THE_PROCESS, Conf, given
 from ..decorators import Declaration, declarations
 from ..doctor import examine
+from ..middleware import CachedPageMiddleware
 from . import databases as databases
 from .catalogue import CHECKS, TAG, check, found
 
@@ -143,6 +148,30 @@ def check_exporters() -> Iterator[CheckMessage]:
             exporters.load(name)
         except ImproperlyConfigured as error:
             yield found("E008", f"{error}.", "Install it, or remove the exporter from the setting.")
+
+
+@check()
+def check_middleware() -> Iterator[CheckMessage]:
+    kinds = [kind for kind in map(_imported, settings.MIDDLEWARE) if isinstance(kind, type)]
+    places = [n for n, kind in enumerate(kinds) if issubclass(kind, CachedPageMiddleware)]
+    if not places:
+        return
+    setters = (SessionMiddleware, CsrfViewMiddleware, MessageMiddleware)
+    for before in kinds[: places[0]]:
+        if issubclass(before, setters):
+            text = f"CachedPageMiddleware comes after {before.__name__} in MIDDLEWARE."
+            hint = "Put it before: what that sets shows that a page is not for all users."
+            yield found("E010", text, hint)
+    if LocaleMiddleware in kinds[places[0] :]:
+        text = "CachedPageMiddleware comes before LocaleMiddleware in MIDDLEWARE."
+        yield found("E010", text, "Put it after: the language of the page must be known.")
+
+
+def _imported(path: str) -> Any:
+    try:
+        return import_string(path)
+    except ImportError:
+        return None  # Django reports it.
 
 
 @check()

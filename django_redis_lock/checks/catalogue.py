@@ -23,6 +23,7 @@ CHECKS = {
     "E007": "the setting `USING` names a cache that does not exist",
     "E008": "the setting `EXPORTERS` names an exporter whose package is not installed",
     "E009": '`CLEAR` is `"prefix"`, and the `KEY_FUNCTION` of the cache makes keys without one',
+    "E010": "`CachedPageMiddleware` is at a place in `MIDDLEWARE` where it stores wrong pages",
     "W001": "`DJANGO_REDIS_LOCK` has an unknown key",
     "W002": "a cache's `OPTIONS` contain a setting that has no effect there",
     "W003": "no cache supports locks",

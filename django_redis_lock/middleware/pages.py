@@ -43,6 +43,8 @@ GENERATION = "views.decorators.cache.cache_page.{}.generation"
 #: Where Django makes the keys. Its public function makes both keys in one call, and reads between
 #: them, which must not block an event loop.
 _KEYS: Any = django_cache
+#: Options that the names of headers do without.
+_OF_PAGES = {"stale", "soft_timeout", "background", "jitter"}
 _NOTHING: Any = object()
 _FAILED = (ConnectionInterrupted, RedisError, OSError)
 
@@ -70,6 +72,10 @@ class CachedPageMiddleware(CacheMiddleware):
         super().__init__(get_response, cache_timeout, page_timeout, **kwargs)
         self.page_timeout: Any = page_timeout
         self.options: GetOrSetArguments = options or {}
+        self.header_options: Any = {
+            **{name: value for name, value in self.options.items() if name not in _OF_PAGES},
+            "stale": 0,
+        }
         self._notes: _Notes | None = None
         if options is None:  # The decorator is used before the settings are complete.
             lock_cache(self.cache_alias)
@@ -209,10 +215,13 @@ class _Visit:
     def _find(self) -> Steps[Any]:
         """A stored page. None if there is none, or this caller has computed it."""
         tried: set[str] = set()
-        prefix, request = self.middleware.key_prefix, _SameUri(self.request)
+        middleware, request = self.middleware, _SameUri(self.request)
+        prefix = middleware.key_prefix
         header_key = _KEYS._generate_cache_header_key(prefix, request)
         while True:
-            headers = yield self._get_or_compute(header_key, self._headers_lifetime, stale=0)
+            headers = yield self._get_or_compute(
+                header_key, self._headers_lifetime, middleware.header_options
+            )
             if headers is None or self.computed is not _NOTHING:
                 return None
             key = _KEYS._generate_cache_key(request, "GET", headers, prefix)
@@ -225,13 +234,12 @@ class _Visit:
             if key in tried:
                 return None
             tried.add(key)
-            page = yield self._get_or_compute(key, self._page_lifetime)
+            page = yield self._get_or_compute(key, self._page_lifetime, middleware.options)
             if page is not None or self.computed is not _NOTHING:
                 return page
             # Its response cannot be cached, or varies on other headers by now.
 
-    def _get_or_compute(self, key: str, timeout: Callable[[Any], float], **fixed: Any) -> Any:
-        options: Any = {**self.middleware.options, **fixed}
+    def _get_or_compute(self, key: str, timeout: Callable[[Any], float], options: Any) -> Any:
         if self.asynchronous:
             return self.cache.aget_or_set(key, partial(self._acompute, key), timeout, **options)
         return self.cache.get_or_set(key, lambda: drive(self._compute(key)), timeout, **options)

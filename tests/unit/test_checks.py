@@ -435,3 +435,29 @@ def test_every_number_is_used_and_tested() -> None:
 def test_an_unknown_number_is_refused() -> None:
     with pytest.raises(LookupError, match="X001"):
         checks.found("X001", "text", "hint")
+
+
+PAGES = "django_redis_lock.middleware.CachedPageMiddleware"
+LOCALE = "django.middleware.locale.LocaleMiddleware"
+SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+CSRF = "django.middleware.csrf.CsrfViewMiddleware"
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ([LOCALE, PAGES, SESSIONS, CSRF], []),
+        ([PAGES, SESSIONS], []),
+        ([SESSIONS, LOCALE, "no.such.middleware"], []),
+        ([PAGES, LOCALE], ["before LocaleMiddleware"]),
+        ([SESSIONS, CSRF, PAGES], ["after SessionMiddleware", "after CsrfViewMiddleware"]),
+    ],
+)
+def test_the_place_of_the_middleware_for_pages(
+    settings: Any, order: list[str], words: list[str]
+) -> None:
+    settings.MIDDLEWARE = order
+    found = [m for m in messages() if m.id == "django_redis_lock.E010"]
+    assert len(found) == len(words)
+    for message, text in zip(found, words, strict=True):
+        assert text in message.msg

@@ -519,6 +519,23 @@ def test_a_stale_page_is_refreshed_in_the_background(expired: Callable[[], None]
     assert "seen" not in request.META
 
 
+def test_a_slow_refresh_goes_on_in_the_background(expired: Callable[[], None]) -> None:
+    going = threading.Event()
+    going.set()
+
+    def respond(request: HttpRequest) -> HttpResponse:
+        going.wait(PATIENCE)
+        return HttpResponse("page")
+
+    page = cached_page(60, stale=1000, soft_timeout=0.01)(counting(respond))
+    assert body(page(ask())) == "page 1"
+    expired()
+    going.clear()
+    assert body(page(ask())) == "page 1"
+    going.set()
+    until(lambda: body(page(ask())) == "page 2")
+
+
 @pytest.mark.parametrize("trouble", [500, 503, KeyError])
 def test_a_failed_refresh_keeps_the_old_page(trouble: Any, expired: Callable[[], None]) -> None:
     def respond(request: HttpRequest) -> HttpResponse:

@@ -1,0 +1,109 @@
+"""``python -m tests.django_suite``: Django's own tests of pages and caches, with ours in place of
+its backend, its ``cache_page`` and its ``CacheMiddleware``.
+
+They are in Django's source distribution only, which is downloaded for the Django that is installed.
+DJANGO_SOURCE names a folder in which it has been unpacked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+
+import django
+from django.conf import settings
+from django.test.utils import setup_test_environment
+
+from django_redis_lock import cached_page
+from django_redis_lock.middleware import CachedPageMiddleware
+
+from .redis_server import RedisServer
+
+#: About pages, and about ``caches``.
+CLASSES = (
+    "CacheUtils",
+    "PrefixedCacheUtils",
+    "CacheHEADTest",
+    "CacheI18nTest",
+    "PrefixedCacheI18nTest",
+    "CacheMiddlewareTest",
+    "TestWithTemplateResponse",
+    "CacheHandlerTest",
+)
+LOCAL = "django.core.cache.backends.locmem.LocMemCache"
+
+
+def download(folder: Path) -> Path | None:
+    """Django's source, unpacked in ``folder``; None if it cannot be downloaded."""
+    wanted = f"django=={django.__version__}"
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [*pip, "--no-binary", "django", "--dest", str(folder), wanted]
+    if subprocess.run(command, check=False).returncode != 0:
+        return None
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    return next(path for path in folder.iterdir() if path.is_dir())
+
+
+def load(source: Path) -> Any:
+    """The module of the tests, with our names in it."""
+    sys.path.insert(0, str(source / "tests"))
+    settings.configure(
+        SECRET_KEY="only for these tests",
+        INSTALLED_APPS=["cache"],
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+        CACHES={"default": {"BACKEND": LOCAL}},
+        TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates"}],
+        USE_TZ=False,
+        LANGUAGE_CODE="en",
+    )
+    django.setup()
+    setup_test_environment()
+    tests: Any = importlib.import_module("cache.tests")
+    tests.cache_page, tests.CacheMiddleware = cached_page, CachedPageMiddleware
+    return tests
+
+
+def run(tests: Any, backend: str, location: str) -> bool:
+    """Run them on ``backend``; returns whether all have passed."""
+    suite = unittest.TestSuite()
+    for name in CLASSES:
+        case = getattr(tests, name)
+        given = case._overridden_settings or {}
+        caches = {
+            alias: {**options, "BACKEND": backend, "LOCATION": f"{location}{number}"}
+            for number, (alias, options) in enumerate(given.get("CACHES", {}).items())
+        }
+        if caches:
+            case._overridden_settings = {**given, "CACHES": caches}
+        suite.addTests(unittest.defaultTestLoader.loadTestsFromTestCase(case))
+    print(f"\n{backend}")
+    found = unittest.TextTestRunner().run(suite)
+    return bool(found.testsRun) and found.wasSuccessful()
+
+
+def main() -> int:
+    """Returns 1 if a test fails, 0 if none does or the source cannot be had."""
+    with tempfile.TemporaryDirectory() as folder, RedisServer() as server:
+        given = os.environ.get("DJANGO_SOURCE")
+        source = Path(given) if given else download(Path(folder))
+        if source is None:
+            print("Skipped: Django's source distribution cannot be downloaded.")
+            return 0
+        tests = load(source)
+        passed = [
+            run(tests, "django_redis_lock.cache.LocMemCache", "memory "),
+            run(tests, "django_redis_lock.cache.RedisCache", server.url.rpartition("/")[0] + "/"),
+        ]
+    return int(not all(passed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
