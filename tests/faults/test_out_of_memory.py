@@ -190,7 +190,7 @@ class TestComputations:
         settings = {
             "BACKEND": "django_redis_lock.cache.RedisCache",
             "LOCATION": servers[0].url,
-            "OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 0.6},
+            "OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 2},
         }
         with override_settings(CACHES={"default": settings}):
             yield caches["default"]
@@ -209,7 +209,7 @@ class TestComputations:
         (flight,) = memory.client.keys("*flight")
         memory.is_used_up()
         leading = memory.client.get(flight)
-        time.sleep(1.2)  # Two lifetimes.
+        time.sleep(4)  # Two lifetimes.
         assert memory.client.get(flight) == leading
         done.set()
         assert leader.result() == "computed"
