@@ -425,7 +425,7 @@ def test_what_waits_in_the_background_is_computed_once_and_kept(
     """Also if it waits for longer than a flight lives."""
     single = ThreadPool("test", threads=1, max_waiting=64, idle_seconds=5)
     monkeypatch.setattr(runners, "background", single)
-    cache, new = make(redis_server, LOCK_FLIGHT_TIMEOUT=0.15), Producer("new")
+    cache, new = make(redis_server, LOCK_FLIGHT_TIMEOUT=1.5), Producer("new")
     terms = {**TERMS, "background": True}
     for key in ("report", "other"):
         cache.get_or_set(key, "old", **terms)

@@ -206,7 +206,7 @@ def test_followers_take_over_after_a_failure_one_at_a_time(
 
 
 def test_a_killed_leader_is_replaced(redis_server: RedisServer, client: redis.Redis) -> None:
-    with processes(ask, redis_server.url, 2, {"LOCK_FLIGHT_TIMEOUT": 0.5}, count=3) as crew:
+    with processes(ask, redis_server.url, 2, {"LOCK_FLIGHT_TIMEOUT": 2}, count=3) as crew:
         crew.go()
         first = leader_of(crew)
         until(lambda: blocked(client) == 2)
@@ -220,7 +220,7 @@ def test_a_killed_leader_is_replaced(redis_server: RedisServer, client: redis.Re
 def test_a_computation_longer_than_its_flight_is_one_computation(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    with processes(ask, redis_server.url, 1, {"LOCK_FLIGHT_TIMEOUT": 0.3}, True, count=3) as crew:
+    with processes(ask, redis_server.url, 1, {"LOCK_FLIGHT_TIMEOUT": 1.5}, True, count=3) as crew:
         crew.go()
         leader = leader_of(crew)
         token = client.get(flight_key(KEY))
@@ -238,7 +238,7 @@ def test_a_computation_longer_than_its_flight_is_one_computation(
 def test_a_frozen_leader_is_replaced_and_still_gets_its_own_value(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    with processes(ask, redis_server.url, 1, {"LOCK_FLIGHT_TIMEOUT": 0.5}, True, count=2) as crew:
+    with processes(ask, redis_server.url, 1, {"LOCK_FLIGHT_TIMEOUT": 2}, True, count=2) as crew:
         crew.go()
         first = leader_of(crew)
         first.pause()
