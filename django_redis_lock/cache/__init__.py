@@ -13,10 +13,12 @@ from .lock_factory import (
 )
 from .locmem import LocMemCache
 from .options import GetOrSetArguments, GetOrSetOptions, Timeout
+from .reading import MISSING
 
 __all__ = [
     "BACKEND",
     "LOCAL_BACKEND",
+    "MISSING",
     "BackendCannotLock",
     "GetOrSetArguments",
     "GetOrSetOptions",

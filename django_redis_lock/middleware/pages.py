@@ -27,7 +27,7 @@ from django.utils.http import parse_http_date_safe
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
-from ..cache import GetOrSetOptions, lock_cache
+from ..cache import MISSING, GetOrSetOptions, lock_cache
 from ..transport import Steps, adrive, drive
 
 if TYPE_CHECKING:
@@ -173,7 +173,8 @@ class _Visit:
         self.asynchronous = asynchronous
         self.cache: Any = lock_cache(middleware.cache_alias)
         self.caller = self._here()
-        if middleware.options.get("stale", self.cache.conf.STALE):
+        self.stale = middleware.options.get("stale", self.cache.conf.STALE)
+        if self.stale:
             # asgiref does not bring them to a thread in the background.
             self.language = translation.get_language()
             self.time_zone = timezone.get_current_timezone()
@@ -219,9 +220,11 @@ class _Visit:
         prefix = middleware.key_prefix
         header_key = _KEYS._generate_cache_header_key(prefix, request)
         while True:
-            headers = yield self._get_or_compute(
-                header_key, self._headers_lifetime, middleware.header_options
-            )
+            headers = self._read(header_key)
+            if headers is MISSING:
+                headers = yield self._get_or_compute(
+                    header_key, self._headers_lifetime, middleware.header_options
+                )
             if headers is None or self.computed is not _NOTHING:
                 return None
             key = _KEYS._generate_cache_key(request, "GET", headers, prefix)
@@ -234,10 +237,26 @@ class _Visit:
             if key in tried:
                 return None
             tried.add(key)
-            page = yield self._get_or_compute(key, self._page_lifetime, middleware.options)
+            page = MISSING if self.stale else self._read(key, counted=True)
+            if page is MISSING:
+                page = yield self._get_or_compute(key, self._page_lifetime, middleware.options)
             if page is not None or self.computed is not _NOTHING:
                 return page
             # Its response cannot be cached, or varies on other headers by now.
+
+    def _read(self, key: str, counted: bool = False) -> Any:
+        """What is at ``key``, or MISSING. For threads, this is faster than to let
+        ``_get_or_compute`` read."""
+        if self.asynchronous:
+            return MISSING
+        began = time.monotonic()
+        with suppress(ConnectionInterrupted):
+            value = self.cache._read_or_join(key, None)
+            if counted and value is not MISSING:
+                group = self.middleware.options.get("group")
+                self.cache._record_read(key, group, "hit", began)
+            return value
+        return MISSING
 
     def _get_or_compute(self, key: str, timeout: Callable[[Any], float], options: Any) -> Any:
         if self.asynchronous:
