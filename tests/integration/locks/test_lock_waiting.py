@@ -227,9 +227,10 @@ class TestCost:
 
 
 def commands(client: redis.Redis, seconds: float, at_least: int = 0) -> list[str]:
-    """What the server is sent within ``seconds``, but for the process's heartbeat and figures. Of a
-    machine that stands still, ``at_least`` so many are awaited."""
-    others = ("django_redis_lock:process:", "django_redis_lock:metrics")
+    """What the server is sent within ``seconds``, but for the process's heartbeat, its figures, and
+    what it needs to be told of changes. Of a machine that stands still, ``at_least`` so many are
+    awaited."""
+    others = ("django_redis_lock:process:", "django_redis_lock:metrics", "__redis__:", "CLIENT ")
     found = []
     end = time.monotonic() + seconds
     with client.monitor() as monitor:
