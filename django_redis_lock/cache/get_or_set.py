@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.db import connections
+from django.utils import timezone, translation
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
 from ..clock import time
 from ..exceptions import LockNotAcquired
+from ..notices import Work
 from ..singleflight import (
     TOO_LATE,
     AsyncRunner,
@@ -292,10 +294,25 @@ class GetOrSet(CacheReader):
         return Flights(runner, self.conf.FLIGHT_TIMEOUT)
 
     def _thread_runner(self) -> ThreadRunner:
-        return ThreadRunner(self._lock_client(), connections.close_all)
+        return ThreadRunner(self._lock_client(), _with_language)
 
     def _async_runner(self) -> AsyncRunner:
         return AsyncRunner(asyncio_client(self._lock_client()), waiting_thread())
+
+
+def _with_language(work: Work) -> Work:
+    """``work`` for a thread in the background: with the caller's language and time zone, which are
+    in no context that could be copied, and without database connections afterwards."""
+    language, time_zone = translation.get_language(), timezone.get_current_timezone()
+
+    def run() -> None:
+        try:
+            with translation.override(language), timezone.override(time_zone):
+                work()
+        finally:
+            connections.close_all()
+
+    return run
 
 
 def waiting_thread() -> Any:

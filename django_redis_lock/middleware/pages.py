@@ -21,7 +21,6 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 from django.middleware.cache import CacheMiddleware
 from django.utils import cache as django_cache
-from django.utils import timezone, translation
 from django.utils.cache import get_max_age
 from django.utils.http import parse_http_date_safe
 from django_redis.exceptions import ConnectionInterrupted
@@ -174,10 +173,6 @@ class _Visit:
         self.cache: Any = lock_cache(middleware.cache_alias)
         self.caller = self._here()
         self.stale = middleware.options.get("stale", self.cache.conf.STALE)
-        if self.stale:
-            # asgiref does not bring them to a thread in the background.
-            self.language = translation.get_language()
-            self.time_zone = timezone.get_current_timezone()
         self.timeout = 0.0
         self.computed = _NOTHING  # The response, if this caller has computed it.
 
@@ -293,9 +288,8 @@ class _Visit:
         if self._here() == self.caller:
             value, self.computed = yield from self._computed_for(self.request, key)
             return value
-        with translation.override(self.language), timezone.override(self.time_zone):
-            value, _ = yield from self._computed_for(_copied(self.request), key)
-            return value
+        value, _ = yield from self._computed_for(_copied(self.request), key)
+        return value
 
     def _computed_for(self, request: Any, key: str) -> Steps[tuple[Any, Any]]:
         """The value to store at ``key``, and the response."""

@@ -22,7 +22,7 @@ from ..clock import time
 from ..forks import after_fork
 from ..keeper import Job, keeper
 from ..locking import in_background
-from ..notices import ThreadPool
+from ..notices import ThreadPool, Work
 from ..protocol import Call, as_bytes, new_token
 from ..transport import (
     Server,
@@ -152,7 +152,7 @@ class ThreadRunner:
 
     Args:
         client: redis-py client of the primary.
-        afterwards: called in the background thread after a refresh.
+        carried: called with what is to be done in the background; returns what is done there.
     """
 
     #: Makes what other callers of this process wait for.
@@ -163,10 +163,10 @@ class ThreadRunner:
     #: Whether a thread waits for the caller: it is the caller, or has asyncio run it.
     in_thread = True
 
-    def __init__(self, client: Any, afterwards: Callable[[], Any] = lambda: None) -> None:
+    def __init__(self, client: Any, carried: Callable[[Work], Work] = lambda work: work) -> None:
         self._client = client
         self._pid = os.getpid()
-        self._afterwards = afterwards
+        self._carried = carried
         self.server = server_of(client)
 
     @property
@@ -226,7 +226,7 @@ class ThreadRunner:
         keeper().add(renewal)
         accepted = False
         try:
-            accepted = background.submit(partial(self.do, steps), self._afterwards)
+            accepted = background.submit(self._carried(partial(self.do, steps)))
         finally:
             if not accepted:
                 keeper().discard(renewal)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.utils import timezone, translation
 
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.notices import ThreadPool
@@ -231,6 +232,19 @@ def test_the_background_has_the_callers_context(stale: RedisCache) -> None:
         assert who.get() == "somebody"
     finally:
         who.reset(token)
+
+
+@pytest.mark.parametrize("terms", [{"background": True}, {"soft_timeout": PATIENCE}], ids=str)
+def test_the_background_has_the_callers_language_and_time_zone(
+    stale: RedisCache, terms: dict[str, Any]
+) -> None:
+    def where() -> tuple[Any, str]:
+        return translation.get_language(), timezone.get_current_timezone_name()
+
+    with translation.override("de"), timezone.override("Asia/Tokyo"):
+        stale.get_or_set("report", where, **TERMS, **terms)
+    until(lambda: stale.get("report") != "old")
+    assert stale.get("report") == ("de", "Asia/Tokyo")
 
 
 def test_the_background_closes_its_database_connections(
