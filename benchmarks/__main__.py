@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import multiprocessing
 import os
 import platform
 import sys
@@ -126,4 +127,6 @@ def _draw(results: dict[str, list[Result]], folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # Here, because the tests import these modules, and have a process of their own to fork from.
+    multiprocessing.set_forkserver_preload(["benchmarks.__main__"])
     sys.exit(main())

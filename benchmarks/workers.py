@@ -23,7 +23,6 @@ __all__ = ["Crew", "Seat", "WorkerFailed"]
 PATIENCE = 120.0
 
 _forkserver = multiprocessing.get_context("forkserver")
-_forkserver.set_forkserver_preload(["benchmarks.__main__"])
 
 
 class WorkerFailed(Exception):
