@@ -69,9 +69,7 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
         for question in self._questions:
             question.answer_seen.wait(max(0.0, until - time.monotonic()))
             keeper().discard(question)
-        own = {(row["name"], row["fence"]) for row in self._locks if "fence" in row}
         for row in self._locks:
-            row["holds_itself"] = (row["name"], row.get("holder_fence")) in own
             if row.get("fence") == row.get("holder_fence"):
                 row.pop("holder", None)  # The answer came when the request had got the lock.
         stats = {"locks": self._locks, "computations": self._computations, "reads": self._reads}
@@ -111,6 +109,8 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
 
     def _contended(self, event: events.Contended) -> None:
         row = self._lock(event.subject, "waiting")
+        held = (other["name"] for (_, fence), (_, other) in self._open.items() if fence)
+        row["holds_itself"] = event.subject.name in held
         self._open[id(event.subject), 0] = event.subject, row
         if event.subject.server is not None:
             question = _HolderQuestion(event, row)

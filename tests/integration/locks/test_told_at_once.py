@@ -458,13 +458,13 @@ def test_after_a_cut_connection(client: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("flag", ["P", "t"])
-def test_of_others_after_a_cut_connection(client: redis.Redis, flag: str) -> None:
+def test_of_others_after_a_cut_connection(own_server: RedisServer, flag: str) -> None:
     """The one for messages, and the keeper's, whose reads the server remembers."""
 
     def connections() -> set[str]:
         return {found["id"] for found in client.client_list() if flag in found["flags"]}
 
-    with held(client) as lock:
+    with own_server.client() as client, held(client) as lock:
         listen(client)
         (before,) = connections()
         client.client_kill_filter(_id=before)
