@@ -70,7 +70,7 @@ def pytest_xdist_auto_num_workers() -> int:
     """Each process has servers of its own; a server that was given can only be for one. Tests wait
     more than they compute, so there are more processes than cores."""
     cores = os.cpu_count() or 1
-    return 0 if os.environ.get("REDIS_URL") else min(cores * 5 // 2, MOST_PROCESSES)
+    return 0 if os.environ.get("REDIS_URL") else min(cores * 2, MOST_PROCESSES)
 
 
 @pytest.hookimpl(wrapper=True)

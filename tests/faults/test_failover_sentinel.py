@@ -79,7 +79,7 @@ def test_a_forced_release_after_a_failover_is_told_at_once(
 
 
 def listens(servers: SentinelServers) -> bool:
-    """Whether a process listens at the primary, which closes its connections when it becomes one."""
+    """Whether a process listens at the primary. It closes its connections when it becomes one."""
     with suppress(redis.ConnectionError), servers.client() as client:
         return bool(client.pubsub_channels("django_redis_lock:process:*"))
     return False
