@@ -67,7 +67,7 @@ mutations: $(INSTALLED) ## Test the tests: each small change of a Lua script mus
 soak: $(INSTALLED) ## Real processes under faults, MINUTES (10) for each of the workloads in ARGS (all).
 	$(RUN) -m tests.soak.runner --minutes $(MINUTES) $(ARGS)
 
-django-suite: $(INSTALLED) ## Django's own tests of pages and caches, on ours; downloads Django's source.
+django-suite: $(INSTALLED) ## Django's own tests of cache backends and pages, on ours; downloads Django's source.
 	$(RUN) -m tests.django_suite
 
 lint: $(INSTALLED) ## Check style and types.
