@@ -38,6 +38,8 @@ from django.conf import settings as django_settings
 from django.core.management import execute_from_command_line
 from django.test import override_settings
 
+from django_redis_lock.singleflight import runners
+
 __all__ = [
     "PATIENCE",
     "STARTUP",
@@ -322,12 +324,15 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 def waiting_in(module: str) -> int:
-    """How many threads of this process wait for an event or a lock of threading's in ``module``."""
-    return [_caller_of_threading(f) for f in sys._current_frames().values()].count(module)
+    """How many threads of this process wait for an event or a lock in ``module``."""
+    return [_caller_of_a_wait(f) for f in sys._current_frames().values()].count(module)
 
 
-def _caller_of_threading(frame: Any) -> Any:
+def _caller_of_a_wait(frame: Any) -> Any:
     inside = False
-    while frame is not None and frame.f_globals.get("__name__") == "threading":
+    while frame is not None and (
+        frame.f_globals.get("__name__") == "threading"
+        or frame.f_code is runners.ThreadEvent.wait.__code__
+    ):
         inside, frame = True, frame.f_back
     return inside and frame is not None and frame.f_globals.get("__name__")

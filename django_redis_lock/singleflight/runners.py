@@ -147,6 +147,30 @@ def computing(server: Server, keys: Iterable[bytes]) -> Iterator[None]:
 after_fork(_deferred.clear)
 
 
+class ThreadEvent:
+    """``threading.Event`` without a mutex. A signal handler that raises at the wrong moment leaves
+    such a mutex taken, and then all who wait for the event, or set it, hang."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: set[Any] = set()  # Its single operations are atomic.
+
+    def set(self) -> None:
+        self._is_set = True
+        for waiter in tuple(self._waiters):
+            with suppress(RuntimeError):  # It was woken before.
+                waiter.release()
+
+    def wait(self, seconds: float) -> bool:
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.add(waiter)
+        try:
+            return self._is_set or waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        finally:
+            self._waiters.discard(waiter)
+
+
 class ThreadRunner:
     """Executes the steps of a flight in the calling thread.
 
@@ -156,7 +180,7 @@ class ThreadRunner:
     """
 
     #: Makes what other callers of this process wait for.
-    new_event = threading.Event
+    new_event = ThreadEvent
     #: Stands for the callers that wait for each other in memory, such as the tasks of an event
     #: loop; None for threads.
     group: Any = None
