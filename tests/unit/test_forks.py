@@ -27,7 +27,7 @@ OF_THE_PARENT = {
     "keeper/thread.py": 2,
     "notices.py": 2,
     "singleflight/flight.py": 1,
-    "singleflight/runners.py": 1,
+    "singleflight/runners.py": 2,
     "cache/reading.py": 1,
     "metrics/collecting.py": 1,
     "debug_toolbar/__init__.py": 1,
