@@ -228,7 +228,7 @@ class Writes(GetOrSetMany):
             if not getattr(self, "_ignore_exceptions", False):
                 raise
             if self._log_ignored_exceptions:  # type: ignore[attr-defined]  # django-redis's
-                self.logger.exception("Exception ignored")  # type: ignore[attr-defined]
+                self.logger.exception("Exception ignored")  # type: ignore[attr-defined]  # too
             return 0
 
     def _affixes(self) -> tuple[str, str]:

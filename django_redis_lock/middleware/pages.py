@@ -91,7 +91,7 @@ class CachedPageMiddleware(CacheMiddleware):
     ) -> Any:
         """The response to ``request``: a page, or what ``view`` returns; or an awaitable of it."""
         if request.method not in ("GET", "HEAD"):
-            request._cache_update_cache = False  # type: ignore[attr-defined]
+            request._cache_update_cache = False  # type: ignore[attr-defined]  # Django reads it
             return view(request)
         steps = _Visit(self, request, view, asynchronous).steps()
         return adrive(steps) if asynchronous else drive(steps)

@@ -149,7 +149,7 @@ def in_a_thread(found: list[Any], ask: Ask, *args: Any) -> threading.Thread:
 
 @pytest.mark.parametrize("timeout", [seconds, 0])
 def test_the_threads_that_wait_get_a_value_that_is_not_stored(cache: Any, timeout: Any) -> None:
-    compute, found = Held(), []  # type: ignore[var-annotated]
+    compute, found = Held(), []
     ask = WAYS["get_or_set"]
     threads = [in_a_thread(found, ask, cache, compute, timeout) for _ in range(8)]
     until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 7)
@@ -168,7 +168,7 @@ def test_followers_that_only_share_the_server_get_it_too(
 ) -> None:
     """As another process does: the leader is a task, or a thread with another key in memory."""
     monkeypatch.setattr(leader, "SHARED_LIFETIME_MILLISECONDS", 600_000)
-    compute, found = Held(), []  # type: ignore[var-annotated]
+    compute, found = Held(), []
     lead = WAYS["get_or_set_many" if follow == "get_or_set" else "aget_or_set"]
     leading = in_a_thread(found, lead, cache, compute, timeout)
     assert compute.begun.wait(PATIENCE)
@@ -244,7 +244,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "returns True": (lambda _: True, TypeError, "what timeout returns must be"),
     "returns NaN": (lambda _: float("nan"), ValueError, "what timeout returns must be"),
     "returns infinity": (lambda _: float("inf"), ValueError, "what timeout returns must be"),
-    "takes nothing": (lambda: 60, TypeError, "argument"),  # type: ignore[misc]
+    "takes nothing": (lambda: 60, TypeError, "argument"),
 }
 
 
@@ -260,7 +260,7 @@ def test_the_caller_that_computed_gets_the_error(
 
 
 def test_a_follower_takes_over_from_it(cache: Any) -> None:
-    compute, found = Held(), []  # type: ignore[var-annotated]
+    compute, found = Held(), []
 
     def ask(timeout: Any) -> Any:
         try:

@@ -48,7 +48,7 @@ def amarked_with_others(cache: Any, *args: Any, **kwargs: Any) -> Any:
 @pytest.fixture(params=[marked, marked_with_others, amarked, amarked_with_others])
 def mark(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Each way to mark the report stale; returns how many values there are."""
-    return request.param  # type: ignore[no-any-return]
+    return request.param
 
 
 def test_the_next_caller_computes_the_value_again(cache: Any, mark: Callable[..., Any]) -> None:
