@@ -17,8 +17,7 @@ from .locking import AsyncLock, Lock
 from .redlock import AsyncRedlock, Redlock
 
 if TYPE_CHECKING:
-    from .decorators.cached import cached
-    from .decorators.cached_page import cached_page
+    from .decorators.cached import cached, cached_page
     from .decorators.locked import locked
     from .decorators.section import current_lock
 

@@ -1,7 +1,6 @@
 """``locked()``, ``cached()`` and ``cached_page()``."""
 
-from .cached import CachedFunction, cached
-from .cached_page import cached_page
+from .cached import CachedFunction, cached, cached_page
 from .locked import Locked, LockedWithDefault, locked
 from .on_lost import interrupt_main_thread
 from .options import Declaration, declarations

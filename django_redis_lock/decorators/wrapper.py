@@ -19,8 +19,8 @@ from redis.exceptions import RedisError
 
 from ..contention import Conflict, request_of, unavailable
 from ..exceptions import LockError
-from ..locking import doing
 from ..middleware import RequestActivity
+from ..protocol import doing
 from ..transport import is_outage
 from .key_template import bound_method, namer
 from .on_lost import CommandTerminator, release_on_sigterm

@@ -1,7 +1,5 @@
 """The locks on one server, for threads and for asyncio."""
 
-from .activity import activity as activity
-from .activity import doing as doing
 from .aio import AsyncLock as AsyncLock
 from .base import BaseLock as BaseLock
 from .heartbeat import last_heartbeats as last_heartbeats

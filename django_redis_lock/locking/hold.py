@@ -27,6 +27,8 @@ from ..protocol import (
     Call,
     LockKeys,
     Owner,
+    activity,
+    described,
     encodable,
     fingerprint,
     hostname,
@@ -37,7 +39,6 @@ from ..protocol import (
     release_call,
 )
 from ..transport import Server
-from .activity import activity, described
 from .heartbeat import Heartbeat
 from .history import RecordEvent
 

@@ -1,14 +1,24 @@
-"""``run_locked`` of a management command: the process that holds the lock also runs the command,
-so a kill ends both."""
+"""What ``run_locked`` runs: a management command in this process, or with ``--shell`` any program
+in a new process group.
+
+Neither must outlive the process that holds its lock. A management command cannot; the group of a
+program is ended by a guard process (``guard.py``), started before the program.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from django.core.management import CommandError, call_command, get_commands, load_command_class
@@ -16,6 +26,15 @@ from django.core.management.base import BaseCommand
 
 from ..decorators import interrupt_main_thread
 from .exit_codes import LOST, NOT_FOUND, USAGE
+
+#: Signals that are passed on to the program's group.
+PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+#: Ctrl-Z must stop neither this process, which renews the lock, nor the program, for which others
+#: wait; SIGTTOU would stop this process when it takes the terminal back.
+IGNORED = ("SIGTSTP", "SIGTTOU")
+#: Signals that the guard blocks: those, and what stops a group.
+NOT_GUARDS = (*PASSED_ON, *IGNORED, "SIGTTIN")
+GUARD = str(Path(__file__).with_name("guard.py"))
 
 
 class ManagementCommand:
@@ -110,3 +129,162 @@ def _environment(changes: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+class Program:
+    """A program with its arguments; one argument alone is a line for ``/bin/sh``. Its methods are
+    those of ``ManagementCommand``.
+
+    Args:
+        argv: the program and its arguments.
+        grace: seconds from SIGTERM to SIGKILL when it must end.
+
+    Raises:
+        CommandError: there is no such program.
+    """
+
+    def __init__(self, argv: Sequence[str], grace: float) -> None:
+        if os.name != "posix":
+            raise CommandError(
+                "--shell needs process groups, which only Unix has", returncode=USAGE
+            )
+        self._argv = ["/bin/sh", "-c", argv[0]] if len(argv) == 1 else list(argv)
+        if shutil.which(self._argv[0]) is None:
+            raise CommandError(f"there is no program {argv[0]!r}", returncode=NOT_FOUND)
+        words = argv[0].split()
+        self.label = Path(words[0]).name if words else "/bin/sh"
+        self._grace = grace
+        self._group = 0
+        self._must_end = False
+        self._early: list[int] = []
+
+    def run(self, environment: dict[str, str], within: float) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with (
+            self._signals(),
+            _guard_process(min(self._grace, within)) as guard,
+            _in_foreground(guard.pid),
+        ):
+            process = subprocess.Popen(
+                self._argv, env={**os.environ, **environment}, **_in_group(guard.pid)
+            )
+            self._group = guard.pid
+            try:
+                for number in self._early:  # Signals that came before it started.
+                    self._send(number)
+                if self._must_end:
+                    self.terminate()
+                code = process.wait()
+                guard.communicate(b"over")  # Its background processes may run on.
+                if self._must_end:
+                    self._wait_for_the_group()
+            finally:
+                self._group = 0
+        return code if code >= 0 else 128 - code
+
+    def terminate(self) -> None:
+        self._must_end = True
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        if self._group:
+            with suppress(ProcessLookupError, PermissionError):  # macOS's word for zombies.
+                os.killpg(self._group, number)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Pass signals on to the program, except those that this process ignores (nohup)."""
+        if not _is_main_thread():
+            yield
+            return
+        before: dict[int, Any] = {}
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            if self._group:
+                self._send(number)
+            else:
+                self._early.append(number)
+
+        try:
+            for name in PASSED_ON:
+                number = getattr(signal, name)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    before[number] = signal.signal(number, pass_on)
+            for name in IGNORED:
+                number = getattr(signal, name)
+                before[number] = signal.signal(number, signal.SIG_IGN)
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _wait_for_the_group(self) -> None:
+        """Wait until the program's children have ended too; after ``grace`` seconds kill them."""
+        deadline = time.monotonic() + self._grace
+        with suppress(ProcessLookupError, PermissionError):
+            while time.monotonic() < deadline:
+                os.killpg(self._group, 0)
+                time.sleep(0.02)
+            os.killpg(self._group, signal.SIGKILL)
+
+
+def _in_group(group: int) -> dict[str, Any]:
+    """Options of Popen for a process group; 0: a new one, which the child leads."""
+    if sys.version_info >= (3, 11):
+        return {"process_group": group}
+    return {"preexec_fn": lambda: os.setpgid(0, group)}
+
+
+@contextmanager
+def _guard_process(grace: float) -> Iterator[subprocess.Popen[bytes]]:
+    """The guard, which leads the program's group, so that its pid is the group's number and stays
+    taken. Unless it gets a word on its input, it ends the group now."""
+    with _blocked():  # The guard inherits this.
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", GUARD, str(grace)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            **_in_group(0),
+        )
+    try:
+        yield guard
+    finally:
+        if guard.returncode is None:
+            guard.communicate()
+
+
+@contextmanager
+def _blocked() -> Iterator[None]:
+    """Block the signals in processes started here; this thread gets them afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, s) for s in NOT_GUARDS])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _in_foreground(group: int) -> Iterator[None]:
+    """Make the program's group the foreground group of the terminal, if this process is in it, so
+    that the program can read from the terminal and gets its Ctrl-C."""
+    fd = -1
+    with suppress(AttributeError, OSError, ValueError):
+        fd = sys.__stdin__.fileno()  # type: ignore[union-attr]  # None is suppressed
+    if not _is_main_thread() or not os.isatty(fd) or os.tcgetpgrp(fd) != os.getpgrp():
+        yield
+        return
+    os.tcsetpgrp(fd, group)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # The terminal is gone.
+            os.tcsetpgrp(fd, os.getpgrp())
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

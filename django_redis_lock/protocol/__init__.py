@@ -59,8 +59,11 @@ from .owner import MAX_UNIX_TIME as MAX_UNIX_TIME
 from .owner import SILENT_AFTER as SILENT_AFTER
 from .owner import HolderInfo as HolderInfo
 from .owner import Owner as Owner
+from .owner import activity as activity
 from .owner import as_bytes as as_bytes
 from .owner import bounded as bounded
+from .owner import described as described
+from .owner import doing as doing
 from .owner import encodable as encodable
 from .owner import fields_of as fields_of
 from .owner import fingerprint as fingerprint

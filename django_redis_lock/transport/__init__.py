@@ -1,9 +1,12 @@
 """How a script reaches a server: connections, retries, discovery of primaries. Knows redis-py."""
 
 from .address import RawConnection as RawConnection
+from .address import is_observed as is_observed
 from .address import may_have_run as may_have_run
 from .address import note_sent as note_sent
 from .address import own_settings as own_settings
+from .aio_client import asyncio_client as asyncio_client
+from .aio_client import command as command
 from .aio_execute import AsyncRawConnection as AsyncRawConnection
 from .aio_execute import aconnect as aconnect
 from .aio_execute import areceive as areceive
@@ -13,8 +16,6 @@ from .aio_execute import asend as asend
 from .aio_execute import cancellable as cancellable
 from .aio_execute import cut as cut
 from .aio_execute import wait_awake as wait_awake
-from .aio_pipelining import command as command
-from .aio_pools import asyncio_client as asyncio_client
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
 from .circuit_breaker import Outage as Outage
@@ -31,7 +32,6 @@ from .execute import run as run
 from .execute import run_all as run_all
 from .execute import run_at as run_at
 from .execute import send as send
-from .observed import is_observed as is_observed
 from .retry import OUTAGE as OUTAGE
 from .retry import Answer as Answer
 from .retry import ServerBusy as ServerBusy

@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import Call
 from .address import may_have_run, note_sent, own_settings
-from .aio_pools import pool_of
+from .aio_client import pool_of
 from .execute import ASKING, FOR_COMMAND, admitted, adrive, pack, pack_all
 from .retry import REPORTED, Answer, is_pool_exhausted, run_again, run_all_steps
 from .server import Server, server_of

@@ -14,7 +14,7 @@ from redis.retry import Retry
 
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.transport.aio_pools import asyncio_client
+from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
 from django_redis_lock.transport.server import server_of
 from tests.holding import outages

@@ -24,8 +24,7 @@ from ...decorators import RetryUntil, outages_not_logged
 from ...locking import Lock, unwinding
 from ..arguments import count_or_none, exit_code, seconds, seconds_or_forever, seconds_or_none
 from ..exit_codes import LOST, TAKEN, UNAVAILABLE, USAGE
-from ..job import ManagementCommand
-from ..programs import Program
+from ..job import ManagementCommand, Program
 
 #: What runs while the lock is held. Both have the same methods.
 Work = ManagementCommand | Program

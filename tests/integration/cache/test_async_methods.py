@@ -18,7 +18,7 @@ from redis.connection import AbstractConnection, Connection
 
 from django_redis_lock.cache import RedisCache, aio
 from django_redis_lock.protocol import flight_key
-from django_redis_lock.transport import aio_pipelining
+from django_redis_lock.transport import aio_client
 from tests.integration.cache.test_cache import OPERATIONS, attempt, make, outcome
 from tests.redis_server import RedisServer
 
@@ -162,7 +162,7 @@ def test_a_thousand_tasks_need_a_few_connections(
 
     assert asyncio.run(all_of_them()) == [f"value {i}" for i in range(1000)]
     opened = client.info("stats")["total_connections_received"] - before
-    assert opened <= aio_pipelining.MAX_PIPELINES
+    assert opened <= aio_client.MAX_PIPELINES
 
 
 def test_more_pipelines_than_allowed_wait_for_one_to_return(
@@ -184,7 +184,7 @@ def test_more_pipelines_than_allowed_wait_for_one_to_return(
 
     assert asyncio.run(one_after_the_other()) == [5] * 50
     opened = client.info("stats")["total_connections_received"] - before
-    assert opened <= aio_pipelining.MAX_PIPELINES
+    assert opened <= aio_client.MAX_PIPELINES
 
 
 def test_an_error_of_one_command_is_that_tasks_alone(

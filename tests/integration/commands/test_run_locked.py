@@ -24,7 +24,7 @@ from django.core.management import CommandError, call_command
 from django_redis_lock import Lock
 from django_redis_lock.management import exit_codes
 from django_redis_lock.management.commands.run_locked import Command
-from django_redis_lock.management.programs import Program
+from django_redis_lock.management.job import Program
 from tests.processes import PATIENCE, ManageCommand, until
 from tests.redis_server import RedisServer
 

@@ -23,10 +23,9 @@ from rest_framework.decorators import api_view
 from rest_framework.response import Response
 
 from django_redis_lock import LockNotAcquired, current_lock, locked
-from django_redis_lock.locking import activity, doing
-from django_redis_lock.locking.activity import command_line
 from django_redis_lock.middleware import RequestActivity, note_request, note_tasks
-from django_redis_lock.protocol import hostname
+from django_redis_lock.protocol import activity, doing, hostname
+from django_redis_lock.protocol.owner import command_line
 from tests.processes import until
 
 FACTORY = RequestFactory()
