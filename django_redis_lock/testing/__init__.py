@@ -1,6 +1,312 @@
-"""Locks and caches without Redis, for the tests of projects that use them."""
+"""Locks and caches without Redis, for the tests of projects: ``override()`` keeps those of this
+process in memory, on a clock that the tests move."""
 
-from .clock import VirtualClock
-from .override import MemoryServer, RedisLocksMixin, override
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+import threading
+import time as real
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from django.conf import settings
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+from django.test.utils import TestContextDecorator, override_settings
+from redis.exceptions import RedisError
+
+from ..cache import lock_cache, lock_caches
+from ..clock import Clock, time
+from ..inventory import list_held
+from ..keeper import Keeper, Subscription, keeper, use_keeper
+from ..memory import Database, client_of, databases
+from ..transport import Server, server_of, standing_in
 
 __all__ = ["MemoryServer", "RedisLocksMixin", "VirtualClock", "override"]
+
+#: Seconds of real time in which another thread or task can do what a wait is for, before the wait
+#: moves the clock.
+GRACE_SECONDS = 0.01
+#: How often the keeper is asked in one move; a year of renewals, or a job that is due for ever.
+MAX_ROUNDS = 1_000_000
+#: An endless wait is one that has lasted for so many times so many seconds, and for nothing.
+LONG_WAIT_SECONDS, MAX_LONG_WAITS = 3600.0, 4
+#: More locks than a test holds.
+MAX_LOCKS = 100_000
+
+#: What else of a cache's settings holds in memory.
+_KEPT = ("KEY_PREFIX", "KEY_FUNCTION", "VERSION", "TIMEOUT", "OPTIONS")
+
+_ENDLESS = "this wait would never end: only the test moves a virtual clock"
+_numbers = itertools.count(1)
+
+
+class SteppedKeeper(Keeper):
+    """Does its jobs in the thread that moves the clock."""
+
+    def _start(self) -> None:
+        """It needs no thread."""
+
+    def next_due(self) -> float:
+        """The monotonic time of the next job."""
+        with self._mutex:
+            while self._due and self._due[0][2] not in self._jobs:
+                heapq.heappop(self._due)
+            return self._due[0][0] if self._due else math.inf
+
+    def do_due(self, now: float) -> None:
+        """Do what is due."""
+        with self._mutex:
+            batch = self._pop_due(now)
+        self._serve(batch)
+        self._requeue(batch)
+
+    def hurry(self, now: float) -> None:
+        super().hurry(now)
+        self.do_due(now)
+
+    def subscribe(
+        self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
+    ) -> Subscription:
+        """Its thread would wait for a message, and move the clock by that."""
+        return Subscription(server, channel, received)
+
+
+class VirtualClock(Clock):
+    """A clock that stands still unless it is moved. A wait moves it to the wait's end, or to what
+    ends the wait; renewals and the like happen as the time for them comes."""
+
+    def __init__(self) -> None:
+        self._now = 1_000_000.0
+        self._unix_time = real.time() - self._now
+        self._moving = threading.RLock()
+        self._long_waits = 0
+        self.keeper = SteppedKeeper()
+
+    def __call__(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let ``seconds`` pass."""
+        self._move_to(self._now + seconds)
+
+    def _move_to(self, end: float) -> None:
+        with self._moving:
+            for _ in range(MAX_ROUNDS):
+                if (due := self.keeper.next_due()) > end:
+                    break
+                self._now = max(due, self._now)
+                self.keeper.do_due(self._now)
+            self._now = max(end, self._now)
+
+    def _move_towards(self, end: float) -> None:
+        """Until something may have happened, but not beyond ``end``."""
+        next_end = min(end, self.keeper.next_due())
+        if math.isinf(next_end):
+            raise AssertionError(_ENDLESS)
+        self._move_to(next_end)
+
+    def _waited(self, seconds: float, came: Any) -> None:
+        self._long_waits = self._long_waits + 1 if seconds >= LONG_WAIT_SECONDS and not came else 0
+        if self._long_waits >= MAX_LONG_WAITS:
+            self._long_waits = 0
+            raise AssertionError(_ENDLESS)
+
+    # -- as ``clock.Clock`` ------------------------------------------------------------------
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def time(self) -> float:
+        return self._unix_time + self._now
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    async def asleep(self, seconds: float) -> None:
+        self.advance(seconds)
+        await asyncio.sleep(0)
+
+    async def wait(self, tasks: Collection[Any], seconds: float) -> Any:
+        end = self._now + seconds
+        done, pending = await asyncio.wait(tasks, timeout=GRACE_SECONDS)
+        while not done and self._now < end:
+            self._move_towards(end)
+            done, pending = await asyncio.wait(tasks, timeout=0.001)
+        self._waited(seconds, done)
+        return done, pending
+
+    def wait_for(
+        self, condition: threading.Condition, ready: Callable[[], Any], seconds: float | None
+    ) -> bool:
+        seconds = math.inf if seconds is None else seconds
+        end = self._now + seconds
+        condition.wait_for(ready, GRACE_SECONDS)
+        while not ready() and self._now < end:
+            condition.release()  # What the time brings may be for this wait.
+            try:
+                self._move_towards(end)
+            finally:
+                condition.acquire()
+        self._waited(seconds, ready())
+        return bool(ready())
+
+
+class MemoryServer:
+    """What takes the place of all servers and caches.
+
+    Args:
+        clock: left out, the real one.
+    """
+
+    def __init__(self, clock: VirtualClock | None = None) -> None:
+        self.clock: Any = clock or Clock()
+        self._prefix = f"testing {next(_numbers)} "
+        self._away = False
+        #: The LOCATION in memory of what takes the place of a server.
+        self._places: dict[tuple[Any, ...], str] = {}
+
+    @property
+    def away(self) -> bool:
+        """While true, every call that asks a server raises redis-py's ``ConnectionError``."""
+        return self._away
+
+    @away.setter
+    def away(self, away: bool) -> None:
+        self._away = away
+        for database in self._databases():
+            database.away = away
+            if away:
+                database.close_all()
+
+    def held(self) -> list[str]:
+        """The keys of all locks that are held, in alphabetical order."""
+        found = {
+            lock.key.decode(errors="surrogateescape")
+            for database in self._databases()
+            if not database.away
+            for lock in list_held(client_of(database), b"", MAX_LOCKS).locks
+        }
+        return sorted(found)
+
+    def lose(self, name: str | bytes) -> None:
+        """End the lock at the key ``name`` as a server that forgot it would; its holder is told.
+
+        Raises:
+            KeyError: no lock is held there.
+        """
+        key = name if isinstance(name, bytes) else name.encode(errors="surrogateescape")
+        if (held := self.held()) and key.decode(errors="surrogateescape") in held:
+            for database in self._databases():
+                with database.mutex:
+                    database.delete(key)
+            keeper().hurry(time.monotonic())
+            return
+        raise KeyError(f"no lock is held at the key {name!r}; held are: {held}")
+
+    def _databases(self) -> list[Database]:
+        return [found for name, found in databases.items() if name.startswith(self._prefix)]
+
+    def _find_places(self) -> None:
+        """Note which servers the caches lead to: a cache object that was made before the override
+        must share its locks with the alias."""
+        for alias in lock_caches():
+            with suppress(ImproperlyConfigured, RedisError):
+                place = server_of(lock_cache(alias)._lock_client()).database
+                self._places[place] = self._location(alias, settings.CACHES[alias])
+
+    def _location(self, alias: str, kept: dict[str, Any]) -> str:
+        return f"{self._prefix}{kept.get('LOCATION') or alias}"
+
+    def _server(self, place: tuple[Any, ...]) -> Server | None:
+        """What takes the place of the server at ``place``; None for one of these."""
+        if any(database in place for database in self._databases()):
+            return None
+        name = self._places.get(place, f"{self._prefix}{place}")
+        database = databases.setdefault(
+            name, Database(f"the memory of test server {self._prefix[8:-1]}")
+        )
+        database.away = self._away
+        found = Server(client_of(database).connection_pool)
+        found.stands_in = True
+        return found
+
+    def _caches(self) -> dict[str, dict[str, Any]]:
+        """CACHES with each in memory. Those with one LOCATION still share it."""
+        return {
+            alias: {
+                **{name: kept[name] for name in _KEPT if name in kept},
+                "BACKEND": "django_redis_lock.cache.LocMemCache",
+                "LOCATION": self._location(alias, kept),
+            }
+            for alias, kept in settings.CACHES.items()
+        }
+
+    def _forget(self) -> None:
+        for name in [name for name in databases if name.startswith(self._prefix)]:
+            del databases[name]
+
+
+class override(TestContextDecorator):
+    """Keep all locks and caches of this process in memory: those of each alias in CACHES, whatever
+    its BACKEND is, and the locks made by hand. Time passes only when the test says so, or waits.
+
+    A context manager, and a decorator of functions, coroutine functions and ``TestCase`` classes::
+
+        with override() as server:
+            nightly_report()                      # takes its lock in memory
+            server.lose(":1:lock:nightly")        # the holder is told, as by an expired lock
+            server.away = True                    # every call raises redis-py's ConnectionError
+            server.clock.advance(60)              # a minute later
+
+    Args:
+        server: left out, a new one with a ``VirtualClock``.
+    """
+
+    def __init__(self, server: MemoryServer | None = None) -> None:
+        super().__init__()
+        self._given = server
+        self._undo = ExitStack()
+
+    def __enter__(self) -> MemoryServer:  # type: ignore[override]  # Django's gives anything
+        return self.enable()
+
+    def enable(self) -> MemoryServer:
+        server = self._given or MemoryServer(VirtualClock())
+        with ExitStack() as undo:
+            if self._given is None:
+                undo.callback(server._forget)
+            undo.callback(time.use, time.clock)
+            time.use(server.clock)
+            undo.callback(use_keeper, keeper())
+            use_keeper(getattr(server.clock, "keeper", None) or Keeper())
+            if settings.configured:
+                server._find_places()
+            undo.enter_context(standing_in(server._server))
+            if settings.configured:
+                undo.enter_context(override_settings(CACHES=server._caches()))
+                for alias in settings.CACHES:
+                    caches[alias]  # So that its server is there before the first question to it.
+                server.away = server.away
+            self._undo = undo.pop_all()
+        return server
+
+    def disable(self) -> None:
+        self._undo.close()
+
+
+class RedisLocksMixin:
+    """For ``unittest.TestCase``: each test runs in ``override()``; the server is
+    ``self.redis_locks``."""
+
+    redis_locks: MemoryServer
+
+    def setUp(self) -> None:
+        overriding = override()
+        self.redis_locks = overriding.enable()
+        self.addCleanup(overriding.disable)  # type: ignore[attr-defined]  # of the TestCase
+        super().setUp()  # type: ignore[misc]  # of the TestCase

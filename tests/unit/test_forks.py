@@ -33,7 +33,7 @@ OF_THE_PARENT = {
     "debug_toolbar/__init__.py": 1,
     "decorators/on_lost.py": 2,
     "management/commands/run_locked.py": 1,
-    "testing/clock.py": 1,
+    "testing/__init__.py": 1,
 }
 
 
