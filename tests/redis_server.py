@@ -63,6 +63,7 @@ class RedisServer:
         port: where to listen, instead of a port chosen at random.
         files: what else lies in its folder at the start, name to content.
         sentinel: it is to be a sentinel.
+        environment: variables of its process, besides ours.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class RedisServer:
         port: int = 0,
         files: Mapping[str, str] | None = None,
         sentinel: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._config = {
             "bind": "127.0.0.1",
@@ -81,6 +83,7 @@ class RedisServer:
             **(config or {}),
         }
         self._sentinel = sentinel
+        self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._creator = os.getpid()
         self.port = port
@@ -208,6 +211,7 @@ class RedisServer:
             [redis_server_binary(), str(config), *(["--sentinel"] if self._sentinel else [])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            env=self._environment,
             # Ctrl-C is for the tests; they stop their servers themselves.
             start_new_session=True,
         )

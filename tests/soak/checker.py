@@ -4,6 +4,9 @@ Events of lock workloads, each with ``lock`` and ``fence``:
 
 ``held``      the handle said that it held the lock, at ``at`` and since ``since`` (both certain);
               its acquire had begun at ``asked``
+``lost``      the holder knew by ``at`` that it no longer held the lock it had since ``since``
+``released``  a call that began at ``asked`` with a wrong token ended without an error
+``gave-up``   a call that began at ``asked`` waited for its whole ``blocking_timeout``
 ``wrote``     the ledger has taken the number ``number`` from the holder
 
 Events of the cache workload, each with ``key``:
@@ -28,18 +31,25 @@ from typing import NamedTuple
 
 from .history import Event
 
-__all__ = ["check", "check_cache", "check_fences", "check_holders", "check_ledger"]
+__all__ = ["BLOCKING_TIMEOUT", "LIFETIME", "check"]
 
 
 #: Seconds in which a write that was never confirmed may be carried out: its connection was cut, or
 #: its process was killed.
 UNCONFIRMED = 10.0
+#: Seconds that all locks live if they are not renewed.
+LIFETIME = 2.0
+#: Seconds that all calls wait for a lock.
+BLOCKING_TIMEOUT = 3.0
+#: Seconds without progress that the faults explain.
+STALL = 20.0
 
 
 def check(events: list[Event], *, exclusive: bool = True) -> list[str]:
     """All violations, a sentence each. ``exclusive``: False if locks themselves may be evicted."""
     found = [*check_fences(events, exclusive), *check_ledger(events), *check_cache(events)]
-    return [*check_holders(events), *found] if exclusive else found
+    found += [*check_progress(events), *check_waits(events)]
+    return [*check_holders(events), *check_releases(events), *found] if exclusive else found
 
 
 def check_holders(events: Iterable[Event]) -> Iterator[str]:
@@ -104,6 +114,29 @@ def _holders(events: Iterable[Event]) -> dict[str, list[Holder]]:
     return found
 
 
+def check_releases(events: Iterable[Event]) -> Iterator[str]:
+    """S2: only the holder releases a lock. What a wrong token ended was not over by itself: it
+    was lost long before the end of its lifetime."""
+    lost, released = defaultdict(list), []
+    for event in events:
+        if event.kind == "lost":
+            lost[event.values["lock"]].append(event)
+        elif event.kind == "released":
+            released.append(event)
+    for thief in released:
+        for loser in lost[thief.values["lock"]]:
+            since = loser.values["since"]
+            if (
+                loser.at - since < LIFETIME
+                and since < thief.at
+                and thief.values["asked"] < loser.at
+            ):
+                yield (
+                    f"S2: {loser.process} lost {thief.values['lock']} after"
+                    f" {loser.at - since:.3f} s when {thief.process} released it with a wrong token"
+                )
+
+
 def check_ledger(events: Iterable[Event]) -> Iterator[str]:
     """A counter that takes a write only with the greatest fence it has seen loses none."""
     numbers: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -114,6 +147,29 @@ def check_ledger(events: Iterable[Event]) -> Iterator[str]:
         for (_, one), (fence, other) in itertools.pairwise(sorted(written)):
             if other <= one:
                 yield f"the counter of {lock} went from {one} to {other} with fence {fence}"
+
+
+def check_progress(events: Iterable[Event]) -> Iterator[str]:
+    """L2: no fault keeps a lock from those who want it for long. All names are wanted all the
+    time, and no fault lasts for more than a few seconds."""
+    moments: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        if event.kind == "held":
+            moments[event.values["lock"]].append(event.at)
+    for lock, held in moments.items():
+        for one, other in itertools.pairwise(sorted(held)):
+            if other - one > STALL:
+                yield f"L2: {lock} had no holder from {one:.3f} to {other:.3f}"
+
+
+def check_waits(events: Iterable[Event]) -> Iterator[str]:
+    """L5: a call that was refused for its ``blocking_timeout`` waited that long, and not for
+    longer than a frozen process, a frozen server and a busy machine explain."""
+    for event in events:
+        if event.kind == "gave-up":
+            waited = event.at - event.values["asked"]
+            if not BLOCKING_TIMEOUT - 0.02 <= waited <= BLOCKING_TIMEOUT + STALL:
+                yield f"L5: {event.process} waited {waited:.3f} s for {event.values['lock']}"
 
 
 def check_cache(events: list[Event]) -> Iterator[str]:

@@ -17,47 +17,70 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-import redis
-
-from tests.faults.proxy import Proxy
 from tests.redis_server import RedisServer
 
 from .checker import check
 from .history import Event, History, read_histories
-from .workers import DEADLINE
+from .servers import Clustered, Proxied, Replicated, Servers, SteppedClock
+from .workers import DEADLINE, LOCKS
 
-__all__ = ["WORKLOADS", "Run", "main"]
+__all__ = ["WORKLOADS", "Run", "Workload", "main"]
 
-#: The workloads, and what becomes of their server when its memory is full.
+
+class Workload(NamedTuple):
+    """What runs against which servers.
+
+    Attributes:
+        work: the method of ``workers.Work``.
+        exclusive: False if the servers may lose locks: then two may hold one at a time, but
+            fences still increase, and the ledger that compares them loses nothing.
+    """
+
+    work: str
+    servers: Callable[[random.Random], Servers]
+    exclusive: bool = True
+
+
 WORKLOADS = {
-    "plain": "",
-    "signals": "",
-    "redlock": "",
-    "cache": "",
-    "gevent": "",
-    "noeviction": "noeviction",
-    "allkeys-lru": "allkeys-lru",
+    "plain": Workload("locks", Proxied),
+    "signals": Workload("signals", Proxied),
+    "asyncio": Workload("asyncio", Proxied),
+    "gevent": Workload("gevent", Proxied),
+    "cache": Workload("cache", Proxied),
+    "redlock": Workload("locks", partial(Proxied, number=3)),
+    "sentinel": Workload("locks", Replicated),
+    "cluster": Workload("locks", partial(Clustered, names=LOCKS)),
+    "data-loss": Workload("locks", partial(Proxied, persistent=False), exclusive=False),
+    "clock": Workload("locks", SteppedClock, exclusive=False),
+    "noeviction": Workload("locks", partial(Proxied, policy="noeviction")),
+    "allkeys-lru": Workload("locks", partial(Proxied, policy="allkeys-lru"), exclusive=False),
 }
 ROOT = Path(__file__).parents[2]
-#: Seconds before the end in which nothing is done any more, so that all must have recovered.
-CALM = 4.0
 #: Seconds after which nothing of a process that has ended may be left.
-LIFETIMES = 10.0
-#: Values of 20 kB; all of them are more than a server with a limit has room for.
-FILLERS = 400
+LIFETIMES = 15.0
 #: A process may keep its connections, its keeper and the threads behind them.
 MOST_FILES, MOST_THREADS = 40, 12
+#: The bytes by which it may have grown: modules that it imports when they are needed.
+MOST_GROWTH = 40 * 2**20
+#: Seconds between two pictures of the progress, and what is after each: on a terminal they replace
+#: each other.
+SHOW_EVERY, LINE_END = (1.0, "\r") if sys.stdout.isatty() else (10.0, "\n")
+#: The process that is never killed: it would show a leak.
+ELDEST = "worker-1"
 
 
 class Run:
     """One run of one workload."""
 
     def __init__(self, workload: str, seconds: float, seed: int, count: int = 4) -> None:
-        self.workload, self.seconds, self.seed, self.count = workload, seconds, seed, count
+        self.name, self.workload = workload, WORKLOADS[workload]
+        self.seconds, self.seed, self.count = seconds, seed, count
         self._random = random.Random(seed)
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
         self._started = 0
@@ -68,15 +91,7 @@ class Run:
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
             self._history = History(self._folder, "runner")
             self._ledger = stack.enter_context(RedisServer())
-            policy = WORKLOADS[self.workload]
-            config = {"maxmemory": "4mb", "maxmemory-policy": policy} if policy else {}
-            number = 3 if self.workload == "redlock" else 1
-            self._servers = [
-                # What has been acknowledged must survive: else nobody could exclude anybody.
-                stack.enter_context(RedisServer(persistent=True, config=config))
-                for _ in range(number)
-            ]
-            self._proxies = [stack.enter_context(Proxy(server)) for server in self._servers]
+            self._servers = stack.enter_context(self.workload.servers(self._random))
             stack.callback(self._end_workers)
             for _ in range(self.count):
                 self._start_worker()
@@ -84,11 +99,11 @@ class Run:
             self._disturb()
             self._await_workers()
             events = read_histories(self._folder)
-            found = check(events, exclusive=policy != "allkeys-lru")
+            found = check(events, exclusive=self.workload.exclusive)
             found += self._misbehaviour(events)
-            if policy != "allkeys-lru":
-                found += self._leftovers()
+            found += self._leftovers()
             self.summary = Counter(event.kind for event in events)
+            self.faults = Counter(e.values["what"] for e in events if e.kind == "fault")
             return found
 
     # -- the processes -------------------------------------------------------------------------
@@ -96,10 +111,12 @@ class Run:
     def _start_worker(self) -> None:
         self._started += 1
         order = {
-            "workload": self.workload,
+            "workload": self.name,
+            "work": self.workload.work,
             "name": f"worker-{self._started}",
             "folder": str(self._folder),
-            "servers": [f"redis://127.0.0.1:{proxy.port}/0" for proxy in self._proxies],
+            "topology": self._servers.topology,
+            "servers": self._servers.urls,
             "ledger": self._ledger.url,
             "seed": self._random.randrange(2**32),
         }
@@ -141,65 +158,37 @@ class Run:
     # -- the faults ----------------------------------------------------------------------------
 
     def _disturb(self) -> None:
-        faults = [self._kill, self._freeze, self._cut, self._away, self._server_freezes]
-        faults += [self._server_restarts, self._server_crashes]
-        if WORKLOADS[self.workload]:
-            faults = [self._kill, self._freeze, self._fill, self._fill, self._fill]
-        shown = time.time()
-        while (now := time.time()) < self._deadline - CALM:
-            time.sleep(min(self._random.random() * 1.5, self._deadline - CALM - now))
+        faults = [self.process_killed, self.process_frozen, *self._servers.faults]
+        ending = self._deadline - self._servers.calm
+        shown = 0.0
+        while (now := time.time()) < ending:
+            if now > shown + SHOW_EVERY:
+                shown = now
+                self._show_progress(self._deadline - now)
+            time.sleep(min(self._random.random() * 1.5, ending - now))
             fault = self._random.choice(faults)
             fault()
             self._history.write("fault", what=fault.__name__)
-            if time.time() > shown + 10:
-                shown = time.time()
-                print(f"{self.workload}: {self._deadline - shown:.0f} s to go", flush=True)
+        self._servers.recover()
 
-    def _kill(self) -> None:
-        name = self._random.choice(sorted(self._workers))
+    def _show_progress(self, left: float) -> None:
+        done = round(30 * (1 - left / self.seconds))
+        bar = "#" * done + "." * (30 - done)
+        print(f"{self.name}: [{bar}] {left:.0f} s to go", end=LINE_END, flush=True)
+
+    def process_killed(self) -> None:
+        name = self._random.choice(sorted(self._workers.keys() - {ELDEST}))
         self._workers[name].kill()
         self._workers.pop(name).wait()
         self._start_worker()
 
-    def _freeze(self) -> None:
+    def process_frozen(self) -> None:
         name = self._random.choice(sorted(self._workers))
         began = time.time()
         self._workers[name].send_signal(signal.SIGSTOP)
         time.sleep(self._random.random() * 3)
         self._workers[name].send_signal(signal.SIGCONT)
         self._history.write("frozen", began=began, worker=name)
-
-    def _cut(self) -> None:
-        self._random.choice(self._proxies).cut()
-
-    def _away(self) -> None:
-        with self._random.choice(self._proxies).away():
-            time.sleep(self._random.random())
-
-    def _server_freezes(self) -> None:
-        server = self._random.choice(self._servers)
-        server.pause()
-        time.sleep(self._random.random())
-        server.resume()
-
-    def _server_restarts(self) -> None:
-        self._random.choice(self._servers).restart()
-
-    def _server_crashes(self) -> None:
-        server = self._random.choice(self._servers)
-        server.kill()
-        server.start()
-
-    def _fill(self) -> None:
-        """Memory is full for a while."""
-        with self._servers[0].client() as client:
-            try:
-                for number in range(FILLERS):
-                    client.set(f"filler-{number}", b"x" * 20_000, px=20_000)
-            except redis.ResponseError:
-                pass
-            time.sleep(self._random.random() * 3)
-            client.delete(*(f"filler-{number}" for number in range(FILLERS)))
 
     # -- what is left --------------------------------------------------------------------------
 
@@ -209,10 +198,14 @@ class Run:
                 yield f"{event.process}: {event.values['error']}"
             if event.kind == "ended":
                 after = event.values["after"]
-                if after["files"] > MOST_FILES or after["threads"] > MOST_THREADS:
+                growth = after["memory"] - event.values["before"]["memory"]
+                many = after["files"] > MOST_FILES or after["threads"] > MOST_THREADS
+                if many or growth > MOST_GROWTH:
                     yield f"{event.process}: {event.values['before']} became {after}"
-        working = "read" if self.workload == "cache" else "held"
-        if not any(e.kind == working and e.at > self._deadline - CALM for e in events):
+        working = "read" if self.workload.work == "cache" else "held"
+        if not any(
+            e.kind == working and e.at > self._deadline - self._servers.calm for e in events
+        ):
             yield "nobody had anything done at the end, long after the last fault"
 
     def _leftovers(self) -> Iterator[str]:
@@ -223,8 +216,8 @@ class Run:
         yield from left
 
     def _left_now(self) -> Iterator[str]:
-        for server in self._servers:
-            with server.client() as client:
+        for client in self._servers.clients():
+            with client:
                 for key in client.scan_iter():
                     left = client.pttl(key)
                     if b"soak-" in key and not key.endswith((b":fence", b":owner", b":events")):
@@ -250,13 +243,20 @@ def main(argv: list[str]) -> int:
     unknown = set(options.workloads) - set(WORKLOADS)
     if unknown:
         parser.error(f"no such workload: {', '.join(sorted(unknown))}")
+    # Otherwise its servers would outlive it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     failed = False
-    for workload in options.workloads or WORKLOADS:
-        print(f"{workload}: {options.minutes:g} minutes, seed {options.seed}", flush=True)
-        run = Run(workload, options.minutes * 60, options.seed, options.processes)
+    for name in options.workloads or WORKLOADS:
+        if name == "clock" and not SteppedClock.can_run():
+            print("clock: NOT RUN, it needs Linux and a C compiler")
+            continue
+        print(f"{name}: {options.minutes:g} minutes, seed {options.seed}", flush=True)
+        run = Run(name, options.minutes * 60, options.seed, options.processes)
         found = run.violations()
-        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(run.summary.items()))
-        print(f"{workload}: {len(found)} violations; {counts}")
+        for what, counted in (("events", run.summary), ("faults", run.faults)):
+            listed = ", ".join(f"{number} {kind}" for kind, number in sorted(counted.items()))
+            print(f"{name}: {what}: {listed}")
+        print(f"{name}: {len(found)} violations", flush=True)
         for violation, number in Counter(found).most_common(50):
             print(f"  {number} times: {violation}")
         failed = failed or bool(found)

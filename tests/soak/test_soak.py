@@ -27,6 +27,18 @@ def held(
     return event("held", until, process, lock=lock, fence=fence, since=since, asked=asked)
 
 
+def lost(since: float, at: float) -> Event:
+    return event("lost", at, lock="x", fence=1, since=since)
+
+
+def released(asked: float, at: float, lock: str = "x") -> Event:
+    return event("released", at, "thief", lock=lock, asked=asked)
+
+
+def gave_up(asked: float, at: float) -> Event:
+    return event("gave-up", at, lock="x", asked=asked)
+
+
 def wrote(fence: int, number: int, lock: str = "x") -> Event:
     return event("wrote", 0.0, lock=lock, fence=fence, number=number)
 
@@ -71,6 +83,10 @@ def read(value: str, began: float) -> Event:
             "S4: x had fence 6",
             id="fence goes back to before",
         ),
+        pytest.param([held(1, 0, 1), held(2, 30, 31, "b")], "L2: x had no holder", id="forgotten"),
+        pytest.param([lost(0, 1), released(0.5, 0.6)], "S2: a lost x", id="stolen"),
+        pytest.param([gave_up(0, 2.9)], "L5: a waited 2.900 s", id="gave up early"),
+        pytest.param([gave_up(0, 60)], "L5: a waited 60.000 s", id="gave up late"),
         pytest.param([wrote(1, 1), wrote(2, 1)], "went from 1 to 1", id="lost count"),
         pytest.param([computed("v", 0, 2), computed("w", 1, 3)], "C1: k", id="computed twice"),
         pytest.param(
@@ -118,6 +134,10 @@ def test_a_wrong_history_is_found(history: list[Event], finding: str) -> None:
     "history",
     [
         [held(1, 0, 1), held(2, 1, 3, "b"), held(1, 0, 9, lock="y")],
+        [held(1, 0, 1), held(2, 15, 16, "b"), held(1, 0, 1, lock="y")],
+        [lost(0, 1), released(2, 3), released(0, 1, lock="y")],
+        [lost(0, 2.5), released(0.5, 0.6)],  # It was over by itself.
+        [gave_up(0, 2.99), gave_up(0, 5)],
         [wrote(1, 1), wrote(2, 2), wrote(1, 1, lock="y")],
         [computed("v", 0, 2), written("", 1, 1.5), computed("w", 1.6, 3), read("w", 4)],
         [frozen("v", 1, 8), computed("v", 0, 9), computed("w", 8, 9)],

@@ -14,6 +14,7 @@ if '"workload": "gevent"' in sys.argv[-1]:
 
     monkey.patch_all()
 
+import asyncio
 import encodings.idna  # noqa: F401, connecting needs it; an interrupted import would stay broken.
 import faulthandler
 import gc
@@ -23,26 +24,50 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import django
+import psutil
 import redis
+import redis.asyncio
 from django.conf import settings
 from django.core.cache import cache
 from redis.exceptions import RedisError
 
-from django_redis_lock import Lock, LockError, Redlock, events
+from django_redis_lock import (
+    AsyncLock,
+    Lock,
+    LockError,
+    LockNotAcquired,
+    LockNotOwnedError,
+    Redlock,
+    events,
+)
 from django_redis_lock.singleflight.leader import Leader
+from tests.redis_topologies import SentinelServers
 
+from .checker import BLOCKING_TIMEOUT, LIFETIME
 from .history import History
 
 NAMES = 3
+LOCKS = [f"soak-{number}" for number in range(NAMES)]
 #: The file with the Unix time at which all end. It appears when all are ready to begin.
 DEADLINE = "deadline"
-#: Seconds. Short, so that locks of those who were killed are free again within the run, and that a
-#: frozen leader's flight is taken over.
-TIMEOUT = LOCK_FLIGHT_TIMEOUT = 2.0
+#: Seconds. Short, so that a frozen leader's flight is taken over within the run.
+LOCK_FLIGHT_TIMEOUT = 2.0
+#: Seconds without a reply after which redis-py gives up.
+SOCKET_TIMEOUT = 1.0
+LOCK_OPTIONS: dict[str, Any] = {
+    "timeout": LIFETIME,
+    "renew": True,
+    "blocking_timeout": BLOCKING_TIMEOUT,
+}
+#: The share of sections and computations that fail, and of locks that somebody else tries to end.
+FAILING = 0.05
 #: Takes the next number if nobody with a greater fence has been here. KEYS: the greatest fence, the
 #: number. ARGV: fence, the number that was read ('' to read it).
 LEDGER = """
@@ -54,21 +79,35 @@ return tonumber(ARGV[2])
 """
 
 
+#: Of the computation that runs here: when the request was sent that made it the leader, and what
+#: its event is to say.
+TAKEN: ContextVar[float] = ContextVar("taken", default=0.0)
+COMPUTED: ContextVar[dict[str, Any]] = ContextVar("computed")
+
+
 class Interrupted(BaseException):
     """From the signal handler of the workload ``signals``."""
+
+
+class Failed(Exception):
+    """What a section or a computation raises; its caller must get this one and no other."""
 
 
 class Order(NamedTuple):
     """What a process is to do.
 
     Attributes:
+        work: the method of ``Work``.
+        topology: see ``servers.Servers``.
         servers: URLs; more than one for Redlock.
         ledger: URL of a server that nothing happens to.
     """
 
     workload: str
+    work: str
     name: str
     folder: str
+    topology: str
     servers: list[str]
     ledger: str
     seed: int
@@ -83,51 +122,83 @@ class Work:
         self.random = random.Random(order.seed)
         self.ledger = self.new_ledger()
         self.deadline = 0.0
-        self._took = 0.0
 
     def goes_on(self) -> bool:
         return time.time() < self.deadline
 
     def new_ledger(self) -> redis.Redis:
-        # With protocol 3 redis-py begins with HELLO and a whole number: see ``_ledger``.
+        # With protocol 3 redis-py begins with HELLO and a whole number: see ``count``.
         return redis.Redis.from_url(self.order.ledger, protocol=2)
 
-    def client(self, number: int = 0) -> redis.Redis:
-        return redis.Redis.from_url(
-            self.order.servers[number], socket_timeout=1, socket_connect_timeout=1
-        )
+    def client(self, number: int = 0) -> Any:
+        limits = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": SOCKET_TIMEOUT}
+        parts = [urlsplit(url) for url in self.order.servers]
+        addresses = [(str(part.hostname), int(part.port or 0)) for part in parts]
+        if self.order.topology == "sentinel":
+            return redis.Sentinel(addresses, **limits).master_for(SentinelServers.name, **limits)
+        if self.order.topology == "cluster":
+            nodes = [redis.cluster.ClusterNode(*address) for address in addresses]
+            return redis.RedisCluster(startup_nodes=nodes, **limits)
+        return redis.Redis.from_url(self.order.servers[number], **limits)
 
     def lock_factory(self) -> Callable[[str], Any]:
-        options: dict[str, Any] = {"timeout": TIMEOUT, "renew": True, "blocking_timeout": 3.0}
+        options = LOCK_OPTIONS
         if self.order.workload == "redlock":
             clients = [self.client(number) for number in range(len(self.order.servers))]
             return lambda name: Redlock(clients, name, **options)
+        if self.order.topology == "sentinel":
+            # Renewals do not wait for replicas: with them a failover may shorten a lifetime.
+            options = {**options, "renew": False, "replicas": 2}
         client = self.client()
         return lambda name: Lock(client, name, **options)
 
     def section(self, make: Callable[[str], Any]) -> None:
         """Take a lock, count up in the ledger, and say while it is held that it is."""
-        name = f"soak-{self.random.randrange(NAMES)}"
+        name = self.random.choice(LOCKS)
         lock = make(name)
+        visit = Visit(self, lock, name)
+        with visit, lock:
+            visit.begin()
+            time.sleep(self.random.random() * 0.02)
+            visit.end()
+
+    async def asection(self, client: Any) -> None:
+        """The same in a task."""
+        name = self.random.choice(LOCKS)
+        lock = AsyncLock(client, name, **LOCK_OPTIONS)
+        visit = Visit(self, lock, name)
+        with visit:
+            async with lock:
+                visit.begin()
+                await asyncio.sleep(self.random.random() * 0.02)
+                visit.end()
+
+    def steal(self, make: Callable[[str], Any]) -> None:
+        """Try to end a lock that another one holds."""
+        name = self.random.choice(LOCKS)
+        lock = make(name)
+        lock.local.token = b"of nobody"
         asked = time.time()
-        with lock:
-            fence = lock.fence
-            since = self._held(lock, name, fence, asked, time.time())
-            if since is not None:
-                number = self._ledger(name, fence, "")
-                time.sleep(self.random.random() * 0.02)
-                if number >= 0 and self._ledger(name, fence, number + 1) >= 0:
-                    self.history.write("wrote", lock=name, fence=fence, number=number + 1)
-                self._held(lock, name, fence, asked, since)
+        # After a lost reply a release may be taken for done. It is wrong only if a holder lost it.
+        with suppress(LockNotOwnedError):
+            lock.release()
+            self.history.write("released", lock=name, asked=asked)
 
-    def _held(self, lock: Any, name: str, fence: int, asked: float, since: float) -> float | None:
-        at = time.time()
-        if lock.lost:
-            return None
-        self.history.write("held", lock=name, fence=fence, asked=asked, since=min(since, at), at=at)
-        return since
+    def disturb(self) -> None:
+        """What one may do with a cache in the database of the locks; no lock may notice."""
+        name = self.random.choice(LOCKS)
+        change: Callable[[], Any] = self.random.choice(
+            [
+                cache.clear,
+                lambda: cache.delete_pattern("*"),
+                lambda: cache.delete(name),
+                lambda: cache.set(name, "value", 1),
+            ]
+        )
+        change()
 
-    def _ledger(self, name: str, fence: int, number: int | str) -> int:
+    def count(self, name: str, fence: int, number: int | str) -> int:
+        """What LEDGER returns."""
         # Bytes: a signal while hiredis packs a whole number may end the process (hiredis 3.5).
         keys = f"{name}-fence".encode(), f"{name}-number".encode()
         numbers = b"%d" % fence, str(number).encode()
@@ -139,6 +210,10 @@ class Work:
         make = self.lock_factory()
         while self.goes_on():
             self.attempt(lambda: self.section(make))
+            if self.random.random() < FAILING and self.order.workload != "redlock":
+                self.attempt(lambda: self.steal(make))
+            if self.random.random() < FAILING and self.order.topology == "single":
+                self.attempt(self.disturb)
 
     def signals(self) -> None:
         """Every few milliseconds a signal handler raises, wherever the process is."""
@@ -177,19 +252,54 @@ class Work:
             greenlets[victim] = gevent.spawn(work)
         gevent.joinall(greenlets, timeout=10)
 
+    def asyncio(self) -> None:
+        """Tasks, of which some are cancelled wherever they wait."""
+        asyncio.run(self._tasks())
+
+    async def _tasks(self) -> None:
+        self._note_computations()
+        client = redis.asyncio.Redis.from_url(
+            self.order.servers[0],
+            socket_timeout=SOCKET_TIMEOUT,
+            socket_connect_timeout=SOCKET_TIMEOUT,
+        )
+
+        async def work(act: Callable[[], Any]) -> None:
+            while self.goes_on():
+                try:
+                    await act()
+                except (RedisError, LockError, OSError) as error:
+                    self._failed(error)
+                except Exception as error:
+                    self.raised(repr(error))
+                await asyncio.sleep(0.002)
+
+        acts: list[Callable[[], Any]] = [lambda: self.asection(client), self._aread] * 3
+        tasks = [asyncio.create_task(work(act)) for act in acts]
+        while self.goes_on():
+            await asyncio.sleep(self.random.random() * 0.05)
+            victim = self.random.randrange(len(tasks))
+            tasks[victim].cancel()
+            tasks[victim] = asyncio.create_task(work(acts[victim]))
+        await asyncio.wait(tasks, timeout=10)
+        await client.aclose()
+
     def cache(self) -> None:
         """Read through ``get_or_set``, and write and delete what others compute."""
+        self._note_computations()
+        while self.goes_on():
+            self.attempt(self._write if self.random.random() < 0.1 else self._read)
+            time.sleep(0.002)
+
+    def _note_computations(self) -> None:
         events.subscribe(self._on_event)
         take = Leader.take
 
         def noted_take(*arguments: Any, **options: Any) -> Any:
-            self._took = time.time()
+            TAKEN.set(time.time())
             return take(*arguments, **options)
 
         Leader.take = noted_take
-        while self.goes_on():
-            self.attempt(self._write if self.random.random() < 0.1 else self._read)
-            time.sleep(0.002)
 
     def _write(self) -> None:
         key = f"key-{self.random.randrange(NAMES)}"
@@ -203,24 +313,32 @@ class Work:
         self.history.write("written", key=key, began=began, id=value)
 
     def _read(self) -> None:
-        key = f"key-{self.random.randrange(NAMES)}"
+        reading = Reading(self)
 
         def compute() -> str:
-            began = time.time()
-            value = f"{self.order.name} {began:.6f} {self.random.random()}"
+            value = reading.begin()
             time.sleep(0.02)
-            self._computed = {"key": key, "asked": asked, "began": began, "id": value}
-            return value
+            return reading.end(value)
 
-        asked = time.time()
-        value = cache.get_or_set(key, compute, 1)
-        self.history.write("read", key=key, began=asked, id=value)
+        with reading:
+            reading.got(cache.get_or_set(reading.key, compute, 1, stale=reading.stale))
+
+    async def _aread(self) -> None:
+        reading = Reading(self)
+
+        async def compute() -> str:
+            value = reading.begin()
+            await asyncio.sleep(0.02)
+            return reading.end(value)
+
+        with reading:
+            reading.got(await cache.aget_or_set(reading.key, compute, 1, stale=reading.stale))
 
     def _on_event(self, event: object) -> None:
         """Between a computation and the storing of its value."""
-        if isinstance(event, events.Computed):
+        if isinstance(event, events.Computed) and event.error is None:
             kind = "alone" if event.without_redis else "computed"
-            self.history.write(kind, took=self._took, **self._computed)
+            self.history.write(kind, took=TAKEN.get(), **COMPUTED.get())
 
     # -- its end -------------------------------------------------------------------------------
 
@@ -229,10 +347,17 @@ class Work:
         try:
             act()
         except (RedisError, LockError, OSError) as error:
-            self.history.write("failed", error=f"{type(error).__name__}: {error}"[:200])
+            self._failed(error)
             time.sleep(0.01)
         except Exception as error:
-            self.history.write("raised", error=f"{type(error).__name__}: {error}"[:500])
+            self.raised(repr(error))
+
+    def _failed(self, error: Exception) -> None:
+        self.history.write("failed", error=f"{type(error).__name__}: {error}"[:200])
+
+    def raised(self, text: str) -> None:
+        """Note a finding."""
+        self.history.write("raised", error=text[:500])
 
     def run(self) -> None:
         self.history.write("began", pid=os.getpid())
@@ -240,11 +365,97 @@ class Work:
         while not deadline.exists():
             time.sleep(0.01)
         self.deadline = float(deadline.read_text())
-        locks = {"plain": self.locks, "redlock": self.locks, "noeviction": self.locks}
-        work = {**locks, "allkeys-lru": self.locks}.get(self.order.workload)
         before = resources()
-        (work or getattr(self, self.order.workload))()
+        getattr(self, self.order.work)()
         self.history.write("ended", before=before, after=resources())
+
+
+class Visit:
+    """One section, from the call that acquires the lock; a context manager around both."""
+
+    def __init__(self, work: Work, lock: Any, name: str) -> None:
+        self._work, self._lock, self._name = work, lock, name
+        self._asked = time.time()
+        self._fails = work.random.random() < FAILING
+        self._failure: Failed | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        if type(error) is LockNotAcquired:
+            self._work.history.write("gave-up", lock=self._name, asked=self._asked)
+        if self._failure is None or not isinstance(error, Exception):
+            return False
+        if error is not self._failure:
+            self._work.raised(f"C4: {error!r} hid the section's own exception")
+        return True
+
+    def begin(self) -> None:
+        """The lock has been acquired."""
+        self._fence, self._since, self._number = self._lock.fence, time.time(), -1
+        if self._held():
+            self._number = self._work.count(self._name, self._fence, "")
+
+    def end(self) -> None:
+        """The lock is about to be released."""
+        if self._number >= 0:
+            number = self._number + 1
+            if self._work.count(self._name, self._fence, number) >= 0:
+                self._write("wrote", number=number)
+            self._held()
+        if self._fails:
+            self._failure = Failed("in the section")
+            raise self._failure
+
+    def _held(self) -> bool:
+        at = time.time()
+        held, since = not self._lock.lost, min(self._since, at)
+        if held:
+            self._write("held", asked=self._asked, since=since, at=at)
+        else:
+            self._write("lost", since=since, at=at)
+        return held
+
+    def _write(self, kind: str, **values: Any) -> None:
+        self._work.history.write(kind, lock=self._name, fence=self._fence, **values)
+
+
+class Reading:
+    """One read through ``get_or_set``; a context manager around it."""
+
+    def __init__(self, work: Work) -> None:
+        number = work.random.randrange(NAMES)
+        #: One of them is stale before it is gone.
+        self.key, self.stale = f"key-{number}", 3 if number == 0 else 0
+        self._work = work
+        self._asked = time.time()
+        self._fails = work.random.random() < FAILING
+        self._failure: Failed | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        if isinstance(error, Exception) and error is not self._failure:
+            self._work.raised(f"C3: get_or_set raised {type(error).__name__}: {error}")
+        return isinstance(error, Exception)
+
+    def begin(self) -> str:
+        """The computation begins; what it is to return."""
+        self._began = time.time()
+        return f"{self._work.order.name} {self._began:.6f} {self._work.random.random()}"
+
+    def end(self, value: str) -> str:
+        """The computation returns."""
+        if self._fails:
+            self._failure = Failed("in the computation")
+            raise self._failure
+        COMPUTED.set({"key": self.key, "asked": self._asked, "began": self._began, "id": value})
+        return value
+
+    def got(self, value: object) -> None:
+        self._work.history.write("read", key=self.key, began=self._asked, id=value)
 
 
 def resources() -> dict[str, int]:
@@ -254,6 +465,7 @@ def resources() -> dict[str, int]:
     return {
         "threads": threading.active_count(),
         "files": len(list(folder.iterdir())) if folder.exists() else 0,
+        "memory": psutil.Process().memory_info().rss,
     }
 
 
@@ -263,7 +475,12 @@ def main() -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
     os.environ["REDIS_URL"] = order.servers[0]
     django.setup()
-    settings.CACHES["default"]["OPTIONS"]["LOCK_FLIGHT_TIMEOUT"] = LOCK_FLIGHT_TIMEOUT
+    options = settings.CACHES["default"]["OPTIONS"]
+    options["LOCK_FLIGHT_TIMEOUT"] = LOCK_FLIGHT_TIMEOUT
+    if order.workload != "clock":
+        # clear() empties the whole database, but for the locks that are held. What a free lock's
+        # last fence was is forgotten: then the clock must not be set back.
+        del options["LOCK_CLEAR"]
     Work(order).run()
 
 
