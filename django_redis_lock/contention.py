@@ -24,6 +24,7 @@ from django.utils.translation import ngettext
 
 from .conf import Conf
 from .exceptions import LockNotAcquired, TooFewReplicas
+from .middleware import request_of
 from .protocol import HolderInfo, Owner
 
 __all__ = [
@@ -210,17 +211,6 @@ def unavailable(name: str, error: Exception, exit_code: int) -> CommandError:
     answered = isinstance(error, TooFewReplicas)
     why = str(error) if answered else f"the lock {name} could not be requested: {error}"
     return CommandError(" ".join(f"nothing was run: {why}".split()), returncode=exit_code)
-
-
-def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The request in the arguments of a view, or of a method of one; None if there is none."""
-    for argument in (*args[:2], *kwargs.values()):
-        if isinstance(argument, HttpRequest):
-            return argument
-        # Django REST framework wraps Django's request.
-        if isinstance(getattr(argument, "_request", None), HttpRequest):
-            return argument
-    return None
 
 
 # -- ready-made functions --------------------------------------------------------------------

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
 
@@ -35,7 +36,7 @@ from ..transport import (
 )
 from .aio import AsyncMethods
 from .invalidation import flight_ending
-from .reading import MISSING, ObservedRead, cold_read, must_connect, originals, takes_client
+from .reading import MISSING, ObservedRead, cold_read, originals, takes_client
 
 #: The errors of an outage, or of a command that Redis refuses.
 _FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
@@ -44,10 +45,25 @@ T = TypeVar("T")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _ignoring_outages(method: _Method) -> _Method:
-    """``method``, not raising outages if IGNORE_EXCEPTIONS is set, as in django-redis."""
-    decorated: _Method = omit_exception(method)
-    return decorated
+#: Decorates methods that raise no outages if IGNORE_EXCEPTIONS is set.
+_ignoring_outages: Callable[[_Method], _Method] = omit_exception
+
+
+@contextmanager
+def _failing_as_django_redis(redis: Any) -> Iterator[None]:
+    """In its block, an error of ``redis`` becomes the one that django-redis raises."""
+    try:
+        yield
+    except _FAILED as error:
+        raise ConnectionInterrupted(connection=redis) from error
+
+
+def _must_connect(pool: Any) -> bool:
+    """Whether the next connection from ``pool`` is not open yet."""
+    try:
+        return pool._available_connections[-1]._sock is None
+    except IndexError:
+        return True
 
 
 class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
@@ -112,29 +128,24 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def _get_by_tool(self, key: str, missing: Any, version: int | None) -> Any:
         """``get`` of django-redis's client, by way of a tool that observes it."""
         redis = self.client.get_client(write=False)
-        try:
+        with _failing_as_django_redis(redis):
             return self._get_observed(key, version, lambda nkey: (redis.get(nkey), -1))[1]
-        except _FAILED as error:
-            raise ConnectionInterrupted(connection=redis) from error
 
     def _client_get_many(self, names: list[str], version: int | None) -> dict[str, Any]:
         """``get_many`` of django-redis's client, by way of a tool if one observes it."""
         get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
         redis = self.client.get_client(write=False)
         mget = getattr(redis, "mget_nonatomic", redis.mget)
-        try:
-            found: dict[str, Any]
-            _, found = self._observed(
+        with _failing_as_django_redis(redis):
+            found: dict[str, Any] = self._observed(
                 lambda client: get_many(names, version, client=client),
                 lambda *nkeys: (mget(*nkeys), -1),
-            )
+            )[1]
             return found
-        except _FAILED as error:
-            raise ConnectionInterrupted(connection=redis) from error
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
         pool = self._pool
-        if pool is None or not must_connect(pool):
+        if pool is None or not _must_connect(pool):
             return self._read_value(key, version, self._in_flight(key, version))
         with cold_read(server_of(self._lock_client())) as waited:
             flight = self._in_flight(key, version)
@@ -315,20 +326,16 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             return self.client.delete_pattern(pattern, version, prefix, itersize=itersize, **by)
         redis = client or self.client.get_client(write=True)
         keys = redis.get_encoder().encode(self.client.make_pattern(pattern, version, prefix))
-        try:
+        with _failing_as_django_redis(redis):
             return delete_matching(redis, keys, itersize or KEYS_PER_SCRIPT)
-        except _FAILED as error:
-            raise ConnectionInterrupted(connection=redis) from error
 
     @_ignoring_outages
     def incr_version(
         self, key: str, delta: int = 1, version: int | None = None, client: Any = None
     ) -> Any:
         """As in Django, also for None. The value keeps its lifetime."""
-        try:
+        with _failing_as_django_redis(client):
             return self._change_version(self.client, key, delta, version, self._by(client))
-        except _FAILED as error:
-            raise ConnectionInterrupted(connection=client) from error
 
     @_ignoring_outages
     def incr(
@@ -398,10 +405,8 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         if isinstance(self.client, ShardClient):
             return self.client.clear()
         redis = self._lock_client()
-        try:
+        with _failing_as_django_redis(redis):
             empty(redis)
-        except _FAILED as error:
-            raise ConnectionInterrupted(connection=redis) from error
 
     def _by(self, client: Any) -> dict[str, Any]:
         """The argument that makes a method of django-redis's client end flights."""

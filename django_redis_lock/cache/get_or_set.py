@@ -4,8 +4,8 @@ read the value first."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
@@ -14,7 +14,9 @@ from django.utils import timezone, translation
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
+from .. import events
 from ..clock import time
+from ..events import Read
 from ..exceptions import LockNotAcquired
 from ..notices import Work
 from ..singleflight import (
@@ -23,12 +25,14 @@ from ..singleflight import (
     CoordinationError,
     DeferredCall,
     Flights,
+    InProcessFlight,
     Producer,
     Runner,
     Steps,
     ThreadRunner,
+    in_flight,
 )
-from ..transport import asyncio_client
+from ..transport import asyncio_client, server_of
 from .options import GetOrSetOptions, Timeout
 from .reading import MISSING, CacheReader
 
@@ -40,6 +44,11 @@ if TYPE_CHECKING:
 
 class GetOrSet(CacheReader):
     """The part of ``RedisCache`` and ``LocMemCache`` that computes missing values."""
+
+    #: The methods that tools replace to observe reads: see ``originals``.
+    _methods: ClassVar[dict[str, tuple[Any, Any]]]
+    #: Those of them that take what reads give them.
+    _usable: Collection[str] = ("get",)
 
     def get_or_set(
         self,
@@ -172,6 +181,60 @@ class GetOrSet(CacheReader):
                 return value_creator()
 
         return self.get_or_set(key, create, timeout, version)
+
+    # -- a hit ---------------------------------------------------------------------------------
+
+    def _read_or_join(self, key: str, version: int | None) -> Any:
+        """The value, or MISSING, which is also the answer where the caller is to join a computation
+        of this process.
+
+        Raises:
+            ConnectionInterrupted: Redis could not be asked.
+        """
+        raise NotImplementedError
+
+    def _read_many(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        """The stored values, and the error if Redis is down."""
+        raise NotImplementedError
+
+    def _in_flight(self, key: str, version: int | None) -> InProcessFlight | None:
+        """The flight of this process's threads for the value of ``key``."""
+        if not in_flight:
+            return None
+        flight_id = (server_of(self._lock_client()), self._encoded_key(key, version), None)
+        return in_flight.get(flight_id)
+
+    def _is_replaced(self, method: str) -> bool:
+        """Whether a tool observes ``method``: it has replaced it on the class (django-prometheus)
+        or on this instance (Sentry), or its code (Datadog). Then reads go through it."""
+        return not self._is_original(method) and method in self._usable
+
+    def _is_original(self, method: str) -> bool:
+        function, code = self._methods[method]
+        is_own = getattr(type(self), method) is function and function.__code__ is code
+        return is_own and method not in self.__dict__
+
+    def _record_read(
+        self,
+        key: str,
+        group: str | None,
+        result: str,
+        began: float,
+        seconds: float | None = None,
+        values: int = 1,
+    ) -> None:
+        """Count a read, and emit a ``Read``; see there.
+
+        Args:
+            seconds: None: it ends now.
+        """
+        if events.count_read is not None:
+            events.count_read(self, key, group or "", result, values)
+        if events.read_listeners:
+            seconds = time.monotonic() - began if seconds is None else seconds
+            events.emit(Read(self, str(key), group or "", result, values, began, seconds))
 
     # -- one body for threads and tasks --------------------------------------------------------
 

@@ -7,23 +7,20 @@ of them open a connection to a server at a time; the others then reuse a free on
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from redis.exceptions import RedisError
 
-from .. import events
-from ..clock import time
-from ..events import Read, Subject
+from ..events import Subject
 from ..forks import after_fork
 from ..protocol import Call
 from ..singleflight import (
     READ,
     FlightKey,
-    InProcessFlight,
     Runner,
     Steps,
     ThreadRunner,
@@ -42,14 +39,6 @@ COLD_READ_TIMEOUT_SECONDS = 0.25
 
 _cold_reads: WeakKeyDictionary[Server, threading.BoundedSemaphore] = WeakKeyDictionary()
 after_fork(_cold_reads.clear)
-
-
-def must_connect(pool: Any) -> bool:
-    """Whether the next connection from ``pool`` is not open yet."""
-    try:
-        return pool._available_connections[-1]._sock is None
-    except IndexError:
-        return True
 
 
 @contextmanager
@@ -114,37 +103,7 @@ def takes_client(method: Callable[..., Any]) -> bool:
 
 
 class CacheReader(LockCache):
-    """The part of ``RedisCache`` and ``LocMemCache`` that reads for ``get_or_set``."""
-
-    #: The methods that tools replace to observe reads: see ``originals``.
-    _methods: ClassVar[dict[str, tuple[Any, Any]]]
-    #: Those of them that take what reads give them.
-    _usable: Collection[str] = ("get",)
-
-    def _read_or_join(self, key: str, version: int | None) -> Any:
-        """The value, or MISSING, which is also the answer where the caller is to join a computation
-        of this process.
-
-        Raises:
-            ConnectionInterrupted: Redis could not be asked.
-        """
-        raise NotImplementedError
-
-    def _read_many(
-        self, names: list[str], version: int | None
-    ) -> tuple[dict[str, Any], BaseException | None]:
-        """The stored values, and the error if Redis is down."""
-        raise NotImplementedError
-
-    def _is_replaced(self, method: str) -> bool:
-        """Whether a tool observes ``method``: it has replaced it on the class (django-prometheus)
-        or on this instance (Sentry), or its code (Datadog). Then reads go through it."""
-        return not self._is_original(method) and method in self._usable
-
-    def _is_original(self, method: str) -> bool:
-        function, code = self._methods[method]
-        is_own = getattr(type(self), method) is function and function.__code__ is code
-        return is_own and method not in self.__dict__
+    """The part of ``RedisCache`` and ``LocMemCache`` that reads a value with its lifetime."""
 
     def _read_observed(self, runner: Runner, steps: Steps, key: str, version: int | None) -> Steps:
         """What ``steps`` read, and the value that ``get`` makes of it, or MISSING. In an event loop
@@ -188,33 +147,6 @@ class CacheReader(LockCache):
     def subject_of(self, key: str, group: str) -> Subject:
         """The value of ``key`` as events have it."""
         return Subject.of(key, group, "", server_of(self._lock_client()), self)
-
-    def _record_read(
-        self,
-        key: str,
-        group: str | None,
-        result: str,
-        began: float,
-        seconds: float | None = None,
-        values: int = 1,
-    ) -> None:
-        """Count a read, and emit a ``Read``; see there.
-
-        Args:
-            seconds: None: it ends now.
-        """
-        if events.count_read is not None:
-            events.count_read(self, key, group or "", result, values)
-        if events.read_listeners:
-            seconds = time.monotonic() - began if seconds is None else seconds
-            events.emit(Read(self, str(key), group or "", result, values, began, seconds))
-
-    def _in_flight(self, key: str, version: int | None) -> InProcessFlight | None:
-        """The flight of this process's threads for the value of ``key``."""
-        if not in_flight:
-            return None
-        flight_id = (server_of(self._lock_client()), self._encoded_key(key, version), None)
-        return in_flight.get(flight_id)
 
     def _encoded_key(self, key: str, version: int | None) -> bytes:
         made = self.make_key(key, version=version)

@@ -17,10 +17,9 @@ from django.core.management.base import BaseCommand
 from django.views import View
 from redis.exceptions import RedisError
 
-from ..contention import Conflict, request_of, unavailable
+from ..contention import Conflict, unavailable
 from ..exceptions import LockError
-from ..middleware import RequestActivity
-from ..protocol import doing
+from ..middleware import RequestActivity, doing, request_of
 from ..transport import is_outage
 from .key_template import bound_method, namer
 from .on_lost import CommandTerminator, release_on_sigterm

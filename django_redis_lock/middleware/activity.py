@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -18,13 +19,36 @@ from django.utils.encoding import escape_uri_path
 from django.utils.functional import LazyObject, empty
 
 from ..conf import Conf
-from ..protocol import activity, doing
+from ..protocol import activity
 
 _CONF = Conf()
 #: Characters of a path.
 MAX_PATH_LENGTH = 120
 #: An id comes from the client, if no proxy replaces it.
 REQUEST_ID = re.compile(r"[\w.:/+=-]{1,64}", re.ASCII)
+
+
+@contextmanager
+def doing(what: object) -> Iterator[None]:
+    """Locks acquired in this block are held for ``what``; ``str(what)`` is called in another
+    thread, so it must not query a database."""
+    before = activity.get()
+    activity.set(what)
+    try:
+        yield
+    finally:
+        activity.set(before)
+
+
+def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The request in the arguments of a view, or of a method of one; None if there is none."""
+    for argument in (*args[:2], *kwargs.values()):
+        if isinstance(argument, HttpRequest):
+            return argument
+        # Django REST framework wraps Django's request.
+        if isinstance(getattr(argument, "_request", None), HttpRequest):
+            return argument
+    return None
 
 
 class RequestActivity:

@@ -63,7 +63,6 @@ from .owner import activity as activity
 from .owner import as_bytes as as_bytes
 from .owner import bounded as bounded
 from .owner import described as described
-from .owner import doing as doing
 from .owner import encodable as encodable
 from .owner import fields_of as fields_of
 from .owner import fingerprint as fingerprint

@@ -8,8 +8,7 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -197,18 +196,6 @@ MAX_LENGTH = 200
 PROGRAMS = ("manage.py", "django-admin", "django")
 
 activity: ContextVar[object] = ContextVar("django_redis_lock_activity", default=None)
-
-
-@contextmanager
-def doing(what: object) -> Iterator[None]:
-    """Locks acquired in this block are held for ``what``; ``str(what)`` is called in another
-    thread, so it must not query a database."""
-    before = activity.get()
-    activity.set(what)
-    try:
-        yield
-    finally:
-        activity.set(before)
 
 
 def described(what: object) -> str:

@@ -31,8 +31,8 @@ from django_redis_lock.admin.lock_ref import Ref
 from django_redis_lock.inventory import listing as inventory
 from django_redis_lock.inventory.listing import LOCK
 from django_redis_lock.locking.history import note_call
+from django_redis_lock.middleware import doing
 from django_redis_lock.models import HeldLock
-from django_redis_lock.protocol import doing
 from django_redis_lock.protocol.keys import events_key, lock_keys
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.execute import run
