@@ -55,6 +55,8 @@ def locked(target: Any = None, /, **options: Any) -> Any:
         wait_for_redis: while waiting, also wait for a Redis that cannot be reached.
         min_hold: seconds the lock stays taken even if the work ends earlier, by the server's clock.
         max_hold: seconds after which the lock is no longer renewed.
+        reentrant: let a thread or task that holds the lock, by a use of ``locked()`` or a lock that
+            is reentrant, too, run this code at once; the outermost releases the lock.
         release: ``"transaction"``: if a database transaction is open when the work ends, release
             the lock when the transaction has ended; ``"now"``: release it when the work ends.
         on_conflict: called with a ``Conflict`` and the arguments of the call when the lock is
@@ -100,7 +102,7 @@ class Locked:
     """A decorator and a context manager.
 
     Several threads and tasks may enter it, also at the same time. Each entry acquires a separate
-    lock object with the same name, so a nested entry finds the lock taken.
+    lock object with the same name, so a nested entry finds the lock taken, unless ``reentrant``.
     """
 
     def __init__(self, options: Options) -> None:

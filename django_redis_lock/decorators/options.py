@@ -53,6 +53,7 @@ class LockOptions(TypedDict, total=False):
     group: str | None
     warn_after: float | None
     replicas: int | None
+    reentrant: bool
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Options:
     on_redis_down: str | None = None
     critical: bool = False
     replicas: int | None = None
+    reentrant: bool = False
     several: tuple[str, ...] = field(default=(), init=False)
 
     @classmethod
@@ -126,8 +128,9 @@ class Options:
         _check_code("status_code", self.status_code, 100, 599)
         for name in ("exit_code", "lost_exit_code", "unavailable_exit_code"):
             _check_code(name, getattr(self, name), 0, 255)
-        if not isinstance(self.wait_for_redis, bool):
-            raise TypeError(f"wait_for_redis must be True or False, not {self.wait_for_redis!r}")
+        for name in ("wait_for_redis", "reentrant"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, not {value!r}")
         if self.wait_for_redis and not self.blocking:
             raise ValueError("wait_for_redis needs blocking=True")
 

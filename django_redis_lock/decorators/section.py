@@ -23,7 +23,7 @@ from ..conf import SETTING, Conf
 from ..contention import Conflict
 from ..events import as_group
 from ..exceptions import LockError
-from ..locking import AsyncLock, BaseLock, Lock, in_background
+from ..locking import AsyncLock, BaseLock, Lock, in_background, is_inside
 from ..protocol import printable
 from ..transport import Steps, adrive, drive, is_outage
 from . import transactions
@@ -213,6 +213,7 @@ class Section:
             "label": given.label or defaults.label,
             "group": given.group or (defaults.group and as_group(defaults.group)),
             "warn_after": given.warn_after,
+            "reentrant": given.reentrant,
             # Each call has its own lock object, which all threads of the call may use.
             "thread_local": False,
         }
@@ -256,8 +257,8 @@ class Section:
         if isinstance(again, Lock) and _is_held_here(again) and not again.lost:
             self.lock, self._taken_up = again, True
         else:
-            self._refuse_to_wait_for_itself()
             self.lock = self._new_lock()
+            self._refuse_to_wait_for_itself()
             if not (yield from self._acquire(on_wait)):
                 return False
         self.lock._entered()
@@ -267,10 +268,12 @@ class Section:
 
     def _refuse_to_wait_for_itself(self) -> None:
         mine = (self._key, caller())
-        if self.options.blocking and any((e.key, e.caller) == mine for e in _entered.get()):
+        if not self.options.blocking or is_inside(self.lock):
+            return
+        if any((e.key, e.caller) == mine for e in _entered.get()):
             raise LockError(
-                "This call already holds the lock and would wait for itself; locks of locked() "
-                "cannot be entered twice",
+                "This call already holds the lock and would wait for itself; give reentrant=True "
+                "to both uses of locked()",
                 self.name,
             )
 

@@ -27,7 +27,7 @@ from ..locking import AsyncLock, Hold, Lock, LockOperations
 from ..notices import get_logger
 from ..protocol import AcquireRequest, HolderInfo, Owner, named_token, new_token, printable
 from ..redlock import AsyncRedlock, Redlock
-from ..transport import Breaker, Server, Steps, is_outage, server_of
+from ..transport import Breaker, Steps, is_outage
 from .file_lock import LocalLock, pauses
 
 logger = get_logger("django_redis_lock.outage")
@@ -183,13 +183,9 @@ class Fallback(LockOperations):
 
     def _file_lock(self) -> LocalLock:
         """This host's lock."""
-        servers = ",".join(sorted(server.breaker.server for server in self._asked()))
+        servers = ",".join(sorted(server.breaker.server for server in self._servers))
         shown = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
         return LocalLock(b"%b\0%b" % (servers.encode(), self.keys.lock), shown, self._local_folder)
-
-    def _asked(self) -> tuple[Server, ...]:
-        found = getattr(self, "servers", None)
-        return found if found is not None else (server_of(self.redis),)
 
     def _new_hold(self) -> FallbackHold:
         hold = FallbackHold(
@@ -209,7 +205,7 @@ class Fallback(LockOperations):
         """Record that the caller holds the lock without Redis."""
         self.local.hold, self.local.token = hold, hold.token
         self.local.renewal, self.local.file_lock = None, file_lock
-        breakers = [server.breaker for server in self._asked()]
+        breakers = [server.breaker for server in self._servers]
         breaker = next((b for b in breakers if b.failing), breakers[0])
         breaker.fallbacks += 1
         if events.listeners:
@@ -234,10 +230,10 @@ class Fallback(LockOperations):
 
     def _end_fallback(self) -> None:
         self.local.hold.end()
-        self.local.token = None
+        self.local.token = self.local.entry = None
         self._release_file(self.local.file_lock)
 
-    def _leave_to_keeper(self) -> None:
+    def _hand_to_keeper(self) -> None:
         """Finish a call that was interrupted: the lock of this host is released."""
         hold: Hold | None = self.local.hold
         if hold is None or hold.from_parent_process or (hold.is_valid and not hold.by_this_thread):
@@ -245,7 +241,7 @@ class Fallback(LockOperations):
         if isinstance(hold, FallbackHold):
             self._end_fallback()
         else:
-            super()._leave_to_keeper()
+            super()._hand_to_keeper()
             self._release_file(self.local.file_lock)
 
     def _undo(self, before: tuple[Any, Any, Any]) -> None:

@@ -10,6 +10,7 @@ from .history import read_events as read_events
 from .hold import Hold as Hold
 from .hold import Renewal as Renewal
 from .hold import Renewals as Renewals
+from .local_state import is_inside as is_inside
 from .lock import Lock as Lock
 from .lock import unwinding as unwinding
 from .operations import LockOperations as LockOperations

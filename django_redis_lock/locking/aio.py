@@ -12,15 +12,13 @@ import inspect
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from contextvars import ContextVar
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary
 
 from ..exceptions import LockLost, LockNotAcquired
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, Owner, check_seconds
 from ..transport import Answer, adrive, arun, cancellable
 from .hold import BROKEN, Hold, lost_logger
+from .local_state import Entry, Task, TaskState, acting_task, enter_again, note_entry, under_way
 from .operations import LockOperations
 from .replication import Confirmed, aconfirm
 from .waiting import Refusal, TaskWaiter, in_background
@@ -30,48 +28,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Task = asyncio.Task[Any] | None
-
-
-class _OfTheTask:
-    """An attribute of ``TaskState``: that of the state of the task that acts."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, state: TaskState, owner: type) -> Any:
-        return getattr(state._mine(), self._name)
-
-    def __set__(self, state: TaskState, value: Any) -> None:
-        setattr(state._mine(), self._name, value)
-
-
-class TaskState:
-    """What each task knows through one handle; see ``for_the_caller``."""
-
-    token, hold, renewal, file_lock = _OfTheTask(), _OfTheTask(), _OfTheTask(), _OfTheTask()
-
-    def __init__(self, token: bytes | None) -> None:
-        self._initial = token
-        self._states: WeakKeyDictionary[asyncio.Task[Any], SimpleNamespace] = WeakKeyDictionary()
-        self._of_no_task = self._new()
-
-    def _new(self) -> SimpleNamespace:
-        return SimpleNamespace(token=self._initial, hold=None, renewal=None, file_lock=None)
-
-    def _mine(self) -> SimpleNamespace:
-        task = _acting()
-        if task is None:
-            return self._of_no_task
-        state = self._states.get(task)
-        if state is None:
-            state = self._states[task] = self._new()
-        return state
-
-
-#: The task that called the method under way, and the one that runs it.
-_under_way: ContextVar[tuple[Task, Task]]
-_under_way = ContextVar("django_redis_lock_under_way", default=(None, None))
 
 
 def for_the_caller(
@@ -82,16 +38,16 @@ def for_the_caller(
 
     @functools.wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
-        return act(_acting(), *args, **options)
+        return act(acting_task(), *args, **options)
 
     async def act(caller: Task, *args: P.args, **options: P.kwargs) -> T:
         running = asyncio.current_task()
-        before = _under_way.set((caller or running, running))
+        before = under_way.set((caller or running, running))
         try:
             return await method(*args, **options)
         finally:
             with suppress(ValueError):  # Thrown away half-way, with its loop: another's context.
-                _under_way.reset(before)
+                under_way.reset(before)
 
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(call)
@@ -99,16 +55,6 @@ def for_the_caller(
         # What asyncio itself marks with; there is no public name for it.
         call._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
     return call
-
-
-def _acting() -> Task:
-    """For which task this one acts: for itself, unless it runs what another has called."""
-    try:
-        running = asyncio.current_task()
-    except RuntimeError:
-        return None
-    caller, runner = _under_way.get()
-    return caller if runner is running else running
 
 
 class AsyncLock(LockOperations):
@@ -136,7 +82,12 @@ class AsyncLock(LockOperations):
         Cancelling it leaves no trace."""
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
         try:
-            return await adrive(self._acquire_steps(request, wait))
+            if self.reentrant and enter_again(self):
+                return True
+            acquired = await adrive(self._acquire_steps(request, wait))
+            if self.reentrant and acquired:
+                note_entry(self)
+            return acquired
         except Exception:
             raise
         except BaseException as error:
@@ -166,14 +117,15 @@ class AsyncLock(LockOperations):
     @for_the_caller
     async def release(self) -> None:
         """As ``Lock.release``."""
-        hold: Hold | None = self.local.hold
+        before = self._state()
         try:
-            await adrive(self._release_steps())
+            if not self._leave_inner():
+                await adrive(self._release_steps())
         except Exception:
             raise
         except BaseException:
-            if self.local.hold is hold:  # Or a task that shares this handle has the lock by now.
-                self._leave_to_keeper()
+            if self.local.hold is before[1]:  # Or a task that shares this handle has it by now.
+                self._leave_to_keeper(before)
             raise
 
     @for_the_caller
@@ -185,7 +137,7 @@ class AsyncLock(LockOperations):
     @for_the_caller
     async def reacquire(self) -> Literal[True]:
         """As ``Lock.reacquire``."""
-        return await self._change("reacquire", self.timeout or 1.0, True)
+        return await self._change("reacquire", self._lifetime or 1.0, True)
 
     async def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
         return await adrive(self._change_steps(verb, seconds, replace))
@@ -230,16 +182,25 @@ class AsyncLock(LockOperations):
 
     def _entered(self) -> None:
         super()._entered()
-        if self.cancel_on_lost:
-            hold: Hold = self.local.hold
+        hold: Hold = self.local.hold
+        if self.cancel_on_lost and hold.cancellation is None:
             hold.cancellation = LossCancellation()
+            hold.cancellation.depth = self._depth()
             if hold.lost:
                 hold.cancellation.request()
+
+    def _depth(self) -> int:
+        entry: Entry | None = self.local.entry
+        return 0 if entry is None else entry.depth
 
     def _is_cancelled_by_loss(self, error: BaseException | None) -> bool:
         """The block ends with ``error``: whether this lock has cancelled it."""
         hold: Hold | None = self.local.hold
-        return bool(hold and hold.cancellation and hold.cancellation.has_caused(error))
+        cancellation = hold.cancellation if hold else None
+        if hold is None or cancellation is None or cancellation.depth != self._depth():
+            return False  # If any, that of a block around this one.
+        hold.cancellation = None
+        return bool(cancellation.has_caused(error))
 
     def _lost_error(self) -> LockLost:
         return LockLost("The lock was lost, so its task was cancelled", self._shown)
@@ -282,6 +243,9 @@ class LossCancellation:
     does when the time is over: at most once, and not after the block has ended. The block then
     raises ``LockLost`` instead of the ``CancelledError``, unless another caller has cancelled the
     task too."""
+
+    #: How often the task was inside the lock, by re-entry, when the block began.
+    depth = 0
 
     def __init__(self) -> None:
         task = asyncio.current_task()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable
 from functools import cached_property
 from inspect import iscoroutinefunction
-from types import SimpleNamespace
 from typing import Any
 
 from .. import events
@@ -33,17 +31,8 @@ from ..protocol import (
 )
 from ..transport import Server, is_cluster, may_have_run, server_of
 from .hold import Hold, Renewal, Renewals
+from .local_state import Entry, SharedState, ThreadState
 from .waiting import unregister
-
-
-class ThreadState(threading.local):
-    """What one thread knows through one handle; the token is where redis-py keeps it."""
-
-    def __init__(self, token: bytes | None = None) -> None:
-        self.token = token
-        self.hold: Hold | None = None
-        self.renewal: Any = None
-        self.file_lock: Any = None
 
 
 class BaseLock:
@@ -77,6 +66,9 @@ class BaseLock:
             counts, so that it outlives a failover to any of them.
         grant_timeout: seconds a waiter has to take up a lock that is passed to it; the same on
             all hosts.
+        reentrant: whether a thread (a task, for ``AsyncLock``) that holds the lock takes it once
+            more, without a round trip, also by another lock object of the same name that is
+            reentrant, too. The lock is released with the last ``release``.
 
     Attributes:
         cache: the cache backend it came from, None if from none.
@@ -114,6 +106,7 @@ class BaseLock:
         id: str | bytes | None = None,
         replicas: int = 0,
         grant_timeout: float = 2.0,
+        reentrant: bool = False,
     ) -> None:
         self.redis = redis
         self.name = check_name(name)
@@ -151,11 +144,14 @@ class BaseLock:
         self.warns_after = warn_after or longest_hold(renew, self.timeout, self.max_hold) * 0.8
         self.keys = lock_keys(self._encode(self.name), is_cluster(redis))
         self.id = None if id is None else self._encode(check_token(id))
+        self.reentrant = bool(reentrant)
+        if self.reentrant and id is not None:
+            raise ValueError("reentrant and id exclude each other: a token does not name a caller")
         self.local: Any = self._new_state()
 
     def _new_state(self) -> Any:
         state = ThreadState(self.id)
-        return state if self.thread_local else SimpleNamespace(**vars(state))
+        return state if self.thread_local else SharedState(**vars(state))
 
     def _encode(self, value: str | bytes) -> bytes:
         encoded: bytes = self.redis.get_encoder().encode(value)
@@ -226,6 +222,8 @@ class BaseLock:
         """What one call of ``acquire`` asks for, and the seconds it may wait (0: one try)."""
         pause = self.sleep if sleep is None else check_seconds("sleep", sleep, zero=True)
         wait = self.blocking_timeout if blocking_timeout is None else check_wait(blocking_timeout)
+        if token is not None and self.reentrant:
+            raise ValueError("a reentrant lock chooses its token: another cannot go in by it")
         if not (self.blocking if blocking is None else blocking):
             wait = 0.0
         if wait is None:
@@ -258,7 +256,8 @@ class BaseLock:
         if endless and self.thread_local and hold is not None and hold.is_valid:
             raise LockError(
                 "This handle holds the lock already, in this very thread or task, and would wait "
-                "for itself for ever; release it first, or give a blocking_timeout",
+                "for itself for ever; release it first, give a blocking_timeout, or make it with "
+                "reentrant=True",
                 self._shown,
             )
 
@@ -303,15 +302,17 @@ class BaseLock:
         hold: Hold | None = self.local.hold
         if hold is None:
             return release_call(self.keys, token, new_token(), self.grant_timeout)
-        of_this = (self.min_hold, hold.fence, hold.attempt)
+        entry = self.local.entry
+        min_hold = self.min_hold if entry is None else entry.min_hold
+        of_this = (min_hold, hold.fence, hold.attempt)
         return release_call(self.keys, token, new_token(), self.grant_timeout, *of_this)
 
-    def _forget(self, before: tuple[Any, Any, Any], released: bool) -> None:
+    def _forget(self, before: tuple[Any, ...], released: bool) -> None:
         """The server has answered: the token of ``before``, the state at the call, is of no use any
         more."""
-        _, hold, renewal = before
+        _, hold, renewal, *_ = before
         if self.local.hold is hold:  # Or somebody who shares this handle has the lock by now.
-            self.local.token = self.local.renewal = None
+            self.local.token = self.local.renewal = self.local.entry = None
         if released and renewal is not None:
             renewal.emit("released")
 
@@ -325,6 +326,9 @@ class BaseLock:
 
     def _entered(self) -> None:
         """The lock was taken by ``with``."""
+        entry: Entry | None = self.local.entry
+        if entry is not None and entry.depth > 1:
+            return  # The block around this one is left after it.
         if self.local.renewal is not None:  # There is none for a lock taken without Redis.
             self.local.renewal.entered(self.grant_timeout, self.min_hold)
 
@@ -346,36 +350,40 @@ class BaseLock:
             if noted != unsent:
                 self._hand_over(request.give_back(*noted))
 
-    def _state(self) -> tuple[Any, Any, Any]:
+    def _state(self) -> tuple[Any, ...]:
         """What this thread or task knows through this handle."""
-        return self.local.token, self.local.hold, self.local.renewal
+        local = self.local
+        entry: Entry | None = local.entry
+        times = 0 if entry is None else entry.times(local)
+        return local.token, local.hold, local.renewal, entry, times
 
-    def _undo(self, before: tuple[Any, Any, Any]) -> None:
+    def _undo(self, before: tuple[Any, ...]) -> None:
         """An acquisition that its caller will never hear of was none."""
         local = self.local
+        entry: Entry | None = local.entry
+        if entry is not None and entry.times(local) > before[4] and entry.leave(local):
+            return
         hold: Hold | None = local.hold
         if hold is None or hold is before[1] or not hold.by_this_thread:
             return  # It was not noted, or the lock is another thread's, which shares this handle.
         hold.end()
         if local.renewal is not None and local.renewal is not before[2]:
             local.renewal.discard()
-        local.token, local.hold, local.renewal = before
+        local.token, local.hold, local.renewal, local.entry, _ = before
 
-    def _leave_to_keeper(self) -> None:
-        """The caller was cancelled or interrupted while it released the lock: perhaps nothing was
-        sent yet, so the keeper releases it."""
-        hold: Hold | None = self.local.hold
-        if self.local.token is None or (hold is not None and hold.from_parent_process):
-            return
-        if hold is not None and hold.is_valid and not hold.by_this_thread:
-            return  # That of another thread, which shares this handle, and has it after us.
-        release = self._release_call(self._owned_token("release"))
-        self._stop_renewal()
-        self._hand_over(release)
-        self.local.token = self.local.renewal = None
+    @property
+    def _servers(self) -> tuple[Server, ...]:
+        """All servers where the lock is kept."""
+        return (server_of(self.redis),)
+
+    @property
+    def _lifetime(self) -> float | None:
+        """The lifetime of the lock that the caller holds: that of the first acquisition."""
+        entry: Entry | None = self.local.entry
+        return self.timeout if entry is None else entry.timeout
 
     def _hand_over(self, release: Call) -> None:
-        keeper().add(DeferredRelease(server_of(self.redis), release, self.timeout))
+        keeper().add(DeferredRelease(server_of(self.redis), release, self._lifetime))
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
         """The holder has had the lifetime changed by what was sent at ``asked_at``."""

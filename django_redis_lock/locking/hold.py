@@ -101,6 +101,8 @@ class Hold:
         self.activity = activity.get()
         self._thread_id = threading.get_ident()
         self.on_lost = on_lost
+        #: Those of who has gone in again; see ``Entry``.
+        self.inner_on_lost: Any = None
         #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
         self.cancellation: Any = None
         self.subject = subject
@@ -209,17 +211,13 @@ class Hold:
             if self.ended or self._lost:
                 return False
             self._lost = self.ended = True
-        held = self.now() - self.began
-        lost_logger.error(
-            "Lost the lock %s (fence %d, held for %.3f s): %s",
-            printable(self.keys.lock),
-            self.fence,
-            held,
-            reason,
-        )
+        name, held = printable(self.keys.lock), self.now() - self.began
+        words = "Lost the lock %s (fence %d, held for %.3f s): %s"
+        lost_logger.error(words, name, self.fence, held, reason)
         if events.listeners and self.subject is not None:
             events.emit(Lost(self.subject, held, reason, self.fence))
-        for tell in (self.on_lost, self.cancellation and self.cancellation.request):
+        inner = (self.inner_on_lost or {}).values()
+        for tell in (self.on_lost, *inner, self.cancellation and self.cancellation.request):
             if tell is not None:
                 try:
                     tell()

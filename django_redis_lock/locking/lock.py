@@ -13,6 +13,7 @@ from ..exceptions import LockNotAcquired
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, Owner, check_seconds
 from ..transport import Answer, drive, run
 from .hold import BROKEN, Hold, lost_logger
+from .local_state import enter_again, note_entry
 from .operations import LockOperations
 from .replication import Confirmed, confirm
 from .waiting import Refusal, ThreadWaiter
@@ -60,7 +61,12 @@ class Lock(LockOperations):
         request, wait = self._request(sleep, blocking, blocking_timeout, token)
         before = self._state()
         try:
-            return drive(self._acquire_steps(request, wait))
+            if self.reentrant and enter_again(self):
+                return True
+            acquired = drive(self._acquire_steps(request, wait))
+            if self.reentrant and acquired:
+                note_entry(self)
+            return acquired
         except Exception:
             raise
         except BaseException as error:
@@ -94,14 +100,15 @@ class Lock(LockOperations):
             redis.exceptions.RedisError: Redis could not be asked. The handle still knows its
                 token, so ``release`` can be called again.
         """
-        hold: Hold | None = self.local.hold
+        before = self._state()
         try:
-            drive(self._release_steps())
+            if not self._leave_inner():
+                drive(self._release_steps())
         except Exception:
             raise
         except BaseException:
-            if self.local.hold is hold:  # Or a user of this handle has the lock by now.
-                self._leave_to_keeper()
+            if self.local.hold is before[1]:  # Or a user of this handle has the lock by now.
+                self._leave_to_keeper(before)
             raise
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
@@ -116,7 +123,7 @@ class Lock(LockOperations):
 
     def reacquire(self) -> Literal[True]:
         """Reset the lock's lifetime to ``timeout``. Raises as ``extend`` does."""
-        return self._change("reacquire", self.timeout or 1.0, True)
+        return self._change("reacquire", self._lifetime or 1.0, True)
 
     def _change(self, verb: str, seconds: float, replace: bool) -> Literal[True]:
         return drive(self._change_steps(verb, seconds, replace))
@@ -175,6 +182,7 @@ class Lock(LockOperations):
         raise LockNotAcquired.from_held(self._shown, drive(self._holder_in_the_way()))
 
     def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
+        before = self._state()
         try:
             hold = self.local.hold
             if hold is not None and hold.from_parent_process:
@@ -184,7 +192,7 @@ class Lock(LockOperations):
             if not self._hide_release_error(error, exc_value is not None):
                 raise
         except BaseException:
-            self._leave_to_keeper()
+            self._leave_to_keeper(before)
             raise
 
 

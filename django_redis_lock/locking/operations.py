@@ -34,6 +34,7 @@ from .base import BaseLock
 from .heartbeat import question_about, with_answer
 from .history import note_vanished
 from .hold import Hold
+from .local_state import Entry
 from .replication import patience_of
 from .waiting import Refusal, queues
 
@@ -142,6 +143,44 @@ class LockOperations(BaseLock):
             self._not_owned("release")
         self._emit_released(hold)
 
+    def _leave_inner(self) -> bool:
+        """Whether the caller has gone in more than once, and is out once now.
+
+        Raises:
+            LockNotOwnedError: so it is, and the lock was lost.
+        """
+        entry: Entry | None = self.local.entry
+        if entry is None or not entry.leave(self.local):
+            return False
+        if entry.hold.lost:
+            self._not_owned("release")
+        return True
+
+    def _leave_to_keeper(self, before: tuple[Any, ...] | None = None) -> None:
+        """The caller was cancelled or interrupted while it released the lock.
+
+        Args:
+            before: the state when the release began.
+        """
+        entry: Entry | None = self.local.entry
+        inside = 0 if entry is None else entry.times(self.local)
+        if before is not None and inside < before[4]:
+            return  # It is out.
+        if entry is None or not entry.leave(self.local):
+            self._hand_to_keeper()
+
+    def _hand_to_keeper(self) -> None:
+        """Perhaps nothing was sent yet, so the keeper releases the lock."""
+        hold: Hold | None = self.local.hold
+        if self.local.token is None or (hold is not None and hold.from_parent_process):
+            return
+        if hold is not None and hold.is_valid and not hold.by_this_thread:
+            return  # That of another thread, which shares this handle, and has it after us.
+        release = self._release_call(self._owned_token("release"))
+        self._stop_renewal()
+        self._hand_over(release)
+        self.local.token = self.local.renewal = self.local.entry = None
+
     # -- extend and reacquire ----------------------------------------------------------------
 
     def _change_steps(self, verb: str, seconds: float, replace: bool) -> Steps[Literal[True]]:
@@ -166,7 +205,7 @@ class LockOperations(BaseLock):
 
     def _extend_call(self, verb: str, seconds: Any, replace: bool) -> Call:
         token = self._owned_token(verb)
-        if self.timeout is None:
+        if self._lifetime is None:
             raise LockError(f"Cannot {verb} a lock with no timeout", self._shown)
         amount = milliseconds(check_seconds("the time to extend by", seconds))
         hold: Hold | None = self.local.hold

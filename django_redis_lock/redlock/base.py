@@ -215,6 +215,10 @@ class Quorum(LockOperations):
     def servers(self) -> tuple[Server, ...]:
         return tuple(server_of(client) for client in self.redis)
 
+    @property
+    def _servers(self) -> tuple[Server, ...]:
+        return self.servers
+
     def _encode(self, value: str | bytes) -> bytes:
         encoded: bytes = self.redis[0].get_encoder().encode(value)
         return encoded

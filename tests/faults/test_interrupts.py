@@ -311,6 +311,29 @@ def test_a_lock_that_is_passed_on(client: redis.Redis) -> None:
     each_point(attempt, function="server.can_read", meanwhile=holder.release)
 
 
+def test_going_in_again(client: redis.Redis) -> None:
+    """Who goes in again leaves the lock to the block around it, and that one releases it."""
+
+    def make() -> Lock:
+        return Lock(client, NAME, timeout=60, renew=True, reentrant=True)
+
+    def attempt(points: Points) -> None:
+        prepare(client)
+        outer, inner = make(), make()
+        with outer:
+            try:
+                with points.watched(), inner:
+                    assert inner.fence == outer.fence
+            except Interrupt:
+                assert inner.local.token is None or points.at_the_end, points.where
+            del inner
+            assert outer.owned(), points.where
+            assert outer.local.entry.depth == 1, points.where
+        expect_free(client, points)
+
+    each_point(attempt, modules=("django_redis_lock.",))
+
+
 def redlock(servers: list[redis.Redis], folder: Path) -> Lock:
     return Redlock(servers, NAME, timeout=60, grant_timeout=GRANT, renew=True)
 

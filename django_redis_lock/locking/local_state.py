@@ -1,0 +1,204 @@
+"""What a thread or task knows through a lock object, and re-entry: a caller that holds a lock takes
+it once more, also by another lock object of that name. No input or output here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from .hold import Hold
+
+Task = asyncio.Task[Any] | None
+
+#: The task that called the method under way, and the one that runs it.
+under_way: ContextVar[tuple[Task, Task]]
+under_way = ContextVar("django_redis_lock_under_way", default=(None, None))
+
+
+def acting_task() -> Task:
+    """For which task this one acts: for itself, unless it runs what another has called. None where
+    no task runs."""
+    try:
+        running = asyncio.current_task()
+    except RuntimeError:
+        return None
+    caller, runner = under_way.get()
+    return caller if runner is running else running
+
+
+class ThreadState(threading.local):
+    """What one thread knows through one handle; the token is where redis-py keeps it."""
+
+    def __init__(self, token: bytes | None = None) -> None:
+        self.token = token
+        self.hold: Hold | None = None
+        self.renewal: Any = None
+        self.file_lock: Any = None
+        self.entry: Entry | None = None
+
+
+class SharedState(SimpleNamespace):
+    """The same for all threads or tasks."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # two of them never are the same
+
+
+class _OfTheTask:
+    """An attribute of ``TaskState``: that of the state of the task that acts."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, state: TaskState, owner: type) -> Any:
+        return getattr(state._mine(), self._name)
+
+    def __set__(self, state: TaskState, value: Any) -> None:
+        setattr(state._mine(), self._name, value)
+
+
+class TaskState:
+    """What each task knows through one handle; see ``for_the_caller``."""
+
+    token, hold, renewal = _OfTheTask(), _OfTheTask(), _OfTheTask()
+    file_lock, entry = _OfTheTask(), _OfTheTask()
+
+    def __init__(self, token: bytes | None) -> None:
+        self._initial = token
+        self._states: WeakKeyDictionary[asyncio.Task[Any], SimpleNamespace] = WeakKeyDictionary()
+        self._of_no_task = self._new()
+
+    def _new(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            token=self._initial, hold=None, renewal=None, file_lock=None, entry=None
+        )
+
+    def _mine(self) -> SimpleNamespace:
+        task = acting_task()
+        if task is None:
+            return self._of_no_task
+        state = self._states.get(task)
+        if state is None:
+            state = self._states[task] = self._new()
+        return state
+
+
+class Entry:
+    """A lock that one thread or task holds, and how often it has gone in.
+
+    Only handles keep an entry. So when all by which the caller went in are garbage-collected
+    without ``release()``, it does not go in again: nothing renews that lock any more.
+
+    Args:
+        state: what the lock object that acquired it knows (``ThreadState`` or its like).
+        timeout, min_hold: of the acquisition. Those of who goes in again do not count.
+    """
+
+    def __init__(self, state: Any, timeout: float | None, min_hold: float) -> None:
+        self.hold: Hold = state.hold
+        self.renewal = state.renewal
+        self.file_lock = state.file_lock
+        self.timeout = timeout
+        self.min_hold = min_hold
+        #: How often the caller is inside, by the state of the lock object that was used. One that
+        #: is collected without a release, after an interrupt, does not count any more.
+        self._times: WeakKeyDictionary[Any, int] = WeakKeyDictionary({state: 1})
+        self._on_lost: WeakKeyDictionary[Any, Callable[[], Any]] = WeakKeyDictionary()
+        self.hold.inner_on_lost = self._on_lost
+
+    @property
+    def depth(self) -> int:
+        """How often the caller is inside."""
+        return sum(self._times.values())
+
+    def times(self, state: Any) -> int:
+        """How often by this lock object."""
+        return self._times.get(state, 0)
+
+    def enter(self, state: Any, on_lost: Callable[[], Any] | None) -> bool:
+        """Go in once more; False if the lock was lost just now.
+
+        Args:
+            on_lost: to be called in addition to that of the acquisition.
+        """
+        times = self.times(state)
+        if not times and on_lost is not None:
+            self._on_lost[state] = on_lost
+        if not self.hold.is_valid:
+            self._on_lost.pop(state, None)
+            return False
+        state.token, state.hold, state.renewal = self.hold.token, self.hold, self.renewal
+        state.file_lock, state.entry = self.file_lock, self
+        self._times[state] = times + 1
+        return True
+
+    def leave(self, state: Any) -> bool:
+        """Go out once; False if there is only the lock itself to release."""
+        times = self.times(state)
+        if self.hold.from_parent_process or (times and self.depth == 1):
+            return False
+        if times > 1:
+            self._times[state] = times - 1
+            return True
+        self._times.pop(state, None)  # First: an interrupt may come after each line.
+        self._on_lost.pop(state, None)
+        left = copy.copy(self.hold)  # What it was stays known to the handle.
+        left.end()
+        state.token, state.hold = None, left
+        state.renewal = state.file_lock = state.entry = None
+        return bool(times)  # Else an interrupt has cut short how it was left before.
+
+
+class _Entries(threading.local):
+    """The entries of this thread, and those of each task that it runs: a task is not inside what
+    the task or thread that started it holds."""
+
+    def __init__(self) -> None:
+        self.of_thread: WeakValueDictionary[Any, Entry] = WeakValueDictionary()
+        self.of_tasks: WeakKeyDictionary[Any, WeakValueDictionary[Any, Entry]]
+        self.of_tasks = WeakKeyDictionary()
+
+
+_here = _Entries()
+
+
+def _entries_of_caller() -> WeakValueDictionary[Any, Entry]:
+    task = acting_task()
+    if task is None:
+        return _here.of_thread
+    return _here.of_tasks.setdefault(task, WeakValueDictionary())
+
+
+def _key(lock: Any) -> tuple[Any, ...]:
+    return lock.asynchronous, lock._servers, lock.keys.lock
+
+
+def _entry_of_caller(lock: Any) -> Entry | None:
+    entry = _entries_of_caller().get(_key(lock))
+    return entry if entry is not None and entry.hold.is_valid else None
+
+
+def is_inside(lock: Any) -> bool:
+    """Whether the caller holds ``lock``, and goes in again without a wait."""
+    return lock.reentrant and _entry_of_caller(lock) is not None
+
+
+def enter_again(lock: Any) -> bool:
+    """Whether the caller holds ``lock`` already, and has gone in once more."""
+    entry = _entry_of_caller(lock)
+    if entry is None:
+        return False
+    on_lost = None if lock.on_lost is None else lock._for_keeper(lock.on_lost)
+    return entry.enter(lock.local, on_lost)
+
+
+def note_entry(lock: Any) -> None:
+    """The caller has acquired ``lock``, and may go in again."""
+    entry = Entry(lock.local, lock.timeout, lock.min_hold)
+    lock.local.entry = _entries_of_caller()[_key(lock)] = entry
