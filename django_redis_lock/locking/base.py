@@ -223,7 +223,7 @@ class BaseLock:
         pause = self.sleep if sleep is None else check_seconds("sleep", sleep, zero=True)
         wait = self.blocking_timeout if blocking_timeout is None else check_wait(blocking_timeout)
         if token is not None and self.reentrant:
-            raise ValueError("a reentrant lock chooses its token: another cannot go in by it")
+            raise ValueError("token must be left out: a reentrant lock chooses its own")
         if not (self.blocking if blocking is None else blocking):
             wait = 0.0
         if wait is None:

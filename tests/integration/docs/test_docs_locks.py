@@ -17,7 +17,7 @@ from django_redis_lock import Lock, LockNotAcquired
 from tests.processes import PATIENCE
 
 TEXT = (Path(__file__).parents[3] / "docs" / "locks.md").read_text()
-ANSWER, TRIED, TASKS, CANCELLED, BARE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ANSWER, TRIED, TASKS, CANCELLED, AGAIN, BARE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 TAKEN_OFF = ("using", "on_redis_down", "critical")  # By ``cache.lock`` itself.
 
 
@@ -99,6 +99,18 @@ def test_a_task_that_is_cancelled(client: redis.Redis, capsys: pytest.CaptureFix
     exec(CANCELLED, names)
     asyncio.run(names["sync_or_stop"]())
     assert capsys.readouterr().out == "Another process has the lock now.\n"
+
+
+def test_re_entry(client: redis.Redis) -> None:
+    fences: list[int] = []
+    names: dict[str, Any] = {
+        "cache": caches["default"],
+        "write": lambda amount, fence: fences.append(fence),
+    }
+    exec(AGAIN, names)
+    names["book_all"]([1, 2])
+    names["book"](3)
+    assert fences[0] == fences[1] < fences[2]
 
 
 def test_without_django(client: redis.Redis) -> None:
