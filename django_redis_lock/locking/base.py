@@ -365,6 +365,7 @@ class BaseLock:
             return
         hold: Hold | None = local.hold
         if hold is None or hold is before[1] or not hold.by_this_thread:
+            local.entry = before[3]
             return  # It was not noted, or the lock is another thread's, which shares this handle.
         hold.end()
         if local.renewal is not None and local.renewal is not before[2]:

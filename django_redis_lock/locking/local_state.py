@@ -133,9 +133,10 @@ class Entry:
         if not self.hold.is_valid:
             self._on_lost.pop(state, None)
             return False
-        state.token, state.hold, state.renewal = self.hold.token, self.hold, self.renewal
-        state.file_lock, state.entry = self.file_lock, self
+        state.entry = self  # An interrupt may come after each line: now it can be undone.
         self._times[state] = times + 1
+        state.token, state.hold, state.renewal = self.hold.token, self.hold, self.renewal
+        state.file_lock = self.file_lock
         return True
 
     def leave(self, state: Any) -> bool:

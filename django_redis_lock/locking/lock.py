@@ -182,9 +182,13 @@ class Lock(LockOperations):
         raise LockNotAcquired.from_held(self._shown, drive(self._holder_in_the_way()))
 
     def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
-        before = self._state()
         try:
-            hold = self.local.hold
+            before = self._state()
+        except BaseException:
+            self._leave_to_keeper()
+            raise
+        try:
+            hold = before[1]
             if hold is not None and hold.from_parent_process:
                 return  # A forked child leaves its parent's block; the lock is the parent's.
             self.release()

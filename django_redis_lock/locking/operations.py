@@ -165,7 +165,9 @@ class LockOperations(BaseLock):
         entry: Entry | None = self.local.entry
         inside = 0 if entry is None else entry.times(self.local)
         if before is not None and inside < before[4]:
-            return  # It is out.
+            if entry is not None and not inside:
+                entry.leave(self.local)  # Once more: the interrupt has cut it short.
+            return
         if entry is None or not entry.leave(self.local):
             self._hand_to_keeper()
 
