@@ -216,7 +216,7 @@ def test_what_was_left_is_not_held_by_that_handle(make: Callable[..., Any]) -> N
         assert outer.owned()
 
 
-def test_the_last_to_leave_releases_whoever_came_first(
+def test_the_last_to_leave_releases_the_lock_of_the_first(
     make: Callable[..., Any], any_client: redis.Redis
 ) -> None:
     first, second = make(), make(min_hold=600)
@@ -357,7 +357,7 @@ class TestLoss:
             nested()
         assert sorted(told) == ["inner", "outer"]
 
-    def test_who_comes_then_takes_it_anew(self, make: Callable[..., Any]) -> None:
+    def test_who_comes_then_acquires_the_lock_again(self, make: Callable[..., Any]) -> None:
         outer, inner = make(), make()
         outer.acquire()
         fence = outer.fence
