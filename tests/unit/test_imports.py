@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,7 @@ def _imported(tree: ast.AST, package: str) -> Iterator[str]:
             yield from _imported(node, package)
 
 
+@cache
 def imports_of(module: str) -> set[str]:
     """Full names of what ``module`` imports: modules, or names in them."""
     path = MODULES[module]
@@ -129,6 +131,7 @@ def imports_of(module: str) -> set[str]:
     return set(_imported(ast.parse(path.read_text()), package))
 
 
+@cache
 def own_imports_of(module: str) -> set[str]:
     """The modules of this package that ``module`` imports."""
     found = set()
@@ -145,6 +148,7 @@ def _origin(name: str) -> str:
     return name if name in MODULES and last not in _names_of(parent) else parent
 
 
+@cache
 def _names_of(module: str) -> list[str]:
     """What a module offers: its ``__all__``, or what a face imports as what it is."""
     listed = getattr(importlib.import_module(f"{PACKAGE}.{module}".rstrip(".")), "__all__", None)

@@ -70,7 +70,7 @@ hostile = st.lists(
 ).map(b"".join)
 candidates = st.one_of(st.sampled_from(NAMES), hostile, st.binary(min_size=1, max_size=20))
 names = candidates.filter(lambda key: not is_reserved(key))
-thorough = settings(max_examples=1000, derandomize=True, database=None, deadline=None)
+thorough = settings(max_examples=400, derandomize=True, database=None, deadline=None)
 
 
 def companions(name: bytes, token: bytes = TOKEN) -> list[bytes]:
