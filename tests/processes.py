@@ -64,6 +64,9 @@ STARTUP = Path(__file__).with_name("startup")
 #: To be added to the environment of those whose end a test is about.
 WHOLE_END = {"WHOLE_END": "1"}
 
+if sys.modules.get("opentelemetry.sdk.metrics", sys) is None:
+    del sys.modules["opentelemetry.sdk.metrics"]  # See ``startup/sitecustomize.py``.
+
 _spawn = multiprocessing.get_context("spawn")
 _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(
