@@ -104,7 +104,11 @@ class LockNotAcquired(LockError):
         if held is None:
             return cls(text, lock_name)
         retry_after = None if math.isinf(held.ttl) else held.ttl
-        text = f"{text}: it is held by {held.in_the_way}"
+        if held.limit > 1:
+            taken = f"all {held.limit} places are taken, and the first to end"
+            text = f"{text}: {taken} is held by {held.in_the_way}"
+        else:
+            text = f"{text}: it is held by {held.in_the_way}"
         return cls(text, lock_name, held.in_the_way, retry_after, held.held_for)
 
 

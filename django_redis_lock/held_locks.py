@@ -223,8 +223,8 @@ def _cache_of(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, b
 
 
 def _place(database: _Database, lock: LockInfo) -> HeldLock:
-    alias, prefix, foreign = _cache_of(database, lock.key, lock.kind)
-    name = lock.key[len(prefix) :].decode(errors="backslashreplace")
+    alias, prefix, foreign = _cache_of(database, lock.lock_key, lock.kind)
+    name = lock.lock_key[len(prefix) :].decode(errors="backslashreplace")
     return HeldLock(alias, name, lock, foreign)
 
 

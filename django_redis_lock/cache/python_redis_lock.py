@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..exceptions import LockError
-from ..inventory import list_held
-from ..locking import Lock
+from ..inventory import Outcome, list_held, release
 
 #: Raised when a lock object acquires a lock that it already holds without a timeout, and when a
 #: lock that is not held is released or extended.
@@ -30,7 +29,11 @@ def reset_all(redis_client: Any, prefix: bytes = b"") -> int:
     released = 0
     while True:
         inventory = list_held(redis_client, prefix, limit=1000)
-        now = sum(Lock(redis_client, held.key).reset() for held in inventory.locks)
+        outcomes = [
+            release(redis_client, held.key, held.owner.id, fence=held.fence)
+            for held in inventory.locks
+        ]
+        now = outcomes.count(Outcome.RELEASED)
         released += now
         if inventory.complete or not now:
             return released

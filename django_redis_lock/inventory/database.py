@@ -14,10 +14,10 @@ from ..protocol import (
     flight_key,
     flights_pattern,
     index_key,
+    is_lock,
     is_of_a_database,
-    is_reserved,
     key_of_companion,
-    lock_keys,
+    keys_at,
     script,
     slot_tag,
 )
@@ -142,7 +142,7 @@ def indexed_locks(client: Any, most: int) -> list[bytes]:
     for index in indexes(client, INDEX):
         if len(found) < most:
             found += map(as_bytes, client.zrange(index, 0, most - len(found) - 1))
-    return [key for key in found if not is_reserved(key)]
+    return [key for key in found if is_lock(key)]
 
 
 def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) -> int:
@@ -200,9 +200,15 @@ def _is_flight(key: bytes, beginning: bytes) -> bool:
 
 
 def _deleting(keys: Sequence[bytes], index: bytes) -> Call:
-    owners = [key_of_companion(key) for key in keys]
-    locks = [key if owner is None else owner for key, owner in zip(keys, owners, strict=True)]
-    return Call(DELETE_UNHELD, (*keys, index), tuple(locks))
+    return Call(DELETE_UNHELD, (*keys, index), tuple(map(_lock_of, keys)))
+
+
+def _lock_of(key: bytes) -> bytes:
+    """The key of the token of the lock that ``key`` is a part of, or ``key`` itself."""
+    if is_lock(key):
+        return key
+    place = key.removesuffix(b":owner")
+    return place if is_lock(place) else key_of_companion(key) or key
 
 
 def empty(client: Any) -> None:
@@ -219,7 +225,7 @@ def _emptied_at_once(client: Any) -> bool:
     locks = indexed_locks(client, MAX_KEPT_LOCKS + 1)
     if len(locks) > MAX_KEPT_LOCKS:
         return False
-    kept = [*(part for key in locks for part in lock_keys(key)[1:5]), *FIGURES.values()]
+    kept = [*(part for key in locks for part in keys_at(key)[1:5]), *FIGURES.values()]
     bounds = (MAX_KEPT_LOCKS, MAX_KEPT_BYTES)
     server = server_of(client)
     if not isinstance(server, Cluster):

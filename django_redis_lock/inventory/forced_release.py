@@ -11,7 +11,10 @@ from redis.exceptions import RedisError
 
 from ..locking import note_call
 from ..protocol import (
-    HELD,
+    MAX_FENCE,
+    MAX_LIMIT,
+    PLACE_HELD,
+    PLACE_RESET,
     RESET,
     Call,
     HolderInfo,
@@ -19,8 +22,9 @@ from ..protocol import (
     fingerprint,
     flight_key,
     flight_stream,
+    is_lock,
     is_reserved,
-    lock_keys,
+    keys_at,
     milliseconds,
     new_token,
 )
@@ -68,26 +72,31 @@ def release(
     Raises:
         redis.exceptions.RedisError: the request failed; the lock may have been released.
     """
-    if is_reserved(key):
-        return Outcome.FREE
     if kind == FLIGHT:
-        return _end_flight(client, key, owner_id)
+        return Outcome.FREE if is_reserved(key) else _end_flight(client, key, owner_id)
+    if not is_lock(key):
+        return Outcome.FREE
     send = partial(run, client, patience=REPLY_TIMEOUT_SECONDS)
-    keys = lock_keys(key, is_cluster(client))
-    reply = send(Call(HELD, keys, ())).value
+    keys = keys_at(key, is_cluster(client))
+    asking = Call(PLACE_HELD, keys, ())
+    reply = send(asking).value
     if reply is None:
         return Outcome.FREE
     held = HolderInfo(reply)
     if held.owner.id != owner_id:
         return Outcome.NOT_OWNER
-    seen = held.fence if fence is None else fence
-    wanted = (new_token(), milliseconds(grant_timeout), held.token, seen)
-    answer = send(Call(RESET, keys, wanted))
+    grant = (new_token(), milliseconds(grant_timeout))
+    if keys.place > 1 or held.limit > 1:
+        limit = held.limit if held.limit > 1 else MAX_LIMIT
+        ending = Call(PLACE_RESET, keys, (*grant, held.token, MAX_FENCE, limit))
+    else:
+        seen = held.fence if fence is None else fence
+        ending = Call(RESET, keys, (*grant, held.token, seen))
+    answer = send(ending)
     if not answer.value and not answer.sent_twice:
-        free = send(Call(HELD, keys, ())).value is None
-        return Outcome.FREE if free else Outcome.NOT_OWNER
+        return Outcome.FREE if send(asking).value is None else Outcome.NOT_OWNER
     with suppress(RedisError, OSError):  # It is released nevertheless.
-        send(note_call(key, "reset", held.owner, by, held.held_for))
+        send(note_call(keys.name, "reset", held.owner, by, held.held_for))
     return Outcome.RELEASED
 
 

@@ -35,8 +35,9 @@ from ..protocol import (
     fingerprint,
     flight_key,
     flight_leader,
+    is_lock,
     is_reserved,
-    lock_keys,
+    keys_at,
 )
 from ..transport import is_cluster, run, run_all
 from .database import indexes
@@ -63,7 +64,7 @@ class LockInfo:
     """A held lock. It does not contain the token, so it cannot disclose it.
 
     Attributes:
-        key: the lock's key in Redis, or the cache key of the computation.
+        key: where the lock's token is in Redis, or the cache key of the computation.
         name: the key without the prefix.
         owner: the holder or leader; its ``id`` identifies one acquisition.
         ttl: seconds until the lock expires unless renewed; ``inf`` if it never does.
@@ -82,6 +83,9 @@ class LockInfo:
             "fence", "grants" or "leader".
         resting: whether the lock was released and stays taken until its ``min_hold`` is over.
         group: the metrics group.
+        limit: how many may hold the lock at a time, each in a place; None until the holder
+            describes itself.
+        place: the number of the holder's place.
     """
 
     key: bytes
@@ -100,6 +104,13 @@ class LockInfo:
     group: str = ""
     broken: tuple[str, ...] = ()
     heartbeats: bool = False
+    limit: int | None = None
+    place: int = 1
+
+    @property
+    def lock_key(self) -> bytes:
+        """The key of the lock, which for each place but the first differs from ``key``."""
+        return keys_at(self.key).name if self.kind == LOCK else self.key
 
     @property
     def renewal_interval(self) -> float | None:
@@ -208,9 +219,10 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
         redis.exceptions.RedisError: the request failed.
     """
     held = next(iter(_describe(client, kind, [key], b"")), None)
-    if kind != LOCK or is_reserved(key):
+    if kind != LOCK or not is_lock(key):
         return Inspection(held, (), ())
-    asking = Call(WAITING, (*lock_keys(key)[:5], events_key(key)), (MAX_WAITERS,))
+    keys = keys_at(key)
+    asking = Call(WAITING, (*keys[:5], events_key(keys.name)), (MAX_WAITERS,))
     now_us, ids, stored, *vanished = run(client, asking, patience=REPLY_TIMEOUT_SECONDS).value
     waiters = [_waiter(as_bytes(id), int(now_us) / 1e6) for id in ids]
     return Inspection(
@@ -249,7 +261,7 @@ def _answers(client: Any, calls: Sequence[Call]) -> list[Any]:
 
 def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> tuple[LockInfo, ...]:
     """The locks at ``keys`` that are still held, longest first."""
-    keys = [key for key in keys if not is_reserved(key)]
+    keys = [key for key in keys if (is_lock(key) if kind == LOCK else not is_reserved(key))]
     size = 1 if is_cluster(client) else DESCRIBED_PER_SCRIPT  # Each may be on another node.
     groups = [keys[start : start + size] for start in range(0, len(keys), size)]
     asking = [Call(*_named(kind, group), ()) for group in groups]
@@ -281,7 +293,7 @@ def _with_heartbeats(client: Any, locks: Sequence[LockInfo]) -> list[LockInfo]:
 
 def _named(kind: str, keys: Sequence[bytes]) -> tuple[Script, tuple[bytes, ...]]:
     if kind == LOCK:
-        return DESCRIBE, tuple(part for key in keys for part in lock_keys(key)[:5])
+        return DESCRIBE, tuple(part for key in keys for part in keys_at(key)[:5])
     return DESCRIBE_FLIGHTS, tuple(p for key in keys for p in (flight_key(key), flight_leader(key)))
 
 
@@ -293,9 +305,13 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Lock
     if described.get("id") != owner.id:
         described = {}  # The description of a former holder.
     fence, waiters = of_a_lock or (b"", None)
+    keys = keys_at(key) if kind == LOCK else None
+    place, shown = (keys.place, keys.name) if keys else (1, key)
+    if place > 1 or "limit" in described:  # The name's last fence may be that of another place.
+        fence = described.get("fence", "").encode()
     digits = as_bytes(fence).partition(b" ")[0]
     seen, lifetime = _number(described, "seen"), _number(described, "lifetime")
-    name = (key[len(prefix) :] if key.startswith(prefix) else key).decode(errors="backslashreplace")
+    name = shown.removeprefix(prefix).decode(errors="backslashreplace")
     return LockInfo(
         key=key,
         name=name,
@@ -313,6 +329,8 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Lock
         group=described.get("group") or group_of(name),
         resting=resting,
         broken=tuple(as_bytes(part).decode() for part in broken),
+        limit=int(_number(described, "limit") or 0) or (1 if lifetime is not None else None),
+        place=place,
     )
 
 

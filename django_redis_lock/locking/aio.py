@@ -102,7 +102,8 @@ class AsyncLock(LockOperations):
         return await TaskWaiter(self.redis, request).wait(refusal)
 
     async def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
-        return await aconfirm(self.redis, self.keys, acquired.token, self.replicas, patience)
+        keys = self.keys.at_place(acquired.place)
+        return await aconfirm(self.redis, keys, acquired.token, self.replicas, patience)
 
     async def _confirm_lifetime(self, hold: Hold) -> None:
         await hold.pending.confirmed()
@@ -143,7 +144,7 @@ class AsyncLock(LockOperations):
         return await adrive(self._change_steps(verb, seconds, replace))
 
     async def locked(self) -> bool:
-        """Whether anybody holds the lock."""
+        """As ``Lock.locked``."""
         return await adrive(self._locked_steps())
 
     @for_the_caller
@@ -166,6 +167,10 @@ class AsyncLock(LockOperations):
     async def held(self) -> HolderInfo | None:
         """As ``Lock.held``."""
         return await adrive(self._held_steps())
+
+    async def holders(self) -> list[HolderInfo]:
+        """As ``Lock.holders``."""
+        return await adrive(self._holders_steps())
 
     async def reset(self) -> bool:
         """As ``Lock.reset``."""

@@ -14,10 +14,12 @@ from ..events import Subject, check_group
 from ..exceptions import LockError, LockLost, LockNotOwnedError
 from ..keeper import DeferredRelease, keeper
 from ..protocol import (
+    MAX_LIMIT,
     AcquireRequest,
     Acquisition,
     Call,
     check_count,
+    check_limit,
     check_name,
     check_seconds,
     check_token,
@@ -69,6 +71,8 @@ class BaseLock:
         reentrant: whether a thread (a task, for ``AsyncLock``) that holds the lock takes it once
             more, without a round trip, also by another lock object of the same name that is
             reentrant, too. The lock is released with the last ``release``.
+        limit: how many may hold the lock at a time, each in a place with its own token, lifetime
+            and fence. Of processes with different limits, the larger one holds.
 
     Attributes:
         cache: the cache backend it came from, None if from none.
@@ -107,6 +111,7 @@ class BaseLock:
         replicas: int = 0,
         grant_timeout: float = 2.0,
         reentrant: bool = False,
+        limit: int = 1,
     ) -> None:
         self.redis = redis
         self.name = check_name(name)
@@ -140,6 +145,7 @@ class BaseLock:
             raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
         if self.max_hold is not None and self.min_hold > self.max_hold:
             raise ValueError("min_hold must not be longer than max_hold")
+        self.limit = limit if limit == 1 and limit is not True else check_limit(limit, MAX_LIMIT)
         self.warn_after = check_seconds("warn_after", warn_after, none="80 % of its lifetime")
         self.warns_after = warn_after or longest_hold(renew, self.timeout, self.max_hold) * 0.8
         self.keys = lock_keys(self._encode(self.name), is_cluster(redis))
@@ -181,6 +187,13 @@ class BaseLock:
         """The fencing token of this handle's acquisition: a strictly increasing integer."""
         hold: Hold | None = self.local.hold
         return None if hold is None else hold.fence
+
+    @property
+    def place(self) -> int | None:
+        """The number of the place that this handle has acquired, from 1 to ``limit``. It can
+        choose what the holder works with, such as one of N devices."""
+        hold: Hold | None = self.local.hold
+        return None if hold is None else hold.keys.place
 
     @property
     def degraded(self) -> str | None:
@@ -243,6 +256,7 @@ class BaseLock:
             replicas=self.replicas,
             subject=self.subject,
             waiter=b"" if wait == 0 else self._new_waiter(),
+            limit=self.limit,
         )
         return request, wait
 
@@ -268,7 +282,7 @@ class BaseLock:
     def _record_acquisition(self, granted: Acquisition) -> Hold:
         """Note an acquisition in this thread's state."""
         hold = self._hold_class(
-            self.keys,
+            self.keys if granted.place == 1 else self.keys.at_place(granted.place),
             granted.token,
             granted.fence,
             began=granted.began,
@@ -282,6 +296,8 @@ class BaseLock:
             subject=self.subject if events.listeners else None,
             warns_at=granted.began + self.warns_after,
             now=self._now,
+            # A place above the limit, which a process with a larger one has passed on, ends here.
+            limit=self.limit if granted.place <= self.limit else 0,
         )
         if granted.pending is not None:
             hold.pending = granted.pending
@@ -301,11 +317,12 @@ class BaseLock:
     def _release_call(self, token: bytes) -> Call:
         hold: Hold | None = self.local.hold
         if hold is None:
-            return release_call(self.keys, token, new_token(), self.grant_timeout)
+            how: Any = {"limit": self.limit}
+            return release_call(self.keys, token, new_token(), self.grant_timeout, **how)
         entry = self.local.entry
         min_hold = self.min_hold if entry is None else entry.min_hold
-        of_this = (min_hold, hold.fence, hold.attempt)
-        return release_call(self.keys, token, new_token(), self.grant_timeout, *of_this)
+        of_this = (min_hold, hold.fence, hold.attempt, hold.limit)
+        return release_call(hold.keys, token, new_token(), self.grant_timeout, *of_this)
 
     def _forget(self, before: tuple[Any, ...], released: bool) -> None:
         """The server has answered: the token of ``before``, the state at the call, is of no use any

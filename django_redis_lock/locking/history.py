@@ -99,11 +99,11 @@ def note_vanished(
     if event is not None:
         logger.warning(
             "The lock %s was never released: its holder %s crashed or was cut off",
-            printable(keys.lock),
+            printable(keys.name),
             event.owner,
         )
         more: Any = {"held": event.held, "at": round(event.at * 1e6)}
-        keeper().add(RecordEvent(server, keys.lock, event.what, event.owner, **more))
+        keeper().add(RecordEvent(server, keys.name, event.what, event.owner, **more))
         if events.listeners and subject is not None:
             # Of a lock on several servers, each has its own figures.
             events.emit(events.Crashed(subject._replace(server=server), event.owner))

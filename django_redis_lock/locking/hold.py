@@ -23,6 +23,7 @@ from ..events import Lost, Subject, group_of
 from ..keeper import DeferredRelease, Job, keeper
 from ..notices import get_logger
 from ..protocol import (
+    PLACE_RENEW,
     RENEW,
     Call,
     LockKeys,
@@ -67,6 +68,7 @@ class Hold:
         label, thread, activity: of the acquisition, for the admin.
         subject: the lock, for events.
         warns_at: monotonic time of the warning that it is still held; inf for never.
+        limit: the number of places that a release passes on, 1 for a plain lock.
         ended: released, lost or reset; the keeper stops renewing it.
     """
 
@@ -87,8 +89,10 @@ class Hold:
         subject: Subject | None = None,
         warns_at: float = math.inf,
         now: Callable[[], float] = time.monotonic,
+        limit: int = 1,
     ) -> None:
         self.keys = keys
+        self.limit = limit
         self.token = token
         self.fence = fence
         self.attempt = attempt
@@ -196,13 +200,10 @@ class Hold:
         """Log once that it is still held."""
         self.warns_at = math.inf
         who = ", ".join(filter(None, (self.thread, self.label, described(self.activity))))
-        held_logger.warning(
-            "The lock %s has been held for %.1f s (fence %d, thread %s)",
-            printable(self.keys.lock),
-            self.now() - self.began,
-            self.fence,
-            printable(who.encode(errors="replace"), 300),
-        )
+        name, held = printable(self.keys.name), self.now() - self.began
+        who = printable(who.encode(errors="replace"), 300)
+        words = "The lock %s has been held for %.1f s (fence %d, thread %s)"
+        held_logger.warning(words, name, held, self.fence, who)
 
     def lose(self, reason: str) -> bool:
         """End the hold as lost: log it, emit the event and call ``on_lost``. Returns False if it
@@ -211,7 +212,7 @@ class Hold:
             if self.ended or self._lost:
                 return False
             self._lost = self.ended = True
-        name, held = printable(self.keys.lock), self.now() - self.began
+        name, held = printable(self.keys.name), self.now() - self.began
         words = "Lost the lock %s (fence %d, held for %.3f s): %s"
         lost_logger.error(words, name, self.fence, held, reason)
         if events.listeners and self.subject is not None:
@@ -290,39 +291,40 @@ class Renewal(Job):
             hold.warn()
         if self._renewing(now) and self.kept_by() is None:
             hold.renews_until = -math.inf
-            name = printable(hold.keys.lock)
+            name = printable(hold.keys.name)
             logger.warning("Lock %s was garbage-collected without release(); renewal stopped", name)
         self._naming = True
         fields = () if self.named else (*hold.owner().fields(), *self._terms())
         wanted = self._wanted(now)
         if wanted and self._renewing(now):
             fields = (*fields, "renewals", str(self._renewals + 1))
-        return Call(RENEW, hold.keys, (hold.token, wanted, hold.attempt, *fields))
+        renew = RENEW if hold.limit == 1 else PLACE_RENEW
+        return Call(renew, hold.keys, (hold.token, wanted, hold.attempt, *fields))
 
     def _release(self, grant_timeout: float, min_hold: float) -> None:
         hold = self.hold
         if not hold.ended:
-            name = printable(hold.keys.lock)
-            logger.warning(
-                "Lock %s was garbage-collected inside its with block, and is released", name
-            )
+            name = printable(hold.keys.name)
+            logger.warning("Lock %s was garbage-collected inside its with block: released", name)
             hold.end()
         self.stop()
-        how = (grant_timeout, min_hold, hold.fence, hold.attempt)
+        how = (grant_timeout, min_hold, hold.fence, hold.attempt, hold.limit)
         call = release_call(hold.keys, hold.token, new_token(), *how)
         keeper().add(DeferredRelease(self.server, call, hold.lifetime))
 
-    def _terms(self) -> tuple[str, ...]:
+    def _terms(self) -> list[str]:
         """What people want to know of the lock, apart from its holder."""
         hold = self.hold
         lifetime = 0 if hold.lifetime is None else milliseconds(hold.lifetime)
-        terms: tuple[str, ...] = ("lifetime", str(lifetime))
+        terms = ["lifetime", str(lifetime)]
+        if hold.limit != 1:
+            terms += ("limit", str(hold.limit), "fence", str(hold.fence))
         if hold.renews_until > -math.inf:
-            terms = (*terms, "renews", "1")
+            terms += ("renews", "1")
         subject = hold.subject
-        if subject is None or subject.group == group_of(subject.name):
-            return terms
-        return (*terms, "group", subject.group)
+        if subject is not None and subject.group != group_of(subject.name):
+            terms += ("group", subject.group)
+        return terms
 
     def emit(self, what: str, note: str = "") -> None:
         """Have it noted what has happened to the lock, unless that was over in no time."""
@@ -331,7 +333,7 @@ class Renewal(Job):
         hold = self.hold
         held = time.monotonic() - hold.began
         how: Any = {"note": note, "held": held}
-        keeper().add(RecordEvent(self.server, hold.keys.lock, what, hold.owner(), **how))
+        keeper().add(RecordEvent(self.server, hold.keys.name, what, hold.owner(), **how))
 
     def _lose(self, reason: str) -> None:
         self.stop()
@@ -364,7 +366,7 @@ class Renewal(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         level = logging.WARNING if self._renewing(now) else logging.INFO
-        logger.log(level, "Could not renew the lock %s: %s", printable(self.hold.keys.lock), error)
+        logger.log(level, "Could not renew the lock %s: %s", printable(self.hold.keys.name), error)
         self._try_again(now)
 
     def _try_again(self, now: float) -> None:

@@ -83,7 +83,8 @@ class Lock(LockOperations):
         return ThreadWaiter(self.redis, request).wait(refusal)
 
     def _confirm(self, acquired: Acquisition, patience: float) -> Confirmed:
-        return confirm(self.redis, self.keys, acquired.token, self.replicas, patience)
+        keys = self.keys.at_place(acquired.place)
+        return confirm(self.redis, keys, acquired.token, self.replicas, patience)
 
     def _confirm_lifetime(self, hold: Hold) -> None:
         hold.confirm(wait=True)
@@ -129,7 +130,7 @@ class Lock(LockOperations):
         return drive(self._change_steps(verb, seconds, replace))
 
     def locked(self) -> bool:
-        """Whether anybody holds the lock."""
+        """Whether anybody holds the lock; of one with a ``limit``, whether all places are taken."""
         return drive(self._locked_steps())
 
     def owned(self) -> bool:
@@ -137,9 +138,10 @@ class Lock(LockOperations):
         return drive(self._owned_steps())
 
     def holder(self) -> Owner | None:
-        """Who holds the lock; None if it is free. Host and the like are known after half a
-        second of holding. ``seen`` is the number of seconds since its process was last heard of; a
-        process that runs sends a heartbeat every 10 s."""
+        """Who holds the lock; None if it is free. Of several holders, the one whose lifetime ends
+        first, as for ``held``, ``ttl`` and ``get_owner_id``. Host and the like are known after half
+        a second of holding. ``seen`` is the number of seconds since its process was last heard of;
+        a process that runs sends a heartbeat every 10 s."""
         return drive(self._holder_steps())
 
     def get_owner_id(self) -> str | None:
@@ -157,8 +159,14 @@ class Lock(LockOperations):
         the lock is free."""
         return drive(self._held_steps())
 
+    def holders(self) -> list[HolderInfo]:
+        """The holders of all places of a lock with a ``limit``, the one whose lifetime ends first
+        before the others; empty if there is none."""
+        return drive(self._holders_steps())
+
     def reset(self) -> bool:
-        """End the lock of any holder; the first waiter gets it. Returns whether it was held.
+        """End the lock of any holder, of all holders of a lock with a ``limit``; the first waiter
+        gets it. Returns whether it was held.
 
         Redis tells the holder's process at once that it has lost the lock, but until it reacts,
         two may believe to hold it. Two round trips: the second names the holder that the first

@@ -18,6 +18,11 @@ from ..notices import get_logger
 from ..protocol import (
     EXTEND,
     HELD,
+    HOLDERS,
+    MAX_FENCE,
+    PLACE_EXTEND,
+    PLACE_HELD,
+    PLACE_RESET,
     RESET,
     AcquireRequest,
     Acquisition,
@@ -101,7 +106,7 @@ class LockOperations(BaseLock):
         If others of this process wait already, the caller waits behind them.
         """
         server = server_of(self.redis)
-        if wait != 0 and (server, self.keys.lock, self._loop()) in queues:
+        if wait != 0 and (server, self.keys.lock, self._loop(), self.limit) in queues:
             self._emit_contended()
             return (yield self._wait(request._replace(waiter=b""), None))
         sent_at, refusal = time.monotonic(), None
@@ -110,7 +115,7 @@ class LockOperations(BaseLock):
             if reply[0]:
                 if len(reply) > 3:
                     note_vanished(server, self.keys, reply[3], self.subject)
-                return request.acquired(reply[1], sent_at)
+                return request.acquired(reply, sent_at)
             refusal = reply, sent_at
             self._emit_contended()
         except ServerBusy:
@@ -213,33 +218,57 @@ class LockOperations(BaseLock):
         hold: Hold | None = self.local.hold
         attempt = b"" if hold is None else hold.attempt
         how = ("1", attempt, b"") if replace else ("0", attempt, secrets.token_hex(8).encode())
-        return Call(EXTEND, self.keys, (token, amount, *how))
+        keys, limit = (self.keys, self.limit) if hold is None else (hold.keys, hold.limit)
+        if limit == 1:
+            return Call(EXTEND, keys, (token, amount, *how))
+        return Call(PLACE_EXTEND, keys, (token, amount, *how, limit))
 
     def _not_owned(self, verb: str) -> NoReturn:
         raise LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", self._shown)
 
     # -- who holds it ------------------------------------------------------------------------
 
-    def _held_call(self) -> Call:
-        return Call(HELD, self.keys, ())
+    def _held_call(self, hold: Hold | None = None) -> Call:
+        """Asks who has the lock; with ``hold``, who has its place."""
+        if hold is None or hold.limit == 1:
+            return Call(HELD, self.keys, ())
+        return Call(PLACE_HELD, hold.keys, ())
 
     def _held_steps(self) -> Steps[HolderInfo | None]:
+        if self.limit > 1:
+            return next(iter((yield from self._holders_steps())), None)
         reply = (yield self._run(self._held_call())).value
         return None if reply is None else HolderInfo(reply)
 
+    def _holders_steps(self) -> Steps[list[HolderInfo]]:
+        """The holders of all places, the one whose lifetime ends first before the others."""
+        if self.limit == 1:
+            held = yield self.held()
+            return [] if held is None else [held]
+        replies = (yield self._run(Call(HOLDERS, self.keys, (self.limit,)))).value
+        found = [HolderInfo(reply, self.limit) for reply in replies]
+        return sorted(found, key=lambda holder: holder.ttl)
+
     def _locked_steps(self) -> Steps[bool]:
-        return (yield self.held()) is not None
+        found = yield from self._holders_steps()
+        # A holder without Redis has no token, and the lock for itself.
+        return len(found) >= self.limit or not all(held.token for held in found)
 
     def _owned_steps(self) -> Steps[bool]:
         if self.local.token is None:
             return False
-        reply = (yield self._run(self._held_call())).value
         hold: Hold | None = self.local.hold
+        if hold is None and self.limit > 1:
+            found = yield from self._holders_steps()
+        else:
+            reply = (yield self._run(self._held_call(hold))).value
+            found = [] if reply is None else [HolderInfo(reply)]
+        hold = self.local.hold
         token = self.local.token
-        if reply is None or token is None or (hold is not None and not hold.is_valid):
+        if token is None or (hold is not None and not hold.is_valid):
             return False
         mine = token if isinstance(token, bytes) else self._encode(token)
-        return HolderInfo(reply).token == mine
+        return any(held.token == mine for held in found)
 
     def _holder_steps(self) -> Steps[Owner | None]:
         held = yield self.held()
@@ -268,6 +297,11 @@ class LockOperations(BaseLock):
             return None
 
     def _reset_steps(self) -> Steps[bool]:
+        if self.limit > 1:
+            holders = yield from self._holders_steps()
+            for held in holders:
+                yield self._run(self._place_reset_call(held))
+            return bool(holders)
         reply = (yield self._run(self._held_call())).value
         if reply is not None:
             yield self._run(self._reset_call(reply))
@@ -277,6 +311,11 @@ class LockOperations(BaseLock):
         """Ends the lock of the holder that ``reply``, to HELD, has named."""
         held, grant = HolderInfo(reply), (new_token(), milliseconds(self.grant_timeout))
         return Call(RESET, self.keys, (*grant, held.token, held.fence))
+
+    def _place_reset_call(self, held: HolderInfo) -> Call:
+        grant = (new_token(), milliseconds(self.grant_timeout))
+        ended = (held.token, MAX_FENCE, self.limit)
+        return Call(PLACE_RESET, self.keys.at_place(held.place), (*grant, *ended))
 
     # -- what listeners and the log hear -----------------------------------------------------
 

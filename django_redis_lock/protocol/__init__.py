@@ -6,6 +6,7 @@ from .acquisition import WATCH_INTERVAL_SECONDS as WATCH_INTERVAL_SECONDS
 from .acquisition import AcquireRequest as AcquireRequest
 from .acquisition import Acquisition as Acquisition
 from .acquisition import Clock as Clock
+from .acquisition import Grant as Grant
 from .acquisition import PendingLifetime as PendingLifetime
 from .acquisition import named_token as named_token
 from .acquisition import new_token as new_token
@@ -32,9 +33,11 @@ from .keys import flight_leader as flight_leader
 from .keys import flight_stream as flight_stream
 from .keys import flights_pattern as flights_pattern
 from .keys import index_key as index_key
+from .keys import is_lock as is_lock
 from .keys import is_of_a_database as is_of_a_database
 from .keys import is_reserved as is_reserved
 from .keys import key_of_companion as key_of_companion
+from .keys import keys_at as keys_at
 from .keys import lock_keys as lock_keys
 from .keys import printable as printable
 from .keys import process_key as process_key
@@ -54,6 +57,7 @@ from .lock_scripts import Script as Script
 from .lock_scripts import script as script
 from .lock_scripts import shared as shared
 from .owner import HEARTBEAT_EVERY as HEARTBEAT_EVERY
+from .owner import MAX_FENCE as MAX_FENCE
 from .owner import MAX_PID as MAX_PID
 from .owner import MAX_UNIX_TIME as MAX_UNIX_TIME
 from .owner import SILENT_AFTER as SILENT_AFTER
@@ -68,7 +72,14 @@ from .owner import fields_of as fields_of
 from .owner import fingerprint as fingerprint
 from .owner import hostname as hostname
 from .owner import process_id as process_id
+from .place_scripts import HOLDERS as HOLDERS
+from .place_scripts import MAX_LIMIT as MAX_LIMIT
+from .place_scripts import PLACE_EXTEND as PLACE_EXTEND
+from .place_scripts import PLACE_HELD as PLACE_HELD
+from .place_scripts import PLACE_RENEW as PLACE_RENEW
+from .place_scripts import PLACE_RESET as PLACE_RESET
 from .validation import check_count as check_count
+from .validation import check_limit as check_limit
 from .validation import check_name as check_name
 from .validation import check_name_in_cache as check_name_in_cache
 from .validation import check_seconds as check_seconds

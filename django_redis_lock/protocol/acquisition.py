@@ -23,6 +23,13 @@ from ..forks import after_fork
 from .keys import LockKeys
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH, Call
 from .owner import hostname
+from .place_scripts import (
+    PLACE_ACQUIRE,
+    PLACE_LEAVE,
+    PLACE_RELEASE,
+    PLACE_TAKE_GRANT,
+    PLACE_WATCH,
+)
 from .validation import milliseconds
 
 #: Seconds for which a waiter counts as alive after its keeper has registered it.
@@ -104,6 +111,7 @@ class Acquisition(NamedTuple):
         attempt: of the request.
         pending: the reply to come, for a grant whose full lifetime is not confirmed yet.
         contended: whether the caller waited.
+        place: the number of its place, in a lock with places.
     """
 
     token: bytes
@@ -113,6 +121,15 @@ class Acquisition(NamedTuple):
     attempt: bytes = b""
     pending: PendingLifetime | None = None
     contended: bool = False
+    place: int = 1
+
+
+class Grant(NamedTuple):
+    """An element of the list of grants; see ``parse_grant``."""
+
+    token: bytes
+    fence: int
+    place: int = 1
 
 
 class AcquireRequest(NamedTuple):
@@ -132,6 +149,7 @@ class AcquireRequest(NamedTuple):
         replicas: how many replicas must confirm the acquisition.
         subject: the lock, for events.
         waiter: the waiter id that ACQUIRE sent; empty if it sent none.
+        limit: the number of places.
     """
 
     keys: LockKeys
@@ -147,6 +165,7 @@ class AcquireRequest(NamedTuple):
     replicas: int = 0
     subject: Subject | None = None
     waiter: bytes = b""
+    limit: int = 1
 
     @property
     def chosen(self) -> bool:
@@ -182,29 +201,49 @@ class AcquireRequest(NamedTuple):
     def acquire(self, waiter: bytes = b"") -> Call:
         """Take the lock; if that fails, register ``waiter``, if given."""
         mine = (self.token, milliseconds(self.lifetime), self.attempt)
-        return Call(ACQUIRE, self.keys, (*mine, waiter, milliseconds(WAITER_LIFETIME_SECONDS)))
+        args = (*mine, waiter, milliseconds(WAITER_LIFETIME_SECONDS))
+        if self.limit > 1:
+            return Call(PLACE_ACQUIRE, self.keys, (*args, self.limit))
+        return Call(ACQUIRE, self.keys, args)
 
     def leave(self, waiter: bytes, wake: bytes, *, try_again: bool) -> Call:
         """Stop waiting, with or without a last try; unregister ``waiter``, if given."""
         token = self.token if try_again else b""
-        mine = (token, milliseconds(self.lifetime), self.attempt)
-        return Call(LEAVE, (*self.keys, wake), (*mine, waiter))
+        args = (token, milliseconds(self.lifetime), self.attempt, waiter)
+        if self.limit > 1:
+            return Call(PLACE_LEAVE, (*self.keys, wake), (*args, self.limit))
+        return Call(LEAVE, (*self.keys, wake), args)
 
-    def take(self, token: bytes, waiter: bytes, fence: int = 0) -> Call:
+    def take(self, grant: Grant, waiter: bytes) -> Call:
         """Give a grant its full lifetime; unregister ``waiter``, if given."""
-        own = (self.token, self.attempt, fence) if self.chosen else (b"", b"", 0)
-        return Call(TAKE_GRANT, self.keys, (token, milliseconds(self.lifetime), waiter, *own))
+        own = (self.token, self.attempt, grant.fence) if self.chosen else (b"", b"", 0)
+        args = (grant.token, milliseconds(self.lifetime), waiter, *own)
+        if self.limit > 1 or grant.place > 1:
+            return Call(PLACE_TAKE_GRANT, self.keys, (*args, grant.place))
+        return Call(TAKE_GRANT, self.keys, args)
 
-    def watch(self, waiter: bytes) -> Call:
-        """Stay registered, and check whether the holder has vanished."""
+    def unregister(self, waiter: bytes) -> Call:
+        """Only unregister ``waiter``."""
+        return self.take(Grant(b"", 0), waiter)
+
+    def watch(self, waiter: bytes, members: int = 1) -> Call:
+        """Stay registered, and check whether the holder has vanished.
+
+        Args:
+            members: how many wait under this id.
+        """
         grant = (new_token(), milliseconds(self.grant_timeout))
-        return Call(WATCH, self.keys, (waiter, milliseconds(WAITER_LIFETIME_SECONDS), *grant))
+        args = (waiter, milliseconds(WAITER_LIFETIME_SECONDS), *grant)
+        if self.limit > 1:
+            return Call(PLACE_WATCH, self.keys, (*args, members, self.limit))
+        return Call(WATCH, self.keys, args)
 
     def give_back(self, token: bytes, attempt: bytes = b"") -> Call:
         """Release the lock if ``token``, of a grant or of this request, holds it."""
         if token == self.token:
             attempt = self.attempt
-        return release_call(self.keys, token, new_token(), self.grant_timeout, attempt=attempt)
+        how: Any = {"attempt": attempt, "limit": self.limit}
+        return release_call(self.keys, token, new_token(), self.grant_timeout, **how)
 
     # -- replies ----------------------------------------------------------------------------
 
@@ -212,18 +251,22 @@ class AcquireRequest(NamedTuple):
         """The deadline of a lock whose lifetime was set by a command sent at ``sent_at``."""
         return math.inf if self.lifetime is None else sent_at + self.lifetime
 
-    def acquired(self, fence: Any, sent_at: float) -> Acquisition:
-        return Acquisition(self.token, int(fence), sent_at, self.until(sent_at), self.attempt)
+    def acquired(self, reply: Any, sent_at: float) -> Acquisition:
+        """The lock, by the reply to a command sent at ``sent_at``."""
+        place, fence = int(reply[0]), int(reply[1])
+        until = self.until(sent_at)
+        return Acquisition(self.token, fence, sent_at, until, self.attempt, place=place)
 
-    def taken(self, token: bytes, fence: int, came_at: float, until: float) -> Acquisition:
+    def taken(self, grant: Grant, came_at: float, until: float) -> Acquisition:
         """A grant whose full lifetime is confirmed."""
-        held_with = self.token if self.chosen else token
-        return Acquisition(held_with, fence, came_at, until, self.attempt)
+        held_with = self.token if self.chosen else grant.token
+        how: Any = {"attempt": self.attempt, "place": grant.place}
+        return Acquisition(held_with, grant.fence, came_at, until, **how)
 
-    def granted(self, token: bytes, fence: int, age: float, came_at: float) -> Acquisition:
+    def granted(self, grant: Grant, age: float, came_at: float) -> Acquisition:
         """A fresh grant, which counts until its short lifetime is over."""
         until = min(came_at + self.grant_timeout - max(age, 0.0), self.until(came_at))
-        return Acquisition(token, fence, came_at, until)
+        return Acquisition(grant.token, grant.fence, came_at, until, place=grant.place)
 
 
 def release_call(
@@ -234,16 +277,27 @@ def release_call(
     min_hold: float = 0.0,
     fence: int = 0,
     attempt: bytes = b"",
+    limit: int = 1,
 ) -> Call:
-    """Release the lock that ``token`` holds; with ``attempt``, only if that attempt acquired it."""
+    """Release the lock that ``token`` holds; with ``attempt``, only if that attempt acquired it.
+
+    Args:
+        keys: of its place, or of the name.
+        limit: the number of places that are passed on; 0 for none.
+    """
     rest = milliseconds(min_hold) if min_hold else 0
     grant = milliseconds(grant_timeout)
     since = fence if rest else 0
-    return Call(RELEASE, keys, (token, successor, grant, rest, since, attempt))
+    args = (token, successor, grant, rest, since, attempt)
+    if limit == 1:
+        return Call(RELEASE, keys, args)
+    return Call(PLACE_RELEASE, keys, (*args, limit))
 
 
-def parse_grant(element: bytes) -> tuple[bytes, int]:
-    """Token and fence of an element of the grants list; fence 0 for an invalid one, which thus
-    counts as expired."""
-    token, _, fence = element.rpartition(b":")
-    return (token, int(fence)) if FENCE.fullmatch(fence) else (element, 0)
+def parse_grant(element: bytes) -> Grant:
+    """An element of the grants list; fence 0 for an invalid one, which thus counts as expired."""
+    token, _, made = element.rpartition(b":")
+    fence, _, place = made.partition(b"/")
+    if not FENCE.fullmatch(fence) or not (place.isdigit() or fence == made):
+        return Grant(element, 0)
+    return Grant(token, int(fence), int(place or 1))

@@ -20,6 +20,15 @@ local function fields(part, key)
 end
 """)
 
+# lock_of(key): the key of the lock with a place at `key`, or else `key`.
+_LOCK_OF = shared("""
+local function lock_of(key)
+  if string.sub(key, 1, 1) ~= '{' then return key end
+  return string.match(key, '^%{([^}]*)%}:place:%d+$')
+    or string.match(key, '^%{[^}]*%}%|(.*)%|place:%d+$') or key
+end
+""")
+
 # matches(key): whether it begins as ARGV[1] says, and has ARGV[2] in it.
 _MATCHES = shared("""
 local function matches(key)
@@ -42,7 +51,7 @@ local start = tonumber(ARGV[3])
 local keys, dropped = {}, 0
 local entries = redis.call('ZRANGE', KEYS[1], start, start + ARGV[4] - 1, 'REV')
 for _, key in ipairs(entries) do
-  if matches(key) then
+  if matches(lock_of(key)) then
     if redis.call('EXISTS', key) == 0 then
       redis.call('ZREM', KEYS[1], key)
       dropped = dropped + 1
@@ -58,7 +67,7 @@ return {passed, redis.call('ZCARD', KEYS[1]) - passed, keys}
 #: Describe the locks that are held; others are left out.
 #:
 #: KEYS  of each lock in turn: the lock, grants, waiters, fence, owner
-#: returns {server time in microseconds, then of each lock that is held {its place among those
+#: returns {server time in microseconds, then of each lock that is held {its index among those
 #:         asked for, from 1; the token; remaining lifetime as PTTL gives it; owner's fields and
 #:         values; the parts that cannot be read; what the fence's key holds; number of live
 #:         waiters}}
@@ -69,9 +78,13 @@ local found = {at}
 for i = 1, #KEYS, 5 do
   broken = {}
   local holder = redis.pcall('GET', KEYS[i])
-  local grant = read('grants', 'LINDEX', KEYS[i + 1], 0)
-  if type(holder) == 'string'
-    and not (grant and string.sub(grant, 1, #holder + 1) == holder .. ':') then
+  local held = type(holder) == 'string'
+  local grants = read('grants', 'LLEN', KEYS[i + 1]) or 0
+  for n = 1, grants do
+    local grant = redis.call('LINDEX', KEYS[i + 1], n - 1)
+    held = held and string.sub(grant, 1, #holder + 1) ~= holder .. ':'
+  end
+  if held then
     found[#found + 1] = {
       (i + 4) / 5,
       holder,

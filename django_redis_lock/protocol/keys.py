@@ -42,7 +42,8 @@ RESERVED = ("{", "django_redis_lock")
 #: A companion: the key it belongs to, in the first form or in the second, and its part.
 _COMPANION = re.compile(
     rb"\{([^}]*)\}(?::|\|(.*)\|)"
-    rb"(grants|waiters|fence|owner|events|flight|leader|wake:[^|]*|done:[^|]*)",
+    rb"(grants|waiters|fence|owner|events|flight|leader"
+    rb"|place:[0-9]+|place:[0-9]+:owner|wake:[^|]*|done:[^|]*)",
     re.DOTALL,
 )
 _OF_A_DATABASE = re.compile(
@@ -53,7 +54,11 @@ _OF_A_DATABASE = re.compile(
 
 
 class LockKeys(NamedTuple):
-    """The keys of one lock, in the order in which the scripts expect them."""
+    """The keys of one lock, in the order in which the scripts expect them.
+
+    A lock with ``limit=N`` has N places, each with a key for its token and one for its owner. Those
+    of place 1 are ``lock`` and ``owner``; the other keys are the same for all places.
+    """
 
     lock: bytes
     grants: bytes
@@ -61,6 +66,28 @@ class LockKeys(NamedTuple):
     fence: bytes
     owner: bytes
     held_index: bytes = INDEX
+
+    @property
+    def _places(self) -> bytes:
+        return self.grants[: -len(b"grants")] + b"place:"
+
+    def at_place(self, number: int) -> LockKeys:
+        """The keys of another place of the lock whose place 1 has these keys."""
+        if number == 1:
+            return self
+        key = self._places + b"%d" % number
+        return self._replace(lock=key, owner=key + b":owner")
+
+    @property
+    def place(self) -> int:
+        """The number of the place that has these keys."""
+        places = self._places
+        return int(self.lock[len(places) :]) if self.lock.startswith(places) else 1
+
+    @property
+    def name(self) -> bytes:
+        """The key of the lock, which is that of place 1."""
+        return self.lock if self.place == 1 else key_of_companion(self.lock) or self.lock
 
 
 def _hash_tag(key: bytes) -> bytes | None:
@@ -164,6 +191,31 @@ def lock_keys(key: bytes, on_cluster: bool = False) -> LockKeys:
         prefix + b"owner",
         index_key(INDEX, slot_of(key)) if on_cluster else INDEX,
     )
+
+
+def keys_at(key: bytes, on_cluster: bool = False) -> LockKeys:
+    """The keys of the lock whose token is at ``key``, as the index of held locks names it: of a
+    lock with places, those of one place.
+
+    Raises:
+        ValueError: ``key`` is reserved, and not for a place.
+    """
+    lock = key_of_companion(key)
+    number = key.rpartition(b"place:")[2]
+    if lock is not None and number.isdigit():
+        keys = lock_keys(lock, on_cluster).at_place(int(number))
+        if keys.lock == key:
+            return keys
+    return lock_keys(key, on_cluster)
+
+
+def is_lock(key: bytes) -> bool:
+    """Whether a lock's token may be at ``key``."""
+    try:
+        keys_at(key)
+    except ValueError:
+        return False
+    return True
 
 
 def process_key(process: str) -> bytes:

@@ -38,21 +38,22 @@ class Call(NamedTuple):
     args: tuple[bytes | str | int, ...]
 
 
-#: The functions that scripts share, as Lua: what finds a call of one of them, and their text.
-_shared: list[tuple[re.Pattern[str], str]] = []
+#: Functions that scripts share, as Lua: what finds a call of one of them, and their text.
+Library = list[tuple[re.Pattern[str], str]]
+_shared: Library = []
 
 
-def shared(functions: str) -> str:
+def shared(functions: str, library: Library = _shared) -> str:
     """Lua functions for each script that calls them. They may call those that are shared before."""
     names = "|".join(re.findall(r"local function (\w+)", functions))
-    _shared.append((re.compile(rf"(?<![.\w])({names})\("), functions))
+    library.append((re.compile(rf"(?<![.\w])({names})\("), functions))
     return functions
 
 
-def script(body: str) -> Script:
+def script(body: str, library: Library = _shared) -> Script:
     """A script of a body and the shared functions that it calls."""
     source = body
-    for calls, functions in reversed(_shared):
+    for calls, functions in reversed(library):
         if calls.search(source):
             source = f"{functions}\n{source}"
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
@@ -239,6 +240,13 @@ local function register(waiter, alive)
 end
 """)
 
+#: What a lock with places shares, too.
+common: Library = [
+    each
+    for each in _shared
+    if each[1] in (_NOW, _FENCE, _PUT, _DESCRIBE, _VANISHED, _NOTE, _REGISTER)
+]
+
 # try(token, lifetime, attempt, floor): the fence if the lock could be taken, else nil; and what
 # set_lock returns. Out of memory, a free lock is refused before anything is written; a lock that is
 # this token's already, or that was granted, is not.
@@ -327,7 +335,7 @@ return 1
 #:       the attempt that must have acquired it ('' for any)
 #: returns 1 released, 0 not this token's lock
 #: atomic because looking for waiters and passing the lock on must not be parted by a new waiter.
-RELEASE = script("""
+RELEASE_BODY = """
 local holder = redis.call('GET', KEYS[1])
 if not holder then return 0 end
 if holder ~= ARGV[1] then return holder == ARGV[2] and 1 or 0 end
@@ -338,7 +346,7 @@ if left > 0 then
 end
 if left > 0 then
   left = string.format('%.0f', left)
-  redis.call('DEL', KEYS[2], KEYS[5])
+  redis.call('DEL', KEYS[5])  -- Never refused, so the rest is not either.
   set_lock(ARGV[2], left, holder)
   redis.call('HSET', KEYS[5], 'rests', ARGV[2])
   redis.call('PEXPIRE', KEYS[5], left)
@@ -346,7 +354,8 @@ else
   pass_on(ARGV[2], ARGV[3])
 end
 return 1
-""")
+"""
+RELEASE = script(RELEASE_BODY)
 
 #: End the lock of the holder that HELD named; the first live waiter gets it. It
 #: names the holder so that it is safe to send twice: the next holder's lock must not be ended too.
@@ -356,7 +365,7 @@ return 1
 #:       in turn may have one chosen token)
 #: returns 1 ended, 0 it was free or held by another than the named one
 #: atomic for the same reason as RELEASE. The holder's process is told which lock it was.
-RESET = script("""
+RESET_BODY = """
 local holder = redis.call('GET', KEYS[1])
 if not holder then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
 if holder ~= ARGV[3] or last_fence() > tonumber(ARGV[4]) or untaken(holder) then return 0 end
@@ -366,7 +375,8 @@ if type(process) == 'string' then
   redis.pcall('PUBLISH', 'django_redis_lock:process:' .. process, KEYS[1])
 end
 return 1
-""")
+"""
+RESET = script(RESET_BODY)
 
 #: What the keeper does for a held lock: push its end out (never pull it in), say who holds it,
 #: and when its keeper was last seen.
@@ -378,7 +388,7 @@ return 1
 #: A lock that was renewed a moment ago stays as it is: where servers report the process's own
 #: changes, a report must not lead to the next.
 #: atomic because both must apply to this token's lock and to no other.
-RENEW = script("""
+RENEW_BODY = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
 if ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then return -2 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
@@ -393,7 +403,8 @@ redis.call('EXISTS', KEYS[1])  -- What comes last is a read: see ``Listener``.
 describe(left, 'seen', string.format('%.0f', now()), unpack(ARGV, 4))
 note(left < 0 and '0' or left)
 return left
-""")
+"""
+RENEW = script(RENEW_BODY)
 
 #: Change the lifetime at the holder's wish.
 #:
@@ -403,7 +414,7 @@ return left
 #:       once
 #: returns 1 done, 0 not this token's lock, -1 the lock has no lifetime to add to
 #: atomic because it must not change another holder's lock.
-EXTEND = script("""
+EXTEND_BODY = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[4] ~= '' and not by_attempt(ARGV[4], true) then return 0 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
@@ -416,7 +427,8 @@ redis.call('PEXPIRE', KEYS[1], string.format('%.0f', wanted))
 if ARGV[3] == '0' then describe(wanted, 'extension', ARGV[5]) else describe_until(wanted) end
 note(wanted)
 return 1
-""")
+"""
+EXTEND = script(EXTEND_BODY)
 
 #: What the keeper does for a process that waits: stay registered and look whether the holder has
 #: vanished; if so, make the grant on its behalf.
@@ -441,12 +453,13 @@ return {redis.call('PTTL', KEYS[1]), now(), lying and 1 or 0, gone}
 #: KEYS  lock keys
 #: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
 #:         server time in microseconds, fence (0 if it is not on record)} or nil
-HELD = script("""
+HELD_BODY = """
 local holder = redis.call('GET', KEYS[1])
 if not holder or untaken(holder) then return nil end
 local owner = redis.pcall('HGETALL', KEYS[5])
 return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now(), (last_fence())}
-""")
+"""
+HELD = script(HELD_BODY)
 
 #: The server's time in microseconds, from a script so that every user who may lock may ask.
 #:

@@ -20,6 +20,8 @@ from ..forks import after_fork
 
 #: The latest valid Unix time: about the year 5000.
 MAX_UNIX_TIME = 1e11
+#: The greatest fence: they are exact in Lua's numbers.
+MAX_FENCE = 2**53
 #: The greatest process id.
 MAX_PID = 2**32
 #: A token that ``named_token`` has made: a random value, process, host, thread.
@@ -158,6 +160,7 @@ class HolderInfo:
             lock has less than two thirds of its lifetime left only for a moment.
         resting: whether it was released and stays taken until its ``min_hold`` is over.
         fence: its fence, 0 if unknown.
+        place, limit: the number of its place, and of all places of the lock.
     """
 
     @property
@@ -166,10 +169,11 @@ class HolderInfo:
         described itself yet is named by its token."""
         return self.owner if self.owner.host else Owner.from_token(self.token) or self.owner
 
-    def __init__(self, reply: Any) -> None:
-        token, pttl, fields, server_us, fence = reply
+    def __init__(self, reply: Any, limit: int = 1) -> None:
+        token, pttl, fields, server_us, fence, *place = reply
         self.token = as_bytes(token)
         self.fence = int(fence)
+        self.place = int(place[0]) if place else 1
         self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
         described = fields_of(fields)
         owner = Owner.from_fields(described, fingerprint(self.token))
@@ -178,6 +182,11 @@ class HolderInfo:
         if seen is not None:
             owner = replace(owner, seen=max(0.0, (int(server_us) - seen) / 1e6))
         self.owner = owner
+        if place:  # What the name has on record is the fence of another place's holder, perhaps.
+            self.fence = int(bounded(described.get("fence"), MAX_FENCE) or 0) if of_this else 0
+        self.limit = limit
+        if of_this and "limit" in described:
+            self.limit = int(bounded(described["limit"], MAX_FENCE) or 0) or limit
         self.renews = of_this and "renews" in described
         lifetime = bounded(described.get("lifetime"), MAX_UNIX_TIME * 1e3)  # In milliseconds.
         self.overdue = self.renews and lifetime is not None and int(pttl) < lifetime / 2

@@ -57,6 +57,15 @@ def check_count(what: str, value: Any) -> int:
     return int(_number(what, value, "a whole number of 0 or more", int, math.inf))
 
 
+def check_limit(value: Any, most: int) -> int:
+    """``value`` as the number of places of a lock. Raises as ``check_seconds`` does."""
+    allowed = f"a whole number from 1 to {most}"
+    found = int(_number("limit", value, allowed, int, most))
+    if not found:
+        raise ValueError(f"limit must be {allowed}, not {value!r}")
+    return found
+
+
 def _number(what: str, value: Any, allowed: str, types: Any, most: float) -> Any:
     if isinstance(value, bool) or not isinstance(value, types):
         raise TypeError(f"{what} must be {allowed}, not {value!r}")

@@ -47,8 +47,7 @@ def second() -> AcquireRequest:
 
 def taken_grant(client: redis.Redis) -> Call:
     found = client.lpop(KEYS.grants) if client.type(KEYS.grants) == b"list" else None
-    token, fence = parse_grant(found or b"granted:1")
-    return second().take(token, b"waiter", fence)
+    return second().take(parse_grant(found or b"granted:1"), b"waiter")
 
 
 def renewed(token: bytes, *described: str) -> Call:

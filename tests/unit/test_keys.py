@@ -27,6 +27,7 @@ from django_redis_lock.protocol.keys import (
     index_key,
     is_reserved,
     key_of_companion,
+    keys_at,
     lock_keys,
     process_key,
     wake_key,
@@ -60,7 +61,9 @@ NAMES = [
     b"x" * 10_000,
 ]
 
-PARTS = (b"grants waiters fence owner events flight leader wake: done: wake:a done:a trial").split()
+PARTS = (
+    b"grants waiters fence owner events flight leader wake: done: wake:a done:a place:3 trial"
+).split()
 
 #: What looks like a key of ours, and nearly so: pieces of all forms, put together at random.
 hostile = st.lists(
@@ -77,6 +80,7 @@ def companions(name: bytes, token: bytes = TOKEN) -> list[bytes]:
     """All keys that are kept for a lock, or a cache key, called ``name``."""
     return [
         *lock_keys(name)[1:5],
+        *(key for number in (2, 13) for key in lock_keys(name).at_place(number)[::4]),
         events_key(name),
         wake_key(name, token),
         flight_key(name),
@@ -116,6 +120,15 @@ def test_no_two_names_share_a_companion(one: bytes, other: bytes, token: bytes) 
     kept = companions(one, token)
     assert len({one, *kept}) == 1 + len(kept)
     assert one == other or not set(kept) & set(companions(other, token))
+
+
+@thorough
+@given(names, st.integers(1, 1000))
+def test_the_keys_of_a_place_say_which_it_is(name: bytes, number: int) -> None:
+    keys = lock_keys(name).at_place(number)
+    assert (keys.name, keys.place) == (name, number)
+    assert keys_at(keys.lock) == keys
+    assert lock_keys(name)[1:4] == keys[1:4]
 
 
 @thorough

@@ -69,7 +69,7 @@ def grant_made(ago: float) -> tuple[bytes, bytes]:
 def believed(wanted: AcquireRequest, ago: float) -> Acquisition | None:
     grant = queue_for(wanted).received(wanted, grant_made(ago))
     assert grant is not None
-    assert grant.token == b"T"
+    assert grant.grant.token == b"T"
     return grant.believed
 
 

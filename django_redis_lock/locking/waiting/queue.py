@@ -23,6 +23,7 @@ from ...protocol import (
     Acquisition,
     Call,
     Clock,
+    Grant,
     parse_grant,
     waiter_id,
 )
@@ -60,8 +61,7 @@ class ReceivedGrant(NamedTuple):
         believed: the lock, if the grant is fresh enough to be believed without an answer to that.
     """
 
-    token: bytes
-    fence: int
+    grant: Grant
     at: float
     call: Call
     believed: Acquisition | None
@@ -89,7 +89,7 @@ class WaitQueue(ABC):
     def __init__(self, server: Server, request: AcquireRequest, loop: Any = None) -> None:
         self.server = server
         self.request = request
-        self.key = (server, request.keys.lock, loop)
+        self.key = (server, request.keys.lock, loop, request.limit)
         self.loop = loop
         self.id = request.waiter or waiter_id()
         self.node: Server | None = None
@@ -192,7 +192,7 @@ class WaitQueue(ABC):
             return None
         if len(reply) > 3:
             note_vanished(self.server, request.keys, reply[3], request.subject)
-        return request.acquired(reply[1], sent_at)
+        return request.acquired(reply, sent_at)
 
     def next_look(self, pttl: int, clock: Clock) -> float:
         """When the keeper looks at the lock again, in monotonic seconds: ``pttl`` is how long the
@@ -213,9 +213,9 @@ class WaitQueue(ABC):
         """Whether the lock is now on another server than the one where the first member waits."""
         return self.node is not None and self.server.seen_at(self.request.keys) is not self.node
 
-    def grant_in(self, reply: Any) -> tuple[bytes, int] | None:
-        """Token and fence of the grant that the blocking pop has returned. None if LEAVE or an
-        operator (CLIENT UNBLOCK) has ended the pop."""
+    def grant_in(self, reply: Any) -> Grant | None:
+        """The grant that the blocking pop has returned. None if LEAVE or an operator (CLIENT
+        UNBLOCK) has ended the pop."""
         if reply is None or reply[0] != self.request.keys.grants:
             return None
         return parse_grant(reply[1])
@@ -227,26 +227,25 @@ class WaitQueue(ABC):
         grant = self.grant_in(reply)
         if grant is None:
             return None
-        token, fence = grant
-        call = request.take(token, self.id_to_unregister(), fence)
-        age = self.clock.age(fence) if self.clock else math.inf
+        call = request.take(grant, self.id_to_unregister())
+        age = self.clock.age(grant.fence) if self.clock else math.inf
         max_age = min(MAX_GRANT_AGE_SECONDS, request.grant_timeout / 4)
         fresh = abs(age) < max_age and not request.must_confirm_grants
-        believed = request.granted(token, fence, age, at) if fresh else None
-        return ReceivedGrant(token, fence, at, call, believed)
+        believed = request.granted(grant, age, at) if fresh else None
+        return ReceivedGrant(grant, at, call, believed)
 
     def confirmed(
-        self, request: AcquireRequest, grant: ReceivedGrant, until: float
+        self, request: AcquireRequest, received: ReceivedGrant, until: float
     ) -> Acquisition | None:
         """The answer about a grant that was not believed: the lock, or None."""
         if until > -math.inf:
-            return request.taken(grant.token, grant.fence, grant.at, until)
+            return request.taken(received.grant, received.at, until)
         self.registered = False  # Or perhaps not; asking again makes sure.
         return None
 
 
-#: The queues of this process.
-queues: dict[tuple[Server, bytes, Any], WaitQueue] = {}
+#: The queues of this process. Waiters with different limits do not wait for the same places.
+queues: dict[tuple[Server, bytes, Any, int], WaitQueue] = {}
 _mutex = free_after_fork(threading.RLock())
 
 
@@ -290,13 +289,13 @@ class WaiterHeartbeat(Job):
             self._queue.dissolve()  # Its tasks will never run again.
             self._queue.wake()
             return None
-        return self._queue.request.watch(self._queue.id)
+        return self._queue.request.watch(self._queue.id, len(self._queue.waiters))
 
     def answered(self, value: Any, sent_at: float) -> None:
         pttl, server_us, untaken = map(int, value[:3])
-        if len(value) > 3:
-            request = self._queue.request
-            note_vanished(self.server, request.keys, value[3], request.subject)
+        request = self._queue.request
+        for vanished in value[3:]:
+            note_vanished(self.server, request.keys, vanished, request.subject)
         self.due = self._queue.next_look(pttl, Clock(server_us, sent_at))
         self._queue.registered_again()
         # A grant is untaken although we wait: Redis does not know our blocking pop, because its
@@ -319,4 +318,4 @@ class Unregister(SentOnce):
     the id expires by itself within seconds."""
 
     def __init__(self, server: Server, request: AcquireRequest, waiter: bytes) -> None:
-        super().__init__(server, request.take(b"", waiter))
+        super().__init__(server, request.unregister(waiter))

@@ -189,22 +189,23 @@ class Waiter(ABC, Generic[AnyQueue]):
         request, queue = self._request, self.queue
         self._reply = queue.reply()  # Kept here for the case of an interrupt.
         self._popping = False
-        grant = queue.received(request, self._reply)
-        if grant is None:
+        received = queue.received(request, self._reply)
+        if received is None:
             return None
-        request.may_hold.append((grant.token, b""))
+        token = received.grant.token
+        request.may_hold.append((token, b""))
         try:
-            pending = yield queue.extend(grant.call, request.until(time.monotonic()))
-            if grant.believed is not None:
-                return grant.believed._replace(pending=pending)
+            pending = yield queue.extend(received.call, request.until(time.monotonic()))
+            if received.believed is not None:
+                return received.believed._replace(pending=pending)
             until = yield pending.confirmed()
             if until is None:
                 raise RedisTimeoutError("the connection broke while a grant was taken")
         except Exception:
             # Redis may carry it out all the same; then the lock would have no holder.
-            self._give_back(grant.token)
+            self._give_back(token)
             raise
-        return queue.confirmed(request, grant, until)
+        return queue.confirmed(request, received, until)
 
     def _last_try(self, wake: bytes) -> Steps:
         queue, sent_at = self.queue, time.monotonic()
@@ -232,7 +233,7 @@ class Waiter(ABC, Generic[AnyQueue]):
     def _give_back_grant(self) -> None:
         """Release the grant that the pop has returned, if it has."""
         if (grant := self.queue.grant_in(self._reply)) is not None:
-            self._give_back(grant[0])
+            self._give_back(grant.token)
 
     def _give_back(self, token: bytes) -> None:
         """Have the keeper release what Redis has given to ``token``, or may yet give to it."""

@@ -155,7 +155,7 @@ class Scripts(RuleBasedStateMachine):
         """What a waiter's blocking pop does."""
         element = self.client.lpop(KEYS.grants)
         caller = self.callers[who]
-        caller.popped, caller.popped_fence = acquisition.parse_grant(element)
+        caller.popped, caller.popped_fence, _ = acquisition.parse_grant(element)
         self.model.pop()
         self._look()
 
@@ -188,7 +188,7 @@ class Scripts(RuleBasedStateMachine):
         for _ in range(1 + twice):
             fence = caller.popped_fence
             taken = self.model.take_grant(caller.popped, caller.lifetime, waiter, *own, fence)
-            call = request.take(caller.popped, waiter, fence)
+            call = request.take(acquisition.Grant(caller.popped, fence), waiter)
             assert self._run(call) == taken
             if taken:
                 caller.token, caller.attempt = own if own[0] else (caller.popped, b"")
@@ -404,7 +404,7 @@ class Scripts(RuleBasedStateMachine):
 
     def _granted(self) -> None:
         """A script has made a grant; its fence is on the list."""
-        token, fence = acquisition.parse_grant(self.client.lindex(KEYS.grants, 0))
+        token, fence, _ = acquisition.parse_grant(self.client.lindex(KEYS.grants, 0))
         self._fence_given(fence)
         self.model.grant = token, fence
 

@@ -1,0 +1,390 @@
+"""The scripts of a lock with ``limit=N``: N places, of which each has one holder.
+
+A place has a key for its token and one for its owner's description; ``LockKeys.at_place`` names
+them. Place 1 has the keys of a plain lock. Grants, waiters, and the fence are the name's, so that
+waiters get places in the order of their arrival, whichever is released, and fences increase over
+all places. A grant for another place than the first ends with ``/`` and the place's number.
+
+A place is passed on only if it is within the limit of the process that releases it. So where
+processes with different limits run, the larger limit holds, and a lowered limit takes effect as
+soon as those with the larger one are gone and each surplus holder has released its place.
+
+The scripts are those of ``lock_scripts`` with other functions for what concerns places. Each is
+called with the keys of the name, or, where the caller knows its place, with those of the place. The
+limit is the last argument, unless a script says otherwise. Functions that are called on one place
+read its keys in KEYS[1] and KEYS[5]; ``use_place`` sets them.
+"""
+
+from __future__ import annotations
+
+from .lock_scripts import (
+    EXTEND_BODY,
+    HELD_BODY,
+    RELEASE_BODY,
+    RENEW_BODY,
+    RESET_BODY,
+    Library,
+    common,
+    script,
+    shared,
+)
+
+#: The largest ``limit``: the scripts look at each place, in about a millisecond.
+MAX_LIMIT = 1000
+
+_library: Library = []
+
+# use_place(number): the other functions act on this place from now on; 0 for the one that the
+# script was called with.
+#
+# token_at(number): the same, and the token at the place, false if there is none. What is no token
+# is somebody's data at the key of place 1, and an error; at another place it will be replaced.
+#
+# find(token): use the place that the token holds, if it is not the present one: a caller whose
+# reply was lost does not know its place, and neither does one that acts for a token.
+_USE_PLACE = shared(
+    """
+local name, owner, places = KEYS[1], KEYS[5], string.sub(KEYS[2], 1, -7) .. 'place:'
+local function use_place(number)
+  if number < 2 then
+    KEYS[1], KEYS[5] = name, owner
+  else
+    KEYS[1], KEYS[5] = places .. number, places .. number .. ':owner'
+  end
+end
+local function place_number()
+  if string.sub(KEYS[1], 1, #places) ~= places then return 1 end
+  return tonumber(string.sub(KEYS[1], #places + 1))
+end
+local function max_places() return tonumber(ARGV[#ARGV]) end
+local function token_at(number)
+  use_place(number)
+  if number == 1 then return redis.call('GET', KEYS[1]) end
+  local token = redis.pcall('GET', KEYS[1])
+  return type(token) == 'string' and token
+end
+local function find(token)
+  if redis.call('GET', KEYS[1]) == token then return end
+  for number = 2, max_places() do
+    if token_at(number) == token then return end
+  end
+  use_place(0)
+end
+""",
+    _library,
+)
+
+_library += common
+
+# new_fence(): the next fence. An attempt on record is that of a holder with limit=1, and stays.
+_NEW_FENCE = shared(
+    """
+local function new_fence()
+  local _, attempt = last_fence()
+  return next_fence(attempt or '')
+end
+""",
+    _library,
+)
+
+# by_attempt, as in lock_scripts. The attempt is kept with the place's owner.
+_BY_ATTEMPT = shared(
+    """
+local function by_attempt(attempt, unknown)
+  local kept = redis.pcall('HGET', KEYS[5], 'attempt')
+  if type(kept) ~= 'string' then return unknown end
+  return kept == attempt
+end
+local function keep_attempt(attempt, lifetime)
+  describe(lifetime == '0' and -1 or tonumber(lifetime), 'attempt', attempt)
+end
+""",
+    _library,
+)
+
+# untaken_grants(): those on the list, none if it is unreadable. place_of(grant): its place.
+#
+# untaken(holder, grants): whether `holder` is one of them, so that its place has no owner.
+#
+# void_grants(): the present place's grants do not count any more.
+_GRANTS = shared(
+    """
+local function untaken_grants()
+  local size, found = redis.pcall('LLEN', KEYS[2]), {}
+  if type(size) ~= 'number' then return found end
+  for at = 1, size do found[at] = redis.call('LINDEX', KEYS[2], at - 1) end
+  return found
+end
+local function place_of(grant) return tonumber(string.match(grant, ':%d+/(%d+)$') or 1) end
+local function untaken(holder, grants)
+  for _, grant in ipairs(grants or untaken_grants()) do
+    if string.sub(grant, 1, #holder + 1) == holder .. ':' then return true end
+  end
+  return false
+end
+local function void_grants()
+  local grants, number, kept = untaken_grants(), place_number(), {}
+  for _, grant in ipairs(grants) do
+    if place_of(grant) ~= number then kept[#kept + 1] = grant end
+  end
+  if #kept > 0 and #kept == #grants then return end
+  local left = redis.call('PTTL', KEYS[2])
+  redis.call('DEL', KEYS[2])
+  if #kept > 0 and left > 0 then
+    redis.call('RPUSH', KEYS[2], unpack(kept))
+    redis.call('PEXPIRE', KEYS[2], left)
+  end
+end
+""",
+    _library,
+)
+
+# set_lock, grant and pass_on, as in lock_scripts, for one place.
+_PASS_ON = shared(
+    """
+local function set_lock(token, lifetime, before)
+  if lifetime == '0' then
+    redis.call('SET', KEYS[1], token)
+  else
+    redis.call('SET', KEYS[1], token, 'PX', lifetime)
+  end
+  note(lifetime)
+  if redis.call('EXISTS', KEYS[2], KEYS[5]) == 0 then return nil end  -- Nearly always.
+  local gone = not before and vanished() or nil
+  void_grants()
+  redis.call('DEL', KEYS[5])
+  return gone
+end
+local function grant(token, lifetime, before)
+  redis.call('PEXPIRE', KEYS[2], lifetime)  -- Never refused, so the rest is not either.
+  local element = token .. ':' .. string.format('%.0f', new_fence())
+  local gone = set_lock(token, lifetime, before)
+  if place_number() > 1 then element = element .. '/' .. place_number() end
+  redis.call('RPUSH', KEYS[2], element)
+  redis.call('PEXPIRE', KEYS[2], lifetime)
+  return gone
+end
+local function pass_on(successor, lifetime)
+  if place_number() <= max_places() and redis.call('EXISTS', KEYS[3]) == 1 then
+    local waiting = redis.pcall('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf')
+    if type(waiting) == 'number' and waiting > 0 then
+      grant(successor, lifetime, true)
+      return
+    end
+  end
+  redis.call('DEL', KEYS[1], KEYS[5])
+  redis.pcall('ZREM', KEYS[6], KEYS[1])
+end
+""",
+    _library,
+)
+
+# unregister(waiter): it waits no more. The grants of two releases may have been meant for it; those
+# for which there is no waiter are taken back.
+_UNREGISTER = shared(
+    """
+local function unregister(waiter)
+  if waiter == '' then return end
+  redis.pcall('ZREM', KEYS[3], waiter)
+  local grants = untaken_grants()
+  if #grants == 0 then return end  -- Nearly always.
+  local waiting = redis.pcall('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf')
+  if type(waiting) == 'number' and waiting > 0 then return end
+  redis.call('DEL', KEYS[2])
+  for _, grant in ipairs(grants) do
+    local token = token_at(place_of(grant))
+    if token and untaken(token, grants) then
+      redis.call('DEL', KEYS[1])
+      redis.pcall('ZREM', KEYS[6], KEYS[1])
+    end
+  end
+  use_place(0)
+end
+""",
+    _library,
+)
+
+# try(token, lifetime, attempt): the fence if a place could be taken, else nil; what set_lock
+# returns; and the place. A token holds one place at most.
+_TRY = shared(
+    """
+local function choose(token, attempt)
+  local grants, free, granted = untaken_grants(), nil, nil
+  for number = 1, max_places() do
+    local holder = token_at(number)
+    if holder == token then
+      if attempt ~= '' and not by_attempt(attempt, false) then return nil end
+      return number
+    end
+    if not holder then
+      free = free or number
+    elseif not granted and untaken(holder, grants) then
+      granted = number
+    end
+  end
+  return free or granted
+end
+local function try(token, lifetime, attempt)
+  local number = choose(token, attempt)
+  if not number then return nil end
+  local holder = token_at(number)
+  if holder then redis.call('DEL', KEYS[5]) end  -- Never refused, so the rest is not either.
+  local fence = new_fence()
+  local gone = set_lock(token, lifetime, holder)
+  if attempt ~= '' then keep_attempt(attempt, lifetime) end
+  return fence, gone, number
+end
+""",
+    _library,
+)
+
+# earliest_end(): the lifetime left to the place that ends first, as PTTL gives it.
+_EARLIEST_END = shared(
+    """
+local function earliest_end()
+  local least = -1
+  for number = 1, max_places() do
+    use_place(number)
+    local left = redis.call('PTTL', KEYS[1])
+    if left >= 0 and (least < 0 or left < least) then least = left end
+  end
+  return least
+end
+""",
+    _library,
+)
+
+#: As ACQUIRE: take a free place, or one whose grant was not taken yet.
+#:
+#: KEYS  lock keys
+#: ARGV  as ACQUIRE's, then the limit
+#: returns {the number of the place, fence, server time in microseconds, vanished()}
+#:         or {0, the lifetime left to the place that ends first, server time in microseconds}
+#: atomic for the same reason as ACQUIRE.
+PLACE_ACQUIRE = script(
+    """
+local fence, gone, number = try(ARGV[1], ARGV[2], ARGV[3])
+if fence then return {number, fence, now(), gone} end
+if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
+return {0, earliest_end(), now()}
+""",
+    _library,
+)
+
+#: As LEAVE.
+#:
+#: KEYS  lock keys, then the waiter's wake list
+#: ARGV  as LEAVE's, then the limit
+#: returns as PLACE_ACQUIRE
+#: atomic for the same reason as LEAVE.
+PLACE_LEAVE = script(
+    """
+redis.call('DEL', KEYS[7])
+local fence, gone, number
+if ARGV[1] ~= '' then fence, gone, number = try(ARGV[1], ARGV[2], ARGV[3]) end
+unregister(ARGV[4])
+redis.call('RPUSH', KEYS[7], 'leave')
+redis.call('PEXPIRE', KEYS[7], 2000)
+if fence then return {number, fence, now(), gone} end
+return {0, earliest_end(), now()}
+""",
+    _library,
+)
+
+#: As TAKE_GRANT.
+#:
+#: KEYS  lock keys
+#: ARGV  as TAKE_GRANT's, then the number of the grant's place
+#: returns 1, or 0 if the grant is over
+#: atomic for the same reason as TAKE_GRANT.
+PLACE_TAKE_GRANT = script(
+    """
+unregister(ARGV[3])
+use_place(tonumber(ARGV[7]))
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if ARGV[2] == '0' then
+  redis.call('PERSIST', KEYS[1])
+else
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+if ARGV[4] ~= '' then
+  redis.call('SET', KEYS[1], ARGV[4], 'KEEPTTL')
+  keep_attempt(ARGV[5], ARGV[2])
+end
+note(ARGV[2])
+return 1
+""",
+    _library,
+)
+
+#: As WATCH: grant the places of holders that have vanished, one for each member of the caller's
+#: queue.
+#:
+#: KEYS  lock keys
+#: ARGV  as WATCH's, then the number of members, and the limit
+#: returns {the lifetime left to the place that ends first, server time in microseconds, as WATCH,
+#:          then vanished() for each granted place, where there is one}
+#: atomic for the same reason as WATCH.
+PLACE_WATCH = script(
+    """
+register(ARGV[1], tonumber(ARGV[2]))
+local made, vanishings = #untaken_grants(), {}
+for number = 1, max_places() do
+  if made < tonumber(ARGV[5]) and not token_at(number) then
+    vanishings[#vanishings + 1] = grant(ARGV[3] .. '.' .. number, ARGV[4], false)
+    made = made + 1
+  end
+end
+return {earliest_end(), now(), made > 0 and 1 or 0, unpack(vanishings)}
+""",
+    _library,
+)
+
+#: As RELEASE. A place above the limit is not passed on.
+#:
+#: KEYS  lock keys of the place, or of the name if the place is unknown
+#: ARGV  as RELEASE's, then the limit
+#: returns as RELEASE
+#: atomic for the same reason as RELEASE.
+PLACE_RELEASE = script(f"find(ARGV[1]){RELEASE_BODY}", _library)
+
+#: As RESET, of one place. The last fence may be another place's, so only the token says which
+#: holder is meant.
+#:
+#: KEYS  lock keys of the place
+#: ARGV  as RESET's, with MAX_FENCE for the fence, then the limit
+#: returns as RESET
+#: atomic for the same reason as RESET.
+PLACE_RESET = script(RESET_BODY, _library)
+
+#: As RENEW, EXTEND and HELD, of one place.
+#:
+#: KEYS  lock keys of the place; for EXTEND also of the name, if the place is unknown
+#: ARGV  as theirs; EXTEND's then the limit
+#: returns as theirs
+#: atomic for the same reasons.
+PLACE_RENEW = script(RENEW_BODY, _library)
+PLACE_EXTEND = script(f"find(ARGV[1]){EXTEND_BODY}", _library)
+PLACE_HELD = script(HELD_BODY, _library)
+
+#: The holders of all places.
+#:
+#: KEYS  lock keys
+#: ARGV  the limit
+#: returns what HELD returns, of each holder, followed by the number of the place
+#: atomic because a holder may release one place and take another in between.
+HOLDERS = script(
+    """
+local grants, found = untaken_grants(), {}
+for number = 1, max_places() do
+  local holder = token_at(number)
+  if holder and not untaken(holder, grants) then
+    local owner = redis.pcall('HGETALL', KEYS[5])
+    local left = redis.call('PTTL', KEYS[1])
+    found[#found + 1] = {holder, left, owner.err and {} or owner, now(), 0, number}
+  end
+end
+return found
+""",
+    _library,
+)
