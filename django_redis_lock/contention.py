@@ -59,6 +59,8 @@ class Conflict:
         held_for: seconds since the acquisition, if known.
         using: the cache alias.
         retry_after: whole seconds after which trying again makes sense, from 1 to 3600.
+        limit: how many may hold the lock at a time. If more than 1, all places are taken, and
+            ``holder`` is the one whose lifetime ends first.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Conflict:
     held_for: float | None = None
     using: str = "default"
     retry_after: int = DEFAULT_RETRY_SECONDS
+    limit: int = 1
 
     @classmethod
     def of(
@@ -88,7 +91,8 @@ class Conflict:
         seconds = max(1, math.ceil(min(retry_after, MAX_RETRY_SECONDS)))
         if held is None:
             return cls(name, using=using, retry_after=seconds)
-        return cls(name, held.in_the_way, held.ttl, held.held_for, using, seconds)
+        of_holder = (held.in_the_way, held.ttl, held.held_for)
+        return cls(name, *of_holder, using, seconds, held.limit)
 
     def __str__(self) -> str:
         # One line, even if a name contains line breaks.
@@ -99,7 +103,15 @@ class Conflict:
             return _("%(name)s is held by another caller, or was a moment ago") % {
                 "name": self.name
             }
-        words = _("%(name)s is held by %(holder)s") % {"name": self.name, "holder": self.holder}
+        known = {"name": self.name, "holder": self.holder, "limit": self.limit}
+        if self.limit > 1:
+            words = _(
+                "all %(limit)d places of %(name)s are taken, and the first to end is held by "
+                "%(holder)s"
+            )
+        else:
+            words = _("%(name)s is held by %(holder)s")
+        words %= known
         if self.held_for is not None:
             words += " " + _("for %(duration)s") % {"duration": _seconds(self.held_for)}
         if self.ttl is None or math.isinf(self.ttl):

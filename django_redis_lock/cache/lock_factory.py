@@ -99,6 +99,7 @@ class LockCache(BaseCache):
                 Default: the setting.
             critical: never hold the lock without Redis, regardless of the setting.
             replicas: how many replicas must confirm the lock. Default: the setting.
+            limit: how many may hold the lock at a time. Default: 1.
             options: see ``django_redis_lock.Lock``.
         """
         options.update(sleep=sleep, blocking=blocking, blocking_timeout=blocking_timeout)

@@ -55,6 +55,7 @@ def locked(target: Any = None, /, **options: Any) -> Any:
         wait_for_redis: while waiting, also wait for a Redis that cannot be reached.
         min_hold: seconds the lock stays taken even if the work ends earlier, by the server's clock.
         max_hold: seconds after which the lock is no longer renewed.
+        limit: how many callers may run this code at a time. Default: 1.
         reentrant: let a thread or task that holds the lock, by a use of ``locked()`` or a lock that
             is reentrant, too, run this code at once; the outermost releases the lock.
         release: ``"transaction"``: if a database transaction is open when the work ends, release

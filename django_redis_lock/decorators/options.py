@@ -12,7 +12,7 @@ from ..cache import check_policy, check_using
 from ..conf import SETTING, Conf
 from ..contention import OnConflict
 from ..events import as_group, check_group
-from ..protocol import check_count, check_seconds
+from ..protocol import check_count, check_limit, check_seconds
 
 OnLost = Callable[[], Any] | None
 
@@ -54,6 +54,7 @@ class LockOptions(TypedDict, total=False):
     warn_after: float | None
     replicas: int | None
     reentrant: bool
+    limit: int
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Options:
     critical: bool = False
     replicas: int | None = None
     reentrant: bool = False
+    limit: int = 1
     several: tuple[str, ...] = field(default=(), init=False)
 
     @classmethod
@@ -145,6 +147,8 @@ class Options:
         check_policy(self.on_redis_down, self.critical)
         if self.replicas is not None and check_count("replicas", self.replicas) and self.several:
             raise ValueError("replicas are for a lock on one server; this one has several")
+        if check_limit(self.limit) > 1 and self.several:
+            raise ValueError("limit must be 1 for a lock on several servers")
 
     def _check_times(self) -> None:
         if self.timeout is not SETTING:

@@ -214,6 +214,7 @@ class Section:
             "group": given.group or (defaults.group and as_group(defaults.group)),
             "warn_after": given.warn_after,
             "reentrant": given.reentrant,
+            "limit": given.limit,
             # Each call has its own lock object, which all threads of the call may use.
             "thread_local": False,
         }

@@ -123,6 +123,8 @@ class Fallback(LockOperations):
                 if not self._falls_back_on(error):
                     raise
                 fallback = self._new_hold()
+                if file_lock:  # Another round may have tried another place.
+                    file_lock.path = self._file_lock().path
                 if file_lock and not (yield from self._take_file(file_lock, fallback, until)):
                     return False
                 self._fall_back(fallback, file_lock, error)
@@ -133,6 +135,7 @@ class Fallback(LockOperations):
             if file_lock is None:
                 return True
             hold, began = self.local.hold, time.monotonic()
+            file_lock.path = self._file_lock(hold.keys.lock).path
             try:
                 if not (yield from self._take_file(file_lock, hold, until, in_addition=True)):
                     with suppress(RedisError, OSError):  # It expires.
@@ -181,11 +184,13 @@ class Fallback(LockOperations):
             return False
         return is_outage(error)
 
-    def _file_lock(self) -> LocalLock:
-        """This host's lock."""
+    def _file_lock(self, key: bytes | None = None) -> LocalLock:
+        """This host's lock. In addition to a place in Redis it has that place's ``key``; without
+        Redis it is that of place 1, so that one caller of each host holds the lock."""
         servers = ",".join(sorted(server.breaker.server for server in self._servers))
         shown = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
-        return LocalLock(b"%b\0%b" % (servers.encode(), self.keys.lock), shown, self._local_folder)
+        identity = b"%b\0%b" % (servers.encode(), key or self.keys.lock)
+        return LocalLock(identity, shown, self._local_folder)
 
     def _new_hold(self) -> FallbackHold:
         hold = FallbackHold(
@@ -285,6 +290,16 @@ class Fallback(LockOperations):
             if self.on_redis_down != "local" or not is_outage(error):
                 raise
             return self._held_on_host(away=True)
+
+    def _holders_steps(self) -> Steps[list[HolderInfo]]:
+        try:
+            if not self.degraded:
+                return (yield from super()._holders_steps())
+        except Exception as error:
+            if self.on_redis_down != "local" or not is_outage(error):
+                raise
+        held = self._held_on_host(away=True)
+        return [] if held is None else [held]
 
     def _held_on_host(self, *, away: bool = False) -> HolderInfo | None:
         """The holder of this host's lock who has none in Redis; while Redis is ``away``, any."""

@@ -73,11 +73,11 @@ from .owner import fingerprint as fingerprint
 from .owner import hostname as hostname
 from .owner import process_id as process_id
 from .place_scripts import HOLDERS as HOLDERS
-from .place_scripts import MAX_LIMIT as MAX_LIMIT
 from .place_scripts import PLACE_EXTEND as PLACE_EXTEND
 from .place_scripts import PLACE_HELD as PLACE_HELD
 from .place_scripts import PLACE_RENEW as PLACE_RENEW
 from .place_scripts import PLACE_RESET as PLACE_RESET
+from .validation import MAX_LIMIT as MAX_LIMIT
 from .validation import check_count as check_count
 from .validation import check_limit as check_limit
 from .validation import check_name as check_name

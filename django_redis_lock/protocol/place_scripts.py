@@ -29,9 +29,6 @@ from .lock_scripts import (
     shared,
 )
 
-#: The largest ``limit``: the scripts look at each place, in about a millisecond.
-MAX_LIMIT = 1000
-
 _library: Library = []
 
 # use_place(number): the other functions act on this place from now on; 0 for the one that the

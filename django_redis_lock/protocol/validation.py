@@ -12,6 +12,9 @@ MIN_SECONDS = 0.001
 #: milliseconds.
 MAX_SECONDS = 100 * 365 * 24 * 3600.0
 
+#: The largest ``limit``: the scripts look at each place, in about a millisecond.
+MAX_LIMIT = 1000
+
 
 def check_seconds(
     what: str, value: Any, *, zero: bool = False, none: str | None = None
@@ -57,10 +60,10 @@ def check_count(what: str, value: Any) -> int:
     return int(_number(what, value, "a whole number of 0 or more", int, math.inf))
 
 
-def check_limit(value: Any, most: int) -> int:
+def check_limit(value: Any) -> int:
     """``value`` as the number of places of a lock. Raises as ``check_seconds`` does."""
-    allowed = f"a whole number from 1 to {most}"
-    found = int(_number("limit", value, allowed, int, most))
+    allowed = f"a whole number from 1 to {MAX_LIMIT}"
+    found = int(_number("limit", value, allowed, int, MAX_LIMIT))
     if not found:
         raise ValueError(f"limit must be {allowed}, not {value!r}")
     return found

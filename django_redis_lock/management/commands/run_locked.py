@@ -73,6 +73,13 @@ class Command(BaseCommand):
             help="replicas that must confirm the lock; default: the setting REPLICAS",
         )
         add(
+            "--limit",
+            type=int,
+            default=1,
+            metavar="N",
+            help="how many may run at a time across all hosts; default: 1",
+        )
+        add(
             "--skip-exit-code",
             type=exit_code,
             default=TAKEN,
@@ -155,6 +162,7 @@ class Command(BaseCommand):
                 options["name"],
                 min_hold=options["min_hold"],
                 replicas=options["replicas"],
+                limit=options["limit"],
                 label=work.label,
                 on_lost=loss,
                 raise_on_release_error=False,
@@ -207,6 +215,8 @@ class Command(BaseCommand):
 
     def _run(self, lock: Lock, work: Work, loss: Loss, options: dict[str, Any]) -> int:
         environment = {"REDIS_LOCK_NAME": options["name"], "REDIS_LOCK_FENCE": str(lock.fence)}
+        if lock.limit > 1:
+            environment["REDIS_LOCK_PLACE"] = str(lock.place)
         try:
             try:
                 # A lock renewed at each third of its lifetime has at least two thirds left.

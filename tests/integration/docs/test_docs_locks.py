@@ -17,7 +17,9 @@ from django_redis_lock import Lock, LockNotAcquired
 from tests.processes import PATIENCE
 
 TEXT = (Path(__file__).parents[3] / "docs" / "locks.md").read_text()
-ANSWER, TRIED, TASKS, CANCELLED, AGAIN, BARE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ANSWER, TRIED, TASKS, CANCELLED, AGAIN, LIMITED, BARE = re.findall(
+    r"```python\n(.*?)```", TEXT, re.DOTALL
+)
 TAKEN_OFF = ("using", "on_redis_down", "critical")  # By ``cache.lock`` itself.
 
 
@@ -47,6 +49,15 @@ def test_a_try(client: redis.Redis, capsys: pytest.CaptureFixture[str]) -> None:
         exec(TRIED, names)
     assert imported == [True]
     assert capsys.readouterr().out.endswith(" is importing.\n")
+
+
+def test_n_at_a_time(client: redis.Redis) -> None:
+    cache = caches["default"]
+    names: dict[str, Any] = {"cache": cache, "PROXIES": "abcde"}
+    names["send"] = lambda request, through: (request, through)
+    exec(LIMITED, names)
+    with cache.lock("api", limit=5), cache.lock("api", limit=5):
+        assert names["call_api"]("this") == ("this", "c")
 
 
 def test_how_long_a_lock_lives(client: redis.Redis) -> None:
