@@ -343,6 +343,8 @@ class Keeper:
     def _link(self, server: Server, reply_timeout: float) -> RawConnection:
         link = self._links.get(server)
         if link is None:
+            for old in [each for each in self._links if each.retired]:
+                self._drop_link(old)
             # In RESP2 nothing comes but replies.
             link = self._links[server] = server.connect(timeout=reply_timeout, protocol=2)
         if server.listener is not None:

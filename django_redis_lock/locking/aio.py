@@ -177,7 +177,7 @@ class AsyncLock(LockOperations):
         return await adrive(self._reset_steps())
 
     async def _run(self, call: Call) -> Answer:
-        return await arun(self.redis, call)
+        return await cancellable(arun(self.redis, call))
 
     async def __aenter__(self) -> Self:
         if await self.acquire():

@@ -29,6 +29,8 @@ from .server import Server, server_of
 #: kept for a loop leads back to it.)
 _clients: dict[asyncio.AbstractEventLoop, dict[Server, Any]] = {}
 _closing: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
+#: Tasks that nothing else refers to.
+_background: set[asyncio.Future[None]] = set()
 
 
 def asyncio_client(client: Any) -> Any:
@@ -67,6 +69,10 @@ def _client_of(server: Server, address: Any) -> Any:
         _closing[loop] = _close_with_the_loop(of_loop)
     found = of_loop.get(server)
     if found is None:
+        for old in [each for each in of_loop if each.retired]:
+            closing = of_loop.pop(old).connection_pool.disconnect(inuse_connections=False)
+            _background.add(task := asyncio.ensure_future(closing))
+            task.add_done_callback(_background.discard)
         pool = _pool_like(address)
         if isinstance(server, Primary):
             pool.connection_kwargs["redis_connect_func"] = _meet_primary

@@ -91,9 +91,15 @@ async def cancellable(work: Coroutine[Any, Any, T]) -> T:
         return await _in_a_task(work)
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
-    result = await work
+    failure = None
+    try:
+        result = await work
+    except Exception as error:
+        failure = error
     if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
+        raise asyncio.CancelledError from failure
+    if failure is not None:
+        raise failure
     return result
 
 

@@ -127,6 +127,7 @@ class Topology(Server):
         gone = set(self._nodes.values()).difference(kept)
         self._nodes = {where: node for where, node in self._nodes.items() if node not in gone}
         for node in gone:
+            node.retired, node.MAX_IDLE_CONNECTIONS = True, 0
             node.close()
 
 

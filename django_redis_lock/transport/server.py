@@ -52,6 +52,7 @@ class Server:
 
     #: Whether it takes the place of the one that its clients' own connections lead to.
     stands_in = False
+    retired = False  #: Whether it has left its cluster or service.
     #: Seconds within which a failover replaces a server that has failed.
     FAILOVER_SECONDS = 0.0
 

@@ -17,10 +17,11 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.locking import aio
 from django_redis_lock.locking.waiting.queue import Unregister
-from django_redis_lock.transport.aio_execute import _in_a_task, cancellable
+from django_redis_lock.transport.aio_execute import _in_a_task, arun, cancellable
 from tests.integration.locks.test_lock import places
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
 NAME = "cancelled"
@@ -169,19 +170,52 @@ def blocked(client: redis.Redis) -> Any:
     return client.info("clients")["blocked_clients"]
 
 
-@pytest.mark.parametrize("how", [cancellable, _in_a_task])
-def test_a_cancellation_that_is_forgotten_on_the_way(how: Any) -> None:
-    async def forget() -> str:
-        with suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        return "done"
+async def forget() -> None:
+    """Await until the task is cancelled, and ignore that."""
+    with suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+
+
+def test_a_cancellation_that_is_forgotten_while_the_lock_is_released(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forgetful(*args: Any, **options: Any) -> Any:
+        await forget()
+        return await arun(*args, **options)
 
     async def main() -> None:
-        task = asyncio.create_task(how(forget()))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        async with redis.asyncio.Redis.from_url(redis_server.url) as client:
+            lock = AsyncLock(client, NAME, timeout=60)
+            assert await lock.acquire()
+            monkeypatch.setattr(aio, "arun", forgetful)
+            releasing = asyncio.create_task(lock.release())
+            await asyncio.sleep(0)
+            releasing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await releasing
+            monkeypatch.undo()
+            await asyncio.to_thread(until, lambda: not redis_server.asking.exists(NAME))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", [cancellable, _in_a_task])
+def test_a_cancellation_that_is_forgotten_on_the_way(how: Any) -> None:
+    async def returns() -> str:
+        await forget()
+        return "done"
+
+    async def raises() -> None:
+        await forget()
+        raise redis.ConnectionError("as if the server had closed the connection")
+
+    async def main() -> None:
+        for work in (returns, raises):
+            task = asyncio.create_task(how(work()))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
         done = asyncio.get_running_loop().create_future()
         done.set_result("done")
         assert await how(asyncio.wait_for(done, 1)) == "done"

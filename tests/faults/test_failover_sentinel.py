@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, TooFewReplicas
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
+from django_redis_lock.transport import Server, aio_client, server_of
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
@@ -76,6 +77,44 @@ def test_a_forced_release_after_a_failover_is_told_at_once(
     with servers.client() as client:
         assert Lock(client, "failing").reset()
     assert holder.told.wait(15.0)  # And not after 30 s.
+
+
+def ports_of(found: Iterable[Server]) -> set[int]:
+    return {server.address.connection_kwargs["port"] for server in found}
+
+
+def test_a_connection_to_an_old_primary_is_closed_after_its_call(
+    servers: SentinelServers, sentinel_client: redis.Redis
+) -> None:
+    service = server_of(sentinel_client)
+    old = service.at([b"failing"])
+    connection = old.checkout()
+    servers.fail_over()
+    until(lambda: service.at([b"failing"]) is not old)
+    old.checkin(connection)
+    assert old.must_connect()
+    assert old.retired
+
+
+def test_tasks_keep_no_connection_to_an_old_primary(servers: SentinelServers) -> None:
+    async def ports() -> set[int]:
+        with suppress(redis.RedisError, OSError):
+            async with AsyncLock(client, "failing", timeout=30):
+                pass
+        return ports_of(aio_client._clients[asyncio.get_running_loop()])
+
+    async def forgotten(port: int) -> None:
+        while port in await ports():
+            await asyncio.sleep(0.05)
+
+    async def main() -> None:
+        old = servers.primary.port
+        assert await ports() == {old}
+        await asyncio.to_thread(servers.fail_over)
+        await asyncio.wait_for(forgotten(old), PATIENCE)
+
+    client = AsyncSentinel(servers.addresses).master_for(servers.name)
+    asyncio.run(main())
 
 
 def listens(servers: SentinelServers) -> bool:

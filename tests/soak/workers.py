@@ -266,15 +266,25 @@ class Work:
 
         async def work(act: Callable[[], Any]) -> None:
             while self.goes_on():
+                ended = "nothing"
                 try:
                     await act()
                 except (RedisError, LockError, OSError) as error:
+                    ended = repr(error)[:60]
                     self._failed(error)
                 except Exception as error:
+                    ended = repr(error)
                     self.raised(repr(error))
+                task = asyncio.current_task()
+                if sys.version_info >= (3, 11) and task is not None and task.cancelling():
+                    self.raised(f"a cancellation was swallowed by {act.__name__}: {ended}")
+                    return
                 await asyncio.sleep(0.002)
 
-        acts: list[Callable[[], Any]] = [lambda: self.asection(client), self._aread] * 3
+        async def section() -> None:
+            await self.asection(client)
+
+        acts: list[Callable[[], Any]] = [section, self._aread] * 3
         tasks = [asyncio.create_task(work(act)) for act in acts]
         while self.goes_on():
             await asyncio.sleep(self.random.random() * 0.05)

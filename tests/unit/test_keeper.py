@@ -30,11 +30,14 @@ ASK = Call(CLOCK, (), ())
 class FakeServer:
     """Answers every command with ``answer``, raises it, or is silent (None)."""
 
+    retired = False
+
     def __init__(self, answer: Any = 1) -> None:
         self.answer = answer
         self.connected = 0
         self.asked = 0
         self.closed = 0
+        self.links_closed = 0
         self.breaker = Breaker("nowhere")
         self.heartbeat = self.listener = None
 
@@ -75,7 +78,7 @@ class FakeLink:
         return answer
 
     def disconnect(self) -> None:
-        pass
+        self._server.links_closed += 1
 
 
 class Counting(Job):
@@ -119,6 +122,18 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
     if thread is not None:
         thread.join(PATIENCE)
         assert not thread.is_alive()
+
+
+def test_the_link_to_a_server_that_has_left_its_cluster_is_closed(keeper: Keeper) -> None:
+    old, new, other = FakeServer(), FakeServer(), FakeServer()
+    jobs = [Counting(server, keeper) for server in (old, other)]
+    for job in jobs:
+        keeper.add(job)
+    until(lambda: all(job.answers for job in jobs))
+    old.retired = True
+    jobs[0].server = new  # type: ignore[assignment]
+    until(lambda: old.links_closed == 1)
+    assert (new.connected, other.links_closed) == (1, 0)
 
 
 def thread_of(keeper: Keeper) -> threading.Thread:
