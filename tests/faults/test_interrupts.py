@@ -1,6 +1,6 @@
 """An exception from a signal handler (Ctrl-C, a time limit) at each point at which one can come:
-at the entry of each function, before each line, and after each call of a function in C, of an
-acquire or a release.
+at the entry of each function, before each further line, and after each call of a function in C, of
+an acquire or a release.
 
 Whatever the point: nobody is kept from the lock for as long as its lifetime lasts, a minute here.
 Only a grant that is just being read when its waiter is interrupted may be lost, and keeps others
@@ -95,6 +95,8 @@ class Points:
         #: The kind of that point, and the code it is in: nothing else need be traced then.
         self._event, self._code = (at[0], at[1][0]) if at else (None, None)
         self._blocks: list[tuple[FrameType, int]] = []
+        #: The frame of the function that was entered last, until its first line.
+        self._begun: FrameType | None = None
         self._begin = begin
         self.function = function
         self.meanwhile = meanwhile
@@ -116,10 +118,16 @@ class Points:
                 sys.setprofile(profiling)
             # What is raised where a generator goes on is raised within it, at one of its lines.
             if not frame.f_code.co_flags & GENERATOR:
+                self._begun = frame
                 self._pass(frame, event)
-        elif event == "line" and not self._at_a_block(frame):
+        elif event == "line" and not self._at_a_block(frame) and not self._is_first(frame):
             self._pass(frame, event)
         return self._traced if self._is_sought("line", frame.f_code) else None
+
+    def _is_first(self, frame: FrameType) -> bool:
+        """Whether nothing has been done since the entry of this function, which is a point, too."""
+        begun, self._begun = self._begun, None
+        return begun is frame
 
     def _is_sought(self, event: str, code: CodeType | None = None) -> bool:
         """Whether such points matter, in ``code`` or anywhere."""
@@ -164,6 +172,7 @@ class Points:
         sys.setprofile(None)
         sys.settrace(None)
         self._blocks.clear()  # What their frames refer to must go with them.
+        self._begun = None
         raise Interrupt
 
     @contextmanager
@@ -177,6 +186,7 @@ class Points:
         finally:
             sys.setprofile(profiling)
             sys.settrace(tracing)
+            self._begun = None
 
 
 @cache
