@@ -103,6 +103,7 @@ class LockNotAcquired(LockError):
         text = "Unable to acquire lock within the time specified"
         if held is None:
             return cls(text, lock_name)
+        lock_name = held.name or lock_name
         retry_after = None if math.isinf(held.ttl) else held.ttl
         if held.limit > 1:
             taken = f"all {held.limit} places are taken, and the first to end"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -20,7 +20,7 @@ from ..fallback import (
     FallbackRedlock,
 )
 from ..inventory import Inventory, list_held
-from ..locking import AsyncLock, Lock
+from ..locking import AsyncLock, AsyncMultiLock, Lock, MultiLock, check_names
 from ..protocol import RESERVED, check_name_in_cache, longest_hold, refuse_reserved
 from ..redlock import AsyncRedlock, Redlock
 from ..transport import asyncio_client
@@ -79,7 +79,7 @@ class LockCache(BaseCache):
 
     def lock(
         self,
-        key: str,
+        key: str | Collection[str],
         version: int | None = None,
         timeout: float | None = SETTING,
         sleep: float = 0.1,
@@ -92,6 +92,7 @@ class LockCache(BaseCache):
         """A lock named ``key``. Its key in Redis cannot be the key of a cached value.
 
         Args:
+            key: the name; or a list of names, all or none of which the caller gets (``MultiLock``).
             timeout: seconds. Default: the setting TIMEOUT, and the lock is renewed. None: the lock
                 never expires, not even after a crash.
             using: three or more cache aliases, for a ``Redlock`` over their servers.
@@ -109,7 +110,7 @@ class LockCache(BaseCache):
 
     def alock(
         self,
-        key: str,
+        key: str | Collection[str],
         version: int | None = None,
         timeout: float | None = SETTING,
         *,
@@ -130,7 +131,7 @@ class LockCache(BaseCache):
 
     def _make(
         self,
-        key: str,
+        key: str | Collection[str],
         version: int | None,
         timeout: float | None,
         client: Any,
@@ -142,6 +143,9 @@ class LockCache(BaseCache):
         aliases = check_using(options.pop("using", None))
         if aliases and client is not None:
             raise ValueError("give either using or client: both say where the lock is")
+        several = isinstance(key, (list, tuple, set, frozenset))
+        if aliases and several:
+            raise ValueError("several names are for a lock on one server: leave using out")
         fallback = self._fallback(options)
         if options.get("replicas") is None:
             # A lock on several servers needs none.
@@ -158,8 +162,12 @@ class LockCache(BaseCache):
         kinds: Any = FOR_TASKS if asynchronous else FOR_THREADS
         if aliases:
             client = [client_of(lock_cache(alias)) for alias in aliases]
+        kind = kinds[bool(aliases)][bool(fallback)]
+        if several:
+            options.update(fallback, lock_class=kind)
+            return self._several(key, version, timeout, client or client_of(self), options)
         name = check_name_in_cache(key)
-        lock = kinds[bool(aliases)][bool(fallback)](
+        lock = kind(
             client or client_of(self),
             self._lock_name(name, version),
             timeout,
@@ -167,6 +175,21 @@ class LockCache(BaseCache):
             **options,
         )
         return self._configured(lock, name)
+
+    def _several(
+        self,
+        keys: Collection[str],
+        version: int | None,
+        timeout: float | None,
+        client: Any,
+        options: dict[str, Any],
+    ) -> Any:
+        names = {self._lock_name(check_name_in_cache(k), version): k for k in check_names(keys)}
+        kind: Any = AsyncMultiLock if options["lock_class"].asynchronous else MultiLock
+        lock = kind(client, names, timeout, **options)
+        for member in lock.members:
+            self._configured(member, names[member.name])
+        return self._configured(lock, ", ".join(names[name] for name in lock.name))
 
     def _fallback(self, options: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a lock with a fallback; none for a lock without one."""

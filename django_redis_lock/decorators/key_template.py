@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 MAX_NAME_CHARACTERS = 200
 
 Namer = Callable[[tuple[Any, ...], dict[str, Any]], str]
+#: A name of a lock, or several.
+Names = str | tuple[str, ...]
 
 #: The characters of an escape sequence, which cannot separate two values.
 _ESCAPES = frozenset("%0123456789ABCDEF")
@@ -182,6 +184,30 @@ def short(name: str) -> str:
         return name
     digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     return f"{name[: MAX_NAME_CHARACTERS - len(digest)]}~{digest}"
+
+
+def names_of(
+    key: Any, function: Callable[..., Any], dotted: str
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Names]:
+    """As ``namer``, but ``key`` may also be a tuple of names or templates, or a callable that
+    returns a list."""
+    if isinstance(key, tuple):
+        namers = [namer(each, function, dotted) for each in key]
+        return lambda args, kwargs: tuple(name_of(args, kwargs) for name_of in namers)
+    if callable(key):
+        return lambda args, kwargs: names_from(key(*args, **kwargs), dotted)
+    return namer(key, function, dotted)
+
+
+def names_from(returned: Any, dotted: str) -> Names:
+    """What a callable has returned, as a name or several.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(returned, (list, tuple)):
+        return tuple(_usable(name, dotted) for name in returned)
+    return _usable(returned, dotted)
 
 
 def _usable(name: Any, dotted: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from ..locking import AsyncLock, Lock
-from .key_template import Template, short
+from .key_template import Names, Template, names_from, short
 from .options import LockOptions, Options
 from .section import Section, caller
 from .wrapper import decorate
@@ -21,10 +21,12 @@ Target = TypeVar("Target")
 
 
 @overload
-def locked(name: str | None = None, /, **options: Unpack[LockOptions]) -> Locked: ...
+def locked(
+    name: str | Sequence[str] | None = None, /, **options: Unpack[LockOptions]
+) -> Locked: ...
 @overload
 def locked(
-    name: str | None = None, /, *, default: D, **options: Unpack[LockOptions]
+    name: str | Sequence[str] | None = None, /, *, default: D, **options: Unpack[LockOptions]
 ) -> LockedWithDefault[D]: ...
 @overload
 def locked(target: Target, /) -> Target: ...
@@ -40,7 +42,9 @@ def locked(target: Any = None, /, **options: Any) -> Any:
     Args:
         key: the lock's name: a string; a template over the arguments of the call, such as
             ``"invoice-{pk}"``, ``"user-{request.user.pk}"`` or ``"{self.kwargs[slug]}"``; or (by
-            keyword) a callable that takes those arguments. Default: the dotted name of the target.
+            keyword) a callable that takes those arguments. A list of names or templates, or a
+            callable that returns a list: the call holds all of them. Default: the dotted name of
+            the target.
         using: the cache alias; or a list of three or more, for a ``Redlock`` over their servers.
             Default: the setting USING.
         on_redis_down: ``"raise"``; ``"local"``: take a lock of this host instead; ``"run"``: run
@@ -87,7 +91,7 @@ def locked(target: Any = None, /, **options: Any) -> Any:
         redis.exceptions.RedisError: at the call: Redis is down, and nothing was run. (From a
             command: CommandError.)
     """
-    if target is None or isinstance(target, str):
+    if target is None or isinstance(target, (str, list, tuple)):
         if target is not None and options.get("key") is not None:
             raise TypeError("locked() takes the name of the lock once")
         given = options if target is None else {**options, "key": target}
@@ -167,25 +171,31 @@ class Locked:
         mine, entered = caller(), tuple(self._sections)
         return next((e for e in reversed(entered) if e[0] == mine), entered[-1])
 
-    def _name(self) -> str:
-        """The lock's name for a ``with`` block, which has no arguments."""
+    def _name(self) -> Names:
+        """The lock's name, or names, for a ``with`` block, which has no arguments."""
         options = self.options
         options.refuse("a with block", "on_conflict", "status_code", "default")
         options.refuse("a with block", "exit_code", "lost_exit_code", "unavailable_exit_code")
         if options.on_lost == "terminate":
             raise TypeError('on_lost="terminate" is for management commands')
         if callable(options.key):
-            return short(str(options.key()))
+            return names_from(options.key(), "a with block")
         if options.key is None:
             raise TypeError('a with block needs a name: with locked("name")')
-        template = Template(options.key)
-        fields = list(template.fields())
-        if fields:
-            raise ValueError(
-                f"a with block has no arguments to fill {{{fields[0]}}} in from: write "
-                f"f{options.key!r}, and double a brace that belongs to the name"
-            )
-        return short(template.fill({}))
+        if isinstance(options.key, str):
+            return _filled(options.key)
+        return tuple(map(_filled, options.key))
+
+
+def _filled(text: str) -> str:
+    template = Template(text)
+    fields = list(template.fields())
+    if fields:
+        raise ValueError(
+            f"a with block has no arguments to fill {{{fields[0]}}} in from: write "
+            f"f{text!r}, and double a brace that belongs to the name"
+        )
+    return short(template.fill({}))
 
 
 class LockedWithDefault(Generic[D], Locked):

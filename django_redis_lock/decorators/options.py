@@ -12,6 +12,7 @@ from ..cache import check_policy, check_using
 from ..conf import SETTING, Conf
 from ..contention import OnConflict
 from ..events import as_group, check_group
+from ..locking import check_names
 from ..protocol import check_count, check_limit, check_seconds
 
 OnLost = Callable[[], Any] | None
@@ -30,7 +31,7 @@ class Defaults(NamedTuple):
 class LockOptions(TypedDict, total=False):
     """The options of ``locked()``, explained there."""
 
-    key: str | Callable[..., str] | None
+    key: str | Sequence[str] | Callable[..., str | Sequence[str]] | None
     using: str | Sequence[str] | None
     on_redis_down: Literal["raise", "local", "run"] | None
     critical: bool
@@ -68,7 +69,7 @@ class Options:
         TypeError, ValueError: an option makes no sense; the message says what is allowed.
     """
 
-    key: str | Callable[..., str] | None = None
+    key: str | Sequence[str] | Callable[..., str | Sequence[str]] | None = None
     using: str | None = None
     timeout: float | None = SETTING
     blocking: bool = False
@@ -105,10 +106,7 @@ class Options:
         return cls(**given)
 
     def __post_init__(self) -> None:
-        if self.key is not None and not callable(self.key) and not isinstance(self.key, str):
-            raise TypeError(f"key must be a str, a callable or None, not {self.key!r}")
-        if isinstance(self.key, str) and not self.key.strip():
-            raise ValueError("key must not be empty")
+        self._check_key()
         self._check_servers()
         if self.label is not None and not isinstance(self.label, str):
             raise TypeError(f"label must be a str or None, not {self.label!r}")
@@ -135,6 +133,26 @@ class Options:
                 raise TypeError(f"{name} must be True or False, not {value!r}")
         if self.wait_for_redis and not self.blocking:
             raise ValueError("wait_for_redis needs blocking=True")
+
+    def _check_key(self) -> None:
+        if isinstance(self.key, (list, tuple)):
+            object.__setattr__(self, "key", tuple(check_names(self.key)))
+            if self.reentrant:
+                raise ValueError("reentrant is for a lock with one name, not with several")
+            if isinstance(self.using, (list, tuple)):
+                raise ValueError("several names are for a lock on one server, not on several")
+        elif self.key is not None and not callable(self.key) and not isinstance(self.key, str):
+            raise TypeError(f"key must be a str, a list, a callable or None, not {self.key!r}")
+        names = (self.key,) if isinstance(self.key, str) else self.key
+        if isinstance(names, tuple) and not all(name.strip() for name in names):
+            raise ValueError("key must not be empty")
+
+    @property
+    def template(self) -> str | None:
+        """The name as written, of several names all; None if a callable makes it."""
+        if self.key is None or isinstance(self.key, str):
+            return self.key
+        return None if callable(self.key) else ", ".join(self.key)
 
     def _check_servers(self) -> None:
         if isinstance(self.using, (list, tuple)):

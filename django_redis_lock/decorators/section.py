@@ -41,10 +41,10 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 
 
 class Entered(NamedTuple):
-    """A lock that one call holds; ``key`` is its cache alias and name."""
+    """A lock that one call holds; ``key`` is its cache alias and name, or names."""
 
     lock: BaseLock
-    key: tuple[str, str]
+    key: transactions.Key
     caller: tuple[int, int]
 
 
@@ -142,14 +142,15 @@ class Section:
     def __init__(
         self,
         options: Options,
-        name: str,
+        name: str | tuple[str, ...],
         defaults: Defaults | None = None,
         *,
         on_lost: OnLost = None,
         asynchronous: bool = False,
     ) -> None:
         self.options = options
-        self.name = name
+        self.names = name
+        self.name = name if isinstance(name, str) else ", ".join(name)
         self.defaults = defaults or Defaults()
         self.using = options.using or _CONF.USING  # At each call: decorators run before settings.
         self._key = (self.using, name)
@@ -196,7 +197,7 @@ class Section:
     def _new_lock(self) -> BaseLock:
         cache, options = lock_cache(self.using), self._lock_options(self._on_lost_callback())
         make: Callable[..., BaseLock] = cache.alock if self._asynchronous else cache.lock
-        return make(self.name, **options)
+        return make(self.names, **options)
 
     def _lock_options(self, on_lost: OnLost) -> dict[str, Any]:
         given, defaults = self.options, self.defaults
@@ -268,10 +269,9 @@ class Section:
         return True
 
     def _refuse_to_wait_for_itself(self) -> None:
-        mine = (self._key, caller())
         if not self.options.blocking or is_inside(self.lock):
             return
-        if any((e.key, e.caller) == mine for e in _entered.get()):
+        if any(e.caller == caller() and _overlap(e.key, self._key) for e in _entered.get()):
             raise LockError(
                 "This call already holds the lock and would wait for itself; give reentrant=True "
                 "to both uses of locked()",
@@ -327,8 +327,8 @@ class Section:
             if not transactions.open_transactions():
                 return False
             options = {**self._lock_options(None), "cancel_on_lost": False}
-            lock = lock_cache(self.using).lock(self.name, **options)
-            lock.local = self.lock.local
+            lock = lock_cache(self.using).lock(self.names, **options)
+            lock._take_over(self.lock)
         return transactions.wait_for(lock, self._key, partial(_release, lock, self.name))
 
     def _release(self) -> Steps[None]:
@@ -345,7 +345,14 @@ class Section:
             held = None
         given = self.options.retry_after
         usual = metrics.usual_hold(self.lock.subject) if given is None else None
-        return Conflict.of(self.name, held, self.using, given, usual)
+        name = held.name if held is not None and held.name else self.name
+        return Conflict.of(name, held, self.using, given, usual)
+
+
+def _overlap(one: transactions.Key, other: transactions.Key) -> bool:
+    """Whether they have a lock in common."""
+    names = [{key[1]} if isinstance(key[1], str) else set(key[1]) for key in (one, other)]
+    return one[0] == other[0] and not names[0].isdisjoint(names[1])
 
 
 async def _for_sync_caller(function: Callable[[], Any]) -> Any:

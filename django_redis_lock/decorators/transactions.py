@@ -25,7 +25,8 @@ from ..protocol import printable
 
 logger = logging.getLogger("django_redis_lock.locked")
 
-Key = tuple[str, str]
+#: A cache alias, and the name of a lock, or its names.
+Key = tuple[str, str | tuple[str, ...]]
 
 #: Every method that can end a transaction, or the transaction of a test.
 _ENDS = ("commit", "rollback", "close", "set_autocommit", "savepoint_commit", "savepoint_rollback")
@@ -83,7 +84,7 @@ class DeferredUnlock:
         try:
             self._release()
         except Exception:
-            name = printable(self.key[1].encode(errors="replace"))
+            name = printable(str(self.key[1]).encode(errors="replace"))
             logger.exception("The lock %s was not released", name)
 
 

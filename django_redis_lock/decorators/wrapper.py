@@ -21,7 +21,7 @@ from ..contention import Conflict, unavailable
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
 from ..transport import is_outage
-from .key_template import bound_method, namer
+from .key_template import bound_method, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Defaults, Options, declare
 from .section import Section, outages_not_logged
@@ -54,8 +54,8 @@ class LockedFunction:
         self.options = options
         self.function = function
         self.dotted = dotted
-        self.name_of = namer(options.key, function, dotted)
-        self.template = None if callable(options.key) else options.key or dotted
+        self.name_of = names_of(options.key, function, dotted)
+        self.template = None if callable(options.key) else options.template or dotted
         self.defaults = Defaults(dotted, self.template or dotted)
         # The clients of a view that Django REST framework's @api_view made are programs.
         self.json = is_api_view(getattr(function, "cls", None))
@@ -100,7 +100,8 @@ class LockedFunction:
                 raise TypeError(f"{self.dotted} is not a management command: {ONLY_COMMANDS}")
             return self._run(Section(self.options, name, self.defaults), args, kwargs)
         if self.options.on_lost == "terminate":
-            ending = CommandTerminator(args[0], self.options.lost_exit_code, name)
+            shown = name if isinstance(name, str) else ", ".join(name)
+            ending = CommandTerminator(args[0], self.options.lost_exit_code, shown)
             section = Section(self.options, name, self.defaults, on_lost=ending)
             return ending.run(lambda: self._run(section, args, kwargs))
         with release_on_sigterm():

@@ -13,6 +13,9 @@ from .hold import Renewals as Renewals
 from .local_state import is_inside as is_inside
 from .lock import Lock as Lock
 from .lock import unwinding as unwinding
+from .multi_lock import AsyncMultiLock as AsyncMultiLock
+from .multi_lock import MultiLock as MultiLock
+from .multi_lock import check_names as check_names
 from .operations import LockOperations as LockOperations
 from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
 from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS

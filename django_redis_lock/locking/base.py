@@ -278,6 +278,10 @@ class BaseLock:
         """``on_lost`` as the keeper's thread may call it: it starts the user's code elsewhere."""
         raise NotImplementedError
 
+    def _take_over(self, other: BaseLock) -> None:
+        """Act for ``other``, of the same name."""
+        self.local = other.local
+
     def _record_acquisition(self, granted: Acquisition) -> Hold:
         """Note an acquisition in this thread's state."""
         hold = self._hold_class(

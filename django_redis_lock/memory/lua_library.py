@@ -36,8 +36,8 @@ class Table(dict[Any, Any]):
             size -= 1
         return size
 
-    def items_from(self, start: int = 1) -> Iterator[Any]:
-        while start in self:
+    def items_from(self, start: int = 1, end: float = math.inf) -> Iterator[Any]:
+        while start in self and start <= end:
             yield self[start]
             start += 1
 
@@ -143,7 +143,7 @@ _LIBRARY: dict[str, Any] = {
     "table.concat": lambda table, between=b"": between.join(map(_text, table.items_from())),
     "tonumber": _to_number,
     "type": _type,
-    "unpack": lambda table, start=1: tuple(table.items_from(start)),
+    "unpack": lambda table, *ends: tuple(table.items_from(*ends)),
 }
 HELPERS = {
     "Table": Table,

@@ -161,7 +161,10 @@ class HolderInfo:
         resting: whether it was released and stays taken until its ``min_hold`` is over.
         fence: its fence, 0 if unknown.
         place, limit: the number of its place, and of all places of the lock.
+        name: of several names of one lock, that which this holder has; None for one name.
     """
+
+    name: str | None = None
 
     @property
     def in_the_way(self) -> Owner:

@@ -9,6 +9,12 @@ import redis.asyncio
 
 from tests.integration.locks.test_async_lock import InTasks, Tasks
 from tests.integration.locks.test_lock import OnRedis
+from tests.integration.locks.test_multi_lock import (
+    ContractOfSeveral,
+    InTasksOfSeveral,
+    OfSeveral,
+    names_of,
+)
 from tests.lock_contract import Backend, LockContract
 from tests.redis_topologies import ClusterServers
 
@@ -27,4 +33,28 @@ class TestAsyncLock(LockContract):
         async_client = redis.asyncio.RedisCluster.from_url(cluster_servers.url)
         with cluster_servers.client() as client:
             yield InTasks(client, async_client, tasks)
+        tasks.close()
+
+
+class TestMultiLock(ContractOfSeveral):
+    """Its names are in several slots, on several servers."""
+
+    @pytest.fixture
+    def backend(self, cluster_servers: ClusterServers) -> Iterator[Backend]:
+        with cluster_servers.client() as client:
+            yield OfSeveral(client)
+
+    def test_names_are_on_several_servers(self, cluster_servers: ClusterServers) -> None:
+        with cluster_servers.client() as client:
+            nodes = {client.get_node_from_key(name).port for name in names_of(self.name)}
+        assert len(nodes) > 1
+
+
+class TestAsyncMultiLock(ContractOfSeveral):
+    @pytest.fixture
+    def backend(self, cluster_servers: ClusterServers) -> Iterator[Backend]:
+        tasks = Tasks()
+        async_client = redis.asyncio.RedisCluster.from_url(cluster_servers.url)
+        with cluster_servers.client() as client:
+            yield InTasksOfSeveral(client, async_client, tasks)
         tasks.close()

@@ -1,0 +1,380 @@
+"""Several names as one lock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.http import HttpResponse
+
+from django_redis_lock import (
+    AsyncLock,
+    Lock,
+    LockError,
+    LockLost,
+    LockNotAcquired,
+    LockNotOwnedError,
+    current_lock,
+    locked,
+)
+from django_redis_lock.cache import LocMemCache
+from django_redis_lock.fallback import FallbackLock
+from django_redis_lock.locking import AsyncMultiLock, MultiLock, lock, multi_lock
+from django_redis_lock.protocol import Call
+from django_redis_lock.transport import run
+from tests.integration.locks.test_async_lock import ForThreads, InTasks, Tasks, in_this_loop
+from tests.integration.locks.test_lock import OnRedis, places
+from tests.lock_contract import Backend, Background, LockContract, elsewhere
+from tests.processes import PATIENCE, in_threads, until
+from tests.redis_server import RedisServer
+
+
+def names_of(name: str) -> list[str]:
+    """Of a lock of the contract: its name is the first in order."""
+    return [f"{name} more", name, f"{name} and more"]
+
+
+class OfSeveral(OnRedis):
+    def make_lock(self, name: Any = "contract", timeout: Any = None, **options: Any) -> Any:
+        options["lock_class"] = Lock
+        return MultiLock(self.client, names_of(name), timeout, **options)
+
+
+class ContractOfSeveral(LockContract):
+    """One of the names is taken, lost, waited for; the others are as it is."""
+
+    shown = "contract, contract and more, contract more"
+
+    @staticmethod
+    def fence_of(lock: Any) -> int | None:
+        fence: int | None = lock.fences["contract"]
+        return fence
+
+    # Of names that are not str, and of tokens that the caller chooses: both are refused, see below.
+    test_any_name_will_do = None
+    test_what_the_body_raised_comes_before_the_loss = None
+    test_names_that_are_none = None
+    test_a_token_can_be_chosen = None
+    test_the_same_token_is_not_the_same_holder = None
+    test_another_handle_acts_for_a_token = None
+    test_a_handle_with_a_token_takes_the_lock_with_it = None
+    test_tokens_that_are_none = None
+
+    def test_the_last_try_counts(self, backend: Backend, make: Any) -> None:
+        """Free since a moment before the deadline, and nobody said so."""
+        holder, other = make(timeout=30), make(timeout=30)
+        holder.acquire()
+        waiter = Background(lambda: other.acquire(blocking_timeout=0.5))
+        self.wait_for_waiters(backend)
+        for name in names_of(self.name):
+            backend.delete_key(name)
+        assert waiter.result() is True
+
+
+class TestMultiLock(ContractOfSeveral):
+    @pytest.fixture
+    def backend(self, any_client: redis.Redis) -> Backend:
+        return OfSeveral(any_client)
+
+
+class InTasksOfSeveral(InTasks):
+    def make_lock(self, name: Any = "contract", timeout: Any = None, **options: Any) -> Any:
+        options["lock_class"] = AsyncLock
+        made = AsyncMultiLock(self._async_client, names_of(name), timeout, **options)
+        return ForThreads(self._tasks, made)
+
+
+class TestAsyncMultiLock(ContractOfSeveral):
+    @pytest.fixture
+    def backend(self, any_client: redis.Redis) -> Iterator[Backend]:
+        tasks = Tasks()
+        async_client = tasks.do(lambda: in_this_loop(any_client))
+        yield InTasksOfSeveral(any_client, async_client, tasks)
+        tasks.do(async_client.connection_pool.disconnect)
+        tasks.close()
+
+
+# -- what only several names have ------------------------------------------------------------------
+
+
+@pytest.fixture
+def make(any_client: redis.Redis) -> Callable[..., MultiLock]:
+    def make(*names: str, **options: Any) -> MultiLock:
+        return MultiLock(
+            any_client, names or ["b", "a"], lock_class=Lock, **{"timeout": 60, **options}
+        )
+
+    return make
+
+
+def test_each_name_is_a_lock(any_client: redis.Redis, make: Callable[..., MultiLock]) -> None:
+    with make("b", "a", "b") as lock:
+        assert lock.name == ("a", "b")
+        for name in lock.name:
+            held = Lock(any_client, name).held()
+            assert held is not None
+            assert held.fence == lock.fences[name]
+        assert lock.fence == max(fence for fence in lock.fences.values() if fence)
+    assert not any_client.exists("a", "b")
+
+
+def test_free_ones_take_one_round_trip_and_so_does_the_release(
+    make: Callable[..., MultiLock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Call] = []
+
+    def counting(client: Any, call: Call, **options: Any) -> Any:
+        sent.append(call)
+        return run(client, call, **options)
+
+    for module in (lock, multi_lock):
+        monkeypatch.setattr(module, "run", counting)
+    made = make("a", "b", "c", "d")
+    made.acquire()
+    assert len(sent) == 1
+    made.extend(100)
+    assert made.owned()
+    assert len(sent) == 3
+    made.release()
+    assert len(sent) == 4
+
+
+@pytest.mark.parametrize("taken", ["a", "b", "c"])
+def test_all_or_none(any_client: redis.Redis, make: Callable[..., MultiLock], taken: str) -> None:
+    three = make("a", "b", "c")
+    others = {"a", "b", "c"} - {taken}
+    with Lock(any_client, taken, timeout=60):
+        assert not three.acquire(blocking=False)
+        assert not any_client.exists(*others)
+        waiter = Background(three.acquire)
+        until(lambda: places(taken))
+        assert not any_client.exists(*others)  # Whoever needs only these does not wait for it.
+    assert waiter.result()
+    assert all(any_client.exists(name) for name in "abc")
+
+
+def test_a_conflict_names_the_one_that_is_in_the_way(
+    any_client: redis.Redis, make: Callable[..., MultiLock]
+) -> None:
+    with Lock(any_client, "b", timeout=60, label="the other"):
+        with pytest.raises(LockNotAcquired) as conflict, make(blocking=False):
+            pass
+        assert conflict.value.lock_name == "b"
+        held = make().held()
+        assert held is not None
+        assert held.name == "b"
+
+
+def test_one_that_is_lost_loses_all(
+    any_client: redis.Redis, make: Callable[..., MultiLock]
+) -> None:
+    told: list[str] = []
+    lock = make("a", "b", "c", on_lost=lambda: told.append("lost"), renew=True)
+    with pytest.raises(LockNotOwnedError), lock:  # noqa: PT012  # so that it is left after that
+        assert Lock(any_client, "b").reset()
+        until(lambda: told)
+        assert lock.lost
+        with pytest.raises(LockLost):
+            lock.ensure_held()
+        until(lambda: not any_client.exists("a", "b", "c"))
+        assert Lock(any_client, "a", timeout=60).acquire(blocking=False)
+    assert told == ["lost"]
+    assert any_client.exists("a")  # It is another's.
+
+
+def test_min_hold_is_for_what_was_held(
+    any_client: redis.Redis, make: Callable[..., MultiLock]
+) -> None:
+    lock = make("a", "b", min_hold=600)
+    with Lock(any_client, "b", timeout=60):
+        assert not lock.acquire(blocking_timeout=0.05)
+    assert not any_client.exists("a", "b")
+    with lock:
+        pass
+    assert any_client.exists("a", "b") == 2
+
+
+def test_what_expires_while_it_waits_for_another_is_taken_again(
+    any_client: redis.Redis, make: Callable[..., MultiLock]
+) -> None:
+    """Its lifetime is shorter than its wait, and it is not renewed."""
+    first, second = (Lock(any_client, name, timeout=60, thread_local=False) for name in "ab")
+    first.acquire()
+    second.acquire()
+    both = make("a", "b", timeout=0.5)
+    waiter = Background(lambda: (both.acquire(), both.owned()))
+    until(lambda: places("a"))
+    first.release()
+    until(lambda: places("b"))
+    until(lambda: not any_client.exists("a"))
+    second.release()
+    assert waiter.result() == (True, True)
+
+
+def test_no_callers_wait_for_each_other(make: Callable[..., MultiLock]) -> None:
+    """Whatever the order in which they name them, nobody holds what another holds."""
+    inside: set[str] = set()
+    guard = threading.Lock()
+
+    def work() -> int:
+        chance = random.Random(threading.get_ident())
+        for _ in range(15):
+            names = chance.sample("abcde", chance.randint(1, 4))
+            with make(*names, blocking_timeout=PATIENCE):
+                with guard:
+                    assert inside.isdisjoint(names)
+                    inside.update(names)
+                time.sleep(0)
+                with guard:
+                    inside.difference_update(names)
+        return 15
+
+    assert in_threads(6, work) == [15] * 6
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([], "1 to 100 names"),
+        ([f"name {n}" for n in range(101)], "1 to 100 names"),
+        ("name", "a list of str"),
+        (5, "a list of str"),
+        ([b"name"], "must be a str"),
+        (["a", 5], "must be a str"),
+        (["a", ""], "empty"),
+    ],
+)
+def test_names_that_are_none(any_client: redis.Redis, names: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        MultiLock(any_client, names, lock_class=Lock)
+
+
+def test_what_is_for_one_name_is_refused(make: Callable[..., MultiLock]) -> None:
+    for options in ({"id": "mine"}, {"reentrant": True}):
+        with pytest.raises(ValueError, match="is for a lock with one name"):
+            make(**options)
+    with pytest.raises(ValueError, match="token must be left out"):
+        make().acquire(token="mine")
+
+
+class TestInCaches:
+    @pytest.fixture(params=["redis", "memory"])
+    def cache(self, request: pytest.FixtureRequest) -> Any:
+        return caches["default"] if request.param == "redis" else LocMemCache("several", {})
+
+    def test_a_lock(self, cache: Any) -> None:
+        with cache.lock(["account-1", "account-7"], label="transfer") as lock:
+            assert set(lock.fences) == {"account-1", "account-7"}
+            assert cache.lock("account-7").locked()
+            held = {found.owner.label for found in cache.held_locks().locks}
+            assert held <= {"", "transfer"}
+            assert len(cache.held_locks().locks) == 2
+            with pytest.raises(LockNotAcquired) as conflict:
+                cache.lock(("account-7", "account-8"), blocking=False).__enter__()
+            assert conflict.value.lock_name == "account-7"
+        assert not cache.lock(["account-1", "account-7"]).locked()
+
+    def test_a_lock_of_tasks(self, cache: Any) -> None:
+        async def main() -> None:
+            async with cache.alock({"account-1", "account-7"}) as lock:
+                assert set(lock.fences) == {"account-1", "account-7"}
+                assert not await cache.alock(["account-7"]).acquire(blocking=False)
+
+        asyncio.run(main())
+        assert not cache.lock(["account-1", "account-7"]).locked()
+
+    @pytest.mark.parametrize("policy", ["local", "run"])
+    def test_with_a_fallback(self, cache: Any, policy: str) -> None:
+        make = partial(cache.lock, ["account-1", "account-7"], on_redis_down=policy)
+        with make(blocking=False) as lock:
+            assert not elsewhere(make(blocking=False).acquire)
+            assert lock.degraded is None
+        with make(blocking=False):
+            pass
+
+    def test_servers_are_refused(self, cache: Any) -> None:
+        with pytest.raises(ValueError, match="leave using out"):
+            cache.lock(["a", "b"], using=["default", "other", "third"])
+
+
+@pytest.mark.parametrize("policy", ["local", "run"])
+def test_without_redis(own_server: RedisServer, tmp_path: Any, policy: str) -> None:
+    def make(*names: str) -> MultiLock:
+        options: Any = {"on_redis_down": policy, "local_folder": tmp_path, "blocking": False}
+        return MultiLock(own_server.client(), names, 60, lock_class=FallbackLock, **options)
+
+    own_server.stop()
+    with make("a", "b") as lock:
+        assert lock.degraded == policy
+        assert lock.fence is None
+        assert lock.owned()
+        assert elsewhere(make("b", "c").acquire) == (policy == "run")
+        if policy == "local":
+            assert elsewhere(make("c").acquire)
+    assert elsewhere(make("a").acquire)
+
+
+class TestLocked:
+    def test_a_function(self) -> None:
+        @locked(["account-{a}", "account-{b}"])
+        def transfer(a: int, b: int) -> set[str]:
+            return set(current_lock().fences)  # type: ignore[attr-defined]
+
+        assert transfer(1, 7) == {"account-1", "account-7"}
+        with caches["default"].lock("account-7"):
+            with pytest.raises(LockNotAcquired, match="account-7 is held") as conflict:
+                transfer(1, 7)
+            assert conflict.value.lock_name == "account-7"
+        assert transfer(7, 7) == {"account-7"}
+
+    def test_a_callable_gives_a_list(self) -> None:
+        @locked(key=lambda rows: [f"row-{row}" for row in rows])
+        def change(rows: list[int]) -> set[str]:
+            return set(current_lock().fences)  # type: ignore[attr-defined]
+
+        assert change([3, 1]) == {"row-1", "row-3"}
+        with pytest.raises(ValueError, match="1 to 100 names"):
+            change([])
+
+    def test_a_coroutine_function(self) -> None:
+        @locked(["account-{a}", "account-{b}"])
+        async def transfer(a: int, b: int) -> set[str]:
+            return set(current_lock().fences)  # type: ignore[attr-defined]
+
+        assert asyncio.run(transfer(1, 7)) == {"account-1", "account-7"}
+
+    def test_a_view(self, rf: Any) -> None:
+        @locked(["account-{a}", "account-{b}"])
+        def transfer(request: Any, a: int, b: int) -> HttpResponse:
+            return HttpResponse("done")
+
+        with caches["default"].lock("account-1"):
+            response = transfer(rf.post("/"), 1, 7)
+        assert response.status_code == 409
+        assert transfer(rf.post("/"), 1, 7).content == b"done"
+
+    def test_a_block(self) -> None:
+        with locked(["one", "two"]) as lock:
+            assert set(lock.fences) == {"one", "two"}  # type: ignore[attr-defined]
+            with pytest.raises(LockNotAcquired):
+                locked("two").__enter__()
+
+    def test_a_name_in_common_would_wait_for_itself(self) -> None:
+        with locked(["one", "two"]), pytest.raises(LockError, match="wait for itself"):
+            locked(["two", "three"], blocking=True).__enter__()
+
+    def test_what_makes_no_sense_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="one server"):
+            locked(["a", "b"], using=["default", "other", "third"])
+        with pytest.raises(ValueError, match="one name"):
+            locked(["a", "b"], reentrant=True)
+        with pytest.raises(ValueError, match="empty"):
+            locked(["a", " "])
