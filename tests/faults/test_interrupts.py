@@ -34,6 +34,7 @@ from django_redis_lock.decorators import section
 from django_redis_lock.fallback.file_lock import held_locally
 from django_redis_lock.fallback.locks import FallbackLock
 from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.locking import MultiLock
 from django_redis_lock.locking.waiting.queue import Unregister
 from django_redis_lock.locking.waiting.threads import CancelWait, ThreadQueue, ThreadWaiter
 from django_redis_lock.protocol import acquisition
@@ -359,7 +360,13 @@ def three() -> Iterator[list[redis.Redis]]:
         yield [stack.enter_context(RedisServer()).client() for _ in range(3)]
 
 
-@pytest.mark.parametrize("make", [redlock, with_fallback])
+def several(servers: list[redis.Redis], folder: Path) -> Lock:
+    names = [NAME, f"{NAME} too"]
+    options: Any = {"grant_timeout": GRANT, "renew": True, "lock_class": Lock}
+    return MultiLock(servers[0], names, 60, **options)
+
+
+@pytest.mark.parametrize("make", [redlock, with_fallback, several])
 @pytest.mark.parametrize("contended", [False, True])
 def test_other_kinds(three: list[redis.Redis], tmp_path: Path, make: Any, contended: bool) -> None:
     servers = three
