@@ -212,7 +212,7 @@ class SeveralNames(LockOperations):
     def _acquired(self, asked: AcquireRequest, reply: Any, sent_at: float) -> Acquisition:
         if len(reply) > 3:
             note_vanished(server_of(self.redis), asked.keys, reply[3], asked.subject)
-        return asked.acquired(reply[1], sent_at)
+        return asked.acquired(reply, sent_at)
 
     def _note(self, member: Any, acquired: Acquisition, asked_at: float, held: list[Any]) -> None:
         hold = member._start_renewal(acquired)
