@@ -34,7 +34,7 @@ class MultiHold:
         self._server = server
         self._grant_timeout = grant_timeout
         self._on_lost = on_lost
-        self._told = False
+        self._handled = False
         for hold in holds:
             hold.on_lost = self._lose
         if self.lost:
@@ -65,9 +65,9 @@ class MultiHold:
 
     def _lose(self) -> None:
         """A name is lost: so are the others, which are released. Called by the keeper, for each."""
-        if self._told or self.ended:
+        if self._handled or self.ended:
             return
-        self._told = True
+        self._handled = True
         for hold in self._holds:
             # One without a fence was taken without Redis.
             if hold.lose("another name that was held with it was lost") and hold.fence:

@@ -2,9 +2,9 @@
 
 A caller asks for all names in one request. If one of them is taken, it keeps none and waits, in
 the queue of that one. Granted it, the caller asks for the rest, and from then on keeps what comes
-before the first that is taken, in the order of their keys, while it waits for that one. So nobody
-holds a name while he waits for one that comes before it, and no two wait for each other; and each
-caller waits in each queue twice at most.
+before the first that is taken, in the order of their keys, while it waits for that one. So no
+caller holds a name while it waits for one that comes before it, and no two wait for each other; and
+each caller waits in each queue twice at most.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class SeveralNames(LockOperations):
         return True
 
     def _give_up(self, members: Sequence[Any]) -> Steps[None]:
-        """Release what was acquired in vain."""
+        """Release these, because the others were not to be had."""
         try:
             yield from self._together(*(member._release_steps() for member in members))
         except (RedisError, OSError):

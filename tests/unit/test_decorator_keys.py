@@ -203,9 +203,9 @@ def test_a_wrong_template_is_refused_at_decoration(template: str, words: str) ->
         locked(template)(pay)
 
 
-@pytest.mark.parametrize("key", [7, b"bytes", ["a"], object()])
+@pytest.mark.parametrize("key", [7, b"bytes", object()])
 def test_what_is_no_key_is_refused(key: Any) -> None:
-    with pytest.raises(TypeError, match="key must be a str, a callable or None"):
+    with pytest.raises(TypeError, match="key must be a str, a list, a callable or None"):
         locked(key=key)
 
 

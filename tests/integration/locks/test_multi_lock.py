@@ -14,6 +14,7 @@ import pytest
 import redis
 from django.core.cache import caches
 from django.http import HttpResponse
+from hypothesis import given, settings, strategies
 
 from django_redis_lock import (
     AsyncLock,
@@ -28,12 +29,13 @@ from django_redis_lock import (
 from django_redis_lock.cache import LocMemCache
 from django_redis_lock.fallback import FallbackLock
 from django_redis_lock.locking import AsyncMultiLock, MultiLock, lock, multi_lock
+from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol import Call
 from django_redis_lock.transport import run
 from tests.integration.locks.test_async_lock import ForThreads, InTasks, Tasks, in_this_loop
 from tests.integration.locks.test_lock import OnRedis, places
 from tests.lock_contract import Backend, Background, LockContract, elsewhere
-from tests.processes import PATIENCE, in_threads, until
+from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
 
@@ -219,25 +221,53 @@ def test_what_expires_while_it_waits_for_another_is_taken_again(
     assert waiter.result() == (True, True)
 
 
-def test_no_callers_wait_for_each_other(make: Callable[..., MultiLock]) -> None:
-    """Whatever the order in which they name them, nobody holds what another holds."""
+def test_it_keeps_nothing_that_comes_after_what_it_waits_for(
+    any_client: redis.Redis, make: Callable[..., MultiLock]
+) -> None:
+    """Else two could wait for each other."""
+    first, second = (Lock(any_client, name, timeout=60) for name in "ab")
+    second.acquire()
+    waiter = Background(make("a", "b").acquire)
+    until(lambda: places("b"))
+    first.acquire()
+    second.release()
+    until(lambda: places("a"))
+    with Lock(any_client, "b", timeout=60, blocking_timeout=PATIENCE):
+        pass
+    first.release()
+    assert waiter.result()
+
+
+SETS = strategies.sets(strategies.sampled_from("abcd"), min_size=1).map(sorted)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    plans=strategies.lists(strategies.lists(SETS, min_size=1, max_size=4), min_size=2, max_size=5),
+    seed=strategies.randoms(use_true_random=False),
+)
+def test_no_callers_wait_for_each_other(plans: list[list[list[str]]], seed: random.Random) -> None:
+    """Whatever the names and their order, no name has two holders, and all callers end."""
+    client = client_of(Database("memory"))
     inside: set[str] = set()
     guard = threading.Lock()
 
-    def work() -> int:
-        chance = random.Random(threading.get_ident())
-        for _ in range(15):
-            names = chance.sample("abcde", chance.randint(1, 4))
-            with make(*names, blocking_timeout=PATIENCE):
+    def work(plan: list[list[str]]) -> int:
+        for names in plan:
+            with MultiLock(client, names, 60, blocking_timeout=PATIENCE, lock_class=Lock):
                 with guard:
                     assert inside.isdisjoint(names)
                     inside.update(names)
                 time.sleep(0)
                 with guard:
                     inside.difference_update(names)
-        return 15
+        return len(plan)
 
-    assert in_threads(6, work) == [15] * 6
+    for plan in plans:
+        for names in plan:
+            seed.shuffle(names)
+    callers = [Background(work, plan) for plan in plans]
+    assert [caller.result() for caller in callers] == [len(plan) for plan in plans]
 
 
 @pytest.mark.parametrize(

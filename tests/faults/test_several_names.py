@@ -1,0 +1,202 @@
+"""A lock with several names while processes die, replies get lost and Redis goes away."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import Lock
+from django_redis_lock.locking import MultiLock
+from django_redis_lock.protocol import ACQUIRE_ALL
+from tests.faults.proxy import Proxy
+from tests.integration.locks.test_lock import places
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
+
+NAMES = ["a", "b", "c", "d", "e"]
+
+
+def several(client: Any, *names: str, **options: Any) -> MultiLock:
+    return MultiLock(client, names, lock_class=Lock, **{"timeout": 60, **options})
+
+
+def blocked(client: redis.Redis) -> int:
+    return int(client.info("clients")["blocked_clients"])
+
+
+def hold(link: Link, url: str, names: list[str], options: dict[str, Any]) -> None:
+    with redis.Redis.from_url(url) as client:
+        several(client, *names, **options).acquire()
+        link.say("holds")
+        link.hear()
+
+
+class TestKilled:
+    @pytest.mark.parametrize("renew", [True, False])
+    def test_a_holder(self, client: redis.Redis, redis_server: RedisServer, renew: bool) -> None:
+        """Each name is free when its lifetime is over."""
+        options = {"timeout": 60, "renew": renew}
+        with processes(hold, redis_server.url, ["a", "b"], options) as (holder,):
+            holder.go()
+            assert holder.hear() == "holds"
+            waiter = Background(several(client, "b", "a", "c").acquire)
+            until(lambda: blocked(client))
+            holder.kill()
+            for name in "ab":
+                client.pexpire(name, 300)
+            assert waiter.result()
+
+    def test_a_waiter(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        """It held nothing while it waited, and is passed over."""
+        holder = Lock(client, "b", timeout=60, grant_timeout=60)
+        holder.acquire()
+        with processes(hold, redis_server.url, ["a", "b"], {"grant_timeout": 60}) as (waiter,):
+            waiter.go()
+            until(lambda: blocked(client))
+            assert several(client, "a").acquire(blocking=False)
+            waiter.kill()
+        until(lambda: not blocked(client))
+        holder.release()
+        assert Lock(client, "b", timeout=60).acquire(blocking=False)
+
+    def test_a_waiter_that_holds_a_part(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        """That part is free when its lifetime is over."""
+        first, second = (Lock(client, name, timeout=60) for name in "ab")
+        first.acquire()
+        second.acquire()
+        with processes(hold, redis_server.url, ["a", "b"], {"timeout": 60}) as (waiter,):
+            waiter.go()
+            until(lambda: blocked(client))
+            first.release()
+            until(lambda: client.zcard("{b}:waiters"))
+            waiter.kill()
+        second.release()
+        client.pexpire("a", 300)
+        assert several(client, "a", "b").acquire(blocking_timeout=PATIENCE)
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Any:
+    with Proxy(redis_server) as proxy:
+        for script in (ACQUIRE_ALL,):
+            with redis_server.client() as client:
+                client.script_load(script.source)
+        yield proxy
+
+
+class TestLostReplies:
+    def test_one_to_acquire(self, client: redis.Redis, proxy: Proxy) -> None:
+        with proxy.client() as shaky:
+            lock = several(shaky, "a", "b")
+            rule = proxy.lose_reply(ACQUIRE_ALL)
+            assert lock.acquire(blocking=False)
+            assert rule.left == 0
+            assert lock.owned()
+            lock.release()
+        assert not client.exists("a", "b")
+
+    @pytest.mark.parametrize("wait", [0, None])
+    def test_both(self, client: redis.Redis, proxy: Proxy, wait: float | None) -> None:
+        """Nothing is left behind, of locks that never expire."""
+        with proxy.client() as shaky:
+            lock = several(shaky, "a", "b", timeout=None, blocking_timeout=wait)
+            proxy.lose_reply(ACQUIRE_ALL, times=2)
+            with pytest.raises(redis.ConnectionError):
+                lock.acquire()
+            assert lock.local.token is None
+            assert several(client, "a", "b").acquire(blocking_timeout=PATIENCE)
+
+    @pytest.mark.parametrize("reply", ["lose_reply", "lose_request"])
+    def test_one_to_release(self, client: redis.Redis, proxy: Proxy, reply: str) -> None:
+        with proxy.client() as shaky:
+            lock = several(shaky, "a", "b")
+            lock.acquire()
+            release = lock.members[0]._release_call(lock.members[0].local.token)
+            rule = getattr(proxy, reply)(release.script)
+            rule.marks = (b"django_redis_lock:locks",)  # It is part of another script.
+            lock.release()
+            assert rule.left == 0
+        assert not client.exists("a", "b")
+
+
+class TestRedisAway:
+    def test_a_waiter_lives_through_a_restart(self, own_server: RedisServer) -> None:
+        client = own_server.client()
+        holder = Lock(client, "b", timeout=60)
+        holder.acquire()
+        waiter = Background(lambda: several(own_server.client(), "a", "b").acquire())
+        until(lambda: places("b"))
+        own_server.restart()
+        assert waiter.result()
+
+    def test_the_data_is_lost(self, own_server: RedisServer) -> None:
+        told: list[bool] = []
+        client = own_server.client()
+        lock = several(client, "a", "b", timeout=1, renew=True, on_lost=lambda: told.append(True))
+        lock.acquire()
+        client.flushall()
+        until(lambda: told)
+        assert lock.lost
+        assert several(client, "a", "b").acquire(blocking_timeout=PATIENCE)
+        assert told == [True]
+
+    def test_a_failed_release_can_be_done_again(self) -> None:
+        with RedisServer(persistent=True) as server:
+            client = server.client()
+            lock = several(client, "a", "b")
+            lock.acquire()
+            server.stop()
+            with pytest.raises(redis.ConnectionError):
+                lock.release()
+            server.start()
+            lock.release()
+            assert not client.exists("a", "b")
+
+
+def work(link: Link, url: str, number: int) -> int:
+    """Change random accounts, each by reading and then writing, until told to stop."""
+    chance, times = random.Random(number or os.getpid()), 0
+    with redis.Redis.from_url(url) as client:
+        while not client.exists("stop"):
+            names = chance.sample(NAMES, chance.randint(1, 3))
+            with several(client, *names, timeout=5, blocking_timeout=PATIENCE) as lock:
+                log = [f"{name} {lock.fences[name]} {os.getpid()}" for name in names]
+                client.rpush("log", *(f"enter {line}" for line in log))
+                time.sleep(chance.random() * 0.002)
+                client.rpush("log", *(f"leave {line}" for line in log))
+            times += 1
+    return times
+
+
+def test_no_name_has_two_holders(client: redis.Redis, redis_server: RedisServer) -> None:
+    """Eight processes want some of five names at random, and three of them are killed."""
+    killed = set()
+    with processes(work, redis_server.url, 0, count=8) as crew:
+        crew.go()
+        for victim in crew[:3]:
+            done = client.llen("log")
+            until(lambda done=done: client.llen("log") > done + 60)
+            victim.kill()
+            killed.add(victim.pid)
+        done = client.llen("log")
+        until(lambda: client.llen("log") > done + 200)
+        client.set("stop", 1)
+        assert all(worker.result() > 0 for worker in crew if worker.pid not in killed)
+    inside: dict[bytes, tuple[bytes, int]] = {}
+    fences: dict[bytes, int] = {}
+    for line in client.lrange("log", 0, -1):
+        verb, name, fence, pid = line.split()
+        if verb == b"enter":
+            assert name not in inside or inside[name][1] in killed
+            assert int(fence) > fences.get(name, 0)
+            inside[name], fences[name] = (fence, int(pid)), int(fence)
+        else:
+            assert inside.pop(name)[0] == fence
