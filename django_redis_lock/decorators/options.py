@@ -137,8 +137,9 @@ class Options:
     def _check_key(self) -> None:
         if isinstance(self.key, (list, tuple)):
             object.__setattr__(self, "key", tuple(check_names(self.key)))
-            if self.reentrant:
-                raise ValueError("reentrant is for a lock with one name, not with several")
+            for option, usual in (("reentrant", False), ("limit", 1)):
+                if getattr(self, option) != usual:
+                    raise ValueError(f"{option} is for a lock with one name, not with several")
             if isinstance(self.using, (list, tuple)):
                 raise ValueError("several names are for a lock on one server, not on several")
         elif self.key is not None and not callable(self.key) and not isinstance(self.key, str):

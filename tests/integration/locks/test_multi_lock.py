@@ -288,7 +288,7 @@ def test_names_that_are_none(any_client: redis.Redis, names: Any, words: str) ->
 
 
 def test_what_is_for_one_name_is_refused(make: Callable[..., MultiLock]) -> None:
-    for options in ({"id": "mine"}, {"reentrant": True}):
+    for options in ({"id": "mine"}, {"reentrant": True}, {"limit": 2}):
         with pytest.raises(ValueError, match="is for a lock with one name"):
             make(**options)
     with pytest.raises(ValueError, match="token must be left out"):
@@ -404,7 +404,8 @@ class TestLocked:
     def test_what_makes_no_sense_is_refused(self) -> None:
         with pytest.raises(ValueError, match="one server"):
             locked(["a", "b"], using=["default", "other", "third"])
-        with pytest.raises(ValueError, match="one name"):
-            locked(["a", "b"], reentrant=True)
+        for options in ({"reentrant": True}, {"limit": 2}):
+            with pytest.raises(ValueError, match="one name"):
+                locked(["a", "b"], **options)
         with pytest.raises(ValueError, match="empty"):
             locked(["a", " "])
