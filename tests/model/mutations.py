@@ -142,6 +142,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "local ended = KEYS[3] and redis.pcall('XREAD', 'STREAMS', KEYS[3], '1')",
     ): "the stream's entries are all later",
     (
+        "TAKE_FLIGHT",
+        "if left <= 0 or left > tonumber(ARGV[3]) then return {2, value} end",
+    ): "a value with 0 ms left is gone",
+    (
         "MARK_STALE",
         "if left == -1 or left >= tonumber(ARGV[1]) then"
         " redis.call('PEXPIRE', KEYS[1], ARGV[1]) end",
@@ -205,14 +209,21 @@ def blocks(root: Path = ROOT) -> list[Block]:
         source = path.read_text()
         if "redis.call" not in source and "redis.pcall" not in source:
             continue
-        for node in ast.parse(source).body:
-            if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
-                continue
-            name, value = node.targets[0].id, node.value
+        assigned = {
+            node.targets[0].id: node.value
+            for node in ast.parse(source).body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+        for name, value in assigned.items():
             made_by = getattr(value.func, "id", "") if isinstance(value, ast.Call) else ""
             if made_by not in ("script", "shared"):
                 continue
-            text = next(each for each in ast.walk(value) if isinstance(each, ast.Constant))
+            given = value.args[0] if isinstance(value, ast.Call) else value
+            if isinstance(given, ast.Name):  # Of two scripts: the block is that of the first.
+                given = assigned.get(given.id, given)
+            text = next((each for each in ast.walk(given) if isinstance(each, ast.Constant)), None)
+            if text is None:
+                continue
             # What stands before a line break that the text begins with is Python.
             first = text.lineno - (not text.value.startswith("\n"))
             texts[name] = path, range(first, text.end_lineno or text.lineno)
