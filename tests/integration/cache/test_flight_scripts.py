@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import redis
 
+from django_redis_lock import clock
+from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol.keys import FLIGHTS, flight_key, flight_leader, flight_stream
 from django_redis_lock.protocol.lock_scripts import Call, Script
 from django_redis_lock.singleflight.scripts import (
@@ -90,6 +92,15 @@ def test_a_stale_value_is_computed_again(server: Redis) -> None:
     server.client.set(KEY, "old", px=SHORT)
     assert server.take(stale=LONG)[0] == 1
     assert server.client.get(FLIGHT) == b"mine"
+
+
+def test_a_value_is_stale_from_the_last_millisecond_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock.time, "time", lambda: 1_700_000_000.0)  # It does not pass.
+    server = Redis(client_of(Database("memory")))
+    server.client.set(KEY, "old", px=SHORT + 1)
+    assert server.take(stale=SHORT) == [2, b"old"]
+    server.client.set(KEY, "old", px=SHORT)
+    assert server.take(stale=SHORT)[0] == 1
 
 
 def test_after_a_failure_no_caller_tries_again_for_a_while(server: Redis) -> None:
