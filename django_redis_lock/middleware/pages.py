@@ -141,19 +141,6 @@ class _Notes:
         self.stored.append((key, value, timeout))
 
 
-class _SameUri:
-    """A request for the making of keys, which builds its URI once."""
-
-    def __init__(self, request: Any) -> None:
-        uri = request.build_absolute_uri()
-        self.build_absolute_uri = lambda: uri
-        self.META = request.META
-        self._request = request
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._request, name)
-
-
 class _Visit:
     """One request for a page. A flight is at the key of the page or, as long as it is unknown what
     the pages of the URL vary on, at that of the headers. None there means that the page cannot be
@@ -211,7 +198,7 @@ class _Visit:
     def _find(self) -> Steps[Any]:
         """A stored page. None if there is none, or this caller has computed it."""
         tried: set[str] = set()
-        middleware, request = self.middleware, _SameUri(self.request)
+        middleware, request = self.middleware, self.request
         prefix = middleware.key_prefix
         header_key = _KEYS._generate_cache_header_key(prefix, request)
         while True:
@@ -223,7 +210,7 @@ class _Visit:
             if headers is None or self.computed is not _NOTHING:
                 return None
             key = _KEYS._generate_cache_key(request, "GET", headers, prefix)
-            if self.request.method == "HEAD":
+            if request.method == "HEAD":
                 with suppress(*_FAILED):
                     page = yield self._do("get", key)
                     if page is not None:
