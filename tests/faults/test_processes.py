@@ -68,10 +68,8 @@ class TestKilled:
             waiting = Background(lambda: waiter.acquire(blocking_timeout=PATIENCE) and waiter.fence)
             until_blocked(client)
             holder.kill()
-            began = time.monotonic()
             client.pexpire(NAME, 1500)
-            assert waiting.result() > fence
-            assert time.monotonic() - began < 6
+            assert waiting.result() > fence  # Before its patience ends, half of the first lifetime.
 
     def test_a_waiter_is_passed_over(self, client: redis.Redis, redis_server: RedisServer) -> None:
         first = Lock(client, NAME, timeout=30, grant_timeout=60)
@@ -116,10 +114,9 @@ class TestFrozen:
             waiting = Background(lambda: second.acquire(blocking_timeout=PATIENCE) and second.fence)
             until_blocked(client, 2)
             frozen.pause()
-            began = time.monotonic()
             first.release()
             fence = waiting.result()
-            assert time.monotonic() - began < 8
+            assert fence > first.fence  # And not False: before its patience ends.
             frozen.resume()
             # It asks, learns that its grant is over, and waits again.
             until_blocked(client)

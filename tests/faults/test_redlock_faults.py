@@ -79,12 +79,17 @@ class TestMinority:
             pass
         for place in five.order()[:2]:
             getattr(five.servers[place], how)()
-        assert seconds(lock.acquire) < LIMIT + 1
+        # And what a busy machine may add; a server that is paused never answers.
+        assert seconds(lock.acquire) < LIMIT + 10
         lock.ensure_held()
         assert lock.owned()
         lock.release()
-        # By now it is known, and costs nothing.
-        assert seconds(lambda: [lock.acquire() and lock.release() for _ in range(20)]) < 20 * LIMIT
+        # By now it is known, and costs nothing; each cycle would ask it twice.
+        cycles = 100
+        assert (
+            seconds(lambda: [lock.acquire() and lock.release() for _ in range(cycles)])
+            < cycles * LIMIT
+        )
         assert lock.acquire(blocking=False)
         assert not five.lock().acquire(blocking=False)
 

@@ -40,7 +40,7 @@ def cycles(lock: Any) -> None:
 def test_one_server(own_server: RedisServer) -> None:
     lock = Lock(own_server.client(), ":1:lock:import", timeout=30)
     calls, sent, received = cost(own_server, lambda: cycles(lock))
-    assert calls == CALLS
+    assert CALLS <= calls < CALLS + 0.1  # The keeper may write figures, or who the holder is.
     assert sent < SENT
     assert received < RECEIVED
 

@@ -146,9 +146,11 @@ def beats(client: redis.Redis) -> Callable[[], int]:
 @pytest.mark.usefixtures("quick")
 def test_many_locks_have_one_heartbeat(client: redis.Redis) -> None:
     _kept = hold(client, *(f"job-{number}" for number in range(100)))
-    before, count = commands(client), beats(client)
+    began, before, count = time.monotonic(), commands(client), beats(client)
     until(lambda: count() == 6)
-    assert commands(client) - before <= 12  # And not one for each lock.
+    sent = commands(client) - before
+    # Not one for each lock, however many beats went by unseen. The figures may be among them.
+    assert sent <= (time.monotonic() - began) / heartbeat.HEARTBEAT_EVERY + 6
 
 
 def test_there_is_none_without_a_lock(own_server: RedisServer) -> None:
