@@ -90,6 +90,7 @@ dist: $(INSTALLED_RELEASE) ## Build what is published, in dist, and check it as 
 messages: $(INSTALLED) ## Bring the catalogues up to date, and compile them; needs GNU gettext.
 	cd django_redis_lock && ../$(RUN) -m django makemessages --all --no-location --no-wrap --no-obsolete
 	cd django_redis_lock && ../$(RUN) -m django compilemessages
+	for f in django_redis_lock/locale/*/LC_MESSAGES; do msgfmt --no-hash -o $$f/django.mo $$f/django.po; done
 
 bench: $(INSTALLED_BENCH) ## Measure against other locks.
 	$(RUN) -m benchmarks $(ARGS)

@@ -32,7 +32,7 @@ from .inventory import (
     list_held,
 )
 from .inventory import release as release_forced
-from .protocol import Owner, printable
+from .protocol import Owner, is_lock, keys_at, printable
 from .transport import Outage, server_of
 
 logger = logging.getLogger("django_redis_lock.admin")
@@ -168,6 +168,8 @@ def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[HeldLock | N
 
 def name_of(alias: str, key: bytes, kind: str = LOCK) -> str:
     """The name of the lock at ``key`` in the cache ``alias``, held or free."""
+    if kind == LOCK and is_lock(key):
+        key = keys_at(key).name
     try:
         _, prefix, _ = _cache_of(_database_of(alias), key, kind)
     except UNAVAILABLE:

@@ -38,7 +38,7 @@ from .listing import Listing
 from .lock_ref import Choice, Ref
 from .processes import processes_data
 from .releasing import outlook, parse_choices, release_chosen, releases
-from .rows import as_of, event_rows, row, waiter_rows
+from .rows import as_of, event_rows, holder_rows, row, waiter_rows
 from .statistics import behaviour_of
 
 if TYPE_CHECKING:
@@ -240,6 +240,7 @@ class HeldLockAdmin(ModelAdmin):
             "free": "",
             "failures": [],
             "waiting": [],
+            "holders": [],
             "events": [],
             "as_of": as_of(),
         }
@@ -256,7 +257,9 @@ class HeldLockAdmin(ModelAdmin):
         else:
             data["free"] = _("This lock is free.")
         waiting, events = waiter_rows(closely.waiters), event_rows(closely.events)
-        return {**data, "asked": True, "waiting": waiting, "events": events}
+        holders = holder_rows(closely.holders)
+        known = {"waiting": waiting, "holders": holders, "events": events}
+        return {**data, "asked": True, **known}
 
     # -- releasing ---------------------------------------------------------------------------
 

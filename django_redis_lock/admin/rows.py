@@ -60,7 +60,7 @@ def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
         "doing": doing,
         "purpose": " · ".join(filter(None, (label, doing))),
         "kind": lock.kind,
-        "kind_label": _("computation") if lock.kind == FLIGHT else "",
+        "kind_label": _("computation") if lock.kind == FLIGHT else taken(lock),
         "where": _("whole key") if holding.foreign else "",
         "place": "-" if lock.resting else place(lock.owner),
         "spot": "-" if lock.resting else short_place(lock.owner),
@@ -85,6 +85,30 @@ def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
         "alias": holding.alias,
         "owner_id": lock.owner.id if lock.owner.host else "",  # Else it is in the place.
     }
+
+
+def taken(lock: LockInfo) -> str:
+    """As ``3 of 5`` places; empty for a plain lock."""
+    if (lock.limit or 1) == 1:
+        return ""
+    return _("%(taken)d of %(limit)d") % {"taken": lock.taken, "limit": lock.limit}
+
+
+def holder_rows(locks: Sequence[LockInfo]) -> list[dict[str, Any]]:
+    """The holders of all places of a lock with a limit, in the form of events."""
+    return [
+        {
+            "id": f"{lock.place} {lock.owner.id}",
+            "at": _("Place %(number)d") % {"number": lock.place},
+            "what": place(lock.owner),
+            "text": "" if lock.held_for is None else duration(lock.held_for),
+            "label": shown(lock.owner.label),
+            "doing": shown(lock.owner.doing),
+            "note": "",
+        }
+        for lock in sorted(locks, key=lambda lock: lock.place)
+        if taken(lock)
+    ]
 
 
 def _said(lock: LockInfo, state: str) -> str:

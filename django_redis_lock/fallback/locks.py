@@ -185,8 +185,7 @@ class Fallback(LockOperations):
         return is_outage(error)
 
     def _file_lock(self, key: bytes | None = None) -> LocalLock:
-        """This host's lock. In addition to a place in Redis it has that place's ``key``; without
-        Redis it is that of place 1, so that one caller of each host holds the lock."""
+        """This host's lock; in addition to a place in Redis, the one for its ``key``."""
         servers = ",".join(sorted(server.breaker.server for server in self._servers))
         shown = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
         identity = b"%b\0%b" % (servers.encode(), key or self.keys.lock)

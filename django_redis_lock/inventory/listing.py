@@ -7,6 +7,7 @@ of keys in the database. They are bounded, and say whether they are complete.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,6 +87,7 @@ class LockInfo:
         limit: how many may hold the lock at a time, each in a place; None until the holder
             describes itself.
         place: the number of the holder's place.
+        taken: how many places are taken, as far as they are listed.
     """
 
     key: bytes
@@ -106,10 +108,11 @@ class LockInfo:
     heartbeats: bool = False
     limit: int | None = None
     place: int = 1
+    taken: int = 1
 
     @property
     def lock_key(self) -> bytes:
-        """The key of the lock, which for each place but the first differs from ``key``."""
+        """The key of the lock's place 1."""
         return keys_at(self.key).name if self.kind == LOCK else self.key
 
     @property
@@ -174,6 +177,7 @@ class Inspection:
 
     Attributes:
         lock: as in the list; None if it is free.
+        holders: the holders of all places, ``lock`` among them; empty if it is free.
         waiters: in the order of arrival, by the waiters' clocks; at most MAX_WAITERS.
         events: the last events, latest first (``locking.history``).
     """
@@ -181,6 +185,7 @@ class Inspection:
     lock: LockInfo | None
     waiters: tuple[WaiterInfo, ...]
     events: tuple[Event, ...]
+    holders: tuple[LockInfo, ...] = ()
 
 
 def list_held(
@@ -219,8 +224,13 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
         redis.exceptions.RedisError: the request failed.
     """
     held = next(iter(_describe(client, kind, [key], b"")), None)
+    holders: tuple[LockInfo, ...] = () if held is None else (held,)
+    if held is not None and (held.limit or 1) > 1:
+        keys, places = keys_at(held.lock_key), range(1, (held.limit or 1) + 1)
+        holders = _describe(client, kind, [keys.at_place(number).lock for number in places], b"")
+        held = next((each for each in holders if each.key == key), held)
     if kind != LOCK or not is_lock(key):
-        return Inspection(held, (), ())
+        return Inspection(held, (), (), holders)
     keys = keys_at(key)
     asking = Call(WAITING, (*keys[:5], events_key(keys.name)), (MAX_WAITERS,))
     now_us, ids, stored, *vanished = run(client, asking, patience=REPLY_TIMEOUT_SECONDS).value
@@ -229,6 +239,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
         held,
         tuple(sorted(waiters, key=lambda waiter: waiter.since or 0.0)),
         read_events(as_bytes(stored), *vanished),
+        holders,
     )
 
 
@@ -271,6 +282,8 @@ def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> t
         for reply in described
     ]
     known = _with_heartbeats(client, locks)
+    taken = Counter(lock.lock_key for lock in known)
+    known = [replace(each, taken=taken[each.lock_key]) if each.limit else each for each in known]
     return tuple(sorted(known, key=lambda lock: (-(lock.held_for or 0.0), lock.name)))
 
 

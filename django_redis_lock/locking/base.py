@@ -189,8 +189,7 @@ class BaseLock:
 
     @property
     def place(self) -> int | None:
-        """The number of the place that this handle has acquired, from 1 to ``limit``. It can
-        choose what the holder works with, such as one of N devices."""
+        """The number of the acquired place, from 1 to ``limit``."""
         hold: Hold | None = self.local.hold
         return None if hold is None else hold.keys.place
 

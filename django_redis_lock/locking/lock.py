@@ -160,8 +160,7 @@ class Lock(LockOperations):
         return drive(self._held_steps())
 
     def holders(self) -> list[HolderInfo]:
-        """The holders of all places of a lock with a ``limit``, the one whose lifetime ends first
-        before the others; empty if there is none."""
+        """The holders of all places, the one whose lifetime ends first before the others."""
         return drive(self._holders_steps())
 
     def reset(self) -> bool:

@@ -241,7 +241,6 @@ class LockOperations(BaseLock):
         return None if reply is None else HolderInfo(reply)
 
     def _holders_steps(self) -> Steps[list[HolderInfo]]:
-        """The holders of all places, the one whose lifetime ends first before the others."""
         if self.limit == 1:
             held = yield self.held()
             return [] if held is None else [held]

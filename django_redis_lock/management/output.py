@@ -60,6 +60,11 @@ def holder(lock: LockInfo, *, labelled: bool = True) -> str:
     return one_line(f"{owner.host}:{owner.pid}{label}")
 
 
+def taken(lock: LockInfo) -> str:
+    """As ``3 of 5`` places; empty for a plain lock."""
+    return f"{lock.taken} of {lock.limit}" if (lock.limit or 1) > 1 else ""
+
+
 def note(lock: LockInfo) -> str:
     """What is unusual about a lock; empty if nothing is."""
     if lock.broken:
@@ -70,6 +75,8 @@ def note(lock: LockInfo) -> str:
         return "never expires"
     if lock.kind == FLIGHT:
         return "computation"
+    if places := taken(lock):
+        return f"place {lock.place}, {places}"
     return "not renewed" if lock.renews is False and not lock.resting else ""
 
 
@@ -107,6 +114,8 @@ def as_json(holding: HeldLock) -> dict[str, Any]:
         "resting": lock.resting,
         "fence": lock.fence,
         "waiters": lock.waiters,
+        "place": lock.place,
+        "limit": lock.limit,
         "broken": list(lock.broken),
     }
 

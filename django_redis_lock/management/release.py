@@ -10,18 +10,18 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from ..held_locks import HeldLock, release
+from ..held_locks import HeldLock, look_closely, release
 from ..inventory import MAX_ENTRIES, Outcome
 from .exit_codes import NOT_OWNER, UNAVAILABLE, USAGE
 from .listing import failures, found, lines
 from .output import duration, holder, one_line
-from .show import find
+from .show import Found, find
 
 
 def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
     """Release one lock after a confirmation; returns the exit code."""
     name = options["name"]
-    held = find(options).holding
+    held = _chosen(find(options), options["place"])
     if held is None:
         command.stdout.write(f"{name} is free.")
         return 0
@@ -32,6 +32,21 @@ def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
     outcome = _release(held)
     command.stdout.write(_said(held, outcome))
     return NOT_OWNER if outcome is Outcome.NOT_OWNER else 0
+
+
+def _chosen(found: Found, place: int | None) -> HeldLock | None:
+    """The holder to release; None if there is none."""
+    holders = found.inspection.holders
+    if place is None and len(holders) > 1:
+        places = ", ".join(str(number) for number in sorted(lock.place for lock in holders))
+        raise CommandError(
+            f"it has {len(holders)} holders, in the places {places}; say which with --place",
+            returncode=USAGE,
+        )
+    if place is None:
+        return found.holding
+    chosen = [lock.key for lock in holders if lock.place == place]
+    return look_closely(found.alias, chosen[0])[0] if chosen else None
 
 
 def _said(held: HeldLock, outcome: Outcome) -> str:

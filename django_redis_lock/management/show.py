@@ -14,7 +14,17 @@ from ..held_locks import HeldLock, held_locks, look_closely
 from ..inventory import LOCK, Inspection
 from .exit_codes import USAGE
 from .listing import KINDS, verdict
-from .output import as_json, clock_time, counted, duration, in_trouble, note, one_line
+from .output import (
+    as_json,
+    clock_time,
+    counted,
+    duration,
+    holder,
+    in_trouble,
+    note,
+    one_line,
+    taken,
+)
 
 #: The events that users know by another name.
 EVENTS = {"reset": "released by force"}
@@ -42,7 +52,9 @@ def find(options: dict[str, Any]) -> Found:
     kinds = KINDS[options["kind"]]
     listed = held_locks(None if using is None else [using], kinds=kinds, search=name).found
     # Also the key that the name has in each cache: no index has a lock taken by plain redis-py.
-    places = dict.fromkeys((h.alias, h.lock.key, h.lock.kind) for h in listed if h.name == name)
+    # Of a lock with places, one of them.
+    first = {(h.alias, h.lock.lock_key, h.lock.kind): h.lock.key for h in listed if h.name == name}
+    places = {(alias, key, kind): None for (alias, _, kind), key in first.items()}
     aliases = list(lock_caches()) if using is None else [using]
     if LOCK in kinds:
         places |= dict.fromkeys((alias, _key(alias, name), LOCK) for alias in aliases)
@@ -54,7 +66,7 @@ def find(options: dict[str, Any]) -> Found:
         except (RedisError, OSError) as error:
             failure = error
     # Caches that share a server all find the same lock.
-    held = {(f.key, f.holding.lock.owner.id, f.holding.lock.fence): f for f in looked if f.holding}
+    held = {_acquisitions(found): found for found in looked if found.holding}
     if len(held) > 1:
         caches = ", ".join(found.alias for found in held.values())
         raise CommandError(
@@ -67,6 +79,11 @@ def find(options: dict[str, Any]) -> Found:
     if not looked:
         raise CommandError(f"no computation of {name} is in progress", returncode=USAGE)
     return looked[0]
+
+
+def _acquisitions(found: Found) -> frozenset[tuple[bytes, str, int | None]]:
+    """What is the same wherever the same lock is found."""
+    return frozenset((h.key, h.owner.id, h.fence) for h in found.inspection.holders)
 
 
 def _look(alias: str, key: bytes, kind: str) -> Found:
@@ -101,6 +118,11 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
         out.append(f"  {title:<15}{text}")
     if found.holding is not None and in_trouble(found.holding.lock):
         out.append(f"  {'':<15}{style.ERROR(_advice(found.holding))}")
+    if len(found.inspection.holders) > 1:
+        out += ["", style.MIGRATE_LABEL("All holders")]
+        for lock in sorted(found.inspection.holders, key=lambda held: held.place):
+            who = f"{holder(lock)}, for {duration(lock.held_for)}"
+            out.append(f"  {lock.place:>3}  {who}")
     if found.inspection.waiters:
         out += ["", style.MIGRATE_LABEL("Waiting, in this order")]
         for number, waiter in enumerate(found.inspection.waiters, 1):
@@ -143,6 +165,8 @@ def _facts(found: Found) -> list[tuple[str, str]]:
     facts.append(("time left", _time_left(found.holding)))
     if lock.seen is not None:
         facts.append(("heartbeat", f"{duration(lock.seen)} ago"))
+    if places := taken(lock):
+        facts.append(("place", f"{lock.place}; {places} are taken"))
     if lock.fence is not None:
         facts.append(("fencing token", str(lock.fence)))
     return [*facts, ("cache", place)]
@@ -169,13 +193,14 @@ def _advice(holding: HeldLock) -> str:
 
 
 def _document(name: str, found: Found) -> dict[str, Any]:
-    held = found.holding
+    held, holders = found.holding, found.inspection.holders
     return {
         "name": name,
         "held": held is not None,
         "cache": found.alias,
         "key": found.key.decode(errors="backslashreplace"),
         "lock": None if held is None else as_json(held),
+        "holders": [{**_fields(h, "place held_for fence"), "id": h.owner.id} for h in holders],
         "waiters": [_fields(w, "host pid thread waited") for w in found.inspection.waiters],
         "events": [
             _fields(e, "at what id host pid thread label note") for e in found.inspection.events

@@ -54,11 +54,8 @@ _OF_A_DATABASE = re.compile(
 
 
 class LockKeys(NamedTuple):
-    """The keys of one lock, in the order in which the scripts expect them.
-
-    A lock with ``limit=N`` has N places, each with a key for its token and one for its owner. Those
-    of place 1 are ``lock`` and ``owner``; the other keys are the same for all places.
-    """
+    """The keys of one lock, in the order in which the scripts expect them. With ``limit=N``, each
+    of N places has its own ``lock`` and ``owner``; a plain lock has those of place 1."""
 
     lock: bytes
     grants: bytes
@@ -72,7 +69,7 @@ class LockKeys(NamedTuple):
         return self.grants[: -len(b"grants")] + b"place:"
 
     def at_place(self, number: int) -> LockKeys:
-        """The keys of another place of the lock whose place 1 has these keys."""
+        """The keys of another place."""
         if number == 1:
             return self
         key = self._places + b"%d" % number
@@ -80,13 +77,13 @@ class LockKeys(NamedTuple):
 
     @property
     def place(self) -> int:
-        """The number of the place that has these keys."""
+        """The number of the place."""
         places = self._places
         return int(self.lock[len(places) :]) if self.lock.startswith(places) else 1
 
     @property
     def name(self) -> bytes:
-        """The key of the lock, which is that of place 1."""
+        """The key of place 1."""
         return self.lock if self.place == 1 else key_of_companion(self.lock) or self.lock
 
 
@@ -194,11 +191,10 @@ def lock_keys(key: bytes, on_cluster: bool = False) -> LockKeys:
 
 
 def keys_at(key: bytes, on_cluster: bool = False) -> LockKeys:
-    """The keys of the lock whose token is at ``key``, as the index of held locks names it: of a
-    lock with places, those of one place.
+    """The keys of the lock, or of the place, whose token is at ``key``.
 
     Raises:
-        ValueError: ``key`` is reserved, and not for a place.
+        ValueError: ``key`` is reserved for something else.
     """
     lock = key_of_companion(key)
     number = key.rpartition(b"place:")[2]

@@ -5,14 +5,11 @@ them. Place 1 has the keys of a plain lock. Grants, waiters, and the fence are t
 waiters get places in the order of their arrival, whichever is released, and fences increase over
 all places. A grant for another place than the first ends with ``/`` and the place's number.
 
-A place is passed on only if it is within the limit of the process that releases it. So where
-processes with different limits run, the larger limit holds, and a lowered limit takes effect as
-soon as those with the larger one are gone and each surplus holder has released its place.
+A place is passed on only within the limit of the process that releases it. So of different limits
+the larger one holds, until its processes have ended and released their places.
 
-The scripts are those of ``lock_scripts`` with other functions for what concerns places. Each is
-called with the keys of the name, or, where the caller knows its place, with those of the place. The
-limit is the last argument, unless a script says otherwise. Functions that are called on one place
-read its keys in KEYS[1] and KEYS[5]; ``use_place`` sets them.
+The scripts are those of ``lock_scripts`` with other functions for what concerns places. The limit
+is the last argument. The functions act on the place whose keys are in KEYS[1] and KEYS[5].
 """
 
 from __future__ import annotations
@@ -99,11 +96,8 @@ end
     _library,
 )
 
-# untaken_grants(): those on the list, none if it is unreadable. place_of(grant): its place.
-#
-# untaken(holder, grants): whether `holder` is one of them, so that its place has no owner.
-#
-# void_grants(): the present place's grants do not count any more.
+# untaken_grants(): those on the list, none if it is unreadable. void_grants(): those of the present
+# place do not count any more.
 _GRANTS = shared(
     """
 local function untaken_grants()
@@ -176,8 +170,8 @@ end
     _library,
 )
 
-# unregister(waiter): it waits no more. The grants of two releases may have been meant for it; those
-# for which there is no waiter are taken back.
+# unregister(waiter): it waits no more. Two releases may have made grants for it; those that have no
+# waiter are taken back.
 _UNREGISTER = shared(
     """
 local function unregister(waiter)
@@ -345,8 +339,7 @@ return {earliest_end(), now(), made > 0 and 1 or 0, unpack(vanishings)}
 #: atomic for the same reason as RELEASE.
 PLACE_RELEASE = script(f"find(ARGV[1]){RELEASE_BODY}", _library)
 
-#: As RESET, of one place. The last fence may be another place's, so only the token says which
-#: holder is meant.
+#: As RESET, of one place. The last fence may be another's, so only the token counts.
 #:
 #: KEYS  lock keys of the place
 #: ARGV  as RESET's, with MAX_FENCE for the fence, then the limit
@@ -354,21 +347,18 @@ PLACE_RELEASE = script(f"find(ARGV[1]){RELEASE_BODY}", _library)
 #: atomic for the same reason as RESET.
 PLACE_RESET = script(RESET_BODY, _library)
 
-#: As RENEW, EXTEND and HELD, of one place.
+#: As RENEW, EXTEND and HELD, of one place; of EXTEND, the place may be unknown.
 #:
-#: KEYS  lock keys of the place; for EXTEND also of the name, if the place is unknown
-#: ARGV  as theirs; EXTEND's then the limit
-#: returns as theirs
-#: atomic for the same reasons.
+#: KEYS  lock keys of the place, or of the name        ARGV  as theirs; EXTEND's then the limit
+#: returns as theirs        atomic for the same reasons.
 PLACE_RENEW = script(RENEW_BODY, _library)
 PLACE_EXTEND = script(f"find(ARGV[1]){EXTEND_BODY}", _library)
 PLACE_HELD = script(HELD_BODY, _library)
 
 #: The holders of all places.
 #:
-#: KEYS  lock keys
-#: ARGV  the limit
-#: returns what HELD returns, of each holder, followed by the number of the place
+#: KEYS  lock keys        ARGV  the limit
+#: returns what HELD returns, of each holder, then the number of its place
 #: atomic because a holder may release one place and take another in between.
 HOLDERS = script(
     """

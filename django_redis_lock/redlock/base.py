@@ -208,10 +208,7 @@ class Quorum(LockOperations):
         if self.replicas:
             raise ValueError("replicas are for a lock on one server; this one has several")
         if self.limit > 1:
-            raise ValueError(
-                "limit must be 1 for a lock on several servers: each would give its places to "
-                "other callers, so that none has the same place on more than half of them"
-            )
+            raise ValueError("limit must be 1 for a lock on several servers")
         usual = "a quarter of a second"
         given = check_seconds("server_timeout", server_timeout, none=usual)
         self.server_timeout = given or min(SERVER_TIMEOUT_SECONDS, (self.timeout or math.inf) / 4)

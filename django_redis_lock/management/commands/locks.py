@@ -114,6 +114,13 @@ class Command(BaseCommand):
             help="list at most N; default: 500",
         )
         add("stats", "--period", choices=PERIODS, default="hour", help="the last hour or day")
+        add(
+            "release",
+            "--place",
+            type=int,
+            metavar="N",
+            help="of a lock with a limit: the place to release",
+        )
         add("release reset", "--yes", action="store_true", help="do it without asking")
         add(
             "reset",

@@ -45,7 +45,7 @@ def said(browser: Client, response: HttpResponse) -> str:
 
 
 def named(lock: Lock, client: redis.Redis) -> Lock:
-    until(lambda: client.exists(lock_keys(lock.keys.lock).owner))
+    until(lambda: client.exists(lock.local.hold.keys.owner))
     return lock
 
 
@@ -309,3 +309,18 @@ def test_only_posts_to_what_only_shows(admin_client: Client) -> None:
     page = admin_client.get(f"{PAGE}state/").json()["rows"][0]["url"]
     for address in (f"{PAGE}state/", page, page.replace("/change/", "/state/")):
         assert admin_client.post(address).status_code == 405
+
+
+def test_one_holder_of_several_is_released(admin_client: Client, client: redis.Redis) -> None:
+    locks = [named(hold("api", limit=5, label=label, timeout=60), client) for label in "abc"]
+    rows = admin_client.get(f"{PAGE}state/").json()["rows"]
+    assert [(row["name"], row["kind_label"]) for row in rows] == [("api", "3 of 5")] * 3
+    row = next(row for row in rows if row["label"] == "b")
+    page = admin_client.get(row["url"])
+    assert page.context["title"] == "api"
+    assert "All holders 3 of 5 Place 1 " in text_of(page)
+    labels = [each["label"] for each in page.context["data"]["holders"]]
+    assert labels == ["a", "b", "c"]
+    assert "is released" in said(admin_client, confirm(admin_client, row["choice"]))
+    assert [lock.owned() for lock in locks] == [True, False, True]
+    assert "This lock is free." in text_of(admin_client.get(row["url"]))

@@ -581,3 +581,30 @@ def test_it_watches_until_it_is_interrupted(client: redis.Redis) -> None:
                 pass
         watching.send_signal(2)
         assert watching.wait(PATIENCE) == 0
+
+
+def test_a_lock_with_places(run: Run, client: redis.Redis) -> None:
+    with held(client, "api", limit=5, label="first"), held(client, "other"):
+        second, third = (caches["default"].lock("api", limit=5) for _ in range(2))
+        assert second.acquire(blocking=False)
+        assert third.acquire(blocking=False)
+        until(lambda: client.exists(second.local.hold.keys.owner, third.local.hold.keys.owner) == 2)
+        lines = [line for line in run("list")[1].splitlines() if line.startswith("api")]
+        assert {line.partition("place ")[2] for line in lines} == {
+            f"{number}, 3 of 5" for number in (1, 2, 3)
+        }
+        out = run("show", "api")[1]
+        assert "; 3 of 5 are taken" in out
+        places = out.partition("All holders")[2].splitlines()[1:4]
+        assert [line.split()[0] for line in places] == ["1", "2", "3"]
+        shown = json.loads(run("show", "api", "--json")[1])
+        assert [each["place"] for each in shown["holders"]] == [1, 2, 3]
+        code, _, err = run("release", "api", "--yes")
+        assert code != 0
+        assert "it has 3 holders, in the places 1, 2, 3; say which with --place" in err
+        assert run("release", "api", "--place", "4", "--yes")[1] == "api is free.\n"
+        assert run("release", "api", "--place", "2", "--yes")[0] == 0
+        assert [second.owned(), third.owned()] == [False, True]
+        third.release()
+        assert run("release", "api", "--yes")[0] == 0
+        assert caches["default"].lock("api", limit=5).holders() == []
