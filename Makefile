@@ -6,6 +6,7 @@ MINUTES ?= 10
 
 VENV := .venv
 VENV_NEWEST := .venv-newest
+VENV_OLDEST := .venv-oldest
 # What most depends on Django: its admin, caches, views, commands and static files.
 BRIEF := tests/integration/admin/test_admin.py tests/integration/admin/test_admin_behaviour.py \
     tests/integration/admin/test_admin_processes.py tests/integration/admin/test_admin_release.py \
@@ -13,6 +14,9 @@ BRIEF := tests/integration/admin/test_admin.py tests/integration/admin/test_admi
     tests/integration/decorators/test_locked_view.py tests/integration/decorators/test_locked_command.py \
     tests/integration/decorators/test_locked_tasks.py tests/integration/docs/test_docs_recipes.py \
     tests/integration/locks/test_lock.py
+# The same for the oldest versions: what most depends on redis-py.
+BRIEFER := tests/integration/locks/test_lock.py tests/integration/locks/test_async_lock.py \
+    tests/integration/cache/test_cache.py
 RUN := $(VENV)/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check
 INSTALLED_DEMO := $(VENV)/.installed-demo
@@ -25,7 +29,7 @@ INSTALLED_RELEASE := $(VENV)/.installed-release
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test test-newest pictures model mutations soak django-suite lint docs matrix dist messages bench clean
+.PHONY: help demo demo-check test test-newest test-oldest pictures model mutations soak django-suite lint docs matrix dist messages bench clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,19 +44,29 @@ test: $(INSTALLED) ## Run the test suite.
 	$(RUN) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-newest: ## A brief run on the newest Django and the newest Python there is, if it is another.
-	@python=$$(sh .ci/newest_python); if [ -z "$$python" ]; then \
+	@python=$$(sh .ci/find_python 14 13 12); if [ -z "$$python" ]; then \
 	    echo "NOT RUN on the newest Django: no Python 3.12 or later on the PATH or in pyenv." >&2; \
-	else $(MAKE) --no-print-directory test-with NEWEST="$$python"; fi
+	else $(MAKE) --no-print-directory test-with OTHER="$$python" OTHER_VENV=$(VENV_NEWEST) \
+	    PACKAGES="--upgrade --upgrade-strategy eager --editable .[demo,test]" \
+	    TESTS="tests/unit tests/browser $(BRIEF)"; fi
+
+test-oldest: ## A brief run on the oldest Python, Django and redis-py that are supported.
+	@python=$$(sh .ci/find_python 10); if [ -z "$$python" ]; then \
+	    echo "NOT RUN on the oldest versions: no Python 3.10 on the PATH or in pyenv." >&2; \
+	else $(MAKE) --no-print-directory test-with OTHER="$$python" OTHER_VENV=$(VENV_OLDEST) \
+	    PACKAGES="--editable .[demo] django==5.2.* redis==5.* $(OLDEST_TOOLS)" TESTS="$(BRIEFER)"; fi
+
+# Those of the extra "test" that these tests need; the others take longer to install than they to run.
+OLDEST_TOOLS := gevent hypothesis psutil pytest pytest-django pytest-xdist
 
 .PHONY: test-with
 test-with:
-	test -x $(VENV_NEWEST)/bin/python || $(NEWEST) -m venv $(VENV_NEWEST)
-	$(VENV_NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade \
-	    --upgrade-strategy eager --editable '.[demo,test]'
-	$(VENV_NEWEST)/bin/python -c 'import sys, django; \
-	    print("Python", sys.version.split()[0], "with Django", django.__version__)'
-	$(VENV_NEWEST)/bin/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not slow" \
-	    tests/unit tests/browser $(BRIEF) $(ARGS)
+	test -x $(OTHER_VENV)/bin/python || $(OTHER) -m venv $(OTHER_VENV)
+	$(OTHER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
+	$(OTHER_VENV)/bin/python -c 'import sys, django, redis; print("Python", sys.version.split()[0], \
+	    "with Django", django.__version__, "and redis-py", redis.__version__)'
+	$(OTHER_VENV)/bin/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder \
+	    -m "not slow" $(TESTS) $(ARGS)
 
 pictures: $(INSTALLED) ## Take the pictures in docs/images again; needs Chromium, and for all of them .venv-newest.
 	for python in $(RUN) $(wildcard $(VENV_NEWEST)/bin/python); do \
@@ -96,7 +110,7 @@ bench: $(INSTALLED_BENCH) ## Measure against other locks.
 	$(RUN) -m benchmarks $(ARGS)
 
 clean: ## Remove what these targets have made.
-	rm -rf $(VENV) $(VENV_NEWEST) .tox build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis db.sqlite3
+	rm -rf $(VENV) $(VENV_NEWEST) $(VENV_OLDEST) .tox build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis db.sqlite3
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN):

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measure the package beside its peers, say which targets are met."""
+"""``python -m benchmarks``: measure the package and its peers, say which targets are met."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import importlib.util
 import multiprocessing
 import os
 import platform
+import re
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
 import redis
 
+import django_redis_lock
+
 from . import caches, contenders
 from .bench import Bench
+from .document import document
 from .measurements import (
     asyncio_cycle,
     asyncio_reads,
@@ -32,10 +38,16 @@ from .measurements import (
     released,
     stampede,
 )
+from .placement import placements
 from .results import Result
 from .server import private_redis
 from .table import render, summary
 
+#: What is compared, as the package index calls it.
+PACKAGES = (
+    *("Django", "django-redis", "python-redis-lock", "pottery", "dogpile.cache"),
+    "django-cacheops",
+)
 MEASUREMENTS: dict[str, Callable[[Bench], Result | list[Result]]] = {
     "cycle": cycle.measure,
     "contention": contention.measure,
@@ -58,9 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = chosen.only or list(MEASUREMENTS)
     results: dict[str, list[Result]] = {}
     failed = []
-    with private_redis() as url:
-        bench = Bench(url, chosen.quick)
-        print(_surroundings(bench), end="\n\n", flush=True)
+    whole = not chosen.quick and not chosen.only
+    with private_redis() as (url, server):
+        bench = Bench(url, server, chosen.quick)
+        around = surroundings(bench)
+        print("\n".join(f"{name}: {text}" for name, text in around.items()), end="\n\n", flush=True)
         for name in names:
             began = time.monotonic()
             try:
@@ -73,9 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n\n".join(map(render, results[name])))
             print(f"({name}: {time.monotonic() - began:.0f} s)", end="\n\n", flush=True)
     print(summary(result for measured in results.values() for result in measured))
-    folder = chosen.plots or (None if chosen.quick or chosen.only else Path("docs"))
+    around["load"] += f", {os.getloadavg()[0]:.1f} at the end"
+    folder = chosen.plots or (Path("docs") if whole else None)
     if folder is not None:
         _draw(results, folder)
+    page = chosen.page or (Path("docs/benchmarks.md") if whole else None)
+    if page is not None:
+        page.write_text(document(results, around), encoding="utf-8")
+        print(f"Written: {page}")
     if failed:
         print(f"Could not be measured: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -84,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="under a minute: see that it works, roughly how fast"
+        "--quick", action="store_true", help="two minutes: see that it works, roughly how fast"
     )
     parser.add_argument(
         "--only",
@@ -96,24 +115,42 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plots", type=Path, metavar="DIR", help="draw here; a full run draws into docs anyway"
     )
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write the page here; a full run writes it anyway"
+    )
     return parser
 
 
-def _surroundings(bench: Bench) -> str:
+def surroundings(bench: Bench) -> dict[str, str]:
     """What the figures depend on."""
     server = bench.client.info("server")["redis_version"]
-    parser = "hiredis" if redis.utils.HIREDIS_AVAILABLE else "no hiredis"
-    cores, load = os.cpu_count(), os.getloadavg()[0]
-    ours = f"django-redis {version('django-redis')}, Python {platform.python_version()}"
-    lines = [f"Redis {server}, redis-py {redis.__version__} with {parser}, {ours}, {cores} cores"]
+    parser = "with hiredis" if redis.utils.HIREDIS_AVAILABLE else "without hiredis"
     absent = sorted({*contenders.ABSENT, *caches.ABSENT})
+    found = {
+        "date": f"{datetime.now(timezone.utc):%d %B %Y}",
+        "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()}",
+        "Redis": server,
+        "Python": platform.python_version(),
+        "django_redis_lock": django_redis_lock.__version__,
+        "redis-py": f"{redis.__version__}, {parser}",
+    }
+    found |= {name: version(name) for name in PACKAGES if name not in absent}
     if absent:
-        lines.append(f"Not installed, so not compared: {', '.join(absent)}")
-    if load > 0.5:
-        lines.append(f"Others use this machine too (load {load:.1f}): believe the ratios only")
+        found["not installed, not compared"] = ", ".join(absent)
+    found["placements"] = "; ".join(placements()) or "left to the system"
+    found["load"] = f"{os.getloadavg()[0]:.1f} at the beginning"
     if bench.quick:
-        lines.append("Quick: a few rounds only, the figures are rough")
-    return "\n".join(lines)
+        found["quick"] = "a few rounds only, the figures are rough"
+    return found
+
+
+def _processor() -> str:
+    """What it is called."""
+    with suppress(OSError):
+        found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.machine()
 
 
 def _draw(results: dict[str, list[Result]], folder: Path) -> None:

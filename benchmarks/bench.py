@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import redis
+
+from .placement import pinned, placements
+from .results import Result
 
 __all__ = ["Bench", "in_turns"]
 
@@ -20,10 +23,12 @@ class Bench:
 
     Attributes:
         url: an empty Redis for this run alone.
+        server: its process.
         quick: see that it works; the figures are rough then.
     """
 
     url: str
+    server: int
     quick: bool = False
     client: redis.Redis = field(init=False)
 
@@ -32,6 +37,18 @@ class Bench:
 
     def pick(self, quick: T, full: T) -> T:
         return quick if self.quick else full
+
+    def everywhere(self, measure: Callable[[], Result]) -> list[Result]:
+        """What ``measure`` gives with each placement of the server and its clients, or, in a quick
+        run, with one."""
+        return list(self._everywhere(measure)) or [measure()]
+
+    def _everywhere(self, measure: Callable[[], Result]) -> Iterator[Result]:
+        for name in list(placements())[-1 if self.quick else 0 :]:
+            with pinned(self.server, name):
+                result = measure()
+            result.title += f"; {name}"
+            yield result
 
     def empty(self) -> None:
         """Start from an empty Redis that knows its scripts still."""

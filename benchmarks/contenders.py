@@ -27,7 +27,7 @@ __all__ = [
     "make_lock",
 ]
 
-#: The least a lock can cost: no lock at all, for nobody can wait for it.
+#: The least a lock can cost: no lock at all, for no caller can wait for it.
 BARE = "two bare trips"
 
 DELETE_OWN = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end"
@@ -74,9 +74,14 @@ def _pottery(client: redis.Redis, name: str, timeout: int) -> Any:
     return Redlock(key=name, masters={client}, auto_release_time=timeout)
 
 
+def _redis_py_polling(client: redis.Redis, name: str, timeout: int) -> Any:
+    return RedisPyLock(client, name, timeout, sleep=0.001)
+
+
 _ALL: dict[str, tuple[str, Callable[[redis.Redis, str, int], Any]]] = {
     BARE: ("redis", BareTrips),
     "redis-py": ("redis", RedisPyLock),
+    "redis-py, sleep=0.001": ("redis", _redis_py_polling),
     "python-redis-lock": ("redis_lock", _python_redis_lock),
     "pottery": ("pottery", _pottery),
     OURS: ("redis", Lock),

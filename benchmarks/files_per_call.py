@@ -95,7 +95,7 @@ def _calls() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
 
 
 def main() -> int:
-    with private_redis() as url:
+    with private_redis() as (url, _):
         os.environ["REDIS_URL"] = url
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
         django.setup()

@@ -15,20 +15,27 @@ from testproject.embedded_redis import EmbeddedRedis
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Ear", "figure", "private_redis", "script_seconds"]
+__all__ = ["Ear", "cpu_seconds", "figure", "private_redis", "script_seconds"]
 
 
 @contextmanager
-def private_redis() -> Iterator[str]:
-    """The address of an empty Redis on a free loopback port."""
+def private_redis() -> Iterator[tuple[str, int]]:
+    """The address and the process of an empty Redis on a free loopback port."""
     with EmbeddedRedis() as server:
-        yield server.url
+        assert server.process is not None
+        yield server.url, server.process.pid
 
 
 def figure(client: redis.Redis, section: str, name: str) -> int:
     """One number of INFO."""
     info: dict[str, Any] = client.info(section)
     return int(info[name])
+
+
+def cpu_seconds(client: redis.Redis) -> float:
+    """Seconds of CPU time that the server has used."""
+    used: dict[str, float] = client.info("cpu")
+    return used["used_cpu_user"] + used["used_cpu_sys"]
 
 
 def script_seconds(client: redis.Redis) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .results import OURS, Cell, Result, Target
 
-__all__ = ["describe_targets", "render", "summary"]
+__all__ = ["describe_targets", "render", "show", "summary"]
 
 WIDTH = 100
 

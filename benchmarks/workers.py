@@ -8,6 +8,7 @@ in all processes at once. ``time.monotonic`` is one clock for all of them.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class Crew:
             seat = Seat(number, self._barrier)
             process = _forkserver.Process(target=_serve, args=(there, seat), daemon=True)
             process.start()
+            if hasattr(os, "sched_setaffinity"):  # It is no child of this one.
+                os.sched_setaffinity(process.pid or 0, os.sched_getaffinity(0))
             there.close()
             self._links.append(here)
             self._processes.append(process)

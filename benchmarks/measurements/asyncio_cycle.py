@@ -18,14 +18,18 @@ TASKS = 8
 LIMIT = 1.10
 
 
-def measure(bench: Bench) -> Result:
+def measure(bench: Bench) -> list[Result]:
+    return bench.everywhere(lambda: _measure(bench))
+
+
+def _measure(bench: Bench) -> Result:
     result = Result(
         f"asyncio: acquire and release, alone; {TASKS} tasks of one loop after one lock, no hold",
         ("µs alone", "ratio to bare", f"cycles/s of {TASKS} tasks", "ratio to best peer"),
     )
     bench.empty()
     load_bare_script(bench.client)
-    alone, together = asyncio.run(_measure(bench))
+    alone, together = asyncio.run(_rounds(bench))
     peers = [median(rates) for name, rates in together.items() if name != OURS]
     for name, cycles in alone.items():
         rate = median(together[name]) if name in together else None
@@ -40,7 +44,7 @@ def measure(bench: Bench) -> Result:
     return result
 
 
-async def _measure(bench: Bench) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+async def _rounds(bench: Bench) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     alone: dict[str, list[float]] = {name: [] for name in (BARE, *ASYNC_LOCKS)}
     together: dict[str, list[float]] = {name: [] for name in ASYNC_LOCKS}
     async with redis.asyncio.Redis.from_url(bench.url) as client:

@@ -34,14 +34,18 @@ class Turn(NamedTuple):
     released: float
 
 
-def measure(bench: Bench) -> Result:
+def measure(bench: Bench) -> list[Result]:
+    return bench.everywhere(lambda: _measure(bench))
+
+
+def _measure(bench: Bench) -> Result:
     result = Result(
         f"{PROCESSES} processes after one lock, held for {HOLD * 1000:.0f} ms",
         ("wait p50 ms", P99, "longest ms", FAIRNESS, "idle between holders µs", "turns/s"),
         note=f"If no time were lost, each would wait {_queue_ms():.0f} ms.",
     )
     bench.empty()
-    seconds = bench.pick(quick=0.7, full=3.0)
+    seconds = bench.pick(quick=0.7, full=2.0)
     with Crew(PROCESSES) as crew:
         found = in_turns(
             bench.pick(quick=1, full=5),

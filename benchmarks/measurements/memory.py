@@ -22,9 +22,9 @@ def measure(bench: Bench) -> Result:
     count = bench.pick(quick=200, full=1000)
     result = Result(
         f"Memory in Redis for each of {count} held locks",
-        (HELD, "of it keys' own", "keys", f"more than {REFERENCE}", AFTER),
+        (HELD, "of it the keys", "keys", f"more than {REFERENCE}", AFTER),
         note="Held for a second and more, when the owner has been written down. By used_memory, "
-        "which has the server's tables in it; the keys' own by MEMORY USAGE.",
+        "which has the server's tables in it; the keys alone by MEMORY USAGE.",
     )
     rounds = bench.pick(quick=1, full=3)
     found = {name: [_weigh(bench, name, count) for _ in range(rounds)] for name in LOCKS}

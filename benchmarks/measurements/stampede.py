@@ -77,7 +77,7 @@ def _measure(bench: Bench, crew: Crew, callers: int, rounds: int, seconds: float
             *("commands/caller", OPENED, BLOCKED),
         ),
         note="Milliseconds from the end of the computation until a caller that did not compute "
-        "has the value. Connections in a round of its own, watched.",
+        "has the value. The connections were counted in another round.",
     )
     bench.empty()
 
@@ -121,7 +121,7 @@ def _targets(result: Result, callers: int) -> list[Target]:
     failed = result.number(OURS, FAILED)
     targets = [
         Target.at_most("computed once", computed, 1),
-        Target.at_most("nobody fails", failed, 0),
+        Target.at_most("no caller fails", failed, 0),
     ]
     share, last = LIMITS.get(callers), result.number(OURS, LAST)
     if share:

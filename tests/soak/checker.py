@@ -18,6 +18,7 @@ Events of the cache workload, each with ``key``:
 ``writing``   such a write is about to be sent; ``id`` names the value
 ``read``      ``get_or_set``, called at ``began``, returned the value ``id``
 
+``fault``     something happened from ``began`` until ``at``
 ``frozen``    ``worker`` was stopped from ``began`` until ``at``
 """
 
@@ -150,15 +151,19 @@ def check_ledger(events: Iterable[Event]) -> Iterator[str]:
 
 
 def check_progress(events: Iterable[Event]) -> Iterator[str]:
-    """L2: no fault keeps a lock from those who want it for long. All names are wanted all the
-    time, and no fault lasts for more than a few seconds."""
+    """L2: no fault keeps a lock for long from those who want it, once it is over. All names are
+    wanted all the time."""
     moments: dict[str, list[float]] = defaultdict(list)
+    faults: list[tuple[float, float]] = []
     for event in events:
         if event.kind == "held":
             moments[event.values["lock"]].append(event.at)
+        elif event.kind == "fault":
+            faults.append((event.values["began"], event.at))
     for lock, held in moments.items():
         for one, other in itertools.pairwise(sorted(held)):
-            if other - one > STALL:
+            lasted = sum(max(0.0, min(end, other) - max(start, one)) for start, end in faults)
+            if other - one - lasted > STALL:
                 yield f"L2: {lock} had no holder from {one:.3f} to {other:.3f}"
 
 

@@ -167,8 +167,9 @@ class Run:
                 self._show_progress(self._deadline - now)
             time.sleep(min(self._random.random() * 1.5, ending - now))
             fault = self._random.choice(faults)
+            began = time.time()
             fault()
-            self._history.write("fault", what=fault.__name__)
+            self._history.write("fault", what=fault.__name__, began=began)
         self._servers.recover()
 
     def _show_progress(self, left: float) -> None:
@@ -222,14 +223,14 @@ class Run:
                     left = client.pttl(key)
                     if b"soak-" in key and not key.endswith((b":fence", b":owner", b":events")):
                         yield f"{key!r} is left behind ({left} ms)"
-                    elif left == -1 and key not in PERMANENT:
+                    elif left == -1 and not key.startswith(PERMANENT):
                         yield f"{key!r} has no lifetime"
                 blocked = client.info("clients")["blocked_clients"]
                 if blocked:
                     yield f"{blocked} connections are still blocked"
 
 
-#: Keys that have no lifetime, and are emptied by their use.
+#: Keys that have no lifetime, and are emptied by their use; on a cluster each has many.
 PERMANENT = (b"django_redis_lock:locks", b"django_redis_lock:flights")
 
 

@@ -83,6 +83,11 @@ def read(value: str, began: float) -> Event:
             "S4: x had fence 6",
             id="fence goes back to before",
         ),
+        pytest.param(
+            [held(1, 0, 1), held(2, 40, 41, "b"), event("fault", 8, what="", began=2)],
+            "L2: x had no holder",
+            id="forgotten long after a fault",
+        ),
         pytest.param([held(1, 0, 1), held(2, 30, 31, "b")], "L2: x had no holder", id="forgotten"),
         pytest.param([lost(0, 1), released(0.5, 0.6)], "S2: a lost x", id="stolen"),
         pytest.param([gave_up(0, 2.9)], "L5: a waited 2.900 s", id="gave up early"),
@@ -135,6 +140,7 @@ def test_a_wrong_history_is_found(history: list[Event], finding: str) -> None:
     [
         [held(1, 0, 1), held(2, 1, 3, "b"), held(1, 0, 9, lock="y")],
         [held(1, 0, 1), held(2, 15, 16, "b"), held(1, 0, 1, lock="y")],
+        [held(1, 0, 1), held(2, 40, 41, "b"), event("fault", 38, what="", began=8)],
         [lost(0, 1), released(2, 3), released(0, 1, lock="y")],
         [lost(0, 2.5), released(0.5, 0.6)],  # It was over by itself.
         [gave_up(0, 2.99), gave_up(0, 5)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import MEASUREMENTS
+from benchmarks.document import document
 from benchmarks.figures import best, jain, median_known, median_ratio, percentile
 from benchmarks.results import OURS, Result, Target
 from benchmarks.table import render, show, summary
@@ -21,7 +23,10 @@ GOOD, BAD, UNKNOWN = (Target.at_most("few", value, 2) for value in (1, 3, None))
 
 @pytest.mark.slow
 def test_every_measurement_gives_figures_of_ours(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--plots", str(tmp_path / "plots")]
+    page, plots = tmp_path / "page.md", tmp_path / "plots"
+    command = [sys.executable, "-m", "benchmarks", "--quick"]
+    command += ["--plots", str(plots), "--page", str(page)]
+    published = (ROOT / "docs" / "benchmarks.md").read_bytes()
     # A server of the run's own, also where the tests were given one.
     surroundings = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
     done = subprocess.run(
@@ -39,8 +44,27 @@ def test_every_measurement_gives_figures_of_ours(tmp_path: Path) -> None:
         assert f"\n({name}: " in done.stdout
     assert done.stdout.count(f"\n* {OURS}") >= len(MEASUREMENTS)
     assert "Targets: " in done.stdout
+    text = page.read_text()
+    assert [name for name in MEASUREMENTS if f'`make bench ARGS="--only {name}"`' not in text] == []
+    assert text.count(f"\n| **{OURS}") >= len(MEASUREMENTS)
+    assert (ROOT / "docs" / "benchmarks.md").read_bytes() == published
     if "No plots" not in done.stdout:
-        assert {path.suffix for path in (tmp_path / "plots").iterdir()} == {".svg"}
+        assert {path.suffix for path in plots.iterdir()} == {".svg"}
+
+
+def test_the_page_has_each_figure_with_its_command() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    commands = re.findall(r'^`make bench ARGS="--only (\w+)"`$', text, re.MULTILINE)
+    assert commands == list(MEASUREMENTS)
+
+
+def test_a_table_of_the_page_is_markdown() -> None:
+    result = Result("Speed", ("cycles/s", "ratio"), note="A note.", targets=[BAD])
+    result.rows = {"a peer": (1234.5, None), OURS: (0.5, "–")}
+    text = document({"cycle": [result]}, {"machine": "small"})
+    assert "| machine | small |" in text
+    assert f"|  | cycles/s | ratio |\n|---|--:|--:|\n| a peer | 1,234 | – |\n| **{OURS}**" in text
+    assert "A note." in text
 
 
 def test_a_measurement_that_does_not_exist_is_refused() -> None:
