@@ -781,15 +781,20 @@ class LockContract:
         with pytest.raises(LockLost):
             lock.ensure_held()
 
-    def test_a_failing_on_lost_affects_no_other_lock(self, make: Any) -> None:
+    def test_a_failing_on_lost_affects_no_other_lock(
+        self, make: Any, heard: RecordedEvents
+    ) -> None:
         def on_lost() -> None:
             raise RuntimeError("on_lost is broken")
 
         lock = make(timeout=0.1, on_lost=on_lost)
         lock.acquire()
         until(lambda: lock.lost)
+        lock = make(timeout=30)
         assert lock.acquire(blocking_timeout=PATIENCE)
         assert not make().acquire(blocking=False)
+        until(lambda: heard.only(Lost))
+        lock.release()
 
     # -- what others are told of it --------------------------------------------------------------
 

@@ -208,7 +208,9 @@ def _lock_of(key: bytes) -> bytes:
     if is_lock(key):
         return key
     place = key.removesuffix(b":owner")
-    return place if is_lock(place) else key_of_companion(key) or key
+    if key_of_companion(place) and is_lock(place):
+        return place
+    return key_of_companion(key) or key
 
 
 def empty(client: Any) -> None:
