@@ -36,6 +36,7 @@ from .measurements import (
     memory,
     page,
     released,
+    several_names,
     stampede,
 )
 from .placement import placements
@@ -52,6 +53,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], Result | list[Result]]] = {
     "cycle": cycle.measure,
     "contention": contention.measure,
     "handover": handover.measure,
+    "several_names": several_names.measure,
     "idle": idle.measure,
     "memory": memory.measure,
     "asyncio": asyncio_cycle.measure,

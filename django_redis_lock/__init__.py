@@ -13,7 +13,7 @@ from .exceptions import (
     TooFewReplicas,
     TooFewServers,
 )
-from .locking import AsyncLock, Lock
+from .locking import AsyncLock, AsyncMultiLock, Lock, MultiLock
 from .redlock import AsyncRedlock, Redlock
 
 if TYPE_CHECKING:
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncLock",
+    "AsyncMultiLock",
     "AsyncRedlock",
     "Lock",
     "LockError",
     "LockLost",
     "LockNotAcquired",
     "LockNotOwnedError",
+    "MultiLock",
     "Redlock",
     "TooFewReplicas",
     "TooFewServers",

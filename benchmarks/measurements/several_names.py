@@ -16,8 +16,7 @@ from typing import Any
 
 import redis
 
-from django_redis_lock import Lock
-from django_redis_lock.locking import MultiLock
+from django_redis_lock import Lock, MultiLock
 
 from ..bench import Bench, in_turns
 from ..figures import jain, median, percentile
@@ -35,7 +34,7 @@ Made = AbstractContextManager[Any]
 
 
 def _at_once(client: Any, names: list[str]) -> Made:
-    return MultiLock(client, names, 10, lock_class=Lock)
+    return MultiLock(client, names, 10)
 
 
 @contextmanager
@@ -57,7 +56,8 @@ def _free(bench: Bench) -> Result:
     result = Result(
         "Two names that are free, one process",
         (RATE, "ratio to single locks"),
-        note="One round trip takes both names, and one releases them.",
+        note="Two round trips a cycle instead of four. Without a network between them the server's "
+        "work decides: each script takes two locks, as two scripts do.",
     )
     bench.empty()
     seconds = bench.pick(quick=0.3, full=1.0)
@@ -69,9 +69,6 @@ def _free(bench: Bench) -> Result:
     rates = {kind: median(len(r[0]) / seconds for r in rounds) for kind, rounds in found.items()}
     for kind, rate in rates.items():
         result.rows[kind] = (rate, rate / rates[ORDERED])
-    result.targets = [
-        Target.at_least("faster than single locks", rates[OURS] / rates[ORDERED], 1.0)
-    ]
     return result
 
 

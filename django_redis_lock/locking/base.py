@@ -194,6 +194,11 @@ class BaseLock:
         return None if hold is None else hold.keys.place
 
     @property
+    def fences(self) -> dict[str, int | None]:
+        """The fencing token of each name; see ``MultiLock``."""
+        return {str(self.cache_key or self.name): self.fence}
+
+    @property
     def degraded(self) -> str | None:
         """How this handle holds the lock without Redis, as ``on_redis_down`` says; else None."""
         return None

@@ -55,8 +55,8 @@ class SeveralNames(LockOperations):
     Args:
         redis: the redis-py client.
         names: str; duplicates count once.
-        lock_class: of the lock for one name.
-        options: see ``BaseLock``; ``id`` and ``reentrant`` are for locks with one name.
+        timeout, options: see ``BaseLock``; ``id``, ``limit`` and ``reentrant`` are for one name.
+        lock_class: of the lock for one name. Default: ``Lock`` or ``AsyncLock``.
 
     Attributes:
         name: the names, in the order of their keys, in which ``fences`` has them, too.
@@ -69,7 +69,7 @@ class SeveralNames(LockOperations):
         names: Iterable[str],
         timeout: float | None = None,
         *,
-        lock_class: Any,
+        lock_class: Any = None,
         **options: Any,
     ) -> None:
         found = check_names(names)
@@ -77,7 +77,8 @@ class SeveralNames(LockOperations):
             if options.get(option, usual) != usual:
                 raise ValueError(f"{option} is for a lock with one name, not with several")
         of_each = {name: options[name] for name in options if name not in OF_THE_WHOLE}
-        members = (member_class(lock_class)(redis, name, timeout, **of_each) for name in found)
+        member = member_class(lock_class or (AsyncLock if self.asynchronous else Lock))
+        members = (member(redis, name, timeout, **of_each) for name in found)
         self.members = tuple(sorted(members, key=lambda member: bytes(member.keys.lock)))
         of_all = {name: options[name] for name in options if name not in OF_A_FALLBACK}
         super().__init__(redis, self.members[0].name, timeout, **of_all)
@@ -317,7 +318,15 @@ class SeveralNames(LockOperations):
 
 
 class MultiLock(SeveralNames, Lock):
-    """A lock for several names, all or none of which are held: ``cache.lock(["a", "b"])``."""
+    """A lock for several names, all or none of which are held, as ``cache.lock(["a", "b"])`` makes
+    it. Without Django::
+
+        with MultiLock(client, ["account-1", "account-7"], timeout=30, renew=True) as lock:
+            move(amount, fences=lock.fences)
+
+    It has the methods of ``Lock`` and the arguments of ``BaseLock``, except for ``id``, ``limit``
+    and ``reentrant``. Callers never wait for each other, whatever the order of the names.
+    """
 
     def _send(self, call: Call, patience: float | None) -> Any:
         return run(self.redis, call, patience=patience).value
@@ -350,7 +359,7 @@ def check_names(names: Any) -> list[str]:
 def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:
     _, _, args = asked[0].acquire(asked[0].waiter)
     keys = tuple(chain(*(one.keys for one in asked)))
-    return Call(ACQUIRE_ALL, keys, (len(asked), "1" if keep else "", *args))
+    return Call(ACQUIRE_ALL, keys, (*args, len(asked), "1" if keep else ""))
 
 
 def _passes(error: Exception, contended: bool) -> bool:

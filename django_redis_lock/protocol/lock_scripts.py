@@ -24,10 +24,12 @@ from typing import NamedTuple
 
 
 class Script(NamedTuple):
-    """A Lua script and the name Redis keeps it under."""
+    """A Lua script and the name Redis keeps it under; ``body``: without the shared functions,
+    and for one lock."""
 
     source: str
     sha: str
+    body: str = ""
 
 
 class Call(NamedTuple):
@@ -56,7 +58,8 @@ def script(body: str, library: Library = _shared) -> Script:
     for calls, functions in reversed(library):
         if calls.search(source):
             source = f"{functions}\n{source}"
-    return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    return Script(source, sha, body)
 
 
 # now(): the server's time in microseconds; exact in Lua's numbers until the year 2255.

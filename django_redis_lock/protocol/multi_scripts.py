@@ -1,5 +1,8 @@
-"""Scripts for several locks at once, made of those for one lock. All keys must be on one server, on
-a cluster in one slot."""
+"""Scripts for several locks at once, made of what those for one lock are made of. All keys must be
+on one server, on a cluster in one slot.
+
+KEYS is a variable in them: the shared functions work on the lock whose keys it has.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,33 @@ import hashlib
 from functools import cache
 from itertools import chain
 
-from .lock_scripts import ACQUIRE, HELD, Call, Script
+from .lock_scripts import Call, Script, script
+
+_VARIABLES = "local ALL_KEYS, ALL_ARGS, KEYS, ARGV = KEYS, ARGV, KEYS, ARGV\n"
 
 
-def _script(source: str) -> Script:
-    # Not by ``script()``: the functions that are shared stand within those that need them.
-    return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+def _script(body: str, of_one: str = "") -> Script:
+    source = _VARIABLES + script(body).source
+    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    return Script(source, sha, of_one)
 
 
 @cache
-def _for_each(script: Script) -> Script:
-    return _script(f"""
-local function run(KEYS, ARGV)
-{script.source}
+def _for_each(one: Script) -> Script:
+    body = f"""
+local function run()
+{one.body}
 end
-local locks, replies = tonumber(ARGV[1]), {{}}
-local keys, args = #KEYS / locks, (#ARGV - 1) / locks
+local locks, replies = tonumber(ALL_ARGS[1]), {{}}
+local keys, args = #ALL_KEYS / locks, (#ALL_ARGS - 1) / locks
 for i = 0, locks - 1 do
-  local of_one = {{unpack(KEYS, i * keys + 1, i * keys + keys)}}
-  replies[i + 1] = run(of_one, {{unpack(ARGV, i * args + 2, i * args + args + 1)}}) or false
+  KEYS = {{unpack(ALL_KEYS, i * keys + 1, i * keys + keys)}}
+  ARGV = {{unpack(ALL_ARGS, i * args + 2, i * args + args + 1)}}
+  replies[i + 1] = run() or false
 end
 return replies
-""")
+"""
+    return _script(body, one.body)
 
 
 def for_each(*calls: Call) -> Call:
@@ -45,28 +53,34 @@ def for_each(*calls: Call) -> Call:
 #: taken, and take none; or, if requested, those before it.
 #:
 #: KEYS  keys of the first lock, of the second, ...
-#: ARGV  how many locks, '1' to take those before the first that is taken, else '', then what
-#:       ACQUIRE has, the same for each
+#: ARGV  what ACQUIRE has, the same for each; how many locks; '1' to take those before the first that
+#:       is taken, else ''
 #: returns {which is the first that is taken (0 if none is), the reply of ACQUIRE for each lock that
 #:         was taken, and for that one}
 #: atomic because none may be taken while another is not to be had.
-ACQUIRE_ALL = _script(f"""
-local function held(KEYS)
-{HELD.source}
-end
-local function acquire(KEYS, ARGV)
-{ACQUIRE.source}
-end
-local locks, keys, taken = tonumber(ARGV[1]), {{}}, 0
-local each = #KEYS / locks
+ACQUIRE_ALL = _script("""
+local locks, taken = tonumber(ARGV[6]), 0
+local keys = #ALL_KEYS / locks
+local function turn_to(i) KEYS = {unpack(ALL_KEYS, (i - 1) * keys + 1, i * keys)} end
 for i = 1, locks do
-  keys[i] = {{unpack(KEYS, (i - 1) * each + 1, i * each)}}
-  local holder = taken == 0 and held(keys[i])
-  if holder and holder[1] ~= ARGV[3] then taken = i end
+  if taken == 0 then
+    turn_to(i)
+    local holder = redis.call('GET', KEYS[1])
+    if holder and holder ~= ARGV[1] and not untaken(holder) then taken = i end
+  end
 end
-local first, last, replies = 1, locks, {{taken}}
-if taken > 0 then last = taken end
-if taken > 0 and ARGV[2] == '' then first = taken end
-for i = first, last do replies[i - first + 2] = acquire(keys[i], {{unpack(ARGV, 3)}}) end
+local replies, before = {taken}, locks
+if taken > 0 then before = taken - 1 end
+if taken > 0 and ARGV[7] == '' then before = 0 end
+for i = 1, before do
+  turn_to(i)
+  local fence, gone = try(ARGV[1], ARGV[2], ARGV[3])
+  replies[i + 1] = {1, fence, now(), gone}
+end
+if taken > 0 then
+  turn_to(taken)
+  if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
+  replies[before + 2] = {0, redis.call('PTTL', KEYS[1]), now()}
+end
 return replies
 """)

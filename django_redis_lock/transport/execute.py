@@ -28,7 +28,8 @@ from .server import Server, server_of
 R = TypeVar("R")
 
 #: Calls that keep or end a lock that is held, or leave a queue: no circuit breaker refuses them.
-NEVER_HELD_BACK = (RELEASE, EXTEND, RENEW, LEAVE)
+#: Known by what they do for one lock: the same for several is another script.
+NEVER_HELD_BACK = frozenset(script.body for script in (RELEASE, EXTEND, RENEW, LEAVE))
 
 #: redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
 FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) else ("EVALSHA",)
@@ -295,7 +296,7 @@ def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | 
     Raises:
         CircuitOpen: it does not; nothing was sent.
     """
-    if any(call.script in NEVER_HELD_BACK for call in calls):
+    if any(call.script.body in NEVER_HELD_BACK for call in calls):
         return breaker.insist(patience)
     try:
         return breaker.admit(patience)

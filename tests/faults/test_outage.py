@@ -12,7 +12,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock import AsyncLock, Lock, Redlock
+from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
@@ -193,7 +193,7 @@ def test_a_holders_renewal_ends_it(own_server: RedisServer, own_client: redis.Re
     holder.release()
 
 
-@pytest.mark.parametrize("verb", ["release", "extend", "task releases", "redlock"])
+@pytest.mark.parametrize("verb", ["release", "extend", "task releases", "redlock", "several names"])
 def test_no_release_and_no_extension_is_held_back(
     own_server: RedisServer, own_client: redis.Redis, verb: str
 ) -> None:
@@ -203,6 +203,8 @@ def test_no_release_and_no_extension_is_held_back(
         address = own_server.url.rpartition("/")[0]
         others = [redis.Redis.from_url(f"{address}/{db}") for db in (1, 2)]
         lock: Any = Redlock([own_client, *others], "faulty", 30)
+    elif verb == "several names":
+        lock = MultiLock(own_client, ["faulty", "as well"], 30)
     else:
         lock = Lock(own_client, "faulty", timeout=30)
     lock.acquire()

@@ -17,7 +17,7 @@ from django_redis_lock import Lock, LockNotAcquired
 from tests.processes import PATIENCE
 
 TEXT = (Path(__file__).parents[3] / "docs" / "locks.md").read_text()
-ANSWER, TRIED, TASKS, CANCELLED, AGAIN, LIMITED, BARE = re.findall(
+ANSWER, TRIED, TASKS, CANCELLED, SEVERAL, AGAIN, LIMITED, BARE = re.findall(
     r"```python\n(.*?)```", TEXT, re.DOTALL
 )
 TAKEN_OFF = ("using", "on_redis_down", "critical")  # By ``cache.lock`` itself.
@@ -110,6 +110,21 @@ def test_a_task_that_is_cancelled(client: redis.Redis, capsys: pytest.CaptureFix
     exec(CANCELLED, names)
     asyncio.run(names["sync_or_stop"]())
     assert capsys.readouterr().out == "Another process has the lock now.\n"
+
+
+def test_several_names(client: redis.Redis) -> None:
+    moved: list[Any] = []
+    cache = caches["default"]
+    names: dict[str, Any] = {
+        "cache": cache,
+        "move": lambda amount, fences: moved.append((amount, set(fences))),
+    }
+    exec(SEVERAL.replace("blocking_timeout=10", "blocking_timeout=0.01"), names)
+    names["transfer"](1, 7, 100)
+    assert moved == [(100, {"account-1", "account-7"})]
+    with cache.lock("account-7"), pytest.raises(LockNotAcquired) as conflict:
+        names["transfer"](1, 7, 100)
+    assert conflict.value.lock_name == "account-7"
 
 
 def test_re_entry(client: redis.Redis) -> None:

@@ -104,6 +104,17 @@ def test_one_lock_for_each_tenant(redis_locks: MemoryServer) -> None:
         found["export"](SimpleNamespace(pk=2))
 
 
+def test_a_transfer_between_two_accounts(redis_locks: MemoryServer) -> None:
+    found = names("A transfer between two accounts")
+    moved: list[int] = []
+    accounts = [
+        SimpleNamespace(pk=pk, withdraw=lambda amount: moved.append(-amount), deposit=moved.append)
+        for pk in (1, 7)
+    ]
+    found["transfer"](*accounts, 100)
+    assert moved == [-100, 100]
+
+
 def test_a_leader_that_loses_its_lock_waits_again(redis_locks: MemoryServer) -> None:
     terms: list[int] = []
     found = names("A leader for a scheduler", run_due_jobs=None)

@@ -356,7 +356,7 @@ class TestLocked:
     def test_a_function(self) -> None:
         @locked(["account-{a}", "account-{b}"])
         def transfer(a: int, b: int) -> set[str]:
-            return set(current_lock().fences)  # type: ignore[attr-defined]
+            return set(current_lock().fences)
 
         assert transfer(1, 7) == {"account-1", "account-7"}
         with caches["default"].lock("account-7"):
@@ -368,7 +368,7 @@ class TestLocked:
     def test_a_callable_gives_a_list(self) -> None:
         @locked(key=lambda rows: [f"row-{row}" for row in rows])
         def change(rows: list[int]) -> set[str]:
-            return set(current_lock().fences)  # type: ignore[attr-defined]
+            return set(current_lock().fences)
 
         assert change([3, 1]) == {"row-1", "row-3"}
         with pytest.raises(ValueError, match="1 to 100 names"):
@@ -377,7 +377,7 @@ class TestLocked:
     def test_a_coroutine_function(self) -> None:
         @locked(["account-{a}", "account-{b}"])
         async def transfer(a: int, b: int) -> set[str]:
-            return set(current_lock().fences)  # type: ignore[attr-defined]
+            return set(current_lock().fences)
 
         assert asyncio.run(transfer(1, 7)) == {"account-1", "account-7"}
 
@@ -393,7 +393,7 @@ class TestLocked:
 
     def test_a_block(self) -> None:
         with locked(["one", "two"]) as lock:
-            assert set(lock.fences) == {"one", "two"}  # type: ignore[attr-defined]
+            assert set(lock.fences) == {"one", "two"}
             with pytest.raises(LockNotAcquired):
                 locked("two").__enter__()
 
