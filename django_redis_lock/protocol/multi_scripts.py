@@ -53,8 +53,8 @@ def for_each(*calls: Call) -> Call:
 #: taken, and take none; or, if requested, those before it.
 #:
 #: KEYS  keys of the first lock, of the second, ...
-#: ARGV  what ACQUIRE has, the same for each; how many locks; '1' to take those before the first that
-#:       is taken, else ''
+#: ARGV  what ACQUIRE has, the same for each; how many locks; '1' to take those before the first
+#:       that is taken, else ''
 #: returns {which is the first that is taken (0 if none is), the reply of ACQUIRE for each lock that
 #:         was taken, and for that one}
 #: atomic because none may be taken while another is not to be had.
