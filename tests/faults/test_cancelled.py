@@ -15,7 +15,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncLock, Lock
+from django_redis_lock import AsyncLock, AsyncMultiLock, Lock
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.locking import aio
 from django_redis_lock.locking.waiting.queue import Unregister
@@ -25,6 +25,7 @@ from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
 NAME = "cancelled"
+NAMES = [f"{NAME} too", NAME]
 
 
 class Cancelled:
@@ -92,22 +93,31 @@ class Roundabout(redis.asyncio.ConnectionPool):
 async def expect_free(server: redis.asyncio.Redis, client: redis.Redis) -> None:
     while any(isinstance(job, Unregister) for job in tuple(keeper()._jobs)) or places(NAME):
         await asyncio.sleep(0.001)
-    lock = AsyncLock(server, NAME, timeout=60, grant_timeout=60)
+    lock = AsyncMultiLock(server, NAMES, timeout=60, grant_timeout=60)
     assert await lock.acquire(blocking_timeout=PATIENCE / 3)
     await lock.release()
-    while client.exists(NAME, f"{{{NAME}}}:waiters"):
+    while client.exists(*NAMES, f"{{{NAME}}}:waiters"):
         await asyncio.sleep(0.001)
 
 
+def one(server: Any) -> AsyncLock:
+    return AsyncLock(server, NAME, timeout=60, grant_timeout=60, renew=True)
+
+
+def several(server: Any) -> AsyncLock:
+    return AsyncMultiLock(server, NAMES, timeout=60, grant_timeout=60, renew=True)
+
+
+@pytest.mark.parametrize("make", [one, several])
 @pytest.mark.parametrize("late", [False, True])
 class TestAtEachWait:
     def test_of_a_free_lock(
-        self, client: redis.Redis, redis_server: RedisServer, late: bool
+        self, client: redis.Redis, redis_server: RedisServer, late: bool, make: Any
     ) -> None:
         async def main() -> None:
             pool = Roundabout.from_url(redis_server.url)
             async with redis.asyncio.Redis.from_pool(pool) as server:
-                lock = AsyncLock(server, NAME, timeout=60, grant_timeout=60, renew=True)
+                lock = make(server)
 
                 async def attempt(cancelled: Any) -> None:
                     async def work() -> None:
@@ -125,14 +135,19 @@ class TestAtEachWait:
 
     @pytest.mark.parametrize("wait", [None, 0.02])
     def test_of_a_wait(
-        self, client: redis.Redis, redis_server: RedisServer, late: bool, wait: float | None
+        self,
+        client: redis.Redis,
+        redis_server: RedisServer,
+        late: bool,
+        make: Any,
+        wait: float | None,
     ) -> None:
         """A lock that is passed on, or one that is not while it is waited for."""
 
         async def main() -> None:
             pool = Roundabout.from_url(redis_server.url)
             async with redis.asyncio.Redis.from_pool(pool) as server:
-                lock = AsyncLock(server, NAME, timeout=60, grant_timeout=60, renew=True)
+                lock = make(server)
                 holder = Lock(client, NAME, timeout=60, grant_timeout=60)
 
                 async def attempt(cancelled: Any) -> None:

@@ -518,3 +518,44 @@ def test_a_coroutine_that_is_called_in_a_transaction() -> None:
     assert fences[0] == fences[1] is not None
     async_to_sync(work)()
     assert not held()
+
+
+def test_several_names() -> None:
+    """Of a thread, and of a coroutine, whose lock another takes the place of."""
+
+    @locked(["account", "another"])
+    def transfer() -> dict[str, int | None]:
+        return current_lock().fences
+
+    @locked(["another", "account"])
+    async def work() -> dict[str, int | None]:
+        return current_lock().fences
+
+    for call in (transfer, async_to_sync(work)):
+        with transaction.atomic("shop"):
+            fences = call()
+            assert held()
+            assert call() == fences
+        assert not held()
+        assert not caches["default"].lock("another").locked()
+
+
+def test_going_in_again() -> None:
+    @locked("account", reentrant=True)
+    def inner() -> None:
+        deposit.__wrapped__()
+
+    @locked("account", reentrant=True)
+    def outer() -> None:
+        with transaction.atomic("shop"):
+            inner()
+        assert held()
+        inner()
+
+    outer()
+    assert not held()
+    with transaction.atomic("shop"):
+        outer()
+        assert held()
+    assert not held()
+    assert balance() == 4
