@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +86,25 @@ class TestMultiLock(ContractOfSeveral):
     @pytest.fixture
     def backend(self, any_client: redis.Redis) -> Backend:
         return OfSeveral(any_client)
+
+
+class WithFallback(OfSeveral):
+    """Each falls back alone, so they are acquired one after the other."""
+
+    def __init__(self, client: redis.Redis, folder: Path) -> None:
+        super().__init__(client)
+        self._folder = folder
+
+    def make_lock(self, name: Any = "contract", timeout: Any = None, **options: Any) -> Any:
+        options |= {"on_redis_down": "local", "local_folder": self._folder}
+        names = names_of(name)
+        return MultiLock(self.client, names, timeout, lock_class=FallbackLock, **options)
+
+
+class TestMultiLockWithFallback(ContractOfSeveral):
+    @pytest.fixture
+    def backend(self, any_client: redis.Redis, tmp_path: Path) -> Backend:
+        return WithFallback(any_client, tmp_path)
 
 
 class InTasksOfSeveral(InTasks):

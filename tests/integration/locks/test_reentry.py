@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import os
 import threading
@@ -28,7 +29,13 @@ from django_redis_lock import (
 from django_redis_lock.cache import LocMemCache
 from django_redis_lock.fallback import FallbackLock
 from tests.events import recording_events
-from tests.integration.locks.test_async_lock import connected
+from tests.integration.locks.test_async_lock import (
+    ForThreads,
+    InTasks,
+    Tasks,
+    connected,
+    in_this_loop,
+)
 from tests.integration.locks.test_lock import OnRedis
 from tests.lock_contract import Backend, LockContract, elsewhere
 from tests.processes import PATIENCE, until
@@ -76,6 +83,32 @@ class TestForOthers(LockContract):
     @pytest.fixture
     def backend(self, any_client: redis.Redis) -> Backend:
         return ByOtherCallers(any_client)
+
+    test_taking_it_twice_does_not_lose_it = None
+    test_it_does_not_wait_for_itself_for_ever = None
+    test_a_token_can_be_chosen = None
+    test_the_same_token_is_not_the_same_holder = None
+
+
+class ByOtherTasks(InTasks):
+    def make_lock(self, name: str | bytes = "contract", **options: Any) -> Any:
+        if "id" in options:
+            return super().make_lock(name, **options)
+        of_its_own = copy.copy(self._tasks)
+        of_its_own._mine = threading.local()
+        return ForThreads(
+            of_its_own, AsyncLock(self._async_client, name, reentrant=True, **options)
+        )
+
+
+class TestForOtherTasks(LockContract):
+    @pytest.fixture
+    def backend(self, any_client: redis.Redis) -> Iterator[Backend]:
+        tasks = Tasks()
+        async_client = tasks.do(lambda: in_this_loop(any_client))
+        yield ByOtherTasks(any_client, async_client, tasks)
+        tasks.do(async_client.connection_pool.disconnect)
+        tasks.close()
 
     test_taking_it_twice_does_not_lose_it = None
     test_it_does_not_wait_for_itself_for_ever = None
