@@ -60,7 +60,7 @@ class Tasks:
                 done.set_result(await outcome if asyncio.iscoroutine(outcome) else outcome)
             except Exception as error:
                 done.set_exception(error)
-            work = outcome = None  # What it was about may be collected before the next comes.
+            work = outcome = done = None  # What it was about may be collected.
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(PATIENCE)
