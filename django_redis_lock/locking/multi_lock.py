@@ -144,7 +144,7 @@ class SeveralNames(LockOperations):
             while True:
                 held: list[Any] = []
                 acquired = yield from take(request, wait, held)
-                if acquired and (yield from self._are_held()):
+                if acquired and (wait == 0 or (yield from self._are_held())):
                     break
                 yield from self._give_up(held)
                 if not acquired:

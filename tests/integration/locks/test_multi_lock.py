@@ -29,7 +29,7 @@ from django_redis_lock import (
 )
 from django_redis_lock.cache import LocMemCache
 from django_redis_lock.fallback import FallbackLock
-from django_redis_lock.locking import AsyncMultiLock, MultiLock, lock, multi_lock
+from django_redis_lock.locking import AsyncMultiLock, Hold, MultiLock, lock, multi_lock
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol import Call
 from django_redis_lock.transport import run
@@ -103,8 +103,8 @@ class WithFallback(OfSeveral):
 
 class TestMultiLockWithFallback(ContractOfSeveral):
     @pytest.fixture
-    def backend(self, any_client: redis.Redis, tmp_path: Path) -> Backend:
-        return WithFallback(any_client, tmp_path)
+    def backend(self, client: redis.Redis, tmp_path: Path) -> Backend:
+        return WithFallback(client, tmp_path)
 
 
 class InTasksOfSeveral(InTasks):
@@ -239,6 +239,13 @@ def test_what_expires_while_it_waits_for_another_is_taken_again(
     until(lambda: not any_client.exists("a"))
     second.release()
     assert waiter.result() == (True, True)
+
+
+def test_one_try_is_one_try_however_short_it_lives(
+    make: Callable[..., MultiLock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hold, "is_valid", property(lambda hold: False))
+    assert make(timeout=0.001).acquire(blocking=False)
 
 
 def test_it_keeps_nothing_that_comes_after_what_it_waits_for(
