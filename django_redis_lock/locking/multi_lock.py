@@ -83,8 +83,9 @@ class SeveralNames(LockOperations):
         of_all = {name: options[name] for name in options if name not in OF_A_FALLBACK}
         super().__init__(redis, self.members[0].name, timeout, **of_all)
         self.name: Any = tuple(member.name for member in self.members)
-        slots = {slot_of(member.keys.lock) for member in self.members}
-        self._in_one_place = len(slots) == 1 or not is_cluster(redis)
+        self._in_one_place = True
+        if is_cluster(redis):
+            self._in_one_place = len({slot_of(member.keys.lock) for member in self.members}) == 1
         self._at_once = self._in_one_place and not self.replicas and "on_redis_down" not in options
 
     def _send(self, call: Call, patience: float | None) -> Any:
