@@ -3,7 +3,7 @@
 Events of lock workloads, each with ``lock`` and ``fence``:
 
 ``held``      the handle said that it held the lock, at ``at`` and since ``since`` (both certain);
-              its acquire had begun at ``asked``
+              its acquire had begun at ``asked``; perhaps with the ``limit`` of the lock
 ``lost``      the holder knew by ``at`` that it no longer held the lock it had since ``since``
 ``released``  a call that began at ``asked`` with a wrong token ended without an error
 ``gave-up``   a call that began at ``asked`` waited for its whole ``blocking_timeout``
@@ -54,8 +54,13 @@ def check(events: list[Event], *, exclusive: bool = True) -> list[str]:
 
 
 def check_holders(events: Iterable[Event]) -> Iterator[str]:
-    """S1: no two holders of one lock at the same time."""
+    """S1: no two holders of one lock at the same time. S7: no more than its limit."""
+    events = list(events)
+    limits = {e.values["lock"]: e.values["limit"] for e in events if "limit" in e.values}
     for lock, spans in _holders(events).items():
+        if lock in limits:
+            yield from _too_many(lock, limits[lock], spans)
+            continue
         latest: Holder | None = None
         for span in sorted(spans):
             if latest is not None and span.since < latest.until:
@@ -66,6 +71,17 @@ def check_holders(events: Iterable[Event]) -> Iterator[str]:
                 )
             if latest is None or span.until > latest.until:
                 latest = span
+
+
+def _too_many(lock: str, limit: int, spans: list[Holder]) -> Iterator[str]:
+    ends: list[float] = []
+    for span in sorted(spans):
+        ends = [end for end in ends if end > span.since] + [span.until]
+        if len(ends) > limit:
+            yield (
+                f"S7: {lock} with a limit of {limit} was held by {len(ends)} at {span.since:.6f},"
+                f" the last of them {span.process} (fence {span.fence})"
+            )
 
 
 def check_fences(events: Iterable[Event], exclusive: bool = True) -> Iterator[str]:

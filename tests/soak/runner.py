@@ -58,6 +58,7 @@ WORKLOADS = {
     "cluster": Workload("locks", partial(Clustered, names=LOCKS)),
     "data-loss": Workload("locks", partial(Proxied, persistent=False), exclusive=False),
     "clock": Workload("locks", SteppedClock, exclusive=False),
+    "limit": Workload("places", Proxied),
     "noeviction": Workload("locks", partial(Proxied, policy="noeviction")),
     "allkeys-lru": Workload("locks", partial(Proxied, policy="allkeys-lru"), exclusive=False),
 }

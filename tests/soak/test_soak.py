@@ -22,9 +22,11 @@ def held(
     process: str = "a",
     lock: str = "x",
     asked: float | None = None,
+    limit: int = 0,
 ) -> Event:
     asked = since if asked is None else asked
-    return event("held", until, process, lock=lock, fence=fence, since=since, asked=asked)
+    values = {"limit": limit} if limit else {}
+    return event("held", until, process, lock=lock, fence=fence, since=since, asked=asked, **values)
 
 
 def lost(since: float, at: float) -> Event:
@@ -89,6 +91,11 @@ def read(value: str, began: float) -> Event:
             id="forgotten long after a fault",
         ),
         pytest.param([held(1, 0, 1), held(2, 30, 31, "b")], "L2: x had no holder", id="forgotten"),
+        pytest.param(
+            [held(n, 0.1 * n, 2, process, limit=2) for n, process in enumerate("abc")],
+            "S7: x with a limit of 2 was held by 3",
+            id="over its limit",
+        ),
         pytest.param([lost(0, 1), released(0.5, 0.6)], "S2: a lost x", id="stolen"),
         pytest.param([gave_up(0, 2.9)], "L5: a waited 2.900 s", id="gave up early"),
         pytest.param([gave_up(0, 60)], "L5: a waited 60.000 s", id="gave up late"),
@@ -143,6 +150,10 @@ def test_a_wrong_history_is_found(history: list[Event], finding: str) -> None:
         [held(1, 0, 1), held(2, 40, 41, "b"), event("fault", 38, what="", began=8)],
         [lost(0, 1), released(2, 3), released(0, 1, lock="y")],
         [lost(0, 2.5), released(0.5, 0.6)],  # It was over by itself.
+        [
+            held(n, at, at + 2, process, limit=2)
+            for n, at, process in ((1, 0, "a"), (2, 1, "b"), (3, 2, "c"))
+        ],
         [gave_up(0, 2.99), gave_up(0, 5)],
         [wrote(1, 1), wrote(2, 2), wrote(1, 1, lock="y")],
         [computed("v", 0, 2), written("", 1, 1.5), computed("w", 1.6, 3), read("w", 4)],

@@ -66,6 +66,8 @@ LOCK_OPTIONS: dict[str, Any] = {
     "renew": True,
     "blocking_timeout": BLOCKING_TIMEOUT,
 }
+#: How many may hold a lock at a time, in one workload.
+LIMIT = 2
 #: The share of sections and computations that fail, and of locks that somebody else tries to end.
 FAILING = 0.05
 #: Takes the next number if nobody with a greater fence has been here. KEYS: the greatest fence, the
@@ -204,6 +206,19 @@ class Work:
         numbers = b"%d" % fence, str(number).encode()
         return int(self.ledger.execute_command("EVAL", LEDGER.encode(), b"2", *keys, *numbers))
 
+    def place(self, make: Callable[[str], Any]) -> None:
+        """Take a place of a lock, and say while it is held that it is."""
+        name = self.random.choice(LOCKS)
+        lock = make(name)
+        asked = time.time()
+        with lock:
+            fence, since = lock.fence, time.time()
+            time.sleep(self.random.random() * 0.02)
+            at = time.time()
+            if not lock.lost:
+                values = {"asked": asked, "since": since, "at": at, "limit": LIMIT}
+                self.history.write("held", lock=name, fence=fence, **values)
+
     # -- the workloads -------------------------------------------------------------------------
 
     def locks(self) -> None:
@@ -213,6 +228,15 @@ class Work:
             if self.random.random() < FAILING and self.order.workload != "redlock":
                 self.attempt(lambda: self.steal(make))
             if self.random.random() < FAILING and self.order.topology == "single":
+                self.attempt(self.disturb)
+
+    def places(self) -> None:
+        client = self.client()
+        while self.goes_on():
+            self.attempt(
+                lambda: self.place(lambda name: Lock(client, name, limit=LIMIT, **LOCK_OPTIONS))
+            )
+            if self.random.random() < FAILING:
                 self.attempt(self.disturb)
 
     def signals(self) -> None:
