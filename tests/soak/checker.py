@@ -56,7 +56,7 @@ def check(events: list[Event], *, exclusive: bool = True) -> list[str]:
 def check_holders(events: Iterable[Event]) -> Iterator[str]:
     """S1: no two holders of one lock at the same time. S7: no more than its limit."""
     events = list(events)
-    limits = {e.values["lock"]: e.values["limit"] for e in events if "limit" in e.values}
+    limits = _limits(events)
     for lock, spans in _holders(events).items():
         if lock in limits:
             yield from _too_many(lock, limits[lock], spans)
@@ -71,6 +71,11 @@ def check_holders(events: Iterable[Event]) -> Iterator[str]:
                 )
             if latest is None or span.until > latest.until:
                 latest = span
+
+
+def _limits(events: list[Event]) -> dict[str, int]:
+    """Of the locks that several may hold at a time."""
+    return {e.values["lock"]: e.values["limit"] for e in events if "limit" in e.values}
 
 
 def _too_many(lock: str, limit: int, spans: list[Holder]) -> Iterator[str]:
@@ -90,11 +95,14 @@ def check_fences(events: Iterable[Event], exclusive: bool = True) -> Iterator[st
     Where two may hold a lock at a time, the first of them may be the last to notice that it holds
     it. So only an acquire that began after another one had ended is known to be later.
     """
+    events = list(events)
+    limits = _limits(events)
     for lock, spans in _holders(events).items():
+        one_by_one = exclusive and lock not in limits
         spans.sort()
         greatest = list(itertools.accumulate(spans, lambda a, b: max(a, b, key=_fence)))
         for span in spans:
-            before = bisect.bisect_left(spans, (span.since if exclusive else span.asked,))
+            before = bisect.bisect_left(spans, (span.since if one_by_one else span.asked,))
             if before and (one := greatest[before - 1]).fence >= span.fence:
                 yield (
                     f"S4: {lock} had fence {one.fence} ({one.process}) and later {span.fence}"

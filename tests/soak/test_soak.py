@@ -154,6 +154,8 @@ def test_a_wrong_history_is_found(history: list[Event], finding: str) -> None:
             held(n, at, at + 2, process, limit=2)
             for n, at, process in ((1, 0, "a"), (2, 1, "b"), (3, 2, "c"))
         ],
+        # With a limit the first of two may be the last to notice that it holds a place.
+        [held(2, 1, 2, "b", asked=0, limit=2), held(1, 1.5, 2, asked=0, limit=2)],
         [gave_up(0, 2.99), gave_up(0, 5)],
         [wrote(1, 1), wrote(2, 2), wrote(1, 1, lock="y")],
         [computed("v", 0, 2), written("", 1, 1.5), computed("w", 1.6, 3), read("w", 4)],
