@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 from django.template.loader import render_to_string
@@ -62,9 +63,10 @@ class Process:
 
 def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
     """The waits for the locks ``found``, for at most MAX_CONTENDED_LOCKS of them."""
-    contended = [holding for holding in found if holding.lock.waiters][:MAX_CONTENDED_LOCKS]
+    # Of a lock with places, one of them: its waiters wait for any.
+    contended = {(h.alias, h.lock.lock_key): h for h in found if h.lock.waiters}
     waits = []
-    for holding in contended:
+    for holding in islice(contended.values(), MAX_CONTENDED_LOCKS):
         try:
             _holding, closely = look_closely(holding.alias, holding.lock.key, LOCK)
         except UNAVAILABLE:
@@ -100,6 +102,8 @@ def _chain(first: Wait, waiting: dict[Thread, Wait]) -> Chain:
     locks, seen, wait = [], {first.thread}, first
     while True:
         locks.append(wait.holding)
+        if (wait.holding.lock.limit or 1) > 1:  # Another of its holders may leave first.
+            return Chain(first, tuple(locks), is_cycle=False)
         owner = wait.holding.lock.owner
         holder = Thread(owner.host, owner.pid, owner.thread)
         if holder in seen:
