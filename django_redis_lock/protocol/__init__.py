@@ -77,6 +77,8 @@ from .owner import process_id as process_id
 from .place_scripts import HOLDERS as HOLDERS
 from .place_scripts import PLACE_EXTEND as PLACE_EXTEND
 from .place_scripts import PLACE_HELD as PLACE_HELD
+from .place_scripts import PLACE_LEAVE as PLACE_LEAVE
+from .place_scripts import PLACE_RELEASE as PLACE_RELEASE
 from .place_scripts import PLACE_RENEW as PLACE_RENEW
 from .place_scripts import PLACE_RESET as PLACE_RESET
 from .validation import MAX_LIMIT as MAX_LIMIT

@@ -19,7 +19,19 @@ import redis
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..protocol import EXTEND, LEAVE, RELEASE, RENEW, Call, PendingLifetime, Script
+from ..protocol import (
+    EXTEND,
+    LEAVE,
+    PLACE_EXTEND,
+    PLACE_LEAVE,
+    PLACE_RELEASE,
+    PLACE_RENEW,
+    RELEASE,
+    RENEW,
+    Call,
+    PendingLifetime,
+    Script,
+)
 from .address import RawConnection, may_have_run, note_sent
 from .circuit_breaker import Breaker
 from .retry import REPORTED, Answer, Steps, run_again, run_all_steps
@@ -29,7 +41,13 @@ R = TypeVar("R")
 
 #: Calls that keep or end a lock that is held, or leave a queue: no circuit breaker refuses them.
 #: Known by what they do for one lock: the same for several is another script.
-NEVER_HELD_BACK = frozenset(script.body for script in (RELEASE, EXTEND, RENEW, LEAVE))
+NEVER_HELD_BACK = frozenset(
+    script.body
+    for script in (
+        *(RELEASE, EXTEND, RENEW, LEAVE),
+        *(PLACE_RELEASE, PLACE_EXTEND, PLACE_RENEW, PLACE_LEAVE),
+    )
+)
 
 #: redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
 FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) else ("EVALSHA",)

@@ -193,9 +193,18 @@ def test_a_holders_renewal_ends_it(own_server: RedisServer, own_client: redis.Re
     holder.release()
 
 
-@pytest.mark.parametrize("verb", ["release", "extend", "task releases", "redlock", "several names"])
+@pytest.mark.parametrize(
+    ("verb", "limit"),
+    [
+        *(("release", limit) for limit in (1, 3)),
+        *(("extend", limit) for limit in (1, 3)),
+        *(("task releases", limit) for limit in (1, 3)),
+        ("redlock", 1),
+        ("several names", 1),
+    ],
+)
 def test_no_release_and_no_extension_is_held_back(
-    own_server: RedisServer, own_client: redis.Redis, verb: str
+    own_server: RedisServer, own_client: redis.Redis, verb: str, limit: int
 ) -> None:
     """Redis is back, nobody has noticed yet, and the next attempt is not due yet."""
     others: list[redis.Redis] = []
@@ -206,7 +215,7 @@ def test_no_release_and_no_extension_is_held_back(
     elif verb == "several names":
         lock = MultiLock(own_client, ["faulty", "as well"], 30)
     else:
-        lock = Lock(own_client, "faulty", timeout=30)
+        lock = Lock(own_client, "faulty", timeout=30, limit=limit)
     lock.acquire()
     for client in (own_client, *others):
         hold_back(client)
@@ -214,7 +223,7 @@ def test_no_release_and_no_extension_is_held_back(
         Lock(own_client, "another", timeout=30).acquire(blocking=False)
 
     async def release_in_a_task() -> None:
-        other = AsyncLock(asyncio_client(own_client), "faulty", 30)
+        other = AsyncLock(asyncio_client(own_client), "faulty", 30, limit=limit)
         other.local.token = lock.local.token
         await other.release()
 
