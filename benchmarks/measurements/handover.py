@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import redis
 
@@ -85,18 +85,22 @@ def _figures(turns: Sequence[Sequence[Turn]], seconds: float) -> tuple[float, ..
 
 
 def take_turns(seat: Seat, url: str, contender: str, seconds: float) -> list[Turn]:
-    """What one process got; its clock is the others', too."""
-    turns = []
     with redis.Redis.from_url(url) as client:
         lock = make_lock(contender, client, f"bench:handover:{contender}")
-        client.ping()
-        seat.start()
-        until = time.monotonic() + seconds
-        while (asked := time.monotonic()) < until:
-            lock.acquire()
-            got = time.monotonic()
-            time.sleep(HOLD)
-            released = time.monotonic()
-            lock.release()
-            turns.append(Turn(asked, got, released))
+        return turns_with(lock, client, seat, seconds)
+
+
+def turns_with(lock: Any, client: redis.Redis, seat: Seat, seconds: float) -> list[Turn]:
+    """What one process got; its clock is the others', too."""
+    turns = []
+    client.ping()
+    seat.start()
+    until = time.monotonic() + seconds
+    while (asked := time.monotonic()) < until:
+        lock.acquire()
+        got = time.monotonic()
+        time.sleep(HOLD)
+        released = time.monotonic()
+        lock.release()
+        turns.append(Turn(asked, got, released))
     return turns

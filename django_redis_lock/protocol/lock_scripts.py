@@ -80,7 +80,7 @@ end
 # next_fence(attempt, floor): a number greater than all this lock has had, and at least `floor`. The
 # clock is a floor as well, so a lost counter (expired, flushed, a server without persistence)
 # cannot start again from 1. `attempt` is kept behind the number: it tells a repeated acquire from a
-# second one (ACQUIRE).
+# second one (ACQUIRE). Without one, that on record stays: it is of a holder that still is one.
 _FENCE = shared("""
 local function last_fence()
   local kept = redis.pcall('GET', KEYS[4])
@@ -90,8 +90,10 @@ local function last_fence()
   return last, string.match(kept, '^%d+ ?(.*)$')
 end
 local function next_fence(attempt, floor)
-  local fence = math.max(last_fence() + 1, now(), floor or 0)
+  local last, before = last_fence()
+  local fence = math.max(last + 1, now(), floor or 0)
   local kept = string.format('%.0f', fence)
+  attempt = attempt or before or ''
   if attempt ~= '' then kept = kept .. ' ' .. attempt end
   redis.call('SET', KEYS[4], kept, 'PX', '86400000')
   return fence

@@ -70,17 +70,6 @@ end
 
 _library += common
 
-# new_fence(): the next fence. An attempt on record is that of a holder with limit=1, and stays.
-_NEW_FENCE = shared(
-    """
-local function new_fence()
-  local _, attempt = last_fence()
-  return next_fence(attempt or '')
-end
-""",
-    _library,
-)
-
 # by_attempt, as in lock_scripts. The attempt is kept with the place's owner.
 _BY_ATTEMPT = shared(
     """
@@ -148,7 +137,7 @@ local function set_lock(token, lifetime, before)
 end
 local function grant(token, lifetime, before)
   redis.call('PEXPIRE', KEYS[2], lifetime)  -- Never refused, so the rest is not either.
-  local element = token .. ':' .. string.format('%.0f', new_fence())
+  local element = token .. ':' .. string.format('%.0f', next_fence())
   local gone = set_lock(token, lifetime, before)
   if place_number() > 1 then element = element .. '/' .. place_number() end
   redis.call('RPUSH', KEYS[2], element)
@@ -200,27 +189,28 @@ end
 _TRY = shared(
     """
 local function choose(token, attempt)
-  local grants, free, granted = untaken_grants(), nil, nil
+  local held, free = {}, nil
   for number = 1, max_places() do
     local holder = token_at(number)
     if holder == token then
       if attempt ~= '' and not by_attempt(attempt, false) then return nil end
-      return number
+      return number, holder
     end
-    if not holder then
-      free = free or number
-    elseif not granted and untaken(holder, grants) then
-      granted = number
-    end
+    held[number] = holder
+    if not holder then free = free or number end
   end
-  return free or granted
+  if free then return free, false end
+  local grants = untaken_grants()
+  for number, holder in ipairs(held) do
+    if untaken(holder, grants) then return number, holder end
+  end
 end
 local function try(token, lifetime, attempt)
-  local number = choose(token, attempt)
+  local number, holder = choose(token, attempt)
   if not number then return nil end
-  local holder = token_at(number)
+  use_place(number)
   if holder then redis.call('DEL', KEYS[5]) end  -- Never refused, so the rest is not either.
-  local fence = new_fence()
+  local fence = next_fence()
   local gone = set_lock(token, lifetime, holder)
   if attempt ~= '' then keep_attempt(attempt, lifetime) end
   return fence, gone, number
