@@ -61,6 +61,7 @@ class Conflict:
         retry_after: whole seconds after which trying again makes sense, from 1 to 3600.
         limit: how many may hold the lock at a time. If more than 1, all places are taken, and
             ``holder`` is the one whose lifetime ends first.
+        first_name: of several names, if it is unknown which is held: then ``name`` has all.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Conflict:
     using: str = "default"
     retry_after: int = DEFAULT_RETRY_SECONDS
     limit: int = 1
+    first_name: str = ""
 
     @classmethod
     def of(
@@ -164,7 +166,7 @@ class Conflict:
 
     def line(self) -> str:
         """One line for a terminal: the holder, and the command that shows more."""
-        more = ["manage.py", "locks", "show", self.name]
+        more = ["manage.py", "locks", "show", self.first_name or self.name]
         if self.using != Conf().USING:
             more += ["--using", self.using]
         return _("%(conflict)s. More: %(command)s") % {

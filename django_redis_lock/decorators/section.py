@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -346,7 +347,10 @@ class Section:
         given = self.options.retry_after
         usual = metrics.usual_hold(self.lock.subject) if given is None else None
         name = held.name if held is not None and held.name else self.name
-        return Conflict.of(name, held, self.using, given, usual)
+        conflict = Conflict.of(name, held, self.using, given, usual)
+        if isinstance(self.names, str) or name != self.name:
+            return conflict
+        return replace(conflict, first_name=self.names[0])
 
 
 def _overlap(one: transactions.Key, other: transactions.Key) -> bool:

@@ -13,7 +13,7 @@ import redis
 from django_redis.pool import ConnectionFactory
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 
-from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, TooFewReplicas
+from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, MultiLock, TooFewReplicas
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.transport import Server, aio_client, server_of
@@ -175,6 +175,24 @@ def test_holder_and_waiter_go_on(
     fence = waiter.result()
     assert fence is not None
     assert not holder.told.is_set()
+
+
+def test_several_names_go_on(servers: SentinelServers, sentinel_client: redis.Redis) -> None:
+    names = ["failing", "with it"]
+    holder = MultiLock(sentinel_client, names, 30, renew=True)
+    assert holder.acquire()
+    waiter = Background(MultiLock(sentinel_client, names, 30).acquire)
+    until(lambda: sentinel_client.zcard("{failing}:waiters"))
+    until(lambda: all(replicated(servers, name) for name in names))
+    before, fences = servers.primary, holder.fences
+    kill(servers)
+    until(lambda: servers.primary is not before)
+    until(lambda: registered(servers))
+    assert not waiter.done
+    assert not holder.lost
+    assert holder.fences == fences
+    holder.release()
+    assert waiter.result()
 
 
 def test_the_loser_calls_on_lost_and_the_waiter_acquires(

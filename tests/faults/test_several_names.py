@@ -83,6 +83,59 @@ class TestKilled:
         assert several(client, "a", "b").acquire(blocking_timeout=PATIENCE)
 
 
+def hold_until_lost(link: Link, url: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        lock = several(client, "a", "b", timeout=1, renew=True, on_lost=lambda: link.say("lost"))
+        lock.acquire()
+        link.say(lock.fences)
+        link.hear()
+        link.say([member.lost for member in lock.members])
+
+
+def wait(link: Link, url: str) -> None:
+    with redis.Redis.from_url(url) as client, several(client, "a", "b") as lock:
+        link.say(lock.fences)
+
+
+class TestFrozen:
+    def test_a_holder(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        """It loses all names, and what it then does takes none from the next holder."""
+        with processes(hold_until_lost, redis_server.url) as (frozen,):
+            frozen.go()
+            fences = frozen.hear()
+            frozen.pause()
+            waiter = several(client, "b", "a")
+            assert waiter.acquire(blocking_timeout=PATIENCE)
+            assert all(waiter.fences[name] > fences[name] for name in "ab")
+            frozen.resume()
+            assert frozen.hear() == "lost"
+            frozen.say("and you know it?")
+            assert frozen.hear() == [True, True]
+            assert waiter.owned()
+
+    def test_a_waiter(self, client: redis.Redis, redis_server: RedisServer) -> None:
+        """Its grant ends, another has the names, and it waits again."""
+        first = several(client, "a", "b")
+        first.acquire()
+        with processes(wait, redis_server.url) as (frozen,):
+            frozen.go()
+            until(lambda: blocked(client) == 1)
+            second = several(client, "b", "a", thread_local=False)
+            waiter = Background(second.acquire)
+            until(lambda: blocked(client) == 2)
+            frozen.pause()
+            first.release()
+            assert waiter.result()
+            fences = second.fences
+            frozen.resume()
+            until(lambda: blocked(client))
+            assert not frozen.speaks()
+            second.release()
+            later = frozen.hear()
+            assert all(later[name] > fences[name] for name in "ab")
+            assert frozen.result() is None
+
+
 @pytest.fixture
 def proxy(redis_server: RedisServer) -> Any:
     with Proxy(redis_server) as proxy:

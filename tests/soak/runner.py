@@ -59,6 +59,7 @@ WORKLOADS = {
     "data-loss": Workload("locks", partial(Proxied, persistent=False), exclusive=False),
     "clock": Workload("locks", SteppedClock, exclusive=False),
     "limit": Workload("places", Proxied),
+    "names": Workload("names", Proxied),
     "noeviction": Workload("locks", partial(Proxied, policy="noeviction")),
     "allkeys-lru": Workload("locks", partial(Proxied, policy="allkeys-lru"), exclusive=False),
 }

@@ -44,6 +44,7 @@ from django_redis_lock import (
     LockError,
     LockNotAcquired,
     LockNotOwnedError,
+    MultiLock,
     Redlock,
     events,
 )
@@ -55,6 +56,8 @@ from .history import History
 
 NAMES = 3
 LOCKS = [f"soak-{number}" for number in range(NAMES)]
+#: Those of the workload in which a process takes two at a time.
+MORE_LOCKS = [f"soak-{number}" for number in range(5)]
 #: The file with the Unix time at which all end. It appears when all are ready to begin.
 DEADLINE = "deadline"
 #: Seconds. Short, so that a frozen leader's flight is taken over within the run.
@@ -164,6 +167,17 @@ class Work:
             time.sleep(self.random.random() * 0.02)
             visit.end()
 
+    def pair(self, client: Any) -> None:
+        """The same with two locks as one."""
+        lock = MultiLock(client, self.random.sample(MORE_LOCKS, 2), **LOCK_OPTIONS)
+        one, other = (Visit(self, member, member.name) for member in lock.members)
+        with one, other, lock:
+            one.begin()
+            other.begin()
+            time.sleep(self.random.random() * 0.02)
+            one.end()
+            other.end()
+
     async def asection(self, client: Any) -> None:
         """The same in a task."""
         name = self.random.choice(LOCKS)
@@ -236,6 +250,13 @@ class Work:
             self.attempt(
                 lambda: self.place(lambda name: Lock(client, name, limit=LIMIT, **LOCK_OPTIONS))
             )
+            if self.random.random() < FAILING:
+                self.attempt(self.disturb)
+
+    def names(self) -> None:
+        client = self.client()
+        while self.goes_on():
+            self.attempt(lambda: self.pair(client))
             if self.random.random() < FAILING:
                 self.attempt(self.disturb)
 

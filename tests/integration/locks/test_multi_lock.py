@@ -28,6 +28,7 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.cache import LocMemCache
+from django_redis_lock.contention import Conflict
 from django_redis_lock.fallback import FallbackLock
 from django_redis_lock.locking import AsyncMultiLock, Hold, MultiLock, lock, multi_lock
 from django_redis_lock.memory import Database, client_of
@@ -391,6 +392,20 @@ class TestLocked:
                 transfer(1, 7)
             assert conflict.value.lock_name == "account-7"
         assert transfer(7, 7) == {"account-7"}
+
+    def test_the_command_of_a_conflict_names_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also if the holder has gone since."""
+
+        @locked(["one", "two"], on_conflict=Conflict.line)
+        def change() -> str:
+            return "changed"
+
+        with caches["default"].lock("two"):
+            assert change().endswith("manage.py locks show two")
+            monkeypatch.setattr(MultiLock, "held", lambda lock: None)
+            line = change()
+        assert line.startswith("one, two is held by another caller")
+        assert line.endswith("manage.py locks show one")
 
     def test_a_callable_gives_a_list(self) -> None:
         @locked(key=lambda rows: [f"row-{row}" for row in rows])
