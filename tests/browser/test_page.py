@@ -314,8 +314,9 @@ def test_an_operator_who_was_paged(open_page: Open, client: redis.Redis) -> None
         expect(page.locator(".facts")).to_contain_text("thread the next one")
         expect(page.locator(".facts")).to_contain_text("alive")
         expect(page.locator(".waiting li")).to_have_count(0)
-        expect(page.locator(".events")).to_contain_text("released by force")
-        expect(page.locator(".events")).to_contain_text("operator")
+        latest = page.locator("[data-each=events]")
+        expect(latest).to_contain_text("released by force")
+        expect(latest).to_contain_text("operator")
         expect(row(page, "something-else")).to_have_count(0)
     assert LogEntry.objects.count() == 1
 

@@ -117,10 +117,10 @@ class InTasksOfSeveral(InTasks):
 
 class TestAsyncMultiLock(ContractOfSeveral):
     @pytest.fixture
-    def backend(self, any_client: redis.Redis) -> Iterator[Backend]:
+    def backend(self, client: redis.Redis) -> Iterator[Backend]:
         tasks = Tasks()
-        async_client = tasks.do(lambda: in_this_loop(any_client))
-        yield InTasksOfSeveral(any_client, async_client, tasks)
+        async_client = tasks.do(lambda: in_this_loop(client))
+        yield InTasksOfSeveral(client, async_client, tasks)
         tasks.do(async_client.connection_pool.disconnect)
         tasks.close()
 

@@ -81,8 +81,8 @@ class ByOtherCallers(OnRedis):
 
 class TestForOthers(LockContract):
     @pytest.fixture
-    def backend(self, any_client: redis.Redis) -> Backend:
-        return ByOtherCallers(any_client)
+    def backend(self, client: redis.Redis) -> Backend:
+        return ByOtherCallers(client)
 
     test_taking_it_twice_does_not_lose_it = None
     test_it_does_not_wait_for_itself_for_ever = None
@@ -103,10 +103,10 @@ class ByOtherTasks(InTasks):
 
 class TestForOtherTasks(LockContract):
     @pytest.fixture
-    def backend(self, any_client: redis.Redis) -> Iterator[Backend]:
+    def backend(self, client: redis.Redis) -> Iterator[Backend]:
         tasks = Tasks()
-        async_client = tasks.do(lambda: in_this_loop(any_client))
-        yield ByOtherTasks(any_client, async_client, tasks)
+        async_client = tasks.do(lambda: in_this_loop(client))
+        yield ByOtherTasks(client, async_client, tasks)
         tasks.do(async_client.connection_pool.disconnect)
         tasks.close()
 
