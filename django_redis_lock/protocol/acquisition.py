@@ -143,9 +143,10 @@ class AcquireRequest(NamedTuple):
         margin: seconds before the deadline at which the last try is sent, so that the reply
             arrives in time.
         outage_patience: seconds for which a waiter keeps trying to reach a server that is away.
-        may_hold: the tokens, each with its attempt, with which this call may have acquired the
-            lock; a list that all copies share. A token is added before it is sent, and removed when
-            Redis has confirmed its release. An interrupted call releases all of them.
+        may_hold: the tokens, each with its attempt and perhaps its place, with which this call may
+            have acquired the lock; a list that all copies share. A token is added before it is
+            sent, and removed when Redis has confirmed its release. An interrupted call releases all
+            of them.
         replicas: how many replicas must confirm the acquisition.
         subject: the lock, for events.
         waiter: the waiter id that ACQUIRE sent; empty if it sent none.
@@ -238,12 +239,17 @@ class AcquireRequest(NamedTuple):
             return Call(PLACE_WATCH, self.keys, (*args, members, self.limit))
         return Call(WATCH, self.keys, args)
 
-    def give_back(self, token: bytes, attempt: bytes = b"") -> Call:
-        """Release the lock if ``token``, of a grant or of this request, holds it."""
+    def give_back(self, token: bytes, attempt: bytes = b"", place: int = 1) -> Call:
+        """Release the lock if ``token``, of a grant or of this request, holds it.
+
+        Args:
+            place: of the grant. One above the limit is where no script looks for the token.
+        """
         if token == self.token:
             attempt = self.attempt
-        how: Any = {"attempt": attempt, "limit": self.limit}
-        return release_call(self.keys, token, new_token(), self.grant_timeout, **how)
+        keys = self.keys if place == 1 else self.keys.at_place(place)
+        how: Any = {"attempt": attempt, "limit": self.limit if place <= self.limit else 0}
+        return release_call(keys, token, new_token(), self.grant_timeout, **how)
 
     # -- replies ----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock.protocol import lock_scripts
+from django_redis_lock.protocol import lock_scripts, place_scripts
 from django_redis_lock.protocol.lock_scripts import Script
 from tests.redis_server import RedisServer
 
@@ -48,7 +48,7 @@ class Proxy:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         with server.client() as client:
-            for script in vars(lock_scripts).values():
+            for script in (*vars(lock_scripts).values(), *vars(place_scripts).values()):
                 if isinstance(script, Script):
                     # Else the first reply to be lost would be the news that it is not known.
                     client.script_load(script.source)

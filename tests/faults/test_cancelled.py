@@ -7,7 +7,7 @@ Nobody is kept from the lock for as long as its lifetime, or a grant's, lasts: a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from django_redis_lock import AsyncLock, AsyncMultiLock, Lock
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.locking import aio
 from django_redis_lock.locking.waiting.queue import Unregister
+from django_redis_lock.protocol import lock_keys
 from django_redis_lock.transport.aio_execute import _in_a_task, arun, cancellable
 from tests.integration.locks.test_lock import places
 from tests.processes import PATIENCE, until
@@ -104,11 +105,24 @@ def one(server: Any) -> AsyncLock:
     return AsyncLock(server, NAME, timeout=60, grant_timeout=60, renew=True)
 
 
+def place(server: Any) -> AsyncLock:
+    """Of one with two places, of which the second is held."""
+    return AsyncLock(server, NAME, timeout=60, grant_timeout=60, renew=True, limit=2)
+
+
 def several(server: Any) -> AsyncLock:
     return AsyncMultiLock(server, NAMES, timeout=60, grant_timeout=60, renew=True)
 
 
-@pytest.mark.parametrize("make", [one, several])
+@pytest.fixture(autouse=True)
+def second_place(client: redis.Redis) -> Iterator[None]:
+    key = lock_keys(NAME.encode()).at_place(2).lock
+    client.set(key, "another's")
+    yield
+    assert client.get(key) == b"another's"
+
+
+@pytest.mark.parametrize("make", [one, place, several])
 @pytest.mark.parametrize("late", [False, True])
 class TestAtEachWait:
     def test_of_a_free_lock(
@@ -148,7 +162,8 @@ class TestAtEachWait:
             pool = Roundabout.from_url(redis_server.url)
             async with redis.asyncio.Redis.from_pool(pool) as server:
                 lock = make(server)
-                holder = Lock(client, NAME, timeout=60, grant_timeout=60)
+                limit = 2 if make is place else 1
+                holder = Lock(client, NAME, timeout=60, grant_timeout=60, limit=limit)
 
                 async def attempt(cancelled: Any) -> None:
                     holder.acquire()

@@ -58,10 +58,10 @@ Failure = Callable[[ClusterServers], None]
 failures = pytest.mark.parametrize("fail", [kill, freeze, by_hand, move])
 
 
-def replicated(servers: ClusterServers) -> bool:
+def replicated(servers: ClusterServers, key: str = NAME) -> bool:
     with servers.replica_of(NAME).client() as client:
         client.execute_command("READONLY")
-        return bool(client.get(NAME))
+        return bool(client.get(key))
 
 
 def registered(servers: ClusterServers) -> bool:
@@ -78,11 +78,12 @@ def blocked(servers: ClusterServers) -> bool:
         return bool(client.info("clients")["blocked_clients"])
 
 
-def waiting(servers: ClusterServers, client: redis.RedisCluster) -> Background:
+def waiting(servers: ClusterServers, client: redis.RedisCluster, limit: int = 1) -> Background:
     """Another, which waits for the lock and gives it back."""
 
     def wait() -> int | None:
-        with Lock(client, NAME, timeout=30, blocking_timeout=PATIENCE) as lock:
+        options: dict[str, Any] = {"timeout": 30, "blocking_timeout": PATIENCE, "limit": limit}
+        with Lock(client, NAME, **options) as lock:
             return lock.fence
 
     waiter = Background(wait)
@@ -108,6 +109,28 @@ def test_holder_and_waiter_go_on(
     holder.release()
     assert waiter.result() is not None
     assert not told.is_set()
+
+
+@pytest.mark.parametrize("fail", [kill, move])
+def test_holders_of_places_and_their_waiter_go_on(
+    servers: ClusterServers, cluster_client: redis.RedisCluster, fail: Failure
+) -> None:
+    """No script names the key of a second place among its keys."""
+    options: dict[str, Any] = {"timeout": 30, "renew": True, "limit": 2}
+    holders = [Lock(cluster_client, NAME, thread_local=False, **options) for _ in range(2)]
+    assert all(holder.acquire() for holder in holders)
+    waiter = waiting(servers, cluster_client, limit=2)
+    until(lambda: replicated(servers, "{failing}:place:2"))
+    before = servers.primary_of(NAME)
+    fail(servers)
+    until(lambda: servers.primary_of(NAME) is not before)
+    until(lambda: registered(servers))
+    assert not waiter.done
+    assert all(holder.owned() for holder in holders)
+    second = holders[1].fence
+    holders[1].release()
+    assert waiter.result() > second
+    assert holders[0].owned()
 
 
 def test_the_loser_calls_on_lost_and_the_waiter_acquires(

@@ -145,11 +145,12 @@ def registered(servers: SentinelServers) -> bool:
         return bool(client.zcard("{failing}:waiters")) and blocked(servers)
 
 
-def waiting(client: redis.Redis) -> Background:
+def waiting(client: redis.Redis, limit: int = 1) -> Background:
     """Another, which waits for the lock and gives it back."""
 
     def wait() -> int | None:
-        with Lock(client, "failing", timeout=30, blocking_timeout=PATIENCE) as lock:
+        options: dict[str, Any] = {"timeout": 30, "blocking_timeout": PATIENCE, "limit": limit}
+        with Lock(client, "failing", **options) as lock:
             return lock.fence
 
     waiter = Background(wait)
@@ -193,6 +194,25 @@ def test_several_names_go_on(servers: SentinelServers, sentinel_client: redis.Re
     assert holder.fences == fences
     holder.release()
     assert waiter.result()
+
+
+def test_holders_of_places_and_their_waiter_go_on(
+    servers: SentinelServers, sentinel_client: redis.Redis
+) -> None:
+    holders = [Holder(sentinel_client, limit=2) for _ in range(2)]
+    waiter = waiting(sentinel_client, limit=2)
+    until(lambda: replicated(servers, "{failing}:place:2"))
+    before = servers.primary
+    servers.primary.kill()
+    until(lambda: servers.primary is not before)
+    until(lambda: registered(servers))
+    assert not waiter.done
+    assert not any(holder.lock.lost for holder in holders)
+    second = holders[1].lock.fence
+    holders[1].lock.release()
+    assert waiter.result() > second
+    assert holders[0].lock.owned()
+    assert not any(holder.told.is_set() for holder in holders)
 
 
 def test_the_loser_calls_on_lost_and_the_waiter_acquires(

@@ -268,10 +268,10 @@ def until_nobody_leaves() -> None:
         time.sleep(0.0005)
 
 
-def expire_grant(client: redis.Redis) -> None:
+def expire_grant(client: redis.Redis, key: str | bytes = NAME) -> None:
     """The lifetime of a grant that was lost is over, if one was."""
-    if client.pttl(NAME) <= GRANT * 1000:
-        client.delete(NAME)
+    if client.pttl(key) <= GRANT * 1000:
+        client.delete(key)
 
 
 def expect_free(client: redis.Redis, points: Points) -> None:
@@ -343,6 +343,44 @@ def test_going_in_again(client: redis.Redis) -> None:
         expect_free(client, points)
 
     each_point(attempt, modules=("django_redis_lock.",))
+
+
+@pytest.mark.parametrize("contended", [False, True])
+def test_a_place(client: redis.Redis, contended: bool) -> None:
+    """The second of a lock with ``limit=2``, whose first is held."""
+    options: Any = {"timeout": 60, "grant_timeout": GRANT, "thread_local": False, "limit": 2}
+    first, holder = Lock(client, NAME, **options), Lock(client, NAME, **options)
+    assert first.acquire()
+    key = first.keys.at_place(2).lock
+
+    def attempt(points: Points) -> None:
+        prepare(client)
+        lock = Lock(client, NAME, renew=True, **options)
+        if contended:
+            holder.acquire()
+        try:
+            with points.watched(), lock:
+                assert lock.place == 2
+        except Interrupt:
+            assert lock.local.token is None or points.at_the_end, points.where
+        del lock
+        if contended and holder.owned():
+            holder.release()
+        until_nobody_leaves()
+        assert not client.exists(first.keys.waiters), points.where
+        if points.in_a_pop:
+            expire_grant(client, key)
+        assert holder.acquire(blocking_timeout=SOON), points.where
+        assert holder.place == 2, points.where
+        holder.release()
+        assert not places(NAME), points.where
+        assert not client.exists(key), points.where
+        assert first.owned(), points.where
+
+    function = "server.can_read" if contended else ""
+    each_point(
+        attempt, function=function, meanwhile=holder.release, modules=("django_redis_lock.",)
+    )
 
 
 def redlock(servers: list[redis.Redis], folder: Path) -> Lock:

@@ -16,6 +16,7 @@ from django.test import override_settings
 from redis.exceptions import OutOfMemoryError
 
 from django_redis_lock import Lock, LockError, Redlock
+from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -167,6 +168,32 @@ def test_a_vanished_holders_lock_is_the_waiters(memory: Memory) -> None:
     memory.client.delete(NAME)
     assert waiting.result() is True
     waiter.release()
+
+
+def test_holders_of_places_keep_them_and_pass_them_on(memory: Memory) -> None:
+    options: dict[str, Any] = {"limit": 2, "grant_timeout": GRANT, **SHARED}
+    first, second = (Lock(memory.client, NAME, timeout=9, renew=True, **options) for _ in "12")
+    assert first.acquire()
+    assert second.acquire()
+    waiters = [Lock(memory.client, NAME, timeout=50, **options) for _ in range(2)]
+    waiting = [Background(lock.acquire, None, None, PATIENCE) for lock in waiters]
+    until(lambda: waits(memory) and places(NAME) == 2)
+    memory.is_used_up()
+    owners = [lock.local.hold.keys.owner for lock in (first, second)]
+    until(lambda: all(int(memory.client.hget(key, "renewals") or 0) > 1 for key in owners))
+    assert first.owned()
+    assert second.owned()
+    second.release()
+    until(lambda: any(each.done for each in waiting))
+    memory.client.delete(NAME)  # The first holder has vanished.
+    assert [each.result() for each in waiting] == [True, True]
+    assert {lock.place for lock in waiters} == {1, 2}
+    assert min(lock.fence for lock in waiters) > second.fence
+    for lock in waiters:
+        lock.extend(40)
+        assert lock.owned()
+        lock.release()
+    assert not first.holders()
 
 
 @pytest.mark.parametrize("token", [None, "chosen"])

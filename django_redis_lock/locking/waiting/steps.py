@@ -192,8 +192,11 @@ class Waiter(ABC, Generic[AnyQueue]):
         received = queue.received(request, self._reply)
         if received is None:
             return None
-        token = received.grant.token
-        request.may_hold.append((token, b""))
+        grant = received.grant
+        tokens: list[Any] = [(grant.token, b"", grant.place)]
+        if request.chosen and grant.place > request.limit:  # ACQUIRE does not find it there.
+            tokens.append((request.token, request.attempt, grant.place))
+        request.may_hold.extend(tokens)
         try:
             pending = yield queue.extend(received.call, request.until(time.monotonic()))
             if received.believed is not None:
@@ -203,7 +206,8 @@ class Waiter(ABC, Generic[AnyQueue]):
                 raise RedisTimeoutError("the connection broke while a grant was taken")
         except Exception:
             # Redis may carry it out all the same; then the lock would have no holder.
-            self._give_back(token)
+            for noted in tokens:
+                self._give_back(*noted)
             raise
         return queue.confirmed(request, received, until)
 
@@ -214,7 +218,7 @@ class Waiter(ABC, Generic[AnyQueue]):
             reply = yield self._run(leave, LAST_TRY_SECONDS)
         except RedisTimeoutError:
             # It may still be carried out and take the lock for no holder; or it was never sent.
-            self._give_back(self._request.token)
+            self._give_back(self._request.token, self._request.attempt)
             queue.registered_again()
             yield queue.disconnect()
             return None
@@ -233,11 +237,12 @@ class Waiter(ABC, Generic[AnyQueue]):
     def _give_back_grant(self) -> None:
         """Release the grant that the pop has returned, if it has."""
         if (grant := self.queue.grant_in(self._reply)) is not None:
-            self._give_back(grant.token)
+            self._give_back(grant.token, b"", grant.place)
 
-    def _give_back(self, token: bytes) -> None:
-        """Have the keeper release what Redis has given to ``token``, or may yet give to it."""
-        release = self._request.give_back(token)
+    def _give_back(self, *token: Any) -> None:
+        """Have the keeper release what Redis has given to ``token``, or may yet give to it; as in
+        ``AcquireRequest.may_hold``."""
+        release = self._request.give_back(*token)
         keeper().add(DeferredRelease(self.queue.server, release, self._request.lifetime))
         noted = self._request.may_hold
-        noted[:] = [each for each in noted if each[0] != token]
+        noted[:] = [each for each in noted if each != token]

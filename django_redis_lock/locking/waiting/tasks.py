@@ -190,7 +190,8 @@ class TaskWaiter(Waiter[TaskQueue]):
             await self._run(leave, LAST_TRY_SECONDS)
             self._reply = await asyncio.wait_for(reading, ANSWER_TIMEOUT_SECONDS)
             if (grant := self.queue.grant_in(self._reply)) is not None:
-                await arun(self._client, request.give_back(grant.token))
+                release = request.give_back(grant.token, place=grant.place)
+                await arun(self._client, release)
         except (RedisError, OSError, asyncio.TimeoutError) as error:
             name = printable(request.keys.lock)
             logger.info("Left the wait for %s without Redis: %s", name, error)

@@ -151,7 +151,7 @@ class CancelWait(Job):
         except (RedisError, OSError):
             reply = None  # At worst a grant ends with its own lifetime.
         if (grant := self._queue.grant_in(reply)) is not None:
-            release = self._request.give_back(grant.token)
+            release = self._request.give_back(grant.token, place=grant.place)
             keeper().add(DeferredRelease(self.server, release, self._request.lifetime))
         self._end()
 

@@ -1,0 +1,432 @@
+"""Locks with ``limit=2``: processes die or freeze, replies are lost, Redis loses its data.
+
+Place 1 is held throughout where the test is about place 2, whose number a caller without a reply
+does not know. Grants live for a minute where one that nobody takes would otherwise not be noticed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_redis_lock import Lock
+from django_redis_lock.locking.waiting.threads import PendingReply, ThreadQueue
+from django_redis_lock.protocol import INDEX, lock_keys
+from django_redis_lock.protocol.place_scripts import (
+    PLACE_ACQUIRE,
+    PLACE_EXTEND,
+    PLACE_LEAVE,
+    PLACE_RELEASE,
+    PLACE_RENEW,
+    PLACE_RESET,
+    PLACE_TAKE_GRANT,
+    PLACE_WATCH,
+)
+from tests.faults.proxy import Proxy
+from tests.faults.test_processes import NAME, blocked, hold, in_a_child, until_blocked, wait
+from tests.integration.locks.test_lock import places as waiting
+from tests.lock_contract import Background
+from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
+
+GRANT = 60.0
+KEYS = lock_keys(NAME.encode())
+SECOND = KEYS.at_place(2).lock
+OPTIONS: dict[str, Any] = {"timeout": 60, "limit": 2, "thread_local": False}
+
+
+def lock_of(client: redis.Redis, **options: Any) -> Lock:
+    return Lock(client, NAME, **{**OPTIONS, **options})
+
+
+def held(client: redis.Redis, **options: Any) -> Lock:
+    lock = lock_of(client, **options)
+    assert lock.acquire(blocking=False)
+    return lock
+
+
+def waiter(client: redis.Redis, **options: Any) -> Background:
+    """Waits for a place; its result is the lock that it has acquired."""
+    lock, before = lock_of(client, **options), waiting(NAME)
+    background = Background(lambda: lock.acquire(blocking_timeout=PATIENCE) and lock)
+    until(lambda: waiting(NAME) > before or background.done)
+    return background
+
+
+def free(client: redis.Redis) -> None:
+    """Place 2 is free, or becomes free without anybody's help."""
+    lock = lock_of(client, grant_timeout=GRANT)
+    assert lock.acquire(blocking_timeout=PATIENCE / 2)
+    assert lock.place == 2
+    lock.release()
+    assert [holder.place for holder in lock.holders()] == [1]
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+def test_a_killed_holders_place_is_the_waiters(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    other = held(client)
+    options = {"timeout": 60, "renew": True, "limit": 2}
+    with processes(hold, redis_server.url, options) as (holder,):
+        holder.go()
+        fence = holder.hear()
+        background = waiter(client)
+        until_blocked(client)
+        holder.kill()
+        client.pexpire(SECOND, 1500)
+        taken = background.result()
+    assert taken.place == 2
+    assert taken.fence > fence > other.fence
+    assert other.owned()
+    assert len(other.holders()) == 2
+
+
+def test_a_killed_waiter_is_passed_over(client: redis.Redis, redis_server: RedisServer) -> None:
+    holders = [held(client, grant_timeout=GRANT) for _ in range(2)]
+    options = {"timeout": 60, "grant_timeout": GRANT, "limit": 2}
+    with processes(wait, redis_server.url, options, count=2) as crew:
+        for count, worker in enumerate(crew, start=1):
+            worker.go()
+            until_blocked(client, count)
+        crew[0].kill()
+        until(lambda: blocked(client) == 1)
+        holders[1].release()
+        assert crew[1].hear() == "holds"
+        assert crew[1].result() > holders[1].fence
+    # Redis does not know for a while that the killed one is gone.
+    holders[0].release()
+    assert all(held(client).fence > holders[1].fence for _ in range(2))
+
+
+def test_a_frozen_waiter_keeps_one_place_from_the_others_and_does_not_believe_it_holds(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    holders = [held(client) for _ in range(2)]
+    with processes(wait, redis_server.url, {"timeout": 60, "limit": 2}) as (frozen,):
+        frozen.go()
+        until_blocked(client)
+        second = waiter(client)
+        until_blocked(client, 2)
+        third = waiter(client)
+        frozen.pause()
+        for lock in holders:
+            lock.release()
+        taken = [second.result(), third.result()]
+        assert {lock.place for lock in taken} == {1, 2}
+        assert min(lock.fence for lock in taken) > holders[1].fence
+        frozen.resume()
+        # It asks, learns that its grant is over, and waits again.
+        until_blocked(client)
+        assert not client.exists("log")
+        assert all(lock.owned() for lock in taken)
+        taken[0].release()
+        assert frozen.hear() == "holds"
+        assert frozen.result() > max(lock.fence for lock in taken)
+
+
+def test_a_frozen_holder_learns_that_its_place_is_anothers(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    other = held(client)
+    options = {"timeout": 1, "renew": True, "limit": 2}
+    with processes(hold, redis_server.url, options) as (frozen,):
+        frozen.go()
+        fence = frozen.hear()
+        frozen.pause()
+        taken = waiter(client).result()
+        assert taken.place == 2
+        assert taken.fence > fence
+        frozen.resume()
+        assert frozen.hear() == "lost"
+    assert taken.owned()
+    assert other.owned()
+
+
+def leave_in_a_child(link: Link, url: str) -> tuple[int, bool, bool]:
+    """Hold a place, which a child leaves and asks for."""
+    client = redis.Redis.from_url(url)
+    with lock_of(client, renew=True) as lock:
+        pid = os.fork()
+        if pid == 0:
+            in_a_child(lambda: look_in_the_child(lock, client))
+        _, status = os.waitpid(pid, 0)
+        return status, lock.owned(), lock.lost
+
+
+def look_in_the_child(lock: Lock, client: redis.Redis) -> None:
+    lock.__exit__(None, None, None)
+    for verb in (lock.release, lock.reacquire):
+        with pytest.raises(redis.exceptions.LockError):
+            verb()
+    assert not lock_of(client).acquire(blocking_timeout=0.1)
+
+
+def test_a_child_leaves_its_parents_place_alone(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    held(client)
+    with processes(leave_in_a_child, redis_server.url, spawned=True) as (parent,):
+        parent.go()
+        assert parent.result() == (0, True, False)
+
+
+# -- lost replies ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(redis_server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def shaky(proxy: Proxy) -> Iterator[redis.Redis]:
+    with proxy.client() as client:
+        yield client
+
+
+@pytest.fixture
+def first(client: redis.Redis) -> Lock:
+    """Holds place 1, and never expires."""
+    return held(client, timeout=None)
+
+
+tokens = pytest.mark.parametrize("token", [None, "chosen"])
+
+
+@tokens
+def test_a_lost_reply_to_acquire_is_made_up_for(
+    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock, token: str | None
+) -> None:
+    rules = [proxy.lose_reply(PLACE_ACQUIRE), proxy.lose_reply(PLACE_RELEASE)]
+    lock = lock_of(shaky, timeout=None, id=token)
+    assert lock.acquire(blocking=False)
+    assert lock.place == 2
+    assert lock.fence > first.fence
+    assert client.get(SECOND) == lock.local.token
+    lock.release()
+    assert not any(rule.left for rule in rules)
+    free(client)
+    assert first.owned()
+
+
+@tokens
+@pytest.mark.parametrize("patience", [0, 0.5])
+def test_nothing_is_left_of_an_acquire_without_replies(
+    client: redis.Redis,
+    shaky: redis.Redis,
+    proxy: Proxy,
+    first: Lock,
+    token: str | None,
+    patience: float,
+) -> None:
+    proxy.lose_reply(PLACE_ACQUIRE, times=2)
+    with pytest.raises(redis.ConnectionError):
+        lock_of(shaky, timeout=None, id=token).acquire(blocking_timeout=patience)
+    free(client)
+    assert first.owned()
+
+
+@tokens
+@pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
+def test_a_granted_place_has_its_full_lifetime(
+    client: redis.Redis,
+    shaky: redis.Redis,
+    proxy: Proxy,
+    first: Lock,
+    token: str | None,
+    kind: str,
+) -> None:
+    holder = held(client)
+    background = waiter(shaky, timeout=600, grant_timeout=2, id=token)
+    until_blocked(client)
+    getattr(proxy, kind)(PLACE_TAKE_GRANT)
+    holder.release()
+    lock = background.result()
+    until(lambda: lock.lost or client.pttl(SECOND) > 500_000)
+    assert lock.owned()
+    lock.release()
+    free(client)
+
+
+def test_nothing_is_left_of_a_wait_that_ends_without_replies(
+    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock
+) -> None:
+    holder = held(client)
+    lock = lock_of(shaky, timeout=None, grant_timeout=GRANT)
+    proxy.lose_reply(PLACE_LEAVE, times=10**6)
+    background = Background(lambda: lock.acquire(blocking_timeout=1))
+    until_blocked(client)
+    proxy.lose_request(PLACE_ACQUIRE, times=10**6)
+    client.delete(SECOND)
+    with pytest.raises(redis.ConnectionError):
+        background.result()
+    free(client)
+    assert not holder.owned()
+    assert first.owned()
+
+
+@tokens
+def test_a_lost_reply_to_release_takes_nothing_from_the_next_holders(
+    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock, token: str | None
+) -> None:
+    """The waiter has place 2, and then a lock with the same chosen token has place 1."""
+    lock = held(shaky, id=token)
+    background = waiter(client)
+    until_blocked(client)
+    proxy.lose_reply(PLACE_RELEASE, times=2)
+    with pytest.raises(redis.ConnectionError):
+        lock.release()
+    taken = background.result()
+    first.release()
+    again = held(client, id=token)
+    assert (taken.place, again.place) == (2, 1)
+    lock.release()
+    assert taken.owned()
+    assert again.owned()
+
+
+def test_a_lost_reply_to_watch_loses_no_place(
+    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock
+) -> None:
+    held(client, timeout=None)
+    background = waiter(shaky, grant_timeout=GRANT)
+    until_blocked(client)
+    rule = proxy.lose_reply(PLACE_WATCH)
+    client.delete(SECOND)
+    lock = background.result()
+    assert lock.place == 2
+    assert rule.left == 0
+    lock.release()
+    free(client)
+
+
+def test_what_a_holder_sends_is_done_once(
+    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock
+) -> None:
+    lock = held(shaky, timeout=600)
+    rule = proxy.lose_reply(PLACE_EXTEND)
+    lock.extend(600)
+    assert rule.left == 0
+    assert 1100 < client.pttl(SECOND) / 1000 <= 1200
+    lock.release()
+    renewed = held(shaky, timeout=9, renew=True)
+    rules = [proxy.lose_reply(PLACE_RENEW), proxy.lose_request(PLACE_RENEW)]
+    for rule in rules:
+        assert rule.applied.acquire(timeout=PATIENCE)
+    until(lambda: client.pttl(SECOND) > 8500)
+    renewed.ensure_held()
+
+
+def test_a_lost_reply_to_reset_ends_no_other_holder(
+    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, first: Lock
+) -> None:
+    holder, background = held(client), waiter(client)
+    until_blocked(client)
+    rule = proxy.lose_reply(PLACE_RESET)
+    assert lock_of(shaky).reset()
+    assert rule.left == 0
+    assert background.result().owned()
+    assert not first.owned()
+    assert not holder.owned()
+
+
+# -- a waiter with a smaller limit gets a place above it, and is interrupted ---------------------
+
+
+class Interrupt(BaseException):
+    """From a signal handler."""
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("when", ["unread", "taken", "taken by a chosen token"])
+def test_a_grant_above_the_limit_is_given_back(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, limit: int, when: str
+) -> None:
+    """No script of this limit looks for a token there."""
+
+    def interrupted(*args: Any) -> None:
+        raise Interrupt
+
+    confirmed = PendingReply.confirmed
+
+    def interrupted_later(self: PendingReply) -> None:
+        assert confirmed(self)
+        raise Interrupt
+
+    holders = [held(client, limit=3, grant_timeout=GRANT) for _ in range(3)]
+    lock = lock_of(
+        client,
+        limit=limit,
+        timeout=None,
+        grant_timeout=GRANT,
+        id="chosen" if "by" in when else None,
+    )
+    with monkeypatch.context() as patch:
+        if when == "unread":
+            patch.setattr(ThreadQueue, "reply", interrupted)
+        else:
+            patch.setattr(PendingReply, "confirmed", interrupted_later)
+            patch.setattr("django_redis_lock.locking.waiting.queue.MAX_GRANT_AGE_SECONDS", 0.0)
+        background = Background(lock.acquire)
+        until_blocked(client)
+        holders[2].release()
+        with pytest.raises(Interrupt):
+            background.result()
+    until(lambda: not client.exists(KEYS.at_place(3).lock))
+    assert all(holder.owned() for holder in holders[:2])
+
+
+# -- Redis ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["flush", "restart"])
+def test_waiters_acquire_and_holders_learn_that_the_data_is_lost(
+    own_server: RedisServer, how: str
+) -> None:
+    client = own_server.client(retry=Retry(NoBackoff(), 0))
+    holders = [held(client, timeout=9, renew=True) for _ in range(2)]
+    background = [waiter(client) for _ in range(3)]
+    until_blocked(client)
+    if how == "flush":
+        client.flushall()
+    else:
+        own_server.restart()
+    until(lambda: sum(each.done for each in background) == 2)
+    until(lambda: all(lock.lost for lock in holders))
+    taken = [each.result() for each in background if each.done]
+    assert {lock.place for lock in taken} == {1, 2}
+    assert min(lock.fence for lock in taken) > max(lock.fence for lock in holders)
+    assert all(lock.owned() for lock in taken)
+    taken[0].release()
+    (last,) = [lock for each in background if (lock := each.result()) not in taken]
+    assert last.fence > max(lock.fence for lock in taken)
+    assert last.owned()
+    assert taken[1].owned()
+
+
+def test_holders_and_waiters_live_through_a_restart_with_the_data() -> None:
+    with RedisServer(persistent=True) as server:
+        client = server.client(retry=Retry(NoBackoff(), 0))
+        holders = [held(client, renew=True) for _ in range(2)]
+        background = waiter(client)
+        until_blocked(client)
+        server.restart()
+        until_blocked(client)
+        assert all(lock.owned() for lock in holders)
+        holders[1].release()
+        taken = background.result()
+        assert taken.place == 2
+        assert taken.fence > holders[1].fence
+        for lock in (holders[0], taken):
+            lock.release()
+        assert not client.exists(KEYS.lock, SECOND, INDEX)
