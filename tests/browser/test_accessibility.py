@@ -124,6 +124,17 @@ def test_nothing_serious(open_page: Open, client: redis.Redis) -> None:
     leader.join()
 
 
+def test_nothing_serious_on_the_page_of_a_lock_with_a_limit(
+    open_page: Open, client: redis.Redis
+) -> None:
+    named(hold("export", timeout=60, limit=3), client)
+    page = open_page()
+    check(page)
+    page.get_by_role("link", name="export").click()
+    page.get_by_role("heading", name="All holders: 1 of 3").wait_for()
+    check(page)
+
+
 SEEN = """() => {
   const focused = document.activeElement;
   if (!focused.closest('#content')) return null;

@@ -318,7 +318,7 @@ def test_one_holder_of_several_is_released(admin_client: Client, client: redis.R
     row = next(row for row in rows if row["label"] == "b")
     page = admin_client.get(row["url"])
     assert page.context["title"] == "api"
-    assert "All holders 3 of 5 Place 1 " in text_of(page)
+    assert "All holders: 3 of 5 Place 1 " in text_of(page)
     labels = [each["label"] for each in page.context["data"]["holders"]]
     assert labels == ["a", "b", "c"]
     assert "is released" in said(admin_client, confirm(admin_client, row["choice"]))
