@@ -83,6 +83,27 @@ class TestKilled:
         assert several(client, "a", "b").acquire(blocking_timeout=PATIENCE)
 
 
+def test_a_grant_that_is_given_back_is_the_next_waiters(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    """At once: one that is lost ends after a minute."""
+    options = {"timeout": 60, "grant_timeout": 60}
+    first, second = (Lock(client, name, **options) for name in "ab")
+    second.acquire()
+    waiter = Background(several(client, "a", "b", **options).acquire)
+    until(lambda: blocked(client) == 1)
+    with processes(hold, redis_server.url, ["b", "c"], options) as (other,):
+        other.go()
+        until(lambda: blocked(client) == 2)
+        first.acquire()
+        second.release()
+        assert other.hear() == "holds"
+        first.release()
+        until(lambda: client.zcard("{b}:waiters"))
+        second.reset()
+        assert waiter.result()
+
+
 def hold_until_lost(link: Link, url: str) -> None:
     with redis.Redis.from_url(url) as client:
         lock = several(client, "a", "b", timeout=1, renew=True, on_lost=lambda: link.say("lost"))
