@@ -1,8 +1,10 @@
-"""Check the model of the lock protocol in ``lock.pml``: ``make model``.
+"""Check the models of the lock protocol, ``lock.pml`` and, of a lock with a limit, ``places.pml``:
+``make model``.
 
 Without arguments all of it is checked: first that no run breaks the protocol's word, then that
-each mistake the model can be given is found. With arguments, the model is checked with just these
-macros, and a shortest run that breaks it is shown, with the state after each step::
+each mistake a model can be given is found. With arguments, a model is checked with just these
+macros (``PLACES`` chooses the second), and a shortest run that breaks it is shown, with the state
+after each step::
 
     make model ARGS="PROMPT NO_WATCH"
 
@@ -21,7 +23,7 @@ from typing import NamedTuple
 
 __all__ = ["BRIEF", "MISTAKES", "THOROUGH", "Outcome", "check", "missing"]
 
-MODEL = Path(__file__).with_name("lock.pml")
+MODEL, PLACES = (Path(__file__).with_name(name) for name in ("lock.pml", "places.pml"))
 
 #: The macros of each check, as words.
 THOROUGH = (
@@ -30,9 +32,11 @@ THOROUGH = (
     "PROMPT FAULTS=2 ROUNDS=2",
     "PROMPT FAULTS=3 ROUNDS=1",
     "PROMPT CHOSEN FAULTS=1 ROUNDS=2",
+    "PLACES FAULTS=2",
+    "PLACES FAULTS=1 CLIENTS=4",
 )
 #: The same in seconds, for the test suite.
-BRIEF = ("LIFETIME=2 GRANT_TIMEOUT=2 FRESH=1", "PROMPT FAULTS=1 ROUNDS=1")
+BRIEF = ("LIFETIME=2 GRANT_TIMEOUT=2 FRESH=1", "PROMPT FAULTS=1 ROUNDS=1", "PLACES FAULTS=1")
 
 #: What could be done wrong, and what it would mean.
 MISTAKES = {
@@ -56,6 +60,18 @@ MISTAKES = {
     "PROMPT FAULTS=1 RELEASE_NEEDS_MEMORY": "RELEASE is refused when Redis is out of memory",
     "PROMPT FAULTS=1 RESET_ANY": "RESET, sent again, ends the next holder's lock",
     "PROMPT FAULTS=1 TAKE_BOTH": "after a last try that won, a late grant is taken and dropped",
+    "PLACES NO_TAKE_BACK": "a grant without a waiter stays on the list",
+    "PLACES TAKE_BACK_AT_ONCE": "grants are taken back although others wait",
+    "PLACES VOID_ALL": "a fresh SET at one place deletes the grants of the other",
+    "PLACES KEEP_GRANTS": "a fresh SET leaves the place's grant on the list",
+    "PLACES GRANT_WITHOUT_PLACE": "a grant does not say for which place it is",
+    "PLACES WATCH_FIRST": "the keeper watches the first place only",
+    "PLACES TAKE_ANY": "TAKE_GRANT does not look whether the grant still counts",
+    "PLACES REGISTER_APART": "asking and registering are two steps",
+    "PLACES RELEASE_ANY": "RELEASE does not look whose place it is",
+    "PLACES FORGET_OWN": "ACQUIRE, sent again, takes a second place",
+    "PLACES NO_FIND": "RELEASE of an unknown place looks at the first one only",
+    "PLACES FORGET_GRANT": "a client that leaves keeps the grant that came all the same",
 }
 
 
@@ -80,7 +96,7 @@ def missing() -> list[str]:
 
 
 def check(macros: str = "", *, optimise: bool = False, trail: bool = False) -> Outcome:
-    """Look at every state of the model.
+    """Look at every state of the model; with the macro PLACES, of that of a lock with a limit.
 
     Args:
         macros: separated by spaces, each with a value (``FAULTS=1``) or without.
@@ -90,11 +106,12 @@ def check(macros: str = "", *, optimise: bool = False, trail: bool = False) -> O
     Raises:
         RuntimeError: the check could not be carried out, or not to its end.
     """
-    defines = [f"-D{macro}" for macro in macros.split()]
+    model = PLACES if "PLACES" in macros.split() else MODEL
+    defines = [f"-D{macro}" for macro in macros.split() if macro != "PLACES"]
     if trail:
         defines.append("-DTELL_CLIENTS_APART")
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(MODEL, folder)
+        shutil.copy(model, folder)
 
         def run(*command: str) -> str:
             done = subprocess.run(
@@ -105,14 +122,14 @@ def check(macros: str = "", *, optimise: bool = False, trail: bool = False) -> O
                 raise RuntimeError(f"{' '.join(command)} failed:\n{said[-2000:]}")
             return said
 
-        run("spin", "-a", *defines, MODEL.name)
+        run("spin", "-a", *defines, model.name)
         # Breadth first, so that what goes wrong is shown in as few steps as possible.
         options = ("-DBFS", "-DCOLLAPSE", "-DSAFETY", "-DNOREDUCE", "-DMEMLIM=4000")
         run("gcc", "-O1" if optimise else "-O0", "-w", *options, "-o", "pan", "pan.c")
         said = run("./pan")
         outcome = _read(said)
         if trail and outcome.error:
-            steps, _, _ = run("spin", "-t", "-T", *defines, MODEL.name).partition("spin: trail")
+            steps, _, _ = run("spin", "-t", "-T", *defines, model.name).partition("spin: trail")
             outcome = outcome._replace(trail=_readable(steps))
         return outcome
 

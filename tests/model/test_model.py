@@ -24,7 +24,12 @@ def test_no_run_breaks_the_protocols_word(macros: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "macros", ["KEEP_LIST", "NO_FAREWELL", "PROMPT FAULTS=1 NO_WATCH", "PROMPT FAULTS=1 FORGET_OWN"]
+    "macros",
+    [
+        *("KEEP_LIST", "NO_FAREWELL", "PROMPT FAULTS=1 NO_WATCH", "PROMPT FAULTS=1 FORGET_OWN"),
+        *("PLACES NO_TAKE_BACK", "PLACES TAKE_BACK_AT_ONCE", "PLACES VOID_ALL"),
+        *("PLACES WATCH_FIRST", "PLACES TAKE_ANY"),
+    ],
 )
 def test_a_mistake_is_found(macros: str) -> None:
     assert macros in MISTAKES
