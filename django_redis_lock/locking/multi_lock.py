@@ -326,7 +326,7 @@ class MultiLock(SeveralNames, Lock):
             move(amount, fences=lock.fences)
 
     It has the methods of ``Lock`` and the arguments of ``BaseLock``, except for ``id``, ``limit``
-    and ``reentrant``. Callers never wait for each other, whatever the order of the names.
+    and ``reentrant``. Two callers never wait for each other, in whatever order they name them.
     """
 
     def _send(self, call: Call, patience: float | None) -> Any:

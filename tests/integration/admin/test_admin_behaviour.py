@@ -80,7 +80,8 @@ def test_the_figures_are_refreshed_with_the_list(admin_client: Client) -> None:
 def test_a_holder_that_crashed_is_counted(admin_client: Client, client: redis.Redis) -> None:
     lock = hold("job", timeout=60)
     until(lambda: client.exists(lock.keys.owner))
-    client.delete(lock.keys.lock)  # As when its lifetime is over.
+    lock.local.renewal.discard()  # As when its process has ended, and
+    client.delete(lock.keys.lock)  # as when its lifetime is over.
     assert caches["default"].lock("job").acquire(blocking=False)
     metrics.flush()
     row = figures(admin_client.get(PAGE))["job"]
