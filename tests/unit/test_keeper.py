@@ -131,7 +131,7 @@ def test_the_link_to_a_server_that_has_left_its_cluster_is_closed(keeper: Keeper
         keeper.add(job)
     until(lambda: all(job.answers for job in jobs))
     old.retired = True
-    jobs[0].server = new  # type: ignore[assignment]
+    jobs[0].server = new
     until(lambda: old.links_closed == 1)
     assert (new.connected, other.links_closed) == (1, 0)
 
