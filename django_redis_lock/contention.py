@@ -62,6 +62,7 @@ class Conflict:
         limit: how many may hold the lock at a time. If more than 1, all places are taken, and
             ``holder`` is the one whose lifetime ends first.
         first_name: of several names, if it is unknown which is held: then ``name`` has all.
+        resting: whether the holder has released the lock, and its ``min_hold`` is not over.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Conflict:
     retry_after: int = DEFAULT_RETRY_SECONDS
     limit: int = 1
     first_name: str = ""
+    resting: bool = False
 
     @classmethod
     def of(
@@ -94,7 +96,7 @@ class Conflict:
         if held is None:
             return cls(name, using=using, retry_after=seconds)
         of_holder = (held.in_the_way, held.ttl, held.held_for)
-        return cls(name, *of_holder, using, seconds, held.limit)
+        return cls(name, *of_holder, using, seconds, held.limit, resting=held.resting)
 
     def __str__(self) -> str:
         # One line, even if a name contains line breaks.
@@ -106,6 +108,9 @@ class Conflict:
                 "name": self.name
             }
         known = {"name": self.name, "holder": self.holder, "limit": self.limit}
+        if self.resting and self.ttl is not None and self.limit == 1:
+            known["duration"] = _seconds(self.ttl)
+            return _("%(name)s was released, and its min_hold ends in %(duration)s") % known
         if self.limit > 1:
             words = _(
                 "all %(limit)d places of %(name)s are taken, and the first to end is held by "

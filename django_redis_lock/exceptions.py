@@ -108,6 +108,8 @@ class LockNotAcquired(LockError):
         if held.limit > 1:
             taken = f"all {held.limit} places are taken, and the first to end"
             text = f"{text}: {taken} is held by {held.in_the_way}"
+        elif held.resting:
+            text = f"{text}: it was released, and its min_hold is not over"
         else:
             text = f"{text}: it is held by {held.in_the_way}"
         return cls(text, lock_name, held.in_the_way, retry_after, held.held_for)

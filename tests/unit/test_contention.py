@@ -39,6 +39,10 @@ HOLDER = Owner("abc123", "web-1", 42, "MainThread", "nightly", 1000.0)
             Conflict("x", Owner("abc123"), 30),
             "x is held by an unnamed holder (abc123); its lock ends in 30 seconds unless renewed",
         ),
+        (
+            Conflict("x", Owner("abc123"), 56.7, resting=True),
+            "x was released, and its min_hold ends in 57 seconds",
+        ),
         (Conflict("x"), "x is held by another caller, or was a moment ago"),
         (
             Conflict("100%s", Owner("abc"), math.inf),

@@ -530,6 +530,9 @@ def test_a_rest_after_the_work(client: redis.Redis) -> None:
     assert 50_000 < client.pttl(":1:lock:nightly") <= 60_000
     assert caught.value.retry_after is not None
     assert 50 < caught.value.retry_after <= 60
+    assert "nightly was released, and its min_hold ends in " in str(caught.value)
+    with pytest.raises(LockNotAcquired, match="it was released, and its min_hold is not over"):
+        caches["default"].lock("nightly", blocking=False).__enter__()
 
 
 def test_on_conflict_may_be_any_function() -> None:
