@@ -25,6 +25,8 @@ import redis
 
 from django_redis_lock import LockError, LockLost, LockNotAcquired, LockNotOwnedError, events
 from django_redis_lock.events import Acquired, Contended, Lost, Rejected, Released, TimedOut
+from django_redis_lock.locking import hold
+from django_redis_lock.locking.waiting import queue
 from tests.events import RecordedEvents, recording_events
 from tests.processes import PATIENCE, in_threads, until
 
@@ -438,7 +440,10 @@ class LockContract:
         assert holder.lost
         other.release()
 
-    def test_a_waiter_has_it_when_the_key_is_deleted(self, backend: Backend, make: Any) -> None:
+    def test_a_waiter_has_it_when_the_key_is_deleted(
+        self, backend: Backend, make: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(queue, "WATCH_INTERVAL_SECONDS", 0.1)
         holder, other = make(timeout=30), make(timeout=30)
         holder.acquire()
         waiter = Background(lambda: other.acquire(blocking_timeout=PATIENCE))
@@ -666,7 +671,8 @@ class LockContract:
     def test_it_is_renewed(self, backend: Backend, make: Any) -> None:
         lock = make(timeout=1.2, renew=True)
         lock.acquire()
-        ends = time.monotonic() + 2.5
+        # Renewed once, after a third of its lifetime, it would be gone after 1.6 s.
+        ends = time.monotonic() + 1.7
         while time.monotonic() < ends:
             assert backend.value(self.name) == lock.local.token
             assert not lock.lost
@@ -682,8 +688,8 @@ class LockContract:
 
         def wait() -> bool:
             with make(timeout=3, renew=True) as lock:
-                until(lambda: lock.ttl() < 2.5)
-                until(lambda: lock.ttl() > 2.5)
+                until(lambda: lock.ttl() < 2.8)
+                until(lambda: lock.ttl() > 2.8)
                 return bool(lock.owned())
 
         waiter = Background(wait)
@@ -693,11 +699,11 @@ class LockContract:
 
     def test_it_is_renewed_for_so_long_and_no_longer(self, make: Any) -> None:
         told = threading.Event()
-        lock = make(timeout=1, renew=True, max_hold=1.8, on_lost=told.set)
+        lock = make(timeout=1, renew=True, max_hold=1.2, on_lost=told.set)
         began = time.monotonic()
         lock.acquire()
         assert told.wait(PATIENCE)
-        assert time.monotonic() - began > 1.7
+        assert time.monotonic() - began > 1.1
         assert lock.lost
         until(lambda: not lock.locked())
 
@@ -886,7 +892,8 @@ class LockContract:
 
     # -- who has it, and ending it by force ----------------------------------------------------
 
-    def test_the_holder_is_named(self, make: Any) -> None:
+    def test_the_holder_is_named(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hold, "DESCRIBE_AFTER", 0.1)
         lock = make(timeout=30, label="nightly report")
         assert lock.holder() is None
         lock.acquire()

@@ -19,6 +19,7 @@ an interpreter of its own. Either way the function must be found by its module a
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -328,7 +329,13 @@ def until(condition: Callable[[], Any]) -> None:
 
 def waiting_in(module: str) -> int:
     """How many threads of this process wait for an event or a lock in ``module``."""
-    return [_caller_of_a_wait(f) for f in sys._current_frames().values()].count(module)
+    # Until Python 3.12, a garbage collection within this call can hang the process (gh-106883).
+    gc.disable()
+    try:
+        frames = sys._current_frames().values()
+    finally:
+        gc.enable()
+    return [*map(_caller_of_a_wait, frames)].count(module)
 
 
 def _caller_of_a_wait(frame: Any) -> Any:
