@@ -72,6 +72,16 @@ class Hold:
         ended: released, lost or reset; the keeper stops renewing it.
     """
 
+    ended = _lost = False
+    _confirmed_at = -math.inf
+    #: The ``on_lost`` of callers that have gone in again; see ``Entry``.
+    inner_on_lost: Any = None
+    #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
+    cancellation: Any = None
+    #: The reply that confirms a grant, and what reads it if it has come; None: none is to come.
+    pending: Any = None
+    confirm_pending: Callable[[bool], None] | None = None
+
     def __init__(
         self,
         keys: LockKeys,
@@ -105,21 +115,11 @@ class Hold:
         self.activity = activity.get()
         self._thread_id = threading.get_ident()
         self.on_lost = on_lost
-        #: Those of who has gone in again; see ``Entry``.
-        self.inner_on_lost: Any = None
-        #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
-        self.cancellation: Any = None
         self.subject = subject
         self.warns_at = warns_at
         self.now = now
         self.pid = os.getpid()
-        self.ended = self._lost = False
-        self._confirmed_at = -math.inf
         self._mutex = threading.Lock()
-        #: Reads the reply that confirms a grant, if it has arrived; None if there is none to come.
-        self.confirm_pending: Callable[[bool], None] | None = None
-        #: That reply.
-        self.pending: Any = None
 
     def owner(self) -> Owner:
         """The description of the holder, as it is stored in Redis."""

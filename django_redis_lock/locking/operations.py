@@ -105,8 +105,7 @@ class LockOperations(BaseLock):
         The first request registers a waiter if the lock is taken, so the queue is made only then.
         If others of this process wait already, the caller waits behind them.
         """
-        server = server_of(self.redis)
-        if wait != 0 and (server, self.keys.lock, self._loop(), self.limit) in queues:
+        if queues and wait != 0 and self._queue_key() in queues:
             self._emit_contended()
             return (yield self._wait(request._replace(waiter=b""), None))
         sent_at, refusal = time.monotonic(), None
@@ -114,7 +113,7 @@ class LockOperations(BaseLock):
             reply = yield self._ask(request)
             if reply[0]:
                 if len(reply) > 3:
-                    note_vanished(server, self.keys, reply[3], self.subject)
+                    note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
                 return request.acquired(reply, sent_at)
             refusal = reply, sent_at
             self._emit_contended()
@@ -124,6 +123,10 @@ class LockOperations(BaseLock):
         if wait == 0:
             return None
         return (yield self._wait(request.with_margin(sent_at), refusal))
+
+    def _queue_key(self) -> tuple[Any, ...]:
+        """Under which those of this process that wait for this lock have their queue."""
+        return server_of(self.redis), self.keys.lock, self._loop(), self.limit
 
     def _require_replicas(self, confirmed: float) -> None:
         """Raises:

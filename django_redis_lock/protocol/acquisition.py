@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import threading
+from binascii import hexlify
 from typing import Any, NamedTuple, Protocol
 
 from ..clock import time
@@ -48,7 +49,7 @@ FENCE = re.compile(rb"\d{1,16}")
 
 def new_token() -> bytes:
     """A random value that proves the ownership of a lock."""
-    return secrets.token_hex(16).encode()
+    return hexlify(os.urandom(16))
 
 
 def named_token() -> bytes:

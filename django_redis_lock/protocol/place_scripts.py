@@ -18,6 +18,7 @@ from .lock_scripts import (
     EXTEND_BODY,
     HELD_BODY,
     RELEASE_BODY,
+    RELEASE_FIRST,
     RENEW_BODY,
     RESET_BODY,
     Library,
@@ -34,8 +35,9 @@ _library: Library = []
 # token_at(number): the same, and the token at the place, false if there is none. What is no token
 # is somebody's data at the key of place 1, and an error; at another place it will be replaced.
 #
-# find(token): use the place that the token holds, if it is not the present one: a caller whose
-# reply was lost does not know its place, and neither does one that acts for a token.
+# find(token): use the place that the token holds, if it is not the present one, and return what is
+# there: a caller whose reply was lost does not know its place, and neither does one that acts for a
+# token.
 _USE_PLACE = shared(
     """
 local name, owner, places = KEYS[1], KEYS[5], string.sub(KEYS[2], 1, -7) .. 'place:'
@@ -58,11 +60,13 @@ local function token_at(number)
   return type(token) == 'string' and token
 end
 local function find(token)
-  if redis.call('GET', KEYS[1]) == token then return end
+  local here = redis.call('GET', KEYS[1])
+  if here == token then return here end
   for number = 2, max_places() do
-    if token_at(number) == token then return end
+    if token_at(number) == token then return token end
   end
   use_place(0)
+  return here
 end
 """,
     _library,
@@ -108,9 +112,9 @@ local function void_grants()
     if place_of(grant) ~= number then kept[#kept + 1] = grant end
   end
   if #kept > 0 and #kept == #grants then return end
-  local left = redis.call('PTTL', KEYS[2])
+  local left = #kept > 0 and redis.call('PTTL', KEYS[2]) or 0
   redis.call('DEL', KEYS[2])
-  if #kept > 0 and left > 0 then
+  if left > 0 then
     redis.call('RPUSH', KEYS[2], unpack(kept))
     redis.call('PEXPIRE', KEYS[2], left)
   end
@@ -135,20 +139,21 @@ local function set_lock(token, lifetime, before)
   redis.call('DEL', KEYS[5])
   return gone
 end
-local function grant(token, lifetime, before)
-  redis.call('PEXPIRE', KEYS[2], lifetime)  -- Never refused, so the rest is not either.
-  local element = token .. ':' .. string.format('%.0f', next_fence())
-  local gone = set_lock(token, lifetime, before)
+local function grant(token, lifetime)
+  redis.call('DEL', KEYS[5])  -- Never refused, so the rest is not either.
+  void_grants()
+  local element = token .. ':' .. string.format('%d', next_fence())
+  redis.call('SET', KEYS[1], token, 'PX', lifetime)
+  note(lifetime)
   if place_number() > 1 then element = element .. '/' .. place_number() end
   redis.call('RPUSH', KEYS[2], element)
   redis.call('PEXPIRE', KEYS[2], lifetime)
-  return gone
 end
 local function pass_on(successor, lifetime)
-  if place_number() <= max_places() and redis.call('EXISTS', KEYS[3]) == 1 then
+  if place_number() <= max_places() then
     local waiting = redis.pcall('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf')
     if type(waiting) == 'number' and waiting > 0 then
-      grant(successor, lifetime, true)
+      grant(successor, lifetime)
       return
     end
   end
@@ -312,7 +317,8 @@ register(ARGV[1], tonumber(ARGV[2]))
 local made, vanishings = #untaken_grants(), {}
 for number = 1, max_places() do
   if made < tonumber(ARGV[5]) and not token_at(number) then
-    vanishings[#vanishings + 1] = grant(ARGV[3] .. '.' .. number, ARGV[4], false)
+    vanishings[#vanishings + 1] = vanished()
+    grant(ARGV[3] .. '.' .. number, ARGV[4])
     made = made + 1
   end
 end
@@ -327,7 +333,9 @@ return {earliest_end(), now(), made > 0 and 1 or 0, unpack(vanishings)}
 #: ARGV  as RELEASE's, then the limit
 #: returns as RELEASE
 #: atomic for the same reason as RELEASE.
-PLACE_RELEASE = script(f"find(ARGV[1]){RELEASE_BODY}", _library)
+PLACE_RELEASE = script(
+    f"holder = find(ARGV[1]){RELEASE_BODY}", _library, first=RELEASE_FIRST % "KEYS[5]"
+)
 
 #: As RESET, of one place. The last fence may be another's, so only the token counts.
 #:

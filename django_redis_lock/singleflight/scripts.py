@@ -41,7 +41,7 @@ local function seen(key)
       digest = length .. ':' .. redis.sha1hex(head .. tail)
     end
   end
-  return digest, left < 0 and '0' or string.format('%.0f', now() / 1000 + left)
+  return digest, left < 0 and '0' or string.format('%d', now() / 1000 + left)
 end
 
 local function unchanged(key, digest, at)
@@ -176,7 +176,7 @@ if #ARGV > 4 then
   local since = string.format('%.6f', now() / 1000000 - ARGV[5] / 1000)
   put('HSET', KEYS[2], 'since', since, unpack(ARGV, 6))
 end
-put('HSET', KEYS[2], 'seen', string.format('%.0f', now()), 'renewals', ARGV[4])
+put('HSET', KEYS[2], 'seen', string.format('%d', now()), 'renewals', ARGV[4])
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
 local at = math.floor(now() / 1000)
 local over = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', '(' .. at, 'LIMIT', 0, 64)
