@@ -50,7 +50,7 @@ def shown(text: str, limit: int = 200) -> str:
 
 def place(owner: Owner) -> str:
     if not owner.host:
-        return _("not known (%(id)s)") % {"id": owner.id}
+        return _("unknown (%(id)s)") % {"id": owner.id}
     return _("%(host)s, process %(process)d, thread %(thread)s") % {
         "host": shown(owner.host),
         "process": owner.pid,
@@ -61,7 +61,7 @@ def place(owner: Owner) -> str:
 def short_place(owner: Owner) -> str:
     """For a table: ``web-1:4711``, and the thread unless it is the main one."""
     if not owner.host:
-        return _("not known (%(id)s)") % {"id": owner.id}
+        return _("unknown (%(id)s)") % {"id": owner.id}
     thread = "" if owner.thread in ("", "MainThread") else f" {shown(owner.thread)}"
     return f"{shown(owner.host)}:{owner.pid}{thread}"
 

@@ -531,6 +531,26 @@ def test_rows_are_one_line_high_and_the_table_fits(open_page: Open, client: redi
 # -- in other languages ------------------------------------------------------------------------
 
 
+HINT_ROOM = """() => {
+  const field = document.querySelector('#searchbar'), style = getComputedStyle(field);
+  const canvas = document.createElement('canvas').getContext('2d');
+  canvas.font = style.font;
+  const room = field.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  return room - canvas.measureText(field.placeholder).width;
+}"""
+
+
+@pytest.mark.parametrize("language", ["en", "de", "zh-hans"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_hint_of_the_search_is_not_cut_off(
+    open_page: Open, settings: Any, language: str, width: int
+) -> None:
+    settings.LANGUAGE_CODE = language
+    page = open_page(viewport={"width": width, "height": 800})
+    page.wait_for_load_state()  # With its style.
+    assert page.evaluate(HINT_ROOM) >= 0
+
+
 @pytest.mark.parametrize(
     ("language", "left", "none"),
     [

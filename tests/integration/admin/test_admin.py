@@ -134,7 +134,7 @@ def test_a_lock_without_an_end_and_without_a_known_holder(admin_client: Client) 
     assert holder is not None
     assert (row["left"], row["holder"], row["held"]) == (
         "never expires",
-        f"not known ({holder.id})",
+        f"unknown ({holder.id})",
         "-",
     )
 
@@ -372,7 +372,7 @@ def test_the_page_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
     text = text_of(response := admin_client.get(page_of(admin_client)))
     assert text.index("the nightly report") < text.index("web-1, process 8, thread First")
     assert text.index("thread First") < text.index("web-2, process 7, thread Second")
-    assert "lost held for 1 min 15 s by not known (x) it expired" in text
+    assert "lost held for 1 min 15 s by unknown (x) it expired" in text
     assert "(one is due every 10 s)" in text
     assert "Key in Redis :1:lock:report" in text
     assert re.search(r"since \d\d:\d\d:\d\d UTC", text)
@@ -583,7 +583,7 @@ def test_a_holder_that_is_not_known_is_named_once(
     with client.lock(":1:lock:report", timeout=60):  # Plain redis-py says nothing of itself.
         place = admin_client.get(f"{page}/state/").json()["place"]
         shown = shown_of(admin_client.get(f"{page}/change/"))
-    fingerprint = re.fullmatch(r"not known \((\w+)\)", place)
+    fingerprint = re.fullmatch(r"unknown \((\w+)\)", place)
     assert fingerprint is not None
     assert place in shown
     assert fingerprint[1] not in shown
