@@ -274,10 +274,10 @@ class Leader:
         now = time.monotonic()
         if now - unlogged.logged_at >= LOG_PAUSE_SECONDS:
             unlogged.logged_at, number, unlogged.values = now, unlogged.values, 0
+            others = f" and {number - 1} more" if number > 1 else ""
             outage_logger.warning(
-                "Redis does not answer, get_or_set computes without it: %s, and %d other values "
-                "since the last such line (%s)",
-                *(printable(self.keys[0]), number - 1, error),
+                "Redis does not answer, get_or_set computes without it: %s%s (%s)",
+                *(printable(self.keys[0]), others, error),
             )
 
     # -- to end ------------------------------------------------------------------------------
