@@ -82,7 +82,7 @@ def test_the_command(names: dict[str, Any]) -> None:
     call_command(names["Command"](stderr=errors))
     assert names["done"][-1] == "the report"
     call_command(names["Command"](stderr=errors))
-    assert errors.getvalue().startswith("nightly-report is held by")
+    assert errors.getvalue().startswith("nightly-report was released, and its min_hold ends in ")
     shown = next(line for line in TEXT.splitlines() if line.startswith("CommandError"))
     assert shown.endswith(". More: manage.py locks show nightly-report")
     with pytest.raises(CommandError, match=r"manage\.py locks show"):
