@@ -35,10 +35,9 @@ from ..inventory import FLIGHT
 from ..protocol import printable
 from .formatting import duration_patterns, shown
 from .listing import Listing
-from .lock_ref import Choice, Ref
 from .processes import processes_data
 from .releasing import outlook, parse_choices, release_chosen, releases
-from .rows import as_of, event_rows, holder_rows, row, waiter_rows
+from .rows import Choice, Ref, as_of, event_rows, holder_rows, row, waiter_rows
 from .statistics import behaviour_of
 
 if TYPE_CHECKING:

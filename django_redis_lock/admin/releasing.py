@@ -19,8 +19,7 @@ from ..inventory import FLIGHT, LockInfo, Outcome
 from ..models import HeldLock as Model
 from ..protocol import printable
 from .formatting import duration, place, shown
-from .lock_ref import Choice, Ref
-from .rows import UrlOf, moment, row, status_of
+from .rows import Choice, Ref, UrlOf, moment, row, status_of
 
 logger = logging.getLogger("django_redis_lock.admin")
 

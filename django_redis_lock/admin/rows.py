@@ -1,11 +1,14 @@
-"""A held lock as JSON for the page: the server formats every text, the page's script inserts it."""
+"""A held lock as the page has it: how its URLs and forms identify the lock and the holder that was
+shown, and the lock as JSON. The server formats every text, the page's script inserts it."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import math
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.utils.formats import date_format
 from django.utils.timezone import get_current_timezone
@@ -13,11 +16,60 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..held_locks import HeldLock
-from ..inventory import FLIGHT, LockInfo, WaiterInfo
+from ..inventory import FLIGHT, LOCK, LockInfo, WaiterInfo
 from ..locking import Event
 from ..protocol import Owner
 from .formatting import duration, place, seconds_or_none, short_place, shown
-from .lock_ref import Choice, Ref
+
+
+class Ref(NamedTuple):
+    """A lock or computation; not its holder."""
+
+    alias: str
+    key: bytes
+    kind: str
+
+    def __str__(self) -> str:
+        """For URLs: letters, digits, ``-`` and ``_``."""
+        parts = (self.kind.encode(), self.alias.encode(), self.key)
+        return base64.urlsafe_b64encode(b"\0".join(parts)).rstrip(b"=").decode()
+
+    @classmethod
+    def parse(cls, text: str) -> Ref | None:
+        """The reverse of ``str``; None for any other text."""
+        try:
+            packed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+            kind, alias, key = packed.split(b"\0", 2)
+            ref = cls(alias.decode(), key, kind.decode())
+        except (ValueError, binascii.Error):
+            return None
+        return ref if key and ref.kind in (LOCK, FLIGHT) and str(ref) == text else None
+
+
+class Choice(NamedTuple):
+    """A lock and the holder that was shown, to release exactly that acquisition."""
+
+    ref: Ref
+    owner_id: str
+    fence: int | None
+
+    def __str__(self) -> str:
+        return f"{self.ref}.{self.owner_id}.{'' if self.fence is None else self.fence}"
+
+    @classmethod
+    def of(cls, ref: Ref, lock: LockInfo) -> Choice:
+        return cls(ref, lock.owner.id, lock.fence)
+
+    @classmethod
+    def parse(cls, text: str) -> Choice | None:
+        """The reverse of ``str``; None for any other text."""
+        encoded, _, rest = text.partition(".")
+        owner_id, _, fence = rest.partition(".")
+        ref = Ref.parse(encoded)
+        if ref is None or not owner_id or not (fence.isascii() and (fence.isdigit() or not fence)):
+            return None
+        return cls(ref, owner_id, int(fence[:20]) if fence else None)
+
 
 #: Returns the URL of a lock's page in the current admin site; empty if it has none.
 UrlOf = Callable[[Ref], str]

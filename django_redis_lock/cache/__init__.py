@@ -5,11 +5,14 @@ from .backend import RedisCache
 from .lock_factory import (
     BACKEND,
     LOCAL_BACKEND,
+    AlreadyAcquired,
     BackendCannotLock,
+    NotAcquired,
     check_policy,
     check_using,
     lock_cache,
     lock_caches,
+    reset_all,
 )
 from .locmem import LocMemCache
 from .options import GetOrSetArguments, GetOrSetOptions, Timeout
@@ -19,14 +22,17 @@ __all__ = [
     "BACKEND",
     "LOCAL_BACKEND",
     "MISSING",
+    "AlreadyAcquired",
     "BackendCannotLock",
     "GetOrSetArguments",
     "GetOrSetOptions",
     "LocMemCache",
+    "NotAcquired",
     "RedisCache",
     "Timeout",
     "check_policy",
     "check_using",
     "lock_cache",
     "lock_caches",
+    "reset_all",
 ]

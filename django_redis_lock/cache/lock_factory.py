@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ..conf import SETTING, Conf, given
+from ..exceptions import LockError
 from ..fallback import (
     ON_REDIS_DOWN,
     AsyncFallbackLock,
@@ -19,12 +20,11 @@ from ..fallback import (
     FallbackLock,
     FallbackRedlock,
 )
-from ..inventory import Inventory, list_held
+from ..inventory import Inventory, Outcome, list_held, release
 from ..locking import AsyncLock, AsyncMultiLock, Lock, MultiLock, check_names
 from ..protocol import RESERVED, check_name_in_cache, longest_hold, refuse_reserved
 from ..redlock import AsyncRedlock, Redlock
 from ..transport import asyncio_client
-from .python_redis_lock import reset_all
 
 #: The BACKEND of a cache that can lock, or a subclass of it.
 BACKEND = "django_redis_lock.cache.RedisCache"
@@ -307,3 +307,37 @@ def lock_cache(alias: str) -> LockCache:
         raise BackendCannotLock(alias)
     known = ", ".join(map(repr, lock_caches())) or "none"
     raise ImproperlyConfigured(f"CACHES has no {alias!r}; caches that can lock: {known}")
+
+
+# -- the names of python-redis-lock ----------------------------------------------------------------
+
+#: Raised when a lock object acquires a lock that it already holds without a timeout, and when a
+#: lock that is not held is released or extended.
+AlreadyAcquired = NotAcquired = LockError
+
+
+def reset_all(redis_client: Any, prefix: bytes = b"") -> int:
+    """Release all locks of a database; ``on_lost`` of their holders is called. Does not touch
+    locks of other libraries or other keys.
+
+    Args:
+        redis_client: a redis-py client.
+        prefix: only locks whose keys begin so.
+
+    Returns:
+        the number of locks released.
+
+    Raises:
+        redis.exceptions.RedisError: a request failed. Some locks may be released.
+    """
+    released = 0
+    while True:
+        inventory = list_held(redis_client, prefix, limit=1000)
+        outcomes = [
+            release(redis_client, held.key, held.owner.id, fence=held.fence)
+            for held in inventory.locks
+        ]
+        now = outcomes.count(Outcome.RELEASED)
+        released += now
+        if inventory.complete or not now:
+            return released

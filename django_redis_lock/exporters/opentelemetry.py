@@ -17,8 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from .. import events
 from ..events import Subject
 from ..metrics import EXPORTED_BOUNDS
-from .instruments import COUNTERS, HISTOGRAMS, Exporter
-from .spans import Attributes, Spans
+from .recording import COUNTERS, HISTOGRAMS, Attributes, Exporter, Spans
 
 _NAME = "django_redis_lock"
 _PROPAGATOR = TraceContextTextMapPropagator()

@@ -12,7 +12,7 @@ import sentry_sdk
 
 from .. import events
 from ..events import Subject
-from .spans import Attributes, Spans
+from .recording import Attributes, Spans
 
 
 class Sentry(Spans):

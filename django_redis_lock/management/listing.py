@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand
 from ..cache import lock_caches
 from ..held_locks import HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
-from .exit_codes import HELD, TROUBLE, UNAVAILABLE
+from .command_line import HELD, TROUBLE, UNAVAILABLE
 from .output import (
     Column,
     as_json,
@@ -52,7 +52,7 @@ def list_locks(command: BaseCommand, options: dict[str, Any]) -> int:
 
 
 def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
-    result = found(options)
+    result = find_all(options)
     if options["json"]:
         # With --watch each takes one line.
         indent = 2 if options["watch"] is None else None
@@ -93,7 +93,7 @@ def failures(result: HeldLocks) -> list[str]:
     return failed + [f"{one_line(name)} is held on this host: {who}" for name, who in result.local]
 
 
-def found(options: dict[str, Any]) -> HeldLocks:
+def find_all(options: dict[str, Any]) -> HeldLocks:
     aliases = None if options["using"] is None else [options["using"]]
     kinds = KINDS[options["kind"]]
     result = held_locks(aliases, kinds=kinds, search=options["search"], limit=options["limit"])

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from ..cache import lock_caches
 from ..metrics import BOUNDS, Distribution, Summary, site_of, summaries
-from .exit_codes import UNAVAILABLE
+from .command_line import UNAVAILABLE
 from .output import COMPACT, Column, one_line, table, width_of
 
 #: From few to many.

@@ -1,5 +1,5 @@
 """A server in this process's memory, for those who have no Redis: the same scripts, no socket."""
 
-from .connection import client_of as client_of
 from .database import Database as Database
+from .database import client_of as client_of
 from .database import databases as databases

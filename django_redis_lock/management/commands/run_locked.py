@@ -22,8 +22,17 @@ from ...conf import Conf
 from ...contention import Conflict, unavailable
 from ...decorators import RetryUntil, outages_not_logged
 from ...locking import Lock, unwinding
-from ..arguments import count_or_none, exit_code, seconds, seconds_or_forever, seconds_or_none
-from ..exit_codes import LOST, TAKEN, UNAVAILABLE, USAGE
+from ..command_line import (
+    LOST,
+    TAKEN,
+    UNAVAILABLE,
+    USAGE,
+    count_or_none,
+    exit_code,
+    seconds,
+    seconds_or_forever,
+    seconds_or_none,
+)
 from ..job import ManagementCommand, Program
 
 #: What runs while the lock is held. Both have the same methods.

@@ -27,7 +27,7 @@ from django.urls import reverse
 from django_redis_lock import Lock
 from django_redis_lock.admin import listing
 from django_redis_lock.admin.formatting import duration
-from django_redis_lock.admin.lock_ref import Ref
+from django_redis_lock.admin.rows import Ref
 from django_redis_lock.inventory import listing as inventory
 from django_redis_lock.inventory.listing import LOCK
 from django_redis_lock.locking.history import note_call

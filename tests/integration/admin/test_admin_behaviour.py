@@ -14,7 +14,7 @@ from django.test import Client
 
 from django_redis_lock import Lock, events, locked, metrics
 from django_redis_lock.admin import statistics
-from django_redis_lock.admin.lock_ref import Ref
+from django_redis_lock.admin.rows import Ref
 from django_redis_lock.inventory.listing import LOCK
 from tests.integration.admin.test_admin import OURS, PAGE, hold
 from tests.processes import until

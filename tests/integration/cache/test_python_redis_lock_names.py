@@ -9,8 +9,7 @@ import pytest
 import redis
 
 from django_redis_lock import Lock, LockError
-from django_redis_lock.cache import RedisCache
-from django_redis_lock.cache.python_redis_lock import AlreadyAcquired, NotAcquired, reset_all
+from django_redis_lock.cache import AlreadyAcquired, NotAcquired, RedisCache, reset_all
 from tests.integration.cache.test_get_or_set import Asking, Producer, make
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer

@@ -21,7 +21,7 @@ from django.core.cache import caches
 from django.core.management import call_command
 
 from django_redis_lock import AsyncLock, Lock, Redlock
-from django_redis_lock.cache.python_redis_lock import reset_all
+from django_redis_lock.cache import reset_all
 from django_redis_lock.inventory import Outcome, list_held, release
 from django_redis_lock.keeper import keeper, subscription
 from django_redis_lock.locking import Renewal

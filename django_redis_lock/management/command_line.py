@@ -1,4 +1,5 @@
-"""What the options of the commands take, refused with a sentence that says what is allowed."""
+"""The command line of the commands: what their options take, refused with a sentence that says what
+is allowed, and their exit codes, mostly those of sysexits.h."""
 
 from __future__ import annotations
 
@@ -7,6 +8,26 @@ from argparse import ArgumentTypeError
 from functools import partial
 
 from ..protocol import check_seconds
+
+#: ``locks doctor``: there are warnings (with errors it is TROUBLE).
+WARNED = 1
+#: ``locks --exit-code``: a lock is held; a holder is silent, or a lock never expires.
+HELD, TROUBLE = 1, 3
+#: ``locks release``: the lock had passed to another holder, who keeps it.
+NOT_OWNER = 1
+#: The command line is wrong (argparse's code).
+USAGE = 2
+#: Redis is down, or too few replicas confirmed the lock; nothing has run (EX_UNAVAILABLE).
+UNAVAILABLE = 69
+#: Another process holds the lock; nothing has run (EX_TEMPFAIL: try again later).
+TAKEN = 75
+#: The lock was lost while the command ran (EX_PROTOCOL).
+LOST = 76
+#: There is no such command (a shell's code).
+NOT_FOUND = 127
+#: The reader closed the output (a shell's code for SIGPIPE).
+CLOSED = 141
+
 
 #: What may follow a number, and how many seconds that is.
 UNITS = {"s": 1, "m": 60, "h": 3600}
