@@ -7,12 +7,11 @@ encoding, timeouts, and which writes end a computation, are written once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django_redis.client import DefaultClient
 from redis.exceptions import RedisError
 
@@ -45,12 +44,12 @@ class Replies:
         self._replies: list[Any] = []
         self._used = 0
 
-    async def complete(self, method: Callable[..., Any], *args: Any) -> Any:
-        """The result of ``method(*args, client=...)``, which may run more than once."""
+    async def complete(self, method: Callable[..., Any]) -> Any:
+        """The result of ``method(client=...)``, which may run more than once."""
         while True:
             self._used = 0
             try:
-                return method(*args, client=self)
+                return method(client=self)
             except _Unanswered as unanswered:
                 request = unanswered.request
             try:
@@ -93,6 +92,17 @@ class _Pipeline:
         return self._reply(self._pipeline.execute)
 
 
+def _awaiting(name: str) -> Any:
+    """The asynchronous twin of the method ``name``, with the same arguments."""
+
+    async def method(self: AsyncMethods, *args: Any, **kwargs: Any) -> Any:
+        return await self._await(name, *args, **kwargs)
+
+    method.__name__ = f"a{name}"
+    method.__qualname__ = f"RedisCache.a{name}"
+    return method
+
+
 class AsyncMethods(Writes):
     """Django's asynchronous methods. In front of a cluster, behind sentinels, with replicas, with a
     client or connection class of the project's own, in ``async_to_sync``, and where a subclass or a
@@ -102,11 +112,13 @@ class AsyncMethods(Writes):
     client: Any
     _breaker: Any
 
-    async def _await(self, name: str, *args: Any) -> Any:
+    async def _await(self, name: str, *args: Any, **kwargs: Any) -> Any:
         method, client = getattr(self, name), self._client_for(name)
         if client is None:
-            return await sync_to_async(method)(*args)
-        return await Replies(client).complete(method, *args)
+            return await sync_to_async(method)(*args, **kwargs)
+        # The method may run more than once, and an iterator of keys ends.
+        args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+        return await Replies(client).complete(partial(method, *args, **kwargs))
 
     def _client_for(self, method: str) -> Any:
         """The running loop's client; None if ``method`` is to run in Django's thread."""
@@ -119,62 +131,15 @@ class AsyncMethods(Writes):
         except TypeError:  # Its connections are of a class without an asyncio twin.
             return None
 
-    async def aget(self, key: str, default: Any = None, version: int | None = None) -> Any:
-        return await self._await("get", key, default, version)
-
-    async def aget_many(self, keys: Iterable[str], version: int | None = None) -> dict[str, Any]:
-        found: dict[str, Any] = await self._await("get_many", list(keys), version)
-        return found
-
-    async def ahas_key(self, key: str, version: int | None = None) -> Any:
-        return await self._await("has_key", key, version)
-
-    async def aset(
-        self,
-        key: str,
-        value: Any,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        version: int | None = None,
-    ) -> Any:
-        return await self._await("set", key, value, timeout, version)
-
-    async def aadd(
-        self,
-        key: str,
-        value: Any,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        version: int | None = None,
-    ) -> Any:
-        return await self._await("add", key, value, timeout, version)
-
-    async def aset_many(
-        self,
-        data: dict[str, Any],
-        timeout: float | None = DEFAULT_TIMEOUT,
-        version: int | None = None,
-    ) -> list[Any]:
-        failed: list[Any] = await self._await("set_many", data, timeout, version)
-        return failed
-
-    async def atouch(
-        self, key: str, timeout: float | None = DEFAULT_TIMEOUT, version: int | None = None
-    ) -> Any:
-        return await self._await("touch", key, timeout, version)
-
-    async def adelete(self, key: str, version: int | None = None) -> Any:
-        return await self._await("delete", key, version)
-
-    async def adelete_many(self, keys: Iterable[str], version: int | None = None) -> Any:
-        return await self._await("delete_many", list(keys), version)
-
-    async def aincr(self, key: str, delta: int = 1, version: int | None = None) -> Any:
-        return await self._await("incr", key, delta, version)
-
-    async def adecr(self, key: str, delta: int = 1, version: int | None = None) -> Any:
-        return await self._await("decr", key, delta, version)
-
-    async def aincr_version(self, key: str, delta: int = 1, version: int | None = None) -> Any:
-        return await self._await("incr_version", key, delta, version)
-
-    async def adecr_version(self, key: str, delta: int = 1, version: int | None = None) -> Any:
-        return await self.aincr_version(key, -delta, version)
+    aget = _awaiting("get")
+    aget_many = _awaiting("get_many")
+    ahas_key = _awaiting("has_key")
+    aset = _awaiting("set")
+    aadd = _awaiting("add")
+    aset_many = _awaiting("set_many")
+    atouch = _awaiting("touch")
+    adelete = _awaiting("delete")
+    adelete_many = _awaiting("delete_many")
+    aincr = _awaiting("incr")
+    adecr = _awaiting("decr")
+    aincr_version = _awaiting("incr_version")

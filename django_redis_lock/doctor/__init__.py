@@ -9,8 +9,7 @@ from redis.exceptions import RedisError
 
 from ..protocol import CLOCK, Call
 from ..transport import run
-from .probes import access, server, trial
-from .target import Finding, Level, Target
+from .probes import Finding, Level, Target, access, server, trial
 
 __all__ = ["Finding", "Level", "Target", "examine"]
 

@@ -1,18 +1,22 @@
-"""Probes: what a server is, whether it can evict locks, which rights the user has, and a trial."""
+"""The cache that the doctor examines, the findings, and the probes: what a server is, whether it
+can evict locks, which rights the user has, and a trial."""
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
 from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
+from ..cache import lock_cache
+from ..conf import Conf
 from ..keeper import CHANGES, TRACK
 from ..locking import Lock
 from ..protocol import (
@@ -26,8 +30,88 @@ from ..protocol import (
     script,
     wake_key,
 )
-from ..transport import RawConnection, run, server_of
-from .target import Finding, Level, Target
+from ..transport import RawConnection, is_cluster, run, server_of
+
+
+class Level(IntEnum):
+    """How bad a finding is.
+
+    A ``NOTE`` may be intended; after a ``WARNING`` locks can be lost or late; after an ``ERROR``
+    they do not work.
+    """
+
+    OK = 0
+    NOTE = 1
+    WARNING = 2
+    ERROR = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a probe.
+
+    Attributes:
+        topic: what was examined, in a word.
+        text: the result, in a sentence.
+        hint: what to do about it; may be empty.
+        number: of the system check with the same message; may be empty.
+        node: the servers it is about; empty for all.
+    """
+
+    topic: str
+    level: Level
+    text: str
+    hint: str = ""
+    number: str = ""
+    node: str = ""
+
+
+class Target:
+    """A cache that can lock.
+
+    Raises:
+        redis.exceptions.RedisError, OSError: no node of a cluster answers.
+        ImproperlyConfigured: the cache cannot lock.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self.cache: Any = lock_cache(alias)
+        self.conf: Conf = self.cache.conf
+        self.client: Any = self.cache._lock_client()
+        self.is_cluster = is_cluster(self.client)
+
+    def nodes(self) -> dict[str, Any]:
+        """The servers with locks, by address: one, or the primaries of a cluster; a client of
+        each."""
+        if self.is_cluster:
+            return {
+                f"{node.host}:{node.port}": self.client.get_redis_connection(node)
+                for node in self.client.get_primaries()
+            }
+        return {self.address: self.client}
+
+    @property
+    def address(self) -> str:
+        """The cache's server, without user and password."""
+        if self.is_cluster:
+            return "cluster"
+        if self.cache.in_memory:
+            return "in memory"
+        options = self.client.connection_pool.connection_kwargs
+        if options.get("path"):
+            return str(options["path"])
+        if "host" in options:
+            return f"{options['host']}:{options.get('port', 6379)}/{options.get('db') or 0}"
+        name = getattr(self.client.connection_pool, "service_name", "")
+        return f"Sentinel {name}".strip()
+
+    @property
+    def user(self) -> str:
+        """The Redis user of this cache."""
+        if self.is_cluster:
+            return "default"
+        return self.client.connection_pool.connection_kwargs.get("username") or "default"
+
 
 #: The oldest Redis that is supported.
 OLDEST_VERSION = (6, 2)
@@ -40,12 +124,8 @@ def server(target: Target, client: Any) -> Iterator[Finding]:
     try:
         info: Mapping[str, Any] = client.info()
     except NoPermissionError:
-        yield Finding(
-            "server",
-            Level.NOTE,
-            f'unknown: the user "{target.user}" may not run INFO',
-            "Allow +info to check version and eviction.",
-        )
+        text = f'unknown: the user "{target.user}" may not run INFO'
+        yield Finding("server", Level.NOTE, text, "Allow +info to check version and eviction.")
         return
     yield _identity(target, info)
     if "maxmemory_policy" in info:
@@ -63,21 +143,13 @@ def _identity(target: Target, info: Mapping[str, Any]) -> Finding:
         hint = f"Locks need Redis {wanted} or later, or Valkey."
         return Finding("server", Level.ERROR, text, hint, number="E101")
     if info.get("role") == "slave":
-        return Finding(
-            "server",
-            Level.ERROR,
-            f"{text}: a replica cannot take locks",
-            "Put the address of the primary first in LOCATION, or use SentinelClient.",
-            number="E102",
-        )
+        text = f"{text}: a replica cannot take locks"
+        hint = "Put the address of the primary first in LOCATION, or use SentinelClient."
+        return Finding("server", Level.ERROR, text, hint, number="E102")
     if info.get("cluster_enabled") and not target.is_cluster:
-        return Finding(
-            "server",
-            Level.ERROR,
-            f"{text}: a single node of a cluster has only some of the locks",
-            'Set CLIENT_CLASS to "django_redis_lock.clients.ClusterClient".',
-            number="E103",
-        )
+        text = f"{text}: a single node of a cluster has only some of the locks"
+        hint = 'Set CLIENT_CLASS to "django_redis_lock.clients.ClusterClient".'
+        return Finding("server", Level.ERROR, text, hint, number="E103")
     return Finding("server", Level.OK, text)
 
 
@@ -123,56 +195,32 @@ WRITES_REJECTED = ("NOREPLICAS", "MISCONF", "OOM", "READONLY")
 
 #: The commands of the scripts, as the doctor tries them; ``@1`` and so on stand for keys.
 TRIED = (
-    ("SET", "@1", "trial", "PX", "5000"),
-    ("GET", "@1"),
-    ("EXISTS", "@1"),
-    ("STRLEN", "@1"),
-    ("GETRANGE", "@1", "0", "0"),
-    ("PTTL", "@1"),
-    ("PERSIST", "@1"),
-    ("PEXPIRE", "@1", "5000"),
-    ("RPUSH", "@2", "trial"),
-    ("LINDEX", "@2", "0"),
-    ("LLEN", "@2"),
-    ("ZADD", "@3", "1", "trial"),
-    ("ZCOUNT", "@3", "-inf", "+inf"),
-    ("ZREM", "@3", "trial"),
-    ("HSET", "@5", "trial", "1"),
-    ("HGET", "@5", "trial"),
-    ("HGETALL", "@5"),
-    ("HLEN", "@5"),
-    ("XADD", "@6", "*", "trial", "1"),
-    ("ZCARD", "@3"),
-    ("ZRANGE", "@3", "0", "0"),
-    ("ZRANGEBYSCORE", "@3", "-inf", "+inf"),
-    ("ZREVRANGEBYSCORE", "@3", "+inf", "-inf"),
-    ("TIME",),
-    ("DEL", "@1"),
-    ("DEL", "@2", "@3", "@4", "@5", "@6"),
+    *("SET @1 trial PX 5000", "GET @1", "EXISTS @1", "STRLEN @1", "GETRANGE @1 0 0", "PTTL @1"),
+    *("PERSIST @1", "PEXPIRE @1 5000", "RPUSH @2 trial", "LINDEX @2 0", "LLEN @2"),
+    *("ZADD @3 1 trial", "ZCOUNT @3 -inf +inf", "ZREM @3 trial", "HSET @5 trial 1"),
+    *("HGET @5 trial", "HGETALL @5", "HLEN @5", "XADD @6 * trial 1", "ZCARD @3", "ZRANGE @3 0 0"),
+    *("ZRANGEBYSCORE @3 -inf +inf", "ZREVRANGEBYSCORE @3 +inf -inf", "TIME", "DEL @1"),
+    "DEL @2 @3 @4 @5 @6",
 )
-#: The same for the index of held locks, and for the figures.
-TRIED_IN_INDEX = (("ZADD", "@1", "1", "doctor"), ("ZREM", "@1", "doctor"))
+#: The same for the index of held locks, for the figures, and for the channel of a process.
+TRIED_IN_INDEX = ("ZADD @1 1 doctor", "ZREM @1 doctor")
 TRIED_IN_FIGURES = (
-    ("HSET", "@1", "trial", "1"),
-    ("HKEYS", "@1"),
-    ("HINCRBY", "@1", "trial", "1"),
-    ("EXPIRE", "@1", "90000"),
-    ("HDEL", "@1", "trial"),
+    *("HSET @1 trial 1", "HKEYS @1", "HINCRBY @1 trial 1", "EXPIRE @1 90000", "HDEL @1 trial"),
 )
-#: The same for the channel of a process.
-TRIED_IN_CHANNEL = (("PUBLISH", "@1", ""),)
+TRIED_IN_CHANNEL = ("PUBLISH @1 -",)
 
 #: Try commands, and return those that are rejected.
 #:
 #: KEYS  whatever the commands name as @1, @2 …
-#: ARGV  a JSON list of commands
+#: ARGV  the commands
 #: returns name and error of each rejected command, in turn
 TRY = script("""
 local rejected = {}
-for _, command in ipairs(cjson.decode(ARGV[1])) do
-  for place, word in ipairs(command) do
+for _, text in ipairs(ARGV) do
+  local command = {}
+  for word in string.gmatch(text, '%S+') do
     local key = string.match(word, '^@(%d+)$')
-    if key then command[place] = KEYS[tonumber(key)] end
+    command[#command + 1] = key and KEYS[tonumber(key)] or word
   end
   local answer = redis.pcall(unpack(command))
   if type(answer) == 'table' and answer.err then
@@ -189,7 +237,7 @@ def access(target: Target) -> Iterator[Finding]:
     key = bytes(target.cache._encoded_key(name, None))
     keys = (*lock_keys(key)[:5], flight_stream(key, b"trial"))
     try:
-        answers = run(target.client, Call(TRY, keys, (json.dumps(TRIED),))).value
+        answers = run(target.client, Call(TRY, keys, TRIED)).value
     except NoPermissionError as error:
         yield _rejected(target, f"locks are not possible: {error}")
         return
@@ -211,13 +259,9 @@ def access(target: Target) -> Iterator[Finding]:
     elif index:
         yield _rejected(target, f"the list of held locks cannot be written: {index}")
     elif waits:
-        yield Finding(
-            "rights",
-            Level.WARNING,
-            f'the user "{target.user}" may not run {" and ".join(waits)}, so waiters poll',
-            f"ACL SETUSER {target.user} {' '.join(f'+{name}' for name in waits)}",
-            number="W103",
-        )
+        text = f'the user "{target.user}" may not run {" and ".join(waits)}, so waiters poll'
+        hint = f"ACL SETUSER {target.user} {' '.join(f'+{name}' for name in waits)}"
+        yield Finding("rights", Level.WARNING, text, hint, number="W103")
     elif figures:
         yield Finding("rights", Level.NOTE, f"the figures cannot be written: {figures}", HINT)
     elif silent := _channel_error(target):
@@ -289,10 +333,10 @@ def _ask(connection: RawConnection, *command: object) -> Any:
     return connection.read_response()
 
 
-def _error_at(target: Target, key: bytes, commands: Sequence[Sequence[str]]) -> str:
+def _error_at(target: Target, key: bytes, commands: Sequence[str]) -> str:
     """Why ``commands`` on ``key`` are not possible; empty if they are."""
     try:
-        answers = run(target.client, Call(TRY, (key,), (json.dumps(commands),))).value
+        answers = run(target.client, Call(TRY, (key,), tuple(commands))).value
     except ResponseError as error:
         return str(error)
     return f"{_text(answers[0])} is not allowed ({_text(answers[1])})" if answers else ""

@@ -17,7 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from .. import events
 from ..events import Subject
 from ..metrics import EXPORTED_BOUNDS
-from .recording import COUNTERS, HISTOGRAMS, Attributes, Exporter, Spans
+from . import COUNTERS, HISTOGRAMS, Attributes, Exporter, Spans, subscribe_instead
 
 _NAME = "django_redis_lock"
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -126,10 +126,7 @@ def start(tracer_provider: Any = None, meter_provider: Any = None) -> OpenTeleme
         tracer_provider, meter_provider: by default the global ones, even if the project sets them
             later.
     """
-    for listener in events.listeners:
-        if type(listener).__qualname__ == OpenTelemetry.__qualname__:
-            events.unsubscribe(listener)
     exporter = OpenTelemetry(tracer_provider, meter_provider)
-    events.subscribe(exporter, reads=True)
+    subscribe_instead(exporter)
     events.trace_parent = trace_parent
     return exporter

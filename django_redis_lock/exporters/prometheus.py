@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from .. import events
 from ..metrics import EXPORTED_BOUNDS
-from .recording import COUNTERS, HISTOGRAMS, Exporter, Instrument, once
+from . import COUNTERS, HISTOGRAMS, Exporter, Instrument, once
 
 _PREFIX = "django_redis_lock_"
 _COUNTERS = (

@@ -10,9 +10,8 @@ from typing import Any
 
 import sentry_sdk
 
-from .. import events
 from ..events import Subject
-from .recording import Attributes, Spans
+from . import Attributes, Spans, subscribe_instead
 
 
 class Sentry(Spans):
@@ -72,9 +71,6 @@ def _about(operation: str, subject: Subject) -> dict[str, Any]:
 
 def start() -> Sentry:
     """Start the exporter, instead of one started before."""
-    for listener in events.listeners:
-        if type(listener).__qualname__ == Sentry.__qualname__:
-            events.unsubscribe(listener)
     exporter = Sentry()
-    events.subscribe(exporter, reads=True)
+    subscribe_instead(exporter)
     return exporter

@@ -2,7 +2,7 @@
 in a new process group.
 
 Neither must outlive the process that holds its lock. A management command cannot; the group of a
-program is ended by a guard process (``guard.py``), started before the program.
+program is ended by a guard process (``GUARD``), started before the program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,17 @@ PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 IGNORED = ("SIGTSTP", "SIGTTOU")
 #: Signals that the guard blocks: those, and what stops a group.
 NOT_GUARDS = (*PASSED_ON, *IGNORED, "SIGTTIN")
-GUARD = str(Path(__file__).with_name("guard.py"))
+#: Ends its process group when the process that started it is gone. It leads the group and blocks
+#: the signals sent to it. Its standard input is a pipe from the process that started it. If that
+#: ends without a byte, the process was killed: the guard sends SIGTERM to the group and, after the
+#: seconds of its argument, SIGKILL.
+GUARD = """
+import os, signal, sys, time
+if not sys.stdin.read(1):
+    os.killpg(os.getpgrp(), signal.SIGTERM)
+    time.sleep(float(sys.argv[1]))
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+"""
 
 
 class ManagementCommand:
@@ -245,7 +255,7 @@ def _guard_process(grace: float) -> Iterator[subprocess.Popen[bytes]]:
     taken. Unless it gets a word on its input, it ends the group now."""
     with _blocked():  # The guard inherits this.
         guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", GUARD, str(grace)],
+            [sys.executable, "-I", "-S", "-c", GUARD, str(grace)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

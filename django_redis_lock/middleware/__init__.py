@@ -1,9 +1,185 @@
-"""For every request: caches whole pages, and notes what a request or a task is doing, for the
-descriptions of the holders of locks."""
+"""For every request: caches whole pages (``pages``), and notes what a request or a task is doing,
+for the description of a lock's holder: requests by a middleware, tasks by the signals of Celery and
+of Django's tasks."""
 
-from .activity import RequestActivity as RequestActivity
-from .activity import doing as doing
-from .activity import note_request as note_request
-from .activity import note_tasks as note_tasks
-from .activity import request_of as request_of
-from .pages import CachedPageMiddleware as CachedPageMiddleware
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest, HttpResponseBase
+from django.utils.decorators import sync_and_async_middleware
+from django.utils.encoding import escape_uri_path
+from django.utils.functional import LazyObject, empty
+
+from ..conf import Conf
+from ..protocol import activity
+from .pages import CachedPageMiddleware
+
+__all__ = [
+    "CachedPageMiddleware",
+    "RequestActivity",
+    "doing",
+    "note_request",
+    "note_tasks",
+    "request_of",
+]
+
+_CONF = Conf()
+#: Characters of a path.
+MAX_PATH_LENGTH = 120
+#: An id comes from the client, if no proxy replaces it.
+REQUEST_ID = re.compile(r"[\w.:/+=-]{1,64}", re.ASCII)
+
+
+@contextmanager
+def doing(what: object) -> Iterator[None]:
+    """Locks acquired in this block are held for ``what``; ``str(what)`` is called in another
+    thread, so it must not query a database."""
+    before = activity.get()
+    activity.set(what)
+    try:
+        yield
+    finally:
+        activity.set(before)
+
+
+def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The request in the arguments of a view, or of a method of one; None if there is none."""
+    for argument in (*args[:2], *kwargs.values()):
+        if isinstance(argument, HttpRequest):
+            return argument
+        # Django REST framework wraps Django's request.
+        if isinstance(getattr(argument, "_request", None), HttpRequest):
+            return argument
+    return None
+
+
+class RequestActivity:
+    """``GET /invoices/17/ (request 4f1c, user 3)``: method and path without the query string, the
+    request's id if it has one, and the user's primary key if ``HOLDER_USER`` asks for it.
+
+    Args:
+        request: Django's, or that of Django REST framework. It is not kept alive.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._request = weakref.ref(getattr(request, "_request", request))
+
+    def __str__(self) -> str:
+        request = self._request()
+        if request is None:
+            return ""
+        path = escape_uri_path(request.path)
+        if len(path) > MAX_PATH_LENGTH:
+            path = f"{path[:MAX_PATH_LENGTH]}…"
+        known = {"request": _id_of(request), "user": _user_of(request) if _CONF.HOLDER_USER else ""}
+        more = ", ".join(f"{name} {value}" for name, value in known.items() if value)
+        return f"{request.method} {path}" + (f" ({more})" if more else "")
+
+
+def _id_of(request: Any) -> str:
+    """That of the middleware that gives requests their ids, or that of the proxy."""
+    for name in ("id", "request_id"):
+        given = getattr(request, name, None)
+        if given:
+            break
+    else:
+        given = request.headers.get("X-Request-ID", "")
+    text = str(given)
+    return text if REQUEST_ID.fullmatch(text) else ""
+
+
+def _user_of(request: Any) -> str:
+    """The primary key of the user, if the request has loaded it: the keeper must not query the
+    database."""
+    user = getattr(request, "user", None)
+    if isinstance(user, LazyObject) and user._wrapped is empty:
+        user = getattr(request, "_acached_user", None)  # From ``request.auser()``.
+    key = getattr(user, "pk", None)
+    return "" if key is None else str(key)
+
+
+@sync_and_async_middleware
+def note_request(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+    """A middleware: the description of a lock's holder says for which request it was acquired.
+    Views with ``locked()`` do not need it."""
+    if iscoroutinefunction(get_response):
+
+        async def acall(request: HttpRequest) -> HttpResponseBase:
+            with doing(RequestActivity(request)):
+                response: HttpResponseBase = await get_response(request)
+                return response
+
+        return acall
+
+    def call(request: HttpRequest) -> HttpResponseBase:
+        with doing(RequestActivity(request)):
+            response: HttpResponseBase = get_response(request)
+            return response
+
+    return call
+
+
+@dataclass(frozen=True)
+class TaskActivity:
+    """``task shop.tasks.send_invoices (4f1c…)``: the name and id of a task.
+
+    Attributes:
+        before: the activity to which the thread returns.
+    """
+
+    name: str
+    id: str
+    before: object
+
+    def __str__(self) -> str:
+        return f"task {self.name} ({self.id})"
+
+
+def note_tasks() -> None:
+    """The description of a lock's holder says by which task it was acquired."""
+    if "celery" in sys.modules:  # A worker has imported it before Django's setup.
+        signals = import_module("celery.signals")
+        signals.task_prerun.connect(_celery_begins)
+        signals.task_postrun.connect(_celery_ends)
+    for module in ("django.tasks.signals", "django_tasks.signals"):
+        try:
+            signals = import_module(module)
+        except ImportError:  # Django before 6.0; the backport is not installed.
+            continue
+        signals.task_started.connect(_django_begins)
+        signals.task_finished.connect(_django_ends)
+
+
+def _celery_begins(sender: Any, task_id: str, **kwargs: Any) -> None:
+    _begin(sender.name, task_id)
+
+
+def _celery_ends(task_id: str, **kwargs: Any) -> None:
+    _end(task_id)
+
+
+def _django_begins(task_result: Any, **kwargs: Any) -> None:
+    _begin(task_result.task.module_path, task_result.id)
+
+
+def _django_ends(task_result: Any, **kwargs: Any) -> None:
+    _end(task_result.id)
+
+
+def _begin(name: str, id: str) -> None:
+    activity.set(TaskActivity(name, str(id), activity.get()))
+
+
+def _end(id: str) -> None:
+    current = activity.get()
+    if isinstance(current, TaskActivity) and current.id == str(id):
+        activity.set(current.before)

@@ -18,7 +18,7 @@ import django_redis_lock
 from django_redis_lock import checks, metrics
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.doctor import Finding, Level, probes
-from django_redis_lock.doctor.target import Target
+from django_redis_lock.doctor.probes import Target
 from django_redis_lock.management.commands.locks import Command
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
@@ -256,7 +256,7 @@ def test_every_command_of_a_script_is_in_the_list_of_rights() -> None:
     assert used <= known
     clearing = {right.removeprefix("+") for right in documented("clear")} - {"zrange"}
     elsewhere = (*probes.TRIED_IN_FIGURES, *probes.TRIED_IN_CHANNEL)
-    tried = {command[0].lower() for command in (*probes.TRIED, *elsewhere)}
+    tried = {command.split()[0].lower() for command in (*probes.TRIED, *elsewhere)}
     assert tried | {"xread"} == used - clearing  # Tried as a follower sends it.
 
 

@@ -30,7 +30,7 @@ from django_redis_lock import events, exporters
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import EXPORTERS
 from django_redis_lock.events import Computed, Crashed, FellBack, ServerDown, ServerUp, Subject
-from django_redis_lock.exporters import instruments, opentelemetry, prometheus
+from django_redis_lock.exporters import opentelemetry, prometheus
 from tests.integration.cache.test_get_or_set import (
     Asking,
     Broken,
@@ -156,8 +156,8 @@ def test_prometheus_is_registered_once(cache: RedisCache) -> None:
 
 
 def test_labels_are_bounded(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instruments, "MAX_GROUPS", 2)
-    label = instruments.Exporter([])._group
+    monkeypatch.setattr(exporters, "MAX_GROUPS", 2)
+    label = exporters.Exporter([])._group
     assert [label(group) for group in "abcab"] == ["a", "b", "other", "a", "b"]
 
 
