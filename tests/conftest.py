@@ -29,7 +29,7 @@ from hypothesis import settings as hypothesis_settings
 from django_redis_lock import metrics
 from django_redis_lock.decorators import options
 from django_redis_lock.keeper import thread
-from django_redis_lock.locking.heartbeat import Heartbeat
+from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
 

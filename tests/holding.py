@@ -13,7 +13,7 @@ from django.core.cache import caches
 from django_redis_lock import Lock
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import Renewal
-from django_redis_lock.locking.heartbeat import Heartbeat
+from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.transport import Outage, server
 from tests.processes import until

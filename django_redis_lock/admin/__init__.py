@@ -33,11 +33,20 @@ from ..events import group_of
 from ..held_locks import UNAVAILABLE, look_closely, name_of
 from ..inventory import FLIGHT
 from ..protocol import printable
-from .formatting import duration_patterns, shown
 from .listing import Listing
 from .processes import processes_data
 from .releasing import outlook, parse_choices, release_chosen, releases
-from .rows import Choice, Ref, as_of, event_rows, holder_rows, row, waiter_rows
+from .rows import (
+    Choice,
+    Ref,
+    as_of,
+    duration_patterns,
+    event_rows,
+    holder_rows,
+    row,
+    shown,
+    waiter_rows,
+)
 from .statistics import behaviour_of
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from ..cache import lock_caches
 from ..held_locks import Failure, HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
 from ..transport import Outage
-from .formatting import brief, duration, place, shown
-from .rows import STATUSES, UrlOf, as_of, row, status_of
+from .rows import STATUSES, UrlOf, as_of, brief, duration, place, row, shown, status_of
 from .statistics import behaviour_section
 
 logger = logging.getLogger("django_redis_lock.admin")

@@ -12,9 +12,8 @@ from django.utils.translation import gettext as _
 
 from ..held_locks import UNAVAILABLE, HeldLock, held_locks, look_closely
 from ..inventory import LOCK
-from .formatting import duration, short_place, shown
 from .listing import failure_rows
-from .rows import UrlOf, as_of, ref_of
+from .rows import UrlOf, as_of, duration, ref_of, short_place, shown
 
 TEMPLATE = "admin/django_redis_lock/heldlock/process_list.html"
 #: The most locks whose waiters are read: each takes a request.

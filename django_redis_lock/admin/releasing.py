@@ -18,8 +18,7 @@ from ..held_locks import UNAVAILABLE, HeldLock, look_closely, name_of, release
 from ..inventory import FLIGHT, LockInfo, Outcome
 from ..models import HeldLock as Model
 from ..protocol import printable
-from .formatting import duration, place, shown
-from .rows import Choice, Ref, UrlOf, moment, row, status_of
+from .rows import Choice, Ref, UrlOf, duration, moment, place, row, shown, status_of
 
 logger = logging.getLogger("django_redis_lock.admin")
 

@@ -23,7 +23,7 @@ from ..metrics import (
     summaries,
     summary,
 )
-from .formatting import measured, shown
+from .rows import measured, shown
 
 logger = logging.getLogger("django_redis_lock.admin")
 

@@ -15,7 +15,6 @@ from .lock_factory import (
     reset_all,
 )
 from .locmem import LocMemCache
-from .options import GetOrSetArguments, GetOrSetOptions, Timeout
 from .reading import MISSING
 
 __all__ = [
@@ -24,12 +23,9 @@ __all__ = [
     "MISSING",
     "AlreadyAcquired",
     "BackendCannotLock",
-    "GetOrSetArguments",
-    "GetOrSetOptions",
     "LocMemCache",
     "NotAcquired",
     "RedisCache",
-    "Timeout",
     "check_policy",
     "check_using",
     "lock_cache",

@@ -8,10 +8,11 @@ encoding, timeouts, and which writes end a computation, are written once.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.core.cache.backends.base import BaseCache
 from django_redis.client import DefaultClient
 from redis.exceptions import RedisError
 
@@ -93,13 +94,12 @@ class _Pipeline:
 
 
 def _awaiting(name: str) -> Any:
-    """The asynchronous twin of the method ``name``, with the same arguments."""
+    """Django's asynchronous twin of the method ``name``."""
 
+    @wraps(getattr(BaseCache, f"a{name}"))
     async def method(self: AsyncMethods, *args: Any, **kwargs: Any) -> Any:
         return await self._await(name, *args, **kwargs)
 
-    method.__name__ = f"a{name}"
-    method.__qualname__ = f"RedisCache.a{name}"
     return method
 
 

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from .. import events
 from ..clock import time
+from ..conf import GetOrSetOptions, Timeout
 from ..events import Read
 from ..exceptions import LockNotAcquired
 from ..notices import Work
@@ -33,13 +34,12 @@ from ..singleflight import (
     in_flight,
 )
 from ..transport import asyncio_client, server_of
-from .options import GetOrSetOptions, Timeout
 from .reading import MISSING, CacheReader
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .options import GetOrSetArguments
+    from ..conf import GetOrSetArguments
 
 
 class GetOrSet(CacheReader):

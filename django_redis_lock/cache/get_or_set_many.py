@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from ..clock import time
+from ..conf import GetOrSetOptions, Timeout
 from ..exceptions import LockNotAcquired
 from ..singleflight import CoordinationError, MultiFlight, Runner, Steps
 from .get_or_set import GetOrSet, awaitable
-from .options import GetOrSetOptions, Timeout
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .options import GetOrSetManyArguments
+    from ..conf import GetOrSetManyArguments
 
 
 class GetOrSetMany(GetOrSet):

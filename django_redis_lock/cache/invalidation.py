@@ -16,12 +16,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis.util import CacheKey
 from redis.exceptions import DataError, NoScriptError, RedisError
 
-from ..conf import SETTING
+from ..conf import SETTING, GetOrSetOptions
 from ..protocol import Call, Script, flight_key
 from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, MARK_STALE, WRITE, Runner, Steps
 from ..transport import is_cluster, run_all
 from .get_or_set_many import GetOrSetMany
-from .options import GetOrSetOptions
 from .reading import MISSING
 
 

@@ -12,8 +12,8 @@ from asgiref.sync import iscoroutinefunction
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.views import View
 
-from ..cache import GetOrSetOptions, Timeout, lock_cache
-from ..conf import SETTING
+from ..cache import lock_cache
+from ..conf import SETTING, GetOrSetOptions, Timeout
 from ..events import as_group
 from ..middleware import CachedPageMiddleware
 from ..protocol import check_seconds
@@ -22,7 +22,7 @@ from .key_template import bound_method, namer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..cache import GetOrSetArguments
+    from ..conf import GetOrSetArguments
 
 P = ParamSpec("P")
 R = TypeVar("R")

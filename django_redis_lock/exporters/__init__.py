@@ -140,26 +140,29 @@ Value = str | int | float | bool
 Attributes = Mapping[str, Value]
 
 
+class Span(NamedTuple):
+    """Something that has ended.
+
+    Attributes:
+        operation: ``"cache get"``, ``"cache put"``, ``"cache wait"``, ``"lock wait"`` or
+            ``"lock acquire"``.
+        began, ended: Unix times in seconds.
+        leader: the trace to which the span refers, as a ``traceparent``; or empty.
+    """
+
+    operation: str
+    subject: Subject
+    began: float
+    ended: float
+    about: Attributes
+    leader: str
+
+
 class Tracer(Protocol):
     """Makes the spans of one tool."""
 
-    def record(
-        self,
-        operation: str,
-        subject: Subject,
-        began: float,
-        ended: float,
-        about: Attributes,
-        leader: str,
-    ) -> None:
-        """Make a span of something that has ended.
-
-        Args:
-            operation: ``"cache get"``, ``"cache put"``, ``"cache wait"``, ``"lock wait"`` or
-                ``"lock acquire"``.
-            began, ended: Unix times in seconds.
-            leader: the trace to which the span refers, as a ``traceparent``; or empty.
-        """
+    def record(self, span: Span) -> None:
+        """Make a span of something that has ended."""
 
     def begin(self, subject: Subject) -> Any:
         """Begin a span around a computation; returns what ``end`` needs."""
@@ -219,7 +222,7 @@ class Spans:
         about = {**about, **_server(subject)}
         if values > 1:
             about["cache.values"] = values
-        self._tracer.record(operation, subject, ended - seconds, ended, about, leader)
+        self._tracer.record(Span(operation, subject, ended - seconds, ended, about, leader))
 
 
 def _slow(subject: Subject) -> float:

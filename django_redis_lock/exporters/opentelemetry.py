@@ -17,7 +17,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from .. import events
 from ..events import Subject
 from ..metrics import EXPORTED_BOUNDS
-from . import COUNTERS, HISTOGRAMS, Attributes, Exporter, Spans, subscribe_instead
+from . import COUNTERS, HISTOGRAMS, Exporter, Spans, subscribe_instead
+from . import Span as Ended
 
 _NAME = "django_redis_lock"
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -60,23 +61,17 @@ class OpenTelemetry(Exporter):
 
     # -- ``spans.Tracer`` ----------------------------------------------------------------------
 
-    def record(
-        self,
-        operation: str,
-        subject: Subject,
-        began: float,
-        ended: float,
-        about: Attributes,
-        leader: str,
-    ) -> None:
-        span = self._tracer.start_span(
-            f"{operation} {self._group(subject.group)}",
+    def record(self, span: Ended) -> None:
+        self._tracer.start_span(
+            f"{span.operation} {self._group(span.subject.group)}",
             kind=SpanKind.CLIENT,
-            start_time=int(began * 1e9),
-            links=_links(leader),
-            attributes={**_attributes(operation.partition(" ")[0], subject), **about},
-        )
-        span.end(int(ended * 1e9))
+            start_time=int(span.began * 1e9),
+            links=_links(span.leader),
+            attributes={
+                **_attributes(span.operation.partition(" ")[0], span.subject),
+                **span.about,
+            },
+        ).end(int(span.ended * 1e9))
 
     def begin(self, subject: Subject) -> tuple[Span, Any]:
         name = f"compute {self._group(subject.group)}"

@@ -11,7 +11,7 @@ from typing import Any
 import sentry_sdk
 
 from ..events import Subject
-from . import Attributes, Spans, subscribe_instead
+from . import Span, Spans, subscribe_instead
 
 
 class Sentry(Spans):
@@ -22,27 +22,19 @@ class Sentry(Spans):
 
     # -- ``spans.Tracer`` ----------------------------------------------------------------------
 
-    def record(
-        self,
-        operation: str,
-        subject: Subject,
-        began: float,
-        ended: float,
-        about: Attributes,
-        leader: str,
-    ) -> None:
-        parent = sentry_sdk.get_current_span()
+    def record(self, span: Span) -> None:
+        parent, subject = sentry_sdk.get_current_span(), span.subject
         # Sentry's own spans of a cache suffice.
-        if parent is None or (operation == "cache get" and _has_spans(subject.cache)):
+        if parent is None or (span.operation == "cache get" and _has_spans(subject.cache)):
             return
-        span = parent.start_child(
-            op=operation.replace(" ", "."),
+        child = parent.start_child(
+            op=span.operation.replace(" ", "."),
             name=subject.name,
-            start_timestamp=datetime.fromtimestamp(began, timezone.utc),
+            start_timestamp=datetime.fromtimestamp(span.began, timezone.utc),
         )
-        for name, value in {**_about(operation, subject), **about}.items():
-            span.set_data(name, value)
-        span.finish(end_timestamp=datetime.fromtimestamp(ended, timezone.utc))
+        for name, value in {**_about(span.operation, subject), **span.about}.items():
+            child.set_data(name, value)
+        child.finish(end_timestamp=datetime.fromtimestamp(span.ended, timezone.utc))
 
     def begin(self, subject: Subject) -> Any:
         parent = sentry_sdk.get_current_span()

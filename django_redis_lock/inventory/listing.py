@@ -179,7 +179,7 @@ class Inspection:
         lock: as in the list; None if it is free.
         holders: the holders of all places, ``lock`` among them; empty if it is free.
         waiters: in the order of arrival, by the waiters' clocks; at most MAX_WAITERS.
-        events: the last events, latest first (``locking.history``).
+        events: the last events, latest first (``locking.records``).
     """
 
     lock: LockInfo | None

@@ -2,11 +2,6 @@
 
 from .aio import AsyncLock as AsyncLock
 from .base import BaseLock as BaseLock
-from .heartbeat import last_heartbeats as last_heartbeats
-from .history import Event as Event
-from .history import note_call as note_call
-from .history import note_vanished as note_vanished
-from .history import read_events as read_events
 from .hold import Hold as Hold
 from .hold import Renewal as Renewal
 from .hold import Renewals as Renewals
@@ -17,6 +12,11 @@ from .multi_lock import AsyncMultiLock as AsyncMultiLock
 from .multi_lock import MultiLock as MultiLock
 from .multi_lock import check_names as check_names
 from .operations import LockOperations as LockOperations
+from .records import Event as Event
+from .records import last_heartbeats as last_heartbeats
+from .records import note_call as note_call
+from .records import note_vanished as note_vanished
+from .records import read_events as read_events
 from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
 from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
 from .waiting import TaskWaiter as TaskWaiter

@@ -40,8 +40,7 @@ from ..protocol import (
     release_call,
 )
 from ..transport import Server
-from .heartbeat import Heartbeat
-from .history import RecordEvent
+from .records import Heartbeat, RecordEvent
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")

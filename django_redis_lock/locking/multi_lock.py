@@ -37,10 +37,10 @@ from ..transport import (
     server_of,
 )
 from .aio import AsyncLock
-from .history import note_vanished
 from .lock import Lock
 from .members import MultiHold, member_class, together
 from .operations import LockOperations
+from .records import note_vanished
 
 #: The most names that one lock can have.
 MAX_NAMES = 100

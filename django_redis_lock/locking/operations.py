@@ -36,10 +36,9 @@ from ..protocol import (
 )
 from ..transport import ServerBusy, Steps, note_sent, server_of
 from .base import BaseLock
-from .heartbeat import question_about, with_answer
-from .history import note_vanished
 from .hold import Hold
 from .local_state import Entry
+from .records import note_vanished, question_about, with_answer
 from .replication import patience_of
 from .waiting import Refusal, queues
 

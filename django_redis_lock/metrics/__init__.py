@@ -13,8 +13,18 @@ from ..cache import lock_cache
 from ..conf import Conf
 from ..events import Subject, group_of
 from ..transport import server_of
-from .charts import histogram_svg, sparkline_svg
-from .figures import BOUNDS, EXPORTED_BOUNDS, OTHER, PERIODS, Distribution, Summary, add, new
+from .figures import (
+    BOUNDS,
+    EXPORTED_BOUNDS,
+    OTHER,
+    PERIODS,
+    Distribution,
+    Summary,
+    add,
+    histogram_svg,
+    new,
+    sparkline_svg,
+)
 from .writing import Metrics, read
 
 __all__ = [

@@ -17,31 +17,8 @@ from .. import events
 from ..events import Subject
 from ..forks import after_fork
 from ..transport import Server
-from .figures import (
-    COMPUTED,
-    COMPUTING,
-    CONTENDED,
-    CRASHED,
-    FAILED,
-    FALLBACKS,
-    HITS,
-    HOLDS,
-    LOST,
-    MISSES,
-    OTHER,
-    REFRESH_FAILED,
-    REJECTED,
-    SHARED,
-    STALE,
-    STALE_HITS,
-    TIMED_OUT,
-    WAITS,
-    WITHOUT_REDIS,
-    Distribution,
-    add,
-    new,
-    observe,
-)
+from . import figures as at
+from .figures import OTHER, Distribution, add, new, observe
 
 #: The most groups between two writes; further groups count as OTHER.
 MAX_GROUPS = 100
@@ -152,7 +129,9 @@ class Collector:
             self._enough = 1  # Count the next event at once: its server may have no job yet.
             mine = [owner for owner in self._figures if owner[0] is server]
             taken = {owner: self._figures.pop(owner) for owner in mine}
-            self._holders.update((o, f) for o, f in taken.items() if any(f[HOLDS:COMPUTING]))
+            self._holders.update(
+                (o, f) for o, f in taken.items() if any(f[at.HOLDS : at.COMPUTING])
+            )
             while len(self._holders) > MAX_GROUPS:
                 del self._holders[next(iter(self._holders))]
             return taken
@@ -163,7 +142,9 @@ class Collector:
         with self.mutex:
             self._count_waiting()
             counted = (self._figures.get(owner), self._holders.get(owner))
-            averages = [Distribution.at(figures, HOLDS).average for figures in counted if figures]
+            averages = [
+                Distribution.at(figures, at.HOLDS).average for figures in counted if figures
+            ]
         return next((average for average in averages if average is not None), None)
 
     def put_back(self, taken: Figures) -> None:
@@ -189,52 +170,52 @@ def _one_more(figure: int) -> Callable[[list[int], Any], None]:
 
 def _acquired(figures: list[int], event: events.Acquired) -> None:
     if event.contended:
-        figures[CONTENDED] += 1
-    observe(figures, WAITS, event.waited)
+        figures[at.CONTENDED] += 1
+    observe(figures, at.WAITS, event.waited)
 
 
 def _released(figures: list[int], event: events.Released) -> None:
-    observe(figures, HOLDS, event.held)
+    observe(figures, at.HOLDS, event.held)
 
 
 def _lost(figures: list[int], event: events.Lost) -> None:
-    figures[LOST] += 1
-    observe(figures, HOLDS, event.held)
+    figures[at.LOST] += 1
+    observe(figures, at.HOLDS, event.held)
 
 
 def _computed(figures: list[int], event: events.Computed) -> None:
     if event.error is None:
-        figures[COMPUTED] += event.values
+        figures[at.COMPUTED] += event.values
         if event.without_redis:
-            figures[WITHOUT_REDIS] += event.values
+            figures[at.WITHOUT_REDIS] += event.values
     else:
-        figures[FAILED] += 1
-    observe(figures, COMPUTING, event.seconds)
+        figures[at.FAILED] += 1
+    observe(figures, at.COMPUTING, event.seconds)
 
 
 def _shared(figures: list[int], event: events.Shared) -> None:
-    figures[STALE if event.stale else SHARED] += event.values
+    figures[at.STALE if event.stale else at.SHARED] += event.values
 
 
 def _read(figures: list[int], event: events.Read) -> None:
     figures[_READS[event.result]] += event.values
 
 
-_READS = {"hit": HITS, "stale": STALE_HITS, "miss": MISSES}
+_READS = {"hit": at.HITS, "stale": at.STALE_HITS, "miss": at.MISSES}
 
 #: Events so frequent that they are counted in batches.
 _FREQUENT = frozenset({events.Acquired, events.Released})
 
 _COUNTS: dict[type, Callable[[list[int], Any], None]] = {
     events.Acquired: _acquired,
-    events.Rejected: _one_more(REJECTED),
-    events.TimedOut: _one_more(TIMED_OUT),
+    events.Rejected: _one_more(at.REJECTED),
+    events.TimedOut: _one_more(at.TIMED_OUT),
     events.Released: _released,
     events.Lost: _lost,
-    events.Crashed: _one_more(CRASHED),
-    events.FellBack: _one_more(FALLBACKS),
+    events.Crashed: _one_more(at.CRASHED),
+    events.FellBack: _one_more(at.FALLBACKS),
     events.Computed: _computed,
     events.Shared: _shared,
     events.Read: _read,
-    events.RefreshFailed: _one_more(REFRESH_FAILED),
+    events.RefreshFailed: _one_more(at.REFRESH_FAILED),
 }

@@ -26,11 +26,12 @@ from django.utils.http import parse_http_date_safe
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
-from ..cache import MISSING, GetOrSetOptions, lock_cache
+from ..cache import MISSING, lock_cache
+from ..conf import GetOrSetOptions
 from ..transport import Steps, adrive, drive
 
 if TYPE_CHECKING:
-    from ..cache import GetOrSetArguments
+    from ..conf import GetOrSetArguments
 
 #: Seconds after a response that cannot be cached in which the callers for its page do not wait for
 #: each other.

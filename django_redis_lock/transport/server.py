@@ -65,7 +65,7 @@ class Server:
         self.database: tuple[Any, ...] = (self,)
         self.breaker = Breaker(_shown(settings), shortest)
         self._idle: list[tuple[RawConnection, PendingLifetime | None, float]] = []
-        #: The job that records there that this process is alive; see ``locking.heartbeat``.
+        #: The job that records there that this process is alive; see ``locking.records``.
         self.heartbeat: Any = None
         #: Has it report changes; see the keeper's ``Listener``.
         self.listener: Any = None

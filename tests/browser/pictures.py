@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from django_redis_lock import Lock, metrics
-from django_redis_lock.locking.history import note_call
+from django_redis_lock.locking.records import note_call
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.execute import run
 from tests.browser.conftest import PAGE, Open

@@ -13,7 +13,7 @@ import redis
 from django.core.cache import caches
 
 from django_redis_lock import metrics
-from django_redis_lock.locking.history import note_call
+from django_redis_lock.locking.records import note_call
 from django_redis_lock.protocol.owner import Owner, hostname
 from django_redis_lock.transport.execute import run
 from tests.browser.conftest import PAGE, Open

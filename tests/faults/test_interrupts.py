@@ -31,8 +31,8 @@ from redis.retry import Retry
 
 from django_redis_lock import Lock, Redlock, locked
 from django_redis_lock.decorators import section
+from django_redis_lock.fallback import FallbackLock
 from django_redis_lock.fallback.file_lock import held_locally
-from django_redis_lock.fallback.locks import FallbackLock
 from django_redis_lock.keeper.thread import keeper
 from django_redis_lock.locking import MultiLock
 from django_redis_lock.locking.waiting.queue import Unregister

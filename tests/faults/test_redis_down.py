@@ -23,8 +23,8 @@ from django_redis_lock import (
 )
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.events import FellBack
+from django_redis_lock.fallback import AsyncFallbackLock, FallbackLock
 from django_redis_lock.fallback.file_lock import held_locally
-from django_redis_lock.fallback.locks import AsyncFallbackLock, FallbackLock
 from django_redis_lock.transport.aio_client import asyncio_client
 from tests.holding import outages
 from tests.integration.locks.test_lock import OnRedis

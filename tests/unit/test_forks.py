@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import django_redis_lock
-from django_redis_lock.fallback import locks as fallback
+from django_redis_lock import fallback
 from django_redis_lock.transport.circuit_breaker import Breaker
 
 FOLDER = Path(django_redis_lock.__file__).parent

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.cache.options import GetOrSetOptions
-from django_redis_lock.conf import SETTING, Conf
+from django_redis_lock.conf import SETTING, Conf, GetOrSetOptions
 
 
 def of(*, timeout: float | None = 60, **given: Any) -> GetOrSetOptions:

@@ -32,7 +32,7 @@ from django_redis_lock import (
     TooFewServers,
 )
 from django_redis_lock.decorators import cached, locked
-from django_redis_lock.fallback.locks import FallbackLock
+from django_redis_lock.fallback import FallbackLock
 from django_redis_lock.testing import MemoryServer, RedisLocksMixin, VirtualClock, override
 from tests.processes import in_threads
 

@@ -28,7 +28,7 @@ from ...protocol import (
     waiter_id,
 )
 from ...transport import Server
-from ..history import note_vanished
+from ..records import note_vanished
 
 
 class WakeEvent(Protocol):

@@ -26,11 +26,10 @@ from django.urls import reverse
 
 from django_redis_lock import Lock
 from django_redis_lock.admin import listing
-from django_redis_lock.admin.formatting import duration
-from django_redis_lock.admin.rows import Ref
+from django_redis_lock.admin.rows import Ref, duration
 from django_redis_lock.inventory import listing as inventory
 from django_redis_lock.inventory.listing import LOCK
-from django_redis_lock.locking.history import note_call
+from django_redis_lock.locking.records import note_call
 from django_redis_lock.middleware import doing
 from django_redis_lock.models import HeldLock
 from django_redis_lock.protocol.keys import events_key, lock_keys

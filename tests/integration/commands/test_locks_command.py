@@ -20,7 +20,7 @@ from django.core.cache import cache, caches
 from django.core.management import CommandError, call_command
 
 from django_redis_lock import Lock, events, metrics
-from django_redis_lock.locking.history import note_call
+from django_redis_lock.locking.records import note_call
 from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.middleware import doing
 from django_redis_lock.protocol.owner import Owner, hostname

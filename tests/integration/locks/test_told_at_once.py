@@ -25,7 +25,7 @@ from django_redis_lock.cache import reset_all
 from django_redis_lock.inventory import Outcome, list_held, release
 from django_redis_lock.keeper import keeper, subscription
 from django_redis_lock.locking import Renewal
-from django_redis_lock.locking.heartbeat import Heartbeat
+from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol.keys import process_key
 from django_redis_lock.protocol.owner import process_id

@@ -1,0 +1,321 @@
+"""What a process leaves in Redis about the locks it holds longer than half a second: its heartbeat,
+and how they ended.
+
+It sends a heartbeat every HEARTBEAT_EVERY seconds, so that its death is seen within seconds however
+long its locks live: one key for the process and each server, which each lock's description names.
+And it listens to a channel of the same name, on which RESET publishes which of the locks has been
+released by force, and to what the server reports of changes by other programs: the keeper then
+renews the lock at once, and so learns whether it is lost.
+
+The ends of these locks are noted for people who look at them later, and by the keeper: it costs
+neither acquiring nor releasing anything, and a held lock no memory. Each lock keeps its last
+MAX_EVENTS events, for an hour, or for a day after one that is worth looking for. A holder that dies
+notes nothing. What it said of itself outlasts its lock by a day; the script that takes the lock
+next finds it there, and the process that ran the script records it. So does a reader that comes
+before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+from .. import events
+from ..clock import time
+from ..forks import free_after_fork
+from ..keeper import Job, SentOnce, Subscription, keeper
+from ..notices import get_logger
+from ..protocol import (
+    HEARTBEAT,
+    HEARTBEAT_EVERY,
+    HEARTBEATS,
+    MAX_PID,
+    MAX_UNIX_TIME,
+    RECORD_EVENT,
+    SILENT_AFTER,
+    Call,
+    LockKeys,
+    Owner,
+    as_bytes,
+    bounded,
+    events_key,
+    fields_of,
+    printable,
+    process_id,
+    process_key,
+)
+from ..transport import Server, is_cluster, run, run_all
+
+if TYPE_CHECKING:
+    from .hold import Renewal
+
+logger = get_logger("django_redis_lock.keeper")
+
+#: Milliseconds for which a heartbeat is kept: as long as a dead holder's lock lives, within reason.
+DAY = 86_400_000
+#: Seconds for which a process without described locks still listens: the next one may come soon.
+LINGER_SECONDS = 1.0
+#: Seconds to wait for an answer about heartbeats.
+REPLY_TIMEOUT = 5.0
+
+
+class Heartbeat(Job):
+    """Says every HEARTBEAT_EVERY seconds that this process is alive, and listens, while it holds
+    locks on ``server``."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server, time.monotonic())
+        # A signal handler may come in between.
+        self._mutex = free_after_fork(threading.RLock())
+        self._renewals: dict[bytes, Renewal] = {}
+        self._call = Call(HEARTBEAT, (process_key(process_id()),), (DAY,))
+        #: When the next heartbeat is due; ``due`` may be earlier, to stop listening.
+        self._beat_at = self.due
+        self._subscription: Subscription | None = None
+
+    @classmethod
+    def join(cls, renewal: Renewal) -> None:
+        """Send heartbeats to its server, and listen, while its hold lasts."""
+        server = renewal.server
+        if server.heartbeat is None:
+            server.heartbeat = cls(server)
+        beat: Heartbeat = server.heartbeat
+        with beat._mutex:
+            was_empty = not beat._renewals
+            beat._renewals[renewal.hold.keys.lock] = renewal
+            if beat._subscription is None:
+                channel = process_key(process_id())
+                beat._subscription = keeper().subscribe(server, channel, beat._received)
+            if beat not in keeper():
+                keeper().add(beat)
+            elif was_empty:
+                keeper().reschedule(beat, beat._beat_at)
+
+    @staticmethod
+    def leave(renewal: Renewal) -> None:
+        """Do so no longer."""
+        beat: Heartbeat | None = renewal.server.heartbeat
+        key = renewal.hold.keys.lock
+        if beat is not None:
+            with beat._mutex:
+                if beat._renewals.get(key) is renewal:
+                    beat._renewals.pop(key, None)
+                if not beat._renewals and beat in keeper():
+                    keeper().reschedule(beat, min(beat.due, time.monotonic() + LINGER_SECONDS))
+
+    def call(self, now: float) -> Call | None:
+        with self._mutex:
+            # A caller that was interrupted while it released has not left.
+            left = {key: job for key, job in self._renewals.items() if not job.hold.ended}
+            self._renewals = left
+            if self._renewals:
+                return self._call
+            keeper().discard(self)
+            self.due = self._beat_at
+            if self._subscription is not None:
+                self._subscription.close()
+                self._subscription = None
+            return None
+
+    def _received(self, key: bytes | None) -> None:
+        """``key`` may not be what it was; None: nor any other."""
+        with self._mutex:
+            jobs = [*self._renewals.values()] if key is None else [self._renewals.get(key)]
+        for job in filter(None, jobs):
+            keeper().reschedule(job, time.monotonic())
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        self._beat_at = self.due = sent_at + HEARTBEAT_EVERY
+
+    def failed(self, error: Exception, now: float) -> None:
+        logger.info("Could not send a heartbeat: %s", error)
+        pause = HEARTBEAT_EVERY if isinstance(error, ResponseError) else HEARTBEAT_EVERY / 4
+        if isinstance(error, NoPermissionError):
+            pause = math.inf
+        self._beat_at = self.due = now + pause
+
+
+def last_heartbeats(client: Any, processes: Iterable[str]) -> dict[str, float]:
+    """Seconds since the last heartbeat of each of ``processes``, in one round trip; those of which
+    none is known are left out.
+
+    Raises:
+        redis.exceptions.RedisError: Redis could not be asked.
+    """
+    known = sorted(set(processes) - {""})
+    if not known:
+        return {}
+    if not is_cluster(client):
+        return _ages(known, run(client, _question(*known), patience=REPLY_TIMEOUT).value)
+    found: dict[str, float] = {}
+    for process, answer in zip(known, run_all(client, [*map(_question, known)]), strict=True):
+        found.update(_ages([process], answer))
+    return found
+
+
+def question_about(owner: Owner) -> Call | None:
+    """Asks for the last heartbeat of a holder's process; None if there is no need to ask."""
+    if not owner.process or owner.seen is None or owner.seen <= SILENT_AFTER:
+        return None
+    return _question(owner.process)
+
+
+def with_answer(owner: Owner, answer: Any) -> Owner:
+    """``owner`` with the answer to that question."""
+    ages = _ages([owner.process], answer)
+    return replace(owner, seen=min(owner.seen or 0.0, ages.get(owner.process, math.inf)))
+
+
+def _question(*processes: str) -> Call:
+    return Call(HEARTBEATS, tuple(map(process_key, processes)), ())
+
+
+def _ages(processes: Sequence[str], answer: Any) -> dict[str, float]:
+    now_us, *beats = answer
+    texts = zip(processes, map(as_bytes, beats), strict=True)
+    # Other programs should not write there, but they can.
+    known = {process: int(beat) for process, beat in texts if beat.isdigit() and len(beat) < 20}
+    return {process: max(0.0, (int(now_us) - beat) / 1e6) for process, beat in known.items()}
+
+
+logger = get_logger("django_redis_lock.keeper")
+
+#: Events kept of each lock.
+MAX_EVENTS = 10
+#: Milliseconds for which they are kept after the last of them.
+HOUR, DAY = 3_600_000, 86_400_000
+#: What is worth looking for on the next morning.
+NEWS = ("lost", "reset", "crashed")
+#: Characters kept of each text in an event.
+MAX_TEXT_CHARACTERS = 200
+#: The fields of an event that are texts.
+TEXTS = ("what", "id", "host", "thread", "label", "doing", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a lock.
+
+    Attributes:
+        at: Unix time in seconds, by the server's clock.
+        what: "released"; "lost", as its holder noticed; "reset", by force; "crashed", when the
+            lock ended and its holder said nothing, because it died or was cut off.
+        id: the fingerprint of the holder's token.
+        host, pid, thread, label, doing: the holder; empty and 0 where it is not known.
+        note: why it was lost, or who has reset it.
+        held: seconds for which it had been held; None where that is not known.
+    """
+
+    at: float
+    what: str
+    id: str
+    host: str = ""
+    pid: int = 0
+    thread: str = ""
+    label: str = ""
+    note: str = ""
+    held: float | None = None
+    doing: str = ""
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.id, self.host, self.pid, self.thread, self.label, doing=self.doing)
+
+
+class RecordEvent(SentOnce):
+    """Writes an event down. Many a command releases its lock as the last thing it does, so the
+    process does this before it ends."""
+
+    def __init__(self, server: Server, key: bytes, what: str, owner: Owner, **more: Any) -> None:
+        super().__init__(server, note_call(key, what, owner, **more))
+        self._key = key
+
+    def failed(self, error: Exception, now: float) -> None:
+        super().failed(error, now)
+        logger.info("Could not note an event of %s: %s", printable(self._key), error)
+
+
+def note_vanished(
+    server: Server, keys: LockKeys, found: Any, subject: events.Subject | None
+) -> None:
+    """Have it noted that a holder has crashed, as a script has ``found``: when the lock's lifetime
+    was over, and what the holder had said of itself. ``subject`` is the lock, for those who count
+    crashed holders."""
+    event = _vanished(found)
+    if event is not None:
+        logger.warning(
+            "The lock %s was never released: its holder %s crashed or was cut off",
+            printable(keys.name),
+            event.owner,
+        )
+        more: Any = {"held": event.held, "at": round(event.at * 1e6)}
+        keeper().add(RecordEvent(server, keys.name, event.what, event.owner, **more))
+        if events.listeners and subject is not None:
+            # Of a lock on several servers, each has its own figures.
+            events.emit(events.Crashed(subject._replace(server=server), event.owner))
+
+
+def _vanished(found: Any) -> Event | None:
+    ended_us, fields = found
+    described = fields_of(fields)
+    owner = Owner.from_fields(described, described.get("id", ""))
+    if not owner.id:
+        return None  # It was released, and rested.
+    at = int(ended_us) / 1e6
+    held = None if owner.since is None else max(0.0, at - owner.since)
+    who = (owner.host, owner.pid, owner.thread, owner.label)
+    return Event(at, "crashed", owner.id, *who, held=held, doing=owner.doing)
+
+
+def note_call(
+    key: bytes,
+    what: str,
+    owner: Owner,
+    note: str = "",
+    held: float | None = None,
+    at: int | None = None,
+) -> Call:
+    """Notes that ``what`` happened to the lock at ``key``: now, or when the server's clock showed
+    ``at`` microseconds."""
+    known = {"host": owner.host, "thread": owner.thread, "label": owner.label}
+    known |= {"doing": owner.doing, "note": note}
+    texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in known.items() if text}
+    event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
+    if held is not None:
+        event["held"] = round(held, 3)
+    keep = DAY if what in NEWS else HOUR
+    return Call(RECORD_EVENT, (events_key(key),), (json.dumps(event), MAX_EVENTS, keep, at or ""))
+
+
+def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
+    """The events that ``note_call`` has written, the latest first; anything else is passed over.
+
+    Args:
+        found: the description that a holder has left at the free lock, if there is one.
+    """
+    left_behind = [] if found is None else [_vanished(found)]
+    found_events = [e for e in (*left_behind, *map(_read, kept.splitlines())) if e is not None]
+    # Who was only stopped or cut off, and came back, has noted more than who came upon its lock.
+    said = {event.id for event in found_events if event.what != "crashed"}
+    return tuple(e for e in found_events if e.what != "crashed" or e.id not in said)
+
+
+def _read(kept: bytes) -> Event | None:
+    at_us, _, event = kept.partition(b" ")
+    try:
+        said = json.loads(event)
+        texts = {name: str(said.get(name, "")) for name in TEXTS}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    at = bounded(at_us, MAX_UNIX_TIME * 1e6)
+    pid = bounded(said.get("pid", 0), MAX_PID)
+    held = None if said.get("held") is None else bounded(said["held"], MAX_UNIX_TIME)
+    if at is None or pid is None or (held is None and said.get("held") is not None):
+        return None
+    return Event(at=at / 1e6, pid=int(pid), held=held, **texts)
