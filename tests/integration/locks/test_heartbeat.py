@@ -14,7 +14,7 @@ import redis
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.inventory.listing import LockInfo, list_held
 from django_redis_lock.keeper.thread import keeper
-from django_redis_lock.locking import heartbeat
+from django_redis_lock.locking import records
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.protocol.owner import Owner, process_id
 from django_redis_lock.transport.aio_client import asyncio_client
@@ -122,7 +122,7 @@ def test_on_several_servers(own_server: RedisServer) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_EVERY", 0.2)
+    monkeypatch.setattr(records, "HEARTBEAT_EVERY", 0.2)
     yield
     monkeypatch.undo()
 
@@ -150,7 +150,7 @@ def test_many_locks_have_one_heartbeat(client: redis.Redis) -> None:
     until(lambda: count() == 6)
     sent = commands(client) - before
     # Not one for each lock, however many beats went by unseen. The figures may be among them.
-    assert sent <= (time.monotonic() - began) / heartbeat.HEARTBEAT_EVERY + 6
+    assert sent <= (time.monotonic() - began) / records.HEARTBEAT_EVERY + 6
 
 
 def test_there_is_none_without_a_lock(own_server: RedisServer) -> None:
