@@ -319,7 +319,7 @@ class Fallback(LockOperations):
         if owner is None:
             return None
         held = HolderInfo([b"", -1, [], 0, 0])
-        held.owner = owner
+        held.owner, held.resting = owner, False
         held.held_for = None if owner.since is None else max(0.0, time.time() - owner.since)
         return held
 
