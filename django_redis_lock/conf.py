@@ -1,4 +1,4 @@
-"""Settings: the dict ``DJANGO_REDIS_LOCK``, read at each use.
+"""Settings: the dict ``DJANGO_REDIS_LOCK``, read at each use; and the options of a ``get_or_set``.
 
 The same names with the prefix ``LOCK_`` in a cache's ``OPTIONS`` override them for that alias.
 """

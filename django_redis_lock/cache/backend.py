@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
@@ -362,17 +363,33 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     ) -> Any:
         return self.client.touch(key, timeout, version, **self._by(client))
 
-    def expire(self, *args: Any, client: Any = None, **kwargs: Any) -> Any:
-        return bool(self.client.expire(*args, **kwargs, **self._by(client)))
+    def expire(
+        self,
+        key: str,
+        timeout: float | timedelta,
+        version: int | None = None,
+        client: Any = None,
+    ) -> Any:
+        return bool(self.client.expire(key, timeout, version, **self._by(client)))
 
-    def pexpire(self, *args: Any, client: Any = None, **kwargs: Any) -> Any:
-        return self.client.pexpire(*args, **kwargs, **self._by(client))
+    def pexpire(
+        self,
+        key: str,
+        timeout: float | timedelta,
+        version: int | None = None,
+        client: Any = None,
+    ) -> Any:
+        return self.client.pexpire(key, timeout, version, **self._by(client))
 
-    def expire_at(self, *args: Any, client: Any = None, **kwargs: Any) -> Any:
-        return bool(self.client.expire_at(*args, **kwargs, **self._by(client)))
+    def expire_at(
+        self, key: str, when: int | datetime, version: int | None = None, client: Any = None
+    ) -> Any:
+        return bool(self.client.expire_at(key, when, version, **self._by(client)))
 
-    def pexpire_at(self, *args: Any, client: Any = None, **kwargs: Any) -> Any:
-        return self.client.pexpire_at(*args, **kwargs, **self._by(client))
+    def pexpire_at(
+        self, key: str, when: int | datetime, version: int | None = None, client: Any = None
+    ) -> Any:
+        return self.client.pexpire_at(key, when, version, **self._by(client))
 
     @_ignoring_outages
     def clear(self) -> Any:

@@ -52,7 +52,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     },
     # Django begins here.
     {
-        "conf": "the settings",
+        "conf": "the settings, and the options of one get_or_set that they complete",
         "signals": "Django signals for what happens",
         "clients": "django-redis on Redis Cluster",
     },
