@@ -54,6 +54,6 @@ def _expect_redis(url: str) -> None:
             client.ping()
     except (redis.RedisError, OSError, ValueError) as error:
         raise CommandError(
-            f"REDIS_URL is {shown}, but no Redis can be used there: {error}. "
+            f"REDIS_URL is {shown}, but no Redis can be used there: {str(error).rstrip('.')}. "
             "Start it, correct the address, or unset REDIS_URL to use an embedded Redis."
         ) from error
