@@ -11,14 +11,15 @@ from typing import Any
 from django.core.cache import caches
 
 from django_redis_lock import Lock
-from django_redis_lock.keeper import keeper
+from django_redis_lock.keeper import Job, keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
+from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.transport import Outage, server
 from tests.processes import until
 
-__all__ = ["hold", "outages", "settle", "silence"]
+__all__ = ["hold", "hurry", "outages", "settle", "silence"]
 
 
 @contextmanager
@@ -28,6 +29,14 @@ def hold(name: str, **options: Any) -> Iterator[Lock]:
     assert lock.acquire(blocking=False)
     yield lock
     lock.release()
+
+
+def hurry(*kinds: type[Job]) -> None:
+    """Have the keeper of this process do now what it would do within seconds: describe holders,
+    renew their locks or find them lost, look at what is waited for; or only jobs of ``kinds``."""
+    for job in tuple(keeper()._jobs):
+        if isinstance(job, kinds or (Renewal, WaiterHeartbeat)):
+            keeper().reschedule(job, time.monotonic())
 
 
 def settle() -> None:

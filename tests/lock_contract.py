@@ -25,9 +25,8 @@ import redis
 
 from django_redis_lock import LockError, LockLost, LockNotAcquired, LockNotOwnedError, events
 from django_redis_lock.events import Acquired, Contended, Lost, Rejected, Released, TimedOut
-from django_redis_lock.locking import hold
-from django_redis_lock.locking.waiting import queue
 from tests.events import RecordedEvents, recording_events
+from tests.holding import hurry
 from tests.processes import PATIENCE, in_threads, until
 
 YEAR = 365 * 24 * 3600
@@ -440,15 +439,13 @@ class LockContract:
         assert holder.lost
         other.release()
 
-    def test_a_waiter_has_it_when_the_key_is_deleted(
-        self, backend: Backend, make: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(queue, "WATCH_INTERVAL_SECONDS", 0.1)
+    def test_a_waiter_has_it_when_the_key_is_deleted(self, backend: Backend, make: Any) -> None:
         holder, other = make(timeout=30), make(timeout=30)
         holder.acquire()
         waiter = Background(lambda: other.acquire(blocking_timeout=PATIENCE))
         self.wait_for_waiters(backend)
         backend.delete_key(self.name)
+        hurry()
         assert waiter.result() is True
 
     def test_threads_take_turns(self, make: Any) -> None:
@@ -770,6 +767,7 @@ class LockContract:
             assert make().reset() is True
         else:
             getattr(backend, how)(self.name)
+        hurry()
         assert told.wait(PATIENCE)
         assert lock.lost
         with pytest.raises(LockLost):
@@ -843,7 +841,11 @@ class LockContract:
     ) -> None:
         lock = make(timeout=1, renew=True)
         lock.acquire()
-        make().reset() if how == "reset" else getattr(backend, how)(self.name)
+        if how == "reset":  # Of which its process is told.
+            make().reset()
+        else:
+            getattr(backend, how)(self.name)
+            hurry()
         until(lambda: heard.only(Lost))
         with pytest.raises(LockNotOwnedError):
             lock.release()
@@ -892,8 +894,7 @@ class LockContract:
 
     # -- who has it, and ending it by force ----------------------------------------------------
 
-    def test_the_holder_is_named(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(hold, "DESCRIBE_AFTER", 0.1)
+    def test_the_holder_is_named(self, make: Any) -> None:
         lock = make(timeout=30, label="nightly report")
         assert lock.holder() is None
         lock.acquire()
@@ -901,6 +902,7 @@ class LockContract:
         assert first.id
         assert first.id.encode() != lock.local.token
         assert lock.local.token.decode() not in repr(first)
+        hurry()
         until(lambda: make().holder().label == "nightly report")
         holder = make().holder()
         assert holder.id == first.id

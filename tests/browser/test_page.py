@@ -20,7 +20,7 @@ from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.browser.conftest import PAGE, Open
 from tests.browser.site import POLICY
-from tests.holding import silence
+from tests.holding import hurry, silence
 from tests.integration.admin.test_admin import hold
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -31,6 +31,7 @@ expect = playwright.expect
 
 def named(lock: Lock, client: redis.Redis) -> Lock:
     """``lock``, as soon as it is said who holds it."""
+    hurry()
     until(lambda: client.exists(lock_keys(lock.keys.lock).owner))
     return lock
 

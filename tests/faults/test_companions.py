@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from django_redis_lock import Lock, LockNotOwnedError
+from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest, parse_grant
 from django_redis_lock.protocol.keys import lock_keys
@@ -18,6 +19,7 @@ from django_redis_lock.protocol.lock_scripts import EXTEND, HELD, RENEW, RESET, 
 from django_redis_lock.protocol.validation import milliseconds
 from django_redis_lock.redlock.votes import VOTE
 from django_redis_lock.transport import execute
+from tests.holding import hurry
 from tests.lock_contract import Background
 from tests.processes import until
 from tests.redis_server import GivenServer, RedisServer
@@ -116,6 +118,7 @@ def test_a_waiter_is_served(client: redis.Redis, part: str, form: str, token: st
     until(lambda: client.info("clients")["blocked_clients"])
     damage()
     holder.release()
+    hurry(WaiterHeartbeat)  # Whose waiters are forgotten is found by the keeper of one.
     assert waiting.result() is True
     damage()
     waiter.extend(10)

@@ -29,13 +29,13 @@ from django_redis_lock.admin import listing
 from django_redis_lock.admin.rows import Ref, duration
 from django_redis_lock.inventory import listing as inventory
 from django_redis_lock.inventory.listing import LOCK
-from django_redis_lock.locking.records import note_call
+from django_redis_lock.locking.records import Heartbeat, note_call
 from django_redis_lock.middleware import doing
 from django_redis_lock.models import HeldLock
 from django_redis_lock.protocol.keys import events_key, lock_keys
 from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.transport.execute import run
-from tests.holding import silence
+from tests.holding import hurry, settle, silence
 from tests.processes import until
 from tests.redis_server import RedisServer
 
@@ -109,6 +109,7 @@ def test_held_locks_are_shown_and_free_ones_are_not(admin_client: Client) -> Non
 def test_what_it_says_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
     lock = hold("report", label="the nightly report", timeout=3600)
     keys = lock_keys(lock.keys.lock)
+    hurry()
     until(lambda: client.exists(keys.owner))
     client.hset(keys.owner, mapping={"host": "web-1", "pid": 4711, "thread": "Worker-2"})
     since = float(client.hget(keys.owner, "since") or 0)
@@ -212,6 +213,7 @@ def test_search_and_filters(
 ) -> None:
     hold("nightly-report")
     keys = hold("import", label="new books", timeout=600).keys
+    hurry()
     until(lambda: client.exists(keys.owner))
     client.hset(keys.owner, mapping={"host": "web-9", "pid": 77, "since": f"{time.time() - 100}"})
     silence(client, keys.lock, 300)
@@ -287,6 +289,7 @@ def test_a_lock_that_rests(admin_client: Client) -> None:
 def test_a_holder_that_is_silent(admin_client: Client, client: redis.Redis) -> None:
     lock = hold("a", timeout=300)
     keys = lock_keys(lock.keys.lock)
+    hurry()
     until(lambda: client.exists(keys.owner))
     silence(client, keys.lock, 130)
     (row,) = rows_of(admin_client.get(PAGE))
@@ -297,6 +300,7 @@ def test_the_most_urgent_come_first(admin_client: Client, client: redis.Redis) -
     """Silent ones, then those that end soon and are not renewed."""
     keys = {name: hold(name, timeout=60).keys for name in ("well", "ends", "silent")}
     for of in keys.values():
+        hurry()
         until(lambda of=of: client.exists(of.owner))
     client.pexpire(keys["ends"].lock, 9000)
     silence(client, keys["silent"].lock, 200)
@@ -310,6 +314,7 @@ def test_the_most_urgent_come_first(admin_client: Client, client: redis.Redis) -
 
 def test_the_state_is_what_the_page_shows(admin_client: Client) -> None:
     lock = hold("a lock", label="for a test", timeout=60)
+    hurry()
     until(lambda: (lock.holder() or pytest.fail("free")).host)
     state = admin_client.get(f"{PAGE}state/").json()
     (row,) = state["rows"]
@@ -363,7 +368,11 @@ def page_of(browser: Client, **query: str) -> str:
 def test_the_page_of_a_lock(admin_client: Client, client: redis.Redis) -> None:
     lock = hold("report", label="the nightly report", timeout=3600)
     keys = lock_keys(lock.keys.lock)
-    until(lambda: client.exists(keys.owner) and client.keys("django_redis_lock:process:*"))
+    hurry()
+    until(lambda: client.exists(keys.owner))
+    settle()
+    hurry(Heartbeat)
+    until(lambda: client.keys("django_redis_lock:process:*"))
     run(client, note_call(lock.keys.lock, "lost", Owner("x"), "it expired", held=75.0))
     alive = (int(client.time()[0]) + 60) * 1000
     waiters = {"9 200.5 7 web-2 Second": alive, "3 100.0 8 web-1 First": alive}
@@ -394,6 +403,7 @@ def test_names_on_a_locks_own_page_cannot_inject_anything(
 ) -> None:
     evil = "<img src=x onerror=alert(1)>"
     lock = hold(evil, label=evil)
+    hurry()
     until(lambda: client.exists(lock_keys(lock.keys.lock).owner))
     owner = lock_keys(lock.keys.lock).owner
     client.hset(owner, mapping={"host": evil, "thread": evil + "\n\u202e"})
@@ -438,6 +448,7 @@ def test_durations(seconds: float, words: str) -> None:
 def test_names_and_labels_cannot_inject_anything(admin_client: Client) -> None:
     hostile = "<script>alert('name')</script>\nsecond line\u202e"
     lock = hold(hostile, label="<img src=x onerror=alert(1)>", timeout=60)
+    hurry()
     until(lambda: (lock.holder() or pytest.fail("free")).host)
     response = admin_client.get(PAGE)
     content = response.content.decode()
@@ -451,6 +462,7 @@ def test_names_and_labels_cannot_inject_anything(admin_client: Client) -> None:
 def test_what_the_holder_is_doing_is_shown_and_searched(admin_client: Client) -> None:
     with doing("POST /invoices/<17>/ (request 4f1c)"):
         lock = hold("a", label="invoice", timeout=60)
+    hurry()
     until(lambda: (lock.holder() or pytest.fail("free")).host)
     other = hold("b")
     (row,) = rows_of(admin_client.get(PAGE, {"q": "INVOICES/"}))

@@ -16,6 +16,7 @@ from django_redis_lock import Lock, events, locked, metrics
 from django_redis_lock.admin import statistics
 from django_redis_lock.admin.rows import Ref
 from django_redis_lock.inventory.listing import LOCK
+from tests.holding import hurry
 from tests.integration.admin.test_admin import OURS, PAGE, hold
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -79,6 +80,7 @@ def test_the_figures_are_refreshed_with_the_list(admin_client: Client) -> None:
 
 def test_a_holder_that_crashed_is_counted(admin_client: Client, client: redis.Redis) -> None:
     lock = hold("job", timeout=60)
+    hurry()
     until(lambda: client.exists(lock.keys.owner))
     lock.local.renewal.discard()  # As when its process has ended, and
     client.delete(lock.keys.lock)  # as when its lifetime is over.

@@ -7,6 +7,7 @@ import redis
 from django.test import Client
 
 from django_redis_lock import Lock
+from tests.holding import hurry
 from tests.integration.admin.test_admin import PAGE, hold, text_of
 from tests.processes import until
 
@@ -18,6 +19,7 @@ def held_by(
 ) -> Lock:
     lock = hold(name, timeout=60, limit=limit)
     owner = lock.local.hold.keys.owner
+    hurry()
     until(lambda: client.exists(owner))
     client.hset(owner, mapping={"host": "web", "pid": pid, "thread": thread})
     return lock

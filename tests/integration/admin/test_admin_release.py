@@ -19,7 +19,7 @@ from django.test import Client
 from django_redis_lock import Lock
 from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
-from tests.holding import silence
+from tests.holding import hurry, silence
 from tests.integration.admin.test_admin import OURS, PAGE, hold, rows_of, text_of
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -45,6 +45,7 @@ def said(browser: Client, response: HttpResponse) -> str:
 
 
 def named(lock: Lock, client: redis.Redis) -> Lock:
+    hurry()
     until(lambda: client.exists(lock.local.hold.keys.owner))
     return lock
 

@@ -13,7 +13,7 @@ from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import Conf
 from django_redis_lock.protocol.keys import FIGURES, INDEX, flight_key, lock_keys
-from tests.holding import settle
+from tests.holding import hurry, settle
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
 
@@ -55,6 +55,7 @@ EMPTYING = pytest.mark.parametrize("empty", [clear, clear_prefix, delete_all])
 def test_a_held_lock_stays_held(cache: RedisCache, client: redis.Redis, empty: Any) -> None:
     lock = cache.lock("report", timeout=60, label="nightly")
     assert lock.acquire()
+    hurry()
     until(lambda: client.exists(KEYS.owner))
     settle()
     before = [client.get(KEYS.lock), client.get(KEYS.fence), described_holder(client)]
@@ -176,6 +177,7 @@ def test_a_pattern_for_everything_spares_what_belongs_to_locks(
     locks = [cache.lock(name, label="x") for name in ("plain", "{tag}x", "a}b")]
     for lock in locks:
         lock.acquire()
+    hurry()
     until(lambda: all(client.exists(lock.keys.owner) for lock in locks))
     with cache.lock("released"):
         pass
@@ -202,7 +204,7 @@ def test_no_script_works_for_long(
             pipeline.zadd(INDEX, {name: (time.time() + 600) * 1000})
         pipeline.execute()
     cache.set_many({f"value-{number}": number for number in range(1000)}, None)
-    client.config_set("slowlog-log-slower-than", 50_000)
+    client.config_set("slowlog-log-slower-than", 250_000)
     client.slowlog_reset()
     empty(cache)
     # It takes a millisecond; here other processes may want the processor. With all locks in one

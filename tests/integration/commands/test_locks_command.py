@@ -25,7 +25,7 @@ from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.middleware import doing
 from django_redis_lock.protocol.owner import Owner, hostname
 from django_redis_lock.transport import execute
-from tests.holding import silence
+from tests.holding import hurry, silence
 from tests.processes import PATIENCE, until
 
 ROOT = Path(__file__).parents[3]
@@ -62,6 +62,7 @@ def held(client: redis.Redis, name: str, using: str = "default", **options: Any)
     """A lock that has said who holds it."""
     lock = caches[using].lock(name, **options)
     assert lock.acquire(blocking=False)
+    hurry()
     until(lambda: client.exists(lock.keys.owner))
     yield lock
     lock.raise_on_release_error = False
@@ -588,6 +589,7 @@ def test_a_lock_with_places(run: Run, client: redis.Redis) -> None:
         second, third = (caches["default"].lock("api", limit=5) for _ in range(2))
         assert second.acquire(blocking=False)
         assert third.acquire(blocking=False)
+        hurry()
         until(lambda: client.exists(second.local.hold.keys.owner, third.local.hold.keys.owner) == 2)
         lines = [line for line in run("list")[1].splitlines() if line.startswith("api")]
         assert {line.partition("place ")[2] for line in lines} == {

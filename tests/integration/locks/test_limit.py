@@ -20,9 +20,11 @@ from django_redis_lock.inventory import (
     list_held,
     release,
 )
+from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol import lock_keys, parse_grant
 from tests.faults.test_companions import FORMS
+from tests.holding import hurry
 from tests.integration.locks.test_async_lock import ForThreads, Tasks, in_this_loop
 from tests.integration.locks.test_lock import OnRedis
 from tests.integration.locks.test_lock import places as waiting
@@ -80,6 +82,7 @@ class ContractAtPlace(LockContract):
     def test_the_holder_is_named(self, make: Any) -> None:
         lock = make(timeout=30, label="nightly report")
         lock.acquire()
+        hurry()
         until(lambda: make().holder().label == "nightly report")
         assert [held.owner.label for held in make().holders()].count("nightly report") == 1
         assert make().held().place == lock.place
@@ -421,6 +424,7 @@ def test_what_is_unreadable_counts_as_missing(client: redis.Redis, part: str, fo
     if part != "lock":
         spoil()
     locks[0].release()
+    hurry(WaiterHeartbeat)  # Whose waiters are forgotten is found by the keeper of one.
     taken = waiter.result()
     if part != "lock":
         spoil()

@@ -23,6 +23,7 @@ import redis.lock
 
 from django_redis_lock import AsyncLock, Lock, LockError
 from django_redis_lock.locking.waiting import queues
+from tests.holding import hurry
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, in_threads, until
@@ -200,6 +201,7 @@ def works(client: redis.Redis) -> None:
     assert later > fence
     renewed = Lock(client, "name", timeout=2, renew=True, label="über")
     with renewed:
+        hurry()
         until(lambda: (found := renewed.holder()) and found.label == "über")
         assert renewed.owned()
     assert renewed.reset() is False
@@ -231,6 +233,7 @@ def works_in_tasks(client: redis.asyncio.Redis) -> None:
             assert owned
             assert later > fence
             async with AsyncLock(client, "name", timeout=2, renew=True, label="über") as lock:
+                hurry()
                 deadline = time.monotonic() + PATIENCE
                 while (await lock.holder()).label != "über":
                     assert time.monotonic() < deadline

@@ -31,7 +31,7 @@ from django_redis_lock.protocol.keys import process_key
 from django_redis_lock.protocol.owner import process_id
 from django_redis_lock.transport import server_of
 from tests.faults.proxy import Proxy
-from tests.holding import settle
+from tests.holding import hurry, settle
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import GivenServer, RedisServer
@@ -54,6 +54,8 @@ def subscribed(client: Any) -> list[bytes]:
 
 def listen(client: Any) -> None:
     """Wait until this process can be told of its locks."""
+    if not subscribed(client):
+        hurry()
     until(lambda: subscribed(client))
     settle()
 
