@@ -36,3 +36,5 @@ napoleon_use_rtype = False
 highlight_language = "none"
 html_theme = "furo"
 html_title = "django-redis-lock"
+html_static_path = ["static"]
+html_css_files = ["tables.css"]
