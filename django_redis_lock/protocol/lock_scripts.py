@@ -275,26 +275,9 @@ local function try(token, lifetime, attempt, floor)
 end
 """)
 
-#: Take the lock if it is free; else, if requested, register as a waiter. A repeated call (its
-#: first reply was lost) finds its own token and succeeds again: invariant S3.
-#:
-#: KEYS  lock keys
-#: ARGV  token, lifetime, attempt ('' if the token is fresh and so names the attempt itself),
-#:       waiter ('' not to wait), alive
-#: returns {1, fence, server time in microseconds, vanished()}
-#:         or {0, the holder's remaining lifetime as PTTL gives it, server time in microseconds}
-#: atomic because between "it is held" and "I wait" a release would find no waiter.
-#:
-#: The first part is for nearly all calls: nothing is left of a former holder, and the time is a new
+#: The first part, for nearly all calls: nothing is left of a former holder, and the time is a new
 #: fence. One call in sixteen goes on, for ``prune()``.
-ACQUIRE = script(
-    """
-local fence, gone = try(ARGV[1], ARGV[2], ARGV[3])
-if fence then return {1, fence, now(), gone} end
-if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
-return {0, redis.call('PTTL', KEYS[1]), now()}
-""",
-    first="""
+ACQUIRE_FIRST = """
 if ARGV[2] ~= '0' and ARGV[3] == '' and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[5]) == 0 then
   local fence, last = now(), tonumber(redis.pcall('GET', KEYS[4]) or 0)
   if last and last < fence and fence % 16 > 0 then
@@ -306,7 +289,25 @@ if ARGV[2] ~= '0' and ARGV[3] == '' and redis.call('EXISTS', KEYS[1], KEYS[2], K
     end
   end
 end
+"""
+
+#: Take the lock if it is free; else, if requested, register as a waiter. A repeated call (its
+#: first reply was lost) finds its own token and succeeds again: invariant S3.
+#:
+#: KEYS  lock keys
+#: ARGV  token, lifetime, attempt ('' if the token is fresh and so names the attempt itself),
+#:       waiter ('' not to wait), alive
+#: returns {1, fence, server time in microseconds, vanished()}
+#:         or {0, the holder's remaining lifetime as PTTL gives it, server time in microseconds}
+#: atomic because between "it is held" and "I wait" a release would find no waiter.
+ACQUIRE = script(
+    """
+local fence, gone = try(ARGV[1], ARGV[2], ARGV[3])
+if fence then return {1, fence, now(), gone} end
+if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
+return {0, redis.call('PTTL', KEYS[1]), now()}
 """,
+    first=ACQUIRE_FIRST,
 )
 
 #: Stop waiting: one last try, then wake the blocking pop so that its connection is free again.

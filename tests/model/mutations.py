@@ -216,7 +216,7 @@ def blocks(root: Path = ROOT) -> list[Block]:
         }
         for name, value in assigned.items():
             made_by = getattr(value.func, "id", "") if isinstance(value, ast.Call) else ""
-            if made_by not in ("script", "shared"):
+            if made_by not in ("script", "shared") and not name.endswith("_FIRST"):
                 continue
             given = value.args[0] if isinstance(value, ast.Call) else value
             if isinstance(given, ast.Name):  # Of two scripts: the block is that of the first.
@@ -235,6 +235,8 @@ def blocks(root: Path = ROOT) -> list[Block]:
         name: {defined[f] for f in re.findall(r"(\w+)\(", text) if f in defined}
         for name, text in lua.items()
     }
+    for script in scripts & {name.removesuffix("_FIRST") for name in lua}:
+        parts[script] |= {f"{script}_FIRST"} & lua.keys()
     return [
         Block(name, path, lines, frozenset(each for each in scripts if name in _all(each, parts)))
         for name, (path, lines) in texts.items()

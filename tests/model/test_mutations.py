@@ -28,6 +28,8 @@ def test_all_scripts_are_found() -> None:
     assert known <= {block.name for block in blocks()}
     shared = next(block for block in blocks() if block.name == "_REGISTER")
     assert {"ACQUIRE", "WATCH"} <= shared.scripts
+    first = next(block for block in blocks() if block.name == "ACQUIRE_FIRST")
+    assert first.scripts == {"ACQUIRE"}
 
 
 @pytest.mark.slow
