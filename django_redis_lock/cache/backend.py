@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
 
@@ -20,50 +19,38 @@ from django_redis.client import DefaultClient, HerdClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
 from ..singleflight import InProcessFlight
 from ..transport import (
-    OUTAGE,
     Breaker,
     CircuitOpen,
     Topology,
     is_busy,
+    is_observed,
     is_pool_exhausted,
     server_of,
 )
 from .aio import AsyncMethods
 from .invalidation import flight_ending
-from .reading import MISSING, ObservedRead, cold_read, originals, takes_client
-
-#: The errors of an outage, or of a command that Redis refuses.
-_FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
+from .reading import (
+    MISSING,
+    DirectReader,
+    ObservedRead,
+    cold_read,
+    direct_reader,
+    failing_as_django_redis,
+    must_connect,
+    originals,
+    takes_client,
+)
 
 T = TypeVar("T")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
-
 #: Decorates methods that raise no outages if IGNORE_EXCEPTIONS is set.
 _ignoring_outages: Callable[[_Method], _Method] = omit_exception
-
-
-@contextmanager
-def _failing_as_django_redis(redis: Any) -> Iterator[None]:
-    """In its block, an error of ``redis`` becomes the one that django-redis raises."""
-    try:
-        yield
-    except _FAILED as error:
-        raise ConnectionInterrupted(connection=redis) from error
-
-
-def _must_connect(pool: Any) -> bool:
-    """Whether the next connection from ``pool`` is not open yet."""
-    try:
-        return pool._available_connections[-1]._sock is None
-    except IndexError:
-        return True
 
 
 class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
@@ -125,10 +112,10 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             raise client.error
         return client.stored, value
 
-    def _get_by_tool(self, key: str, missing: Any, version: int | None) -> Any:
+    def _get_by_tool(self, key: str, missing: Any, version: int | None, reader: Any) -> Any:
         """``get`` of django-redis's client, by way of a tool that observes it."""
-        redis = self.client.get_client(write=False)
-        with _failing_as_django_redis(redis):
+        redis = reader or self.client.get_client(write=False)
+        with failing_as_django_redis(redis):
             return self._get_observed(key, version, lambda nkey: (redis.get(nkey), -1))[1]
 
     def _client_get_many(self, names: list[str], version: int | None) -> dict[str, Any]:
@@ -136,7 +123,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
         redis = self.client.get_client(write=False)
         mget = getattr(redis, "mget_nonatomic", redis.mget)
-        with _failing_as_django_redis(redis):
+        with failing_as_django_redis(redis):
             found: dict[str, Any] = self._observed(
                 lambda client: get_many(names, version, client=client),
                 lambda *nkeys: (mget(*nkeys), -1),
@@ -144,21 +131,27 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             return found
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
-        pool = self._pool
-        if pool is None or not _must_connect(pool):
-            return self._read_value(key, version, self._in_flight(key, version))
+        reader, pool = self._reader, self._pool
+        if reader is not None and not is_observed(reader.client):
+            cold = server_of(reader.client).must_connect()
+        else:
+            reader, cold = None, pool is not None and must_connect(pool)
+        if not cold:
+            return self._read_value(key, version, self._in_flight(key, version), reader)
         with cold_read(server_of(self._lock_client())) as waited:
             flight = self._in_flight(key, version)
-            return MISSING if waited and flight else self._read_value(key, version, flight)
+            return MISSING if waited and flight else self._read_value(key, version, flight, reader)
 
-    def _read_value(self, key: str, version: int | None, flight: InProcessFlight | None) -> Any:
+    def _read_value(
+        self, key: str, version: int | None, flight: InProcessFlight | None, reader: Any
+    ) -> Any:
         """The value, or MISSING. While this process computes it, in ``flight``, one thread at a
         time reads it; the others wait for the flight."""
         if flight and not flight.read_lock.acquire(blocking=False):
             return MISSING
         try:
             get = self._get_by_tool if self._is_replaced("get") else self.client.get
-            return self._with_breaker(get, key, MISSING, version)
+            return self._with_breaker(get, key, MISSING, version, reader)
         except ConnectionInterrupted as error:
             # If all connections of the pool are in use, or the server is busy with a script, the
             # caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
@@ -169,6 +162,10 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         finally:
             if flight:
                 flight.read_lock.release()
+
+    @cached_property
+    def _reader(self) -> DirectReader | None:
+        return None if self._breaker is None else direct_reader(self.client)
 
     @cached_property
     def _breaker(self) -> Breaker | None:
@@ -326,7 +323,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             return self.client.delete_pattern(pattern, version, prefix, itersize=itersize, **by)
         redis = client or self.client.get_client(write=True)
         keys = redis.get_encoder().encode(self.client.make_pattern(pattern, version, prefix))
-        with _failing_as_django_redis(redis):
+        with failing_as_django_redis(redis):
             return delete_matching(redis, keys, itersize or KEYS_PER_SCRIPT)
 
     @_ignoring_outages
@@ -334,7 +331,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         self, key: str, delta: int = 1, version: int | None = None, client: Any = None
     ) -> Any:
         """As in Django, also for None. The value keeps its lifetime."""
-        with _failing_as_django_redis(client):
+        with failing_as_django_redis(client):
             return self._change_version(self.client, key, delta, version, self._by(client))
 
     @_ignoring_outages
@@ -405,7 +402,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         if isinstance(self.client, ShardClient):
             return self.client.clear()
         redis = self._lock_client()
-        with _failing_as_django_redis(redis):
+        with failing_as_django_redis(redis):
             empty(redis)
 
     def _by(self, client: Any) -> dict[str, Any]:

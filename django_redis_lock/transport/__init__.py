@@ -27,6 +27,7 @@ from .execute import adrive as adrive
 from .execute import drive as drive
 from .execute import pack as pack
 from .execute import pack_words as pack_words
+from .execute import read_value as read_value
 from .execute import receive as receive
 from .execute import run as run
 from .execute import run_all as run_all

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -195,6 +196,34 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
         return Answer(_run(node, call, patience), False)
     except REPORTED as error:
         return drive(run_again(_Blocking(client, server), node, error, call, patience))
+
+
+def read_value(client: Any, key: bytes) -> Any:
+    """What GET of ``key`` returns, on a connection of our own to ``client``'s server; once more if
+    that broke.
+
+    Raises:
+        redis.exceptions.RedisError: as redis-py's.
+    """
+    server, command = server_of(client), [pack_words(b"GET", key)]
+    for last in (False, True):
+        connection, unread = server.checkout_unread()
+        try:
+            connection.send_packed_command(command)
+            if unread is not None:
+                unread.confirm(True)
+            value = connection.read_response()
+        except ResponseError:
+            server.checkin(connection)
+            raise
+        except BaseException as error:
+            _give_up(server, connection, error, None)
+            if last or not isinstance(error, RedisConnectionError):
+                raise
+            server.close()
+        else:
+            server.checkin(connection)
+            return value
 
 
 def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
