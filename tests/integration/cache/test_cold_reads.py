@@ -17,10 +17,15 @@ from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
 
 
-@pytest.fixture
-def cache(redis_server: RedisServer, client: redis.Redis) -> RedisCache:
+@pytest.fixture(params=["own connections", "redis-py's"])
+def cache(
+    redis_server: RedisServer, client: redis.Redis, request: pytest.FixtureRequest
+) -> RedisCache:
     found = RedisCache(redis_server.url, {})
+    if request.param == "redis-py's":  # As for a client that a tool observes.
+        vars(found)["_reader"] = None
     found.set("report", "there")
+    assert found.get_or_set("report", "new") == "there"  # The connection is open.
     return found
 
 
@@ -37,7 +42,8 @@ def room(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadi
 
 
 def occupied(cache: RedisCache) -> Any:
-    """All connections of the pool, in use."""
+    """All connections of the pool, in use; and none of our own."""
+    server_of(cache._lock_client()).close()
     pool = cache.client.get_client(write=False).connection_pool
     taken = []
     while pool._available_connections:
