@@ -8,6 +8,7 @@ import binascii
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -286,12 +287,12 @@ def waiter_rows(waiters: Sequence[WaiterInfo]) -> list[dict[str, Any]]:
 def event_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
     return [
         {
-            "id": f"{event.at} {event.what} {event.id}",
+            "id": f"{event.at} {event.what} {event.owner.id}",
             "at": moment(event.at),
             "what": _what(event),
             "text": _held_by(event),
-            "label": shown(event.label),
-            "doing": shown(event.doing),
+            "label": shown(event.owner.label),
+            "doing": shown(event.owner.doing),
             "note": "" if event.what == "reset" else shown(event.note),
         }
         for event in events
@@ -305,7 +306,7 @@ def _what(event: Event) -> str:
 
 
 def _held_by(event: Event) -> str:
-    holder = short_place(Owner(shown(event.id), event.host, event.pid, event.thread))
+    holder = short_place(replace(event.owner, id=shown(event.owner.id)))
     if event.held is None:
         return _("held by %(holder)s") % {"holder": holder}
     held = duration(event.held)

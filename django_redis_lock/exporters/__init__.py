@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -158,26 +158,24 @@ class Span(NamedTuple):
     leader: str
 
 
-class Tracer(Protocol):
-    """Makes the spans of one tool."""
+class Spans:
+    """A listener that makes spans. What makes them for one tool extends it."""
+
+    def __init__(self) -> None:
+        #: The open spans of computations, by the ids of their subjects, which live as long.
+        self._open: dict[int, Any] = {}
 
     def record(self, span: Span) -> None:
         """Make a span of something that has ended."""
+        raise NotImplementedError
 
     def begin(self, subject: Subject) -> Any:
         """Begin a span around a computation; returns what ``end`` needs."""
+        raise NotImplementedError
 
     def end(self, begun: Any, error: BaseException | None) -> None:
         """End it."""
-
-
-class Spans:
-    """A listener that has ``tracer`` make spans."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-        #: The open spans of computations, by the ids of their subjects, which live as long.
-        self._open: dict[int, Any] = {}
+        raise NotImplementedError
 
     def __call__(self, event: Any) -> None:
         if isinstance(event, events.Read):
@@ -201,11 +199,11 @@ class Spans:
         elif isinstance(event, events.TimedOut):
             self._record("lock wait", event.subject, event.waited, {"lock.acquired": False})
         elif isinstance(event, events.Computing):
-            self._open[id(event.subject)] = self._tracer.begin(event.subject)
+            self._open[id(event.subject)] = self.begin(event.subject)
         elif isinstance(event, events.Computed):
             begun = self._open.pop(id(event.subject), None)
             if begun is not None:
-                self._tracer.end(begun, event.error)
+                self.end(begun, event.error)
 
     def _record(
         self,
@@ -222,7 +220,7 @@ class Spans:
         about = {**about, **_server(subject)}
         if values > 1:
             about["cache.values"] = values
-        self._tracer.record(Span(operation, subject, ended - seconds, ended, about, leader))
+        self.record(Span(operation, subject, ended - seconds, ended, about, leader))
 
 
 def _slow(subject: Subject) -> float:

@@ -24,7 +24,7 @@ _NAME = "django_redis_lock"
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
-class OpenTelemetry(Exporter):
+class OpenTelemetry(Spans, Exporter):
     """A listener that makes spans and metrics.
 
     Args:
@@ -46,20 +46,20 @@ class OpenTelemetry(Exporter):
                 description=one.description,
                 explicit_bucket_boundaries_advisory=EXPORTED_BOUNDS,
             )
-        self._spans = Spans(self)
-        super().__init__([(one, self.instruments[one.name]) for one in (*COUNTERS, *HISTOGRAMS)])
+        Spans.__init__(self)
+        Exporter.__init__(
+            self, [(one, self.instruments[one.name]) for one in (*COUNTERS, *HISTOGRAMS)]
+        )
 
     def __call__(self, event: Any) -> None:
-        self._spans(event)
-        super().__call__(event)
+        Spans.__call__(self, event)
+        Exporter.__call__(self, event)
 
     def _add(self, metric: Any, amount: float, labels: dict[str, Any], event: Any) -> None:
         if isinstance(metric, metrics.Counter):
             metric.add(amount, labels)
         else:
             metric.record(amount, {**labels, **_outcome(event)})
-
-    # -- ``spans.Tracer`` ----------------------------------------------------------------------
 
     def record(self, span: Ended) -> None:
         self._tracer.start_span(

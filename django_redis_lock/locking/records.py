@@ -206,26 +206,16 @@ class Event:
         at: Unix time in seconds, by the server's clock.
         what: "released"; "lost", as its holder noticed; "reset", by force; "crashed", when the
             lock ended and its holder said nothing, because it died or was cut off.
-        id: the fingerprint of the holder's token.
-        host, pid, thread, label, doing: the holder; empty and 0 where it is not known.
+        owner: the holder.
         note: why it was lost, or who has reset it.
         held: seconds for which it had been held; None where that is not known.
     """
 
     at: float
     what: str
-    id: str
-    host: str = ""
-    pid: int = 0
-    thread: str = ""
-    label: str = ""
+    owner: Owner
     note: str = ""
     held: float | None = None
-    doing: str = ""
-
-    @property
-    def owner(self) -> Owner:
-        return Owner(self.id, self.host, self.pid, self.thread, self.label, doing=self.doing)
 
 
 class RecordEvent(SentOnce):
@@ -269,8 +259,7 @@ def _vanished(found: Any) -> Event | None:
         return None  # It was released, and rested.
     at = int(ended_us) / 1e6
     held = None if owner.since is None else max(0.0, at - owner.since)
-    who = (owner.host, owner.pid, owner.thread, owner.label)
-    return Event(at, "crashed", owner.id, *who, held=held, doing=owner.doing)
+    return Event(at, "crashed", owner, held=held)
 
 
 def note_call(
@@ -302,8 +291,8 @@ def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
     left_behind = [] if found is None else [_vanished(found)]
     found_events = [e for e in (*left_behind, *map(_read, kept.splitlines())) if e is not None]
     # Who was only stopped or cut off, and came back, has noted more than who came upon its lock.
-    said = {event.id for event in found_events if event.what != "crashed"}
-    return tuple(e for e in found_events if e.what != "crashed" or e.id not in said)
+    said = {event.owner.id for event in found_events if event.what != "crashed"}
+    return tuple(e for e in found_events if e.what != "crashed" or e.owner.id not in said)
 
 
 def _read(kept: bytes) -> Event | None:
@@ -318,4 +307,6 @@ def _read(kept: bytes) -> Event | None:
     held = None if said.get("held") is None else bounded(said["held"], MAX_UNIX_TIME)
     if at is None or pid is None or (held is None and said.get("held") is not None):
         return None
-    return Event(at=at / 1e6, pid=int(pid), held=held, **texts)
+    where = (texts["host"], int(pid), texts["thread"], texts["label"])
+    owner = Owner(texts["id"], *where, doing=texts["doing"])
+    return Event(at / 1e6, texts["what"], owner, texts["note"], held)

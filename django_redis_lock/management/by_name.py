@@ -138,8 +138,9 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
         words = [EVENTS.get(event.what, event.what) for event in found.inspection.events]
         width = max(map(len, words))
         for event, what in zip(found.inspection.events, words, strict=True):
-            who = f"{event.host}:{event.pid}" if event.host else f"? ({event.id})"
-            purpose = "; ".join(filter(None, (event.label, event.doing)))
+            owner = event.owner
+            who = f"{owner.host}:{owner.pid}" if owner.host else f"? ({owner.id})"
+            purpose = "; ".join(filter(None, (owner.label, owner.doing)))
             purpose = f" ({purpose})" if purpose else ""
             why = f": {event.note}" if event.note else ""
             said = one_line(f"{what:<{width}}  {who}{purpose}{why}", limit=300)
@@ -208,7 +209,8 @@ def _document(name: str, found: Found) -> dict[str, Any]:
         "holders": [{**_fields(h, "place held_for fence"), "id": h.owner.id} for h in holders],
         "waiters": [_fields(w, "host pid thread waited") for w in found.inspection.waiters],
         "events": [
-            _fields(e, "at what id host pid thread label note") for e in found.inspection.events
+            {**_fields(e, "at what note"), **_fields(e.owner, "id host pid thread label")}
+            for e in found.inspection.events
         ],
     }
 

@@ -153,7 +153,7 @@ def test_it_is_released_and_kept_in_the_log(
     assert "Lock :1:lock:report released by force by admin (admin): it hangs" in caplog.text
     assert owner.id in caplog.text
     (event,) = (e for e in inspect(client, lock.keys.lock).events if e.what == "reset")
-    assert (event.id, event.note) == (owner.id, "admin (admin): it hangs")
+    assert (event.owner.id, event.note) == (owner.id, "admin (admin): it hangs")
 
 
 def test_the_first_waiter_acquires_at_once_and_the_holder_calls_on_lost(

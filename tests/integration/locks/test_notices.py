@@ -206,7 +206,7 @@ def test_a_label_that_cannot_be_encoded(client: redis.Redis) -> None:
         assert owner is not None
         assert owner.label == "import \\udcff.csv"
     until(lambda: inspect(client, b"a").events)
-    assert inspect(client, b"a").events[0].label == "import \\udcff.csv"
+    assert inspect(client, b"a").events[0].owner.label == "import \\udcff.csv"
 
 
 def test_a_thread_whose_name_cannot_be_encoded(client: redis.Redis) -> None:

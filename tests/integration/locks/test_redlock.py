@@ -101,7 +101,7 @@ class TestRedlock(LockContract):
             until(lambda: all(inspect(client, b"left").events for client in clients))
         for client in clients:
             (event,) = inspect(client, b"left").events
-            assert (event.what, event.label) == ("crashed", "nightly")
+            assert (event.what, event.owner.label) == ("crashed", "nightly")
 
 
 class InTasks(OnFive):
