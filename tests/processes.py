@@ -321,10 +321,11 @@ def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any
 
 def until(condition: Callable[[], Any]) -> None:
     """Wait until ``condition()`` holds."""
-    deadline = time.monotonic() + PATIENCE
+    deadline, pause = time.monotonic() + PATIENCE, 0.001
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.001)
+        time.sleep(pause)
+        pause = min(pause * 1.1, 0.01)  # What takes long is not asked for so often.
 
 
 def waiting_in(module: str) -> int:

@@ -20,7 +20,7 @@ from django_redis_lock.transport.server import server_of
 from tests.holding import outages
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
-from tests.processes import PATIENCE, in_threads, until
+from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
 
 #: Seconds a call waits for a server that does not answer.
@@ -321,7 +321,7 @@ class TestGetOrSet:
 
         def compute() -> int:
             calls.append(1)
-            time.sleep(10 * TIMEOUT)  # All others must have come by then.
+            until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 19)
             return 42
 
         assert in_threads(20, lambda: cache.get_or_set("report", compute, 60)) == [42] * 20
