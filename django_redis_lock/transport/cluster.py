@@ -171,4 +171,5 @@ def _common(client: Any) -> Address:
     return without_address(Address(SSLConnection if tls else Connection, settings))
 
 
-topologies.append((is_cluster, Cluster))
+# The first to be asked: any other attribute of a cluster's client makes it connect.
+topologies.insert(0, (is_cluster, Cluster))
