@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike, fspath
-from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -276,8 +276,8 @@ class GetOrSetArguments(GetOrSetManyArguments, total=False):
 _NAMES = frozenset(GetOrSetArguments.__annotations__)
 
 
-class GetOrSetOptions(NamedTuple):
-    """``GetOrSetArguments``, checked and complete."""
+class GetOrSetOptions:
+    """``GetOrSetArguments``, checked. What is left out is a setting, read when it is needed."""
 
     stale: float
     wait: float
@@ -288,13 +288,23 @@ class GetOrSetOptions(NamedTuple):
     error_ttl: float
     group: str | None
 
+    def __init__(self, conf: Conf, given: Mapping[str, Any]) -> None:
+        self._conf = conf
+        vars(self).update(given)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _NAMES:
+            raise AttributeError(name)
+        return getattr(self._conf, name.upper())
+
     @classmethod
     def of(cls, conf: Conf, timeout: Timeout, **arguments: Any) -> GetOrSetOptions:
         """The ``arguments`` of a call, completed by the settings. A value without a ``timeout`` is
         never stale, regardless of the setting.
 
         Raises:
-            TypeError, ValueError: see ``check``; or there is a ``soft_timeout`` and no ``stale``.
+            TypeError, ValueError: see ``check``; or there is a ``soft_timeout`` and no ``stale``,
+                or ``stale`` and no ``timeout``.
         """
         given = cls.check(**arguments)
         given.setdefault("group", None)
@@ -302,10 +312,11 @@ class GetOrSetOptions(NamedTuple):
             given.setdefault("stale", 0.0)
         if given.get("soft_timeout") is not None:
             given["background"] = False  # It counts more than the setting.
-        values = (given[n] if n in given else getattr(conf, n.upper()) for n in cls._fields)
-        chosen = cls(*values)
+        chosen = cls(conf, given)
         if not chosen.stale:
             cls.check_without_stale(**given)
+        elif timeout is None:
+            raise ValueError("stale needs a timeout: a value without one is never stale")
         return chosen
 
     @classmethod
@@ -351,13 +362,11 @@ class GetOrSetOptions(NamedTuple):
         """What returns the milliseconds to store a value: 0 without end, negative not at all.
 
         Raises:
-            TypeError, ValueError: ``timeout`` is invalid, or None and ``stale`` is given. The
-                result raises them if ``timeout`` is a function that returns no timeout.
+            TypeError, ValueError: ``timeout`` is invalid. The result raises them if ``timeout`` is
+                a function that returns no timeout.
         """
         if callable(timeout):
             return lambda value: self._milliseconds(_checked(timeout(value)))
-        if timeout is None and self.stale:
-            raise ValueError("stale needs a timeout: a value without one is never stale")
         self._milliseconds(timeout)
         return lambda _: self._milliseconds(timeout)
 

@@ -238,23 +238,21 @@ class GetOrSet(CacheReader):
 
     # -- one body for threads and tasks --------------------------------------------------------
 
-    def _prepared(
+    def _computed(
         self,
+        runner: Runner,
         key: str,
         default: Any,
         timeout: Timeout,
         version: int | None,
         options: GetOrSetArguments,
-    ) -> tuple[GetOrSetOptions, Producer, bytes]:
-        """The options with the settings, the producer, and the key in Redis."""
-        chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        compute = default if callable(default) else lambda: default
-        producer = self._producer(key, compute, timeout, chosen)
-        return chosen, producer, self._encoded_key(key, version)
-
-    def _computed(self, runner: Runner, *what: Any) -> Steps:
+    ) -> Steps:
         """The steps of ``compute``."""
-        _, producer, nkey = self._prepared(*what)
+        chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
+        producer, nkey = (
+            self._producer(key, default, timeout, chosen),
+            self._encoded_key(key, version),
+        )
         return (yield from self._flights(runner).compute_anyway(nkey, producer))
 
     def _value(
@@ -274,17 +272,16 @@ class GetOrSet(CacheReader):
             outage: why that read failed.
             read_at: when it began, and how long it took, in seconds; None if there was none.
         """
-        chosen, producer, nkey = self._prepared(key, default, timeout, version, options)
-        deadline = time.monotonic() + chosen.wait
-        flights = self._flights(runner)
+        began = time.monotonic()
+        chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
+        stale, nkey = int(chosen.stale * 1000), self._encoded_key(key, version)
+        stored: Any = None
+        is_stale = False
         if read_at is None:
-            began = time.monotonic()
-            stored: Any = None
             value: Any = MISSING
             try:
                 replaced = self._is_replaced("get")
-                needed = producer.stale or replaced or runner.is_observed
-                steps = self._read(runner, nkey, bool(needed))
+                steps = self._read(runner, nkey, bool(stale or replaced or runner.is_observed))
                 if replaced:
                     stored, value = yield from self._read_observed(runner, steps, key, version)
                 else:
@@ -292,12 +289,15 @@ class GetOrSet(CacheReader):
             except (RedisError, OSError) as error:
                 outage = self._without_redis(error)
             read_at = began, time.monotonic() - began
-            if stored is not None and 0 <= int(stored[1]) <= producer.stale:
-                self._record_read(key, chosen.group, "stale", *read_at)
-                return (yield from flights.refresh(nkey, stored[0], producer, chosen.refresh_wait))
-            if stored is not None or value is not MISSING:
+            is_stale = stored is not None and 0 <= int(stored[1]) <= stale
+            if not is_stale and (stored is not None or value is not MISSING):
                 self._record_read(key, chosen.group, "hit", *read_at)
-                return producer.decode(stored[0]) if value is MISSING else value
+                return self._decode(stored[0]) if value is MISSING else value
+        producer, flights = self._producer(key, default, timeout, chosen), self._flights(runner)
+        if is_stale:
+            self._record_read(key, chosen.group, "stale", *read_at)
+            return (yield from flights.refresh(nkey, stored[0], producer, chosen.refresh_wait))
+        deadline = began + chosen.wait
         try:
             try:
                 found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
@@ -325,10 +325,10 @@ class GetOrSet(CacheReader):
         return error
 
     def _producer(
-        self, key: str, compute: Callable[..., Any], timeout: Timeout, chosen: GetOrSetOptions
+        self, key: str, default: Any, timeout: Timeout, chosen: GetOrSetOptions
     ) -> Producer:
         return Producer(
-            compute,
+            default if callable(default) else lambda: default,
             self._encoded,
             self._decode,
             chosen.lifetime(self._timeout(timeout)),

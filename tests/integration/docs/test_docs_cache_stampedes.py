@@ -58,7 +58,7 @@ def test_the_example_of_a_template() -> None:
 
 def test_every_option_and_its_default_is_there(settings: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {}
-    for name in set(conf.GetOrSetOptions._fields) - {"group"}:  # That has no setting.
+    for name in set(conf.GetOrSetArguments.__annotations__) - {"group"}:  # That has no setting.
         default = getattr(conf.Conf(), name.upper())
         shown = f'"{default}"' if isinstance(default, str) else str(default)
         shown = f"{default:g}" if type(default) in (int, float) else shown
