@@ -95,4 +95,4 @@ def test_the_shop(tmp_path: Path, redis_server: RedisServer) -> None:
     first, second = (shop.run("python manage.py restock") for _ in range(2))
     assert (first.returncode, first.stdout) == (0, "restocked\n"), first.stderr
     assert second.returncode == 1
-    assert second.stderr.startswith("CommandError: restock is held by")
+    assert second.stderr.startswith("CommandError: restock was released, and its min_hold ends in")
