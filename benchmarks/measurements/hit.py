@@ -18,7 +18,7 @@ from ..workers import Crew, Seat
 __all__ = ["measure"]
 
 PLAIN, STALE = "django-redis, plain get", f"{OURS}, with stale"
-LIMIT, STALE_LIMIT = 1.03, 1.15
+LIMIT, STALE_LIMIT = 0.85, 1.00
 
 
 def measure(bench: Bench) -> list[Result]:

@@ -358,8 +358,8 @@ class LockOperations(BaseLock):
     def _hide_release_error(self, error: Exception, body_failed: bool) -> bool:
         """Whether leaving the block swallows ``error``; the body's own exception comes first."""
         if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
-            logger.warning(
-                "Another error hides that releasing %s failed: %s", printable(self.keys.lock), error
-            )
+            if not self.lost:  # That was logged.
+                words = "Another error hides that releasing %s failed: %s"
+                logger.warning(words, printable(self.keys.lock), error)
             return True
         return False

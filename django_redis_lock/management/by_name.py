@@ -148,13 +148,16 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
     return out
 
 
+def _free(found: Found) -> str:
+    if found.inspection.events or found.inspection.waiters:
+        return "free"
+    return "free; there are no recent events of this name: check the spelling"
+
+
 def _facts(found: Found) -> list[tuple[str, str]]:
     place = f"{found.alias}, at the key {one_line(found.key.decode(errors='backslashreplace'))}"
     if found.holding is None:
-        state = "free"
-        if not found.inspection.events and not found.inspection.waiters:
-            state += "; there are no recent events of this name: check the spelling"
-        return [("state", state), ("cache", place)]
+        return [("state", _free(found)), ("cache", place)]
     lock, owner = found.holding.lock, found.holding.lock.owner
     if lock.resting:
         facts = [("state", "released, and taken until its min_hold has passed")]
@@ -222,9 +225,12 @@ def _fields(of: object, names: str) -> dict[str, Any]:
 def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
     """Release one lock after a confirmation; returns the exit code."""
     name = options["name"]
-    held = _chosen(find(options), options["place"])
+    found = find(options)
+    held = _chosen(found, options["place"])
     if held is None:
-        command.stdout.write(f"{name} is free.")
+        others = found.inspection.holders
+        free = f"Place {options['place']} of {name} is free." if others else ""
+        command.stdout.write(free or f"{name} is {_free(found)}.")
         return 0
     command.stdout.write(f"{one_line(name)} is held by {_who(held)}.")
     if not options["yes"] and not _agreed(command):

@@ -604,7 +604,10 @@ def test_a_lock_with_places(run: Run, client: redis.Redis) -> None:
         code, _, err = run("release", "api", "--yes")
         assert code != 0
         assert "it has 3 holders, in the places 1, 2, 3; say which with --place" in err
-        assert run("release", "api", "--place", "4", "--yes")[1] == "api is free.\n"
+        out = run("release", "api", "--place", "4", "--yes")[1]
+        assert out == "Place 4 of api is free.\n"
+        out = run("release", "apy", "--yes")[1]
+        assert out == "apy is free; there are no recent events of this name: check the spelling.\n"
         assert run("release", "api", "--place", "2", "--yes")[0] == 0
         assert [second.owned(), third.owned()] == [False, True]
         third.release()

@@ -10,7 +10,7 @@ import pytest
 import redis
 from django.core.cache import caches
 
-from django_redis_lock import Lock, LockNotOwnedError, locked
+from django_redis_lock import Lock, LockLost, LockNotOwnedError, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.hold import held_logger
 from tests.processes import until
@@ -116,6 +116,20 @@ def test_each_step_is_said_at_the_level_debug(
     assert acquired.startswith("Acquired :1:lock:import after ")
     assert missed.startswith("Did not get :1:lock:import within ")
     assert released.startswith("Released :1:lock:import")
+
+
+def test_the_release_of_a_lost_lock_adds_no_second_line(
+    cache: RedisCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work() -> None:
+        with cache.lock("import", timeout=60) as lock:
+            cache.lock("import").reset()
+            until(lambda: lock.lost)
+            lock.ensure_held()
+
+    with pytest.raises(LockLost):
+        work()
+    assert [r.getMessage()[:13] for r in caplog.records] == ["Lost the lock"]
 
 
 def test_tokens_are_not_logged(
