@@ -1,7 +1,8 @@
 """Locks with a limit: what a place costs while one is free, and how processes that want more places
 than there are get theirs.
 
-Beside it what one can write with redis-py: a sorted set of holders, polled each millisecond.
+Beside it what one can write with redis-py: a sorted set of holders, polled each millisecond; and a
+list of tokens, the shortest way to pass a place on, whose places are gone when their holders crash.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ USED = "places used %"
 MOSTLY_USED = 97.0
 PLAIN = f"{OURS}, limit=1"
 SORTED_SET = "a sorted set, polled"
+TOKENS = "a list of tokens"
 #: Seconds between two looks at the places.
 LOOK_EVERY = 0.004
 
@@ -60,11 +62,31 @@ class SortedSet:
         self._client.zrem(self._name, self._token)
 
 
+class Tokens:
+    """A semaphore of tokens in a list: BLPOP takes one, RPUSH gives it back. It is the least that a
+    fair semaphore costs. Nothing bounds how long a holder keeps its token."""
+
+    def __init__(self, client: redis.Redis, name: str, limit: int) -> None:
+        self._client, self._name = client, name
+        if client.set(f"{name}:made", 1, nx=True):
+            client.rpush(name, *range(limit))
+
+    def acquire(self) -> None:
+        _, self._token = self._client.blpop([self._name])
+
+    def release(self) -> None:
+        self._client.rpush(self._name, self._token)
+
+
 def _ours(client: redis.Redis, name: str, limit: int) -> Any:
     return Lock(client, name, 10, limit=limit)
 
 
-KINDS: dict[str, Callable[[redis.Redis, str, int], Any]] = {OURS: _ours, SORTED_SET: SortedSet}
+KINDS: dict[str, Callable[[redis.Redis, str, int], Any]] = {
+    OURS: _ours,
+    SORTED_SET: SortedSet,
+    TOKENS: Tokens,
+}
 
 
 def measure(bench: Bench) -> list[Result]:
@@ -83,6 +105,7 @@ def _free(bench: Bench) -> Result:
     locks = {
         BARE: make_lock(BARE, bench.client, f"{name}:bare"),
         SORTED_SET: SortedSet(bench.client, f"{name}:set", FREE_LIMIT),
+        TOKENS: Tokens(bench.client, f"{name}:tokens", FREE_LIMIT),
         PLAIN: _ours(bench.client, f"{name}:plain", 1),
         OURS: _ours(bench.client, name, FREE_LIMIT),
     }
@@ -166,6 +189,8 @@ def _round(bench: Bench, crew: Crew, kind: str, seconds: float) -> tuple[float, 
 def _places_used(client: redis.Redis, kind: str, name: str) -> int:
     if kind == SORTED_SET:
         return int(client.zcard(name))
+    if kind == TOKENS:
+        return LIMIT - int(client.llen(name))
     keys = _ours(client, name, LIMIT).keys
     return int(client.exists(*(keys.at_place(place).lock for place in range(1, LIMIT + 1))))
 
