@@ -32,13 +32,15 @@ def check_seconds(
         ValueError: NaN, infinite, negative, longer than a hundred years; or below a millisecond,
             unless ``zero`` is set.
     """
-    if type(value) is float and MIN_SECONDS <= value <= MAX_SECONDS:
-        return value
+    if value is None and none is not None:
+        return None
+    if type(value) in (float, int) and (
+        MIN_SECONDS <= value <= MAX_SECONDS or (zero and not value)
+    ):
+        return float(value)
     allowed = f"a number of seconds {'of 0 or more' if zero else 'greater than 0'}"
     if none is not None:
         allowed += f", or None for {none}"
-    if value is None and none is not None:
-        return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{what} must be {allowed}, not {value!r}")
     if not (value > 0 or (value == 0 and zero)):  # NaN is neither.
