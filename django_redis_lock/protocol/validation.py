@@ -34,9 +34,7 @@ def check_seconds(
     """
     if value is None and none is not None:
         return None
-    if type(value) in (float, int) and (
-        MIN_SECONDS <= value <= MAX_SECONDS or (zero and not value)
-    ):
+    if type(value) in (float, int) and (0 if zero else MIN_SECONDS) <= value <= MAX_SECONDS:
         return float(value)
     allowed = f"a number of seconds {'of 0 or more' if zero else 'greater than 0'}"
     if none is not None:
