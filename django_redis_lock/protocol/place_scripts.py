@@ -194,7 +194,9 @@ end
 _TRY = shared(
     """
 local function choose(token, attempt)
-  local held, free = {}, nil
+  local others, held, free = {}, {}, nil
+  for number = 2, max_places() do others[number - 1] = places .. number end
+  if not token_at(1) and redis.call('EXISTS', unpack(others)) == 0 then return 1, false end
   for number = 1, max_places() do
     local holder = token_at(number)
     if holder == token then
