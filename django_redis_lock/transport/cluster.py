@@ -125,21 +125,22 @@ class Cluster(Topology):
 
     def _look(self, until: float) -> None:
         errors: list[str] = []
-        for node in self._known or [self._node(*where) for where in self._first]:
+        nodes = self._known or [self._node(*where) for where in self._first]
+        for node in nodes:
             if errors and time.monotonic() >= until:
-                break
+                break  # The next search begins with those that were not asked.
             try:
                 ranges = ask(node, until, "CLUSTER", "SLOTS")
             except (RedisError, OSError) as error:
                 errors.append(str(error))
-                # Ask the others first the next time.
-                self._known = [*(known for known in self._known if known is not node), node]
+                self._known = [*(each for each in self._known or nodes if each is not node), node]
                 continue
             if ranges:
                 self._take_in(node, ranges)
                 return
-        # All nodes may have new addresses: begin again with those of the settings.
-        self._known = []
+        else:
+            # All nodes may have new addresses: begin again with those of the settings.
+            self._known = []
         raise RedisConnectionError("; ".join(errors) or "no node has any slots")
 
     def _take_in(self, asked: Server, ranges: Any) -> None:

@@ -1,0 +1,40 @@
+"""Which nodes of a cluster are asked for its slots."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_redis_lock.transport import cluster, server_of
+from tests.redis_topologies import ClusterServers
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_search_that_had_no_time_for_all_nodes_goes_on_with_the_others(
+    cluster_servers: ClusterServers, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """Also if the only one in the settings is that which does not answer."""
+    real, asked = cluster.ask, []
+
+    def ask(node: Any, until: float, *command: Any) -> Any:
+        asked.append(node)
+        if node is asked[0]:
+            raise RedisTimeoutError("frozen")
+        return real(node, until, *command)
+
+    with redis.RedisCluster.from_url(cluster_servers.url) as client:
+        found: Any = server_of(client)
+        if begun:
+            found.at(())
+        else:
+            found._first = [("127.0.0.1", server.port) for server in cluster_servers.servers[:2]]
+        monkeypatch.setattr(cluster, "ask", ask)
+        with pytest.raises(RedisConnectionError):
+            found._look(time.monotonic())
+        found._look(time.monotonic() + 30)
+    assert asked[1] is not asked[0]
