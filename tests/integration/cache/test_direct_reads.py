@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import psutil
 import pytest
 import redis
 from django_redis.client import DefaultClient
@@ -50,7 +51,10 @@ def test_a_forked_child_reads_on_its_own_connection(cache: RedisCache) -> None:
     assert cache.get_or_set("report", never) == "there"
     child = os.fork()
     if not child:
-        os._exit(cache.get_or_set("report", lambda: "other") != "there")
+        process = psutil.Process()
+        before = process.num_fds()
+        found = cache.get_or_set("report", lambda: "other")
+        os._exit(found != "there" or process.num_fds() <= before)
     assert os.waitpid(child, 0)[1] == 0
     assert cache.get_or_set("report", never) == "there"
 
