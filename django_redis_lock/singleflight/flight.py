@@ -302,16 +302,15 @@ class Flights:
             if time.monotonic() >= deadline:
                 return TOO_LATE
             token, pttl = as_bytes(news[0]), int(news[1])
+            followed = {key: flight_stream(key, token)}
             if overtakes and overtake(token):
                 [replaced] = yield from leader.take_over({key: token})
                 if replaced is not None:
                     leader.begin({key: replaced})
                     return LEAD
-                overtakes = False
-                continue
+                continue  # The flight has ended, or another caller overtook it.
             next_check = min(time.monotonic() + FOLLOWER_CHECK_SECONDS, expiry(pttl))
             shared.computed = True
-            followed = {key: flight_stream(key, token)}
             until = min(next_check, deadline)
             shared.trace = yield self._runner.wait_for_leader(tuple(followed.values()), until)
 

@@ -151,7 +151,7 @@ class Leader:
 
     def take_over(self, leaders: Mapping[bytes, bytes] | None = None) -> Steps:
         """Lead from now on, for each key in place of this leader, or of any; returns what is at the
-        keys now, None where yet another caller leads."""
+        keys now, None where that leader does not lead any more."""
         args = (self.token, milliseconds(self.timeout))
         calls = (
             Call(TAKE_OVER, (key, flight_key(key)), (*args, leaders[key]) if leaders else args)

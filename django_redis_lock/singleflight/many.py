@@ -88,8 +88,8 @@ class MultiFlight:
                 for key, seen in zip(overtaken, taken, strict=True):
                     if seen is not None:
                         led[key] = seen
-                    else:  # Yet another caller leads.
-                        self._in_thread, streams[key] = False, b""
+                    else:  # The flight has ended, or another caller overtook it.
+                        streams[key] = b""
             if not followed:
                 self.were_there += len(there)
             shared = len(keys) - len(led) - len(streams)

@@ -150,12 +150,13 @@ return value and {value, redis.call('PTTL', KEYS[1])}
 #: Lead from now on, in place of another leader.
 #:
 #: KEYS  the value's key, its flight
-#: ARGV  token, lifetime, the token of the leader to replace (left out: any)
-#: returns {digest, expiry} of the value it is to replace (see seen), or nil if another leads by now
+#: ARGV  token, lifetime, the token of the leader to replace (left out: any, or none)
+#: returns {digest, expiry} of the value it is to replace (see seen), or nil if that leader does not
+#:         lead any more: another does, or its flight has ended, perhaps with a value
 #: atomic because a write between the two would count as older.
 TAKE_OVER = script("""
 local leader = redis.call('GET', KEYS[2])
-if ARGV[3] and leader and leader ~= ARGV[3] and leader ~= ARGV[1] then return nil end
+if ARGV[3] and leader ~= ARGV[3] and leader ~= ARGV[1] then return nil end
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 return {seen(KEYS[1])}
 """)

@@ -234,6 +234,42 @@ def test_a_task_that_the_thread_for_synchronous_code_waits_for_does_not_wait_for
     assert not client.exists(flight_key(KEY))
 
 
+@pytest.mark.on_redis
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_who_is_slow_to_overtake_finds_the_value_that_came_meanwhile(
+    cache: RedisCache, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    module = sys.modules["django_redis_lock.singleflight." + ("many" if many else "flight")]
+    first, second, leads, may_begin = Producer(), Producer(), threading.Event(), threading.Event()
+
+    def ask(producer: Producer) -> Any:
+        if many:
+            ask_many = async_to_sync(cache.aget_or_set_many)
+            return ask_many(["report"], lambda _: {"report": producer()})["report"]
+        return async_to_sync(cache.aget_or_set)("report", producer)
+
+    def overtake(token: bytes) -> bool:
+        overtaken = runners.overtake(token)
+        may_begin.set()
+        assert leader.found() == "computed"
+        return overtaken
+
+    def computing(event: events.Event) -> None:
+        if isinstance(event, events.Computing):
+            leads.set()
+            assert may_begin.wait(PATIENCE)
+
+    monkeypatch.setattr(module, "overtake", overtake)
+    events.subscribe(computing)
+    try:
+        leader = Asking(ask, first)
+        assert leads.wait(PATIENCE)
+        assert ask(second) == "computed"
+    finally:
+        events.unsubscribe(computing)
+    assert (first.calls, second.calls) == (1, 0)
+
+
 def test_following_does_not_hold_up_the_loop(cache: RedisCache, client: redis.Redis) -> None:
     async def ask() -> Any:
         elsewhere(client)
