@@ -28,7 +28,7 @@ from hypothesis import settings as hypothesis_settings
 
 from django_redis_lock import metrics
 from django_redis_lock.decorators import options
-from django_redis_lock.keeper import thread
+from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock_pytest import redis_locks  # noqa: F401  # as projects have it
@@ -206,11 +206,11 @@ def _expect_nobody_waits(client: redis.Redis) -> None:
 
 def _forget_held_locks() -> None:
     """A lock the test did not release is no business of the next test's keeper."""
-    for job in tuple(thread.keeper()._jobs):
+    for job in tuple(keeper()._jobs):
         if isinstance(job, Heartbeat):
             job._renewals.clear()
-            thread.keeper().reschedule(job, time.monotonic())
+            keeper().reschedule(job, time.monotonic())
         else:
-            thread.keeper().discard(job)
+            keeper().discard(job)
     metrics._metrics._jobs.clear()
     metrics._metrics.collector._reset()

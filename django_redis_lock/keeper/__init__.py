@@ -1,8 +1,392 @@
-"""The one background thread of a process, and its jobs."""
+"""The keeper: the one background thread of a process. It renews the locks that the process holds,
+and watches those for which it waits.
 
+The thread starts with the first job and ends a second after the last. It has one connection to each
+server, so neither an exhausted pool nor a slow command of the application delays a renewal. All
+calls that are due for a server are sent in one batch.
+
+A forked child starts with an empty keeper; the parent goes on renewing its locks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import heapq
+import itertools
+import math
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .. import notices
+from ..clock import time
+from ..forks import after_fork
+from ..notices import get_logger
+from ..protocol import Call
+from ..transport import OUTAGE, RawConnection, Server, pack
 from .subscription import CHANGES as CHANGES
 from .subscription import TRACK as TRACK
-from .subscription import Subscription
-from .thread import DeferredRelease, Job, Keeper, SentOnce, keeper, use_keeper
+from .subscription import Subscription as Subscription
 
-__all__ = ["DeferredRelease", "Job", "Keeper", "SentOnce", "Subscription", "keeper", "use_keeper"]
+logger = get_logger("django_redis_lock.keeper")
+
+#: Seconds without a job after which the thread ends.
+IDLE_SECONDS = 1.0
+#: The longest and shortest time, in seconds, that the keeper waits for a server's reply. In between
+#: it waits a sixth of the shortest lifetime that it renews, so that a server that hangs never costs
+#: a lock on another server its renewal.
+REPLY_TIMEOUT_SECONDS, MIN_REPLY_TIMEOUT_SECONDS = 1.0, 0.05
+UNEXPECTED = "Unexpected error in the keeper thread; it continues"
+
+
+class Job:
+    """A script to run on one server at ``due`` (monotonic seconds), usually again and again."""
+
+    #: The time scale, in seconds, on which this job must be done: the lifetime of what it renews.
+    deadline_scale = math.inf
+    #: Whether the process does this job before it ends, because other processes wait for it.
+    flush_at_exit = False
+
+    def __init__(self, server: Server, due: float) -> None:
+        self.server = server
+        self.due = due
+
+    def call(self, now: float) -> Call | None:
+        """The call to send now; None if there is nothing to send and only ``due`` has changed."""
+        raise NotImplementedError
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        """Handle the reply to ``call``; must set ``due`` or discard the job."""
+        raise NotImplementedError
+
+    def failed(self, error: Exception, now: float) -> None:
+        """Handle a call without a reply; must set ``due``."""
+        raise NotImplementedError
+
+
+class SentOnce(Job):
+    """Sends one call, which is not worth a second try."""
+
+    flush_at_exit = True
+
+    def __init__(self, server: Server, call: Call) -> None:
+        super().__init__(server, time.monotonic())
+        self._call = call
+
+    def call(self, now: float) -> Call:
+        return self._call
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        keeper().discard(self)
+
+    def failed(self, error: Exception, now: float) -> None:
+        keeper().discard(self)
+
+
+class DeferredRelease(Job):
+    """Does what others wait for when the caller cannot: releases what an acquire may have got
+    although its answer was lost, or what an interrupted release was to give up; ends a flight whose
+    end Redis has not received.
+
+    It asks until it is answered, and once more a second later, because what was sent before may
+    still lie unread in the server's buffers.
+
+    Args:
+        release: the call that does it.
+        lifetime: seconds after which nothing can be left to do, None for never.
+    """
+
+    def __init__(self, server: Server, release: Call, lifetime: float | None) -> None:
+        now = time.monotonic()
+        super().__init__(server, now)
+        self._call = release
+        self._gives_up_at = math.inf if lifetime is None else now + lifetime
+        self._answers = 0
+
+    @property
+    def flush_at_exit(self) -> bool:  # type: ignore[override]  # of other jobs: a plain value
+        return self._answers == 0
+
+    def call(self, now: float) -> Call | None:
+        if self._answers < 2 and now < self._gives_up_at:
+            return self._call
+        keeper().discard(self)
+        return None
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        self._answers += 1
+        self.due = sent_at + 1.0
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.due = now + 0.5
+
+
+@contextmanager
+def _isolated(job: Job) -> Iterator[None]:
+    """Log an unexpected error of ``job``, so that it does not affect other jobs, and retry."""
+    try:
+        yield
+    except BaseException:
+        logger.exception(UNEXPECTED)
+        job.due = time.monotonic() + REPLY_TIMEOUT_SECONDS
+
+
+class Keeper:
+    """The thread and its jobs. All methods may be called from any thread and signal handler."""
+
+    def __init__(self) -> None:
+        # The methods enter the mutex and not the condition, because entering a condition is not
+        # atomic: an exception from a signal handler could leave the mutex locked for ever.
+        self._mutex = threading.RLock()
+        self._condition = threading.Condition(self._mutex)
+        self._jobs: set[Job] = set()
+        self._due: list[tuple[float, int, Job]] = []
+        self._sequence = itertools.count()
+        #: The jobs that are being done, and when they are to be done again at the latest.
+        self._under_way: dict[Job, float] = {}
+        self._thread: threading.Thread | None = None
+        self._wakes_at = -math.inf
+        self._links: dict[Server, RawConnection] = {}
+
+    def add(self, job: Job) -> None:
+        """Do ``job`` from now on."""
+        with self._mutex:
+            self._jobs.add(job)
+            self._enqueue(job)
+            if self._thread is None:
+                self._start()
+            elif job.due < self._wakes_at:
+                self._condition.notify()
+
+    def discard(self, job: Job) -> None:
+        """Drop ``job``, if the keeper has it."""
+        self._jobs.discard(job)
+        if not self._jobs and self._wakes_at > time.monotonic() + IDLE_SECONDS:
+            with self._mutex:
+                self._condition.notify()  # It waits for a job that is gone.
+
+    def __contains__(self, job: Job) -> bool:
+        return job in self._jobs
+
+    def reschedule(self, job: Job, due: float) -> None:
+        """Do ``job`` at ``due`` (monotonic seconds) instead of when it was planned."""
+        with self._mutex:
+            if job in self._under_way:
+                self._under_way[job] = min(due, self._under_way[job])
+            elif job in self._jobs:
+                job.due = due
+                self._enqueue(job)
+                if due < self._wakes_at:
+                    self._condition.notify()
+
+    def hurry(self, now: float) -> None:
+        """Do all jobs at once."""
+        for job in tuple(self._jobs):
+            self.reschedule(job, now)
+
+    def subscribe(
+        self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
+    ) -> Subscription:
+        """Listen to ``channel``; see ``Subscription``."""
+        subscription = Subscription(server, channel, received)
+        subscription.start()
+        return subscription
+
+    def flush(self) -> None:
+        """Before the process ends: wait for the jobs with ``flush_at_exit``, a second at most. So a
+        command that is interrupted while it waits for a lock leaves the queue."""
+        deadline = time.monotonic() + REPLY_TIMEOUT_SECONDS
+        while any(job.flush_at_exit for job in tuple(self._jobs)) and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+    def _enqueue(self, job: Job) -> None:
+        heapq.heappush(self._due, (job.due, next(self._sequence), job))
+        if len(self._due) > 2 * len(self._jobs) + 64:
+            # Most entries belong to locks that were released before they came due.
+            jobs = tuple(self._jobs)  # Atomic: ``discard`` does not take the mutex.
+            self._due = [(job.due, next(self._sequence), job) for job in jobs]
+            heapq.heapify(self._due)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="django_redis_lock keeper", daemon=True)
+        self._thread = thread
+        self._wakes_at = -math.inf
+        try:
+            thread.start()
+        except BaseException as error:
+            self._thread = None  # If it runs after all, it ends at once.
+            if not isinstance(error, RuntimeError):
+                raise
+            logger.warning(
+                "The keeper thread could not start; locks will not be renewed: %s", error
+            )
+
+    def _run(self) -> None:
+        notices.this_thread.is_keeper = True
+        batch: Sequence[Job] = ()
+        while True:
+            try:
+                self._requeue(batch)
+                batch = self._next_batch()
+                if not batch:
+                    return
+                self._serve(batch)
+            except BaseException:
+                batch = tuple(self._jobs)  # Some may be off the heap.
+                with suppress(Exception):  # Out of memory.
+                    logger.exception(UNEXPECTED)
+                time.sleep(0.1)
+
+    def _next_batch(self) -> list[Job]:
+        """Wait for jobs that are due; empty when the thread should end."""
+        with self._mutex:
+            idle_until = time.monotonic() + IDLE_SECONDS
+            while self._thread is threading.current_thread():
+                now = time.monotonic()
+                batch = self._pop_due(now)
+                if batch:
+                    self._wakes_at = -math.inf
+                    return batch
+                # Set before the jobs are counted: ``discard`` of the last job reads it.
+                self._wakes_at = self._due[0][0] if self._due else idle_until
+                if self._jobs:
+                    idle_until = now + IDLE_SECONDS
+                elif now >= idle_until:
+                    self._thread = None
+                    self._close_links()
+                    return []
+                self._condition.wait(min(self._wakes_at - now, 3600.0))
+        return []
+
+    def _pop_due(self, now: float) -> list[Job]:
+        batch: dict[Job, None] = {}
+        while self._due and (self._due[0][0] <= now or self._due[0][2] not in self._jobs):
+            due, _, job = heapq.heappop(self._due)
+            if job in self._jobs and job.due == due:
+                batch[job] = None
+        self._under_way.update(dict.fromkeys(batch, math.inf))
+        return list(batch)
+
+    def _requeue(self, batch: Sequence[Job]) -> None:
+        """``batch`` is done: plan what is left of it."""
+        with self._mutex:
+            for job in batch:
+                job.due = min(job.due, self._under_way.pop(job, math.inf))
+                if job in self._jobs:
+                    self._enqueue(job)
+
+    def _serve(self, batch: list[Job]) -> None:
+        by_server: defaultdict[Server, list[tuple[Job, bytes]]] = defaultdict(list)
+        now = time.monotonic()
+        shortest = min((job.deadline_scale for job in tuple(self._jobs)), default=1.0)
+        reply_timeout = max(min(REPLY_TIMEOUT_SECONDS, shortest / 6), MIN_REPLY_TIMEOUT_SECONDS)
+        for job in batch:
+            with _isolated(job):
+                call = job.call(now)
+                if call is not None:
+                    self._assign(job, call, reply_timeout, by_server)
+        for server, work in by_server.items():
+            self._exchange(server, work, reply_timeout)
+
+    def _assign(
+        self,
+        job: Job,
+        call: Call,
+        reply_timeout: float,
+        by_server: defaultdict[Server, list[tuple[Job, bytes]]],
+    ) -> None:
+        """Add ``job`` to the batch for the server that has its keys."""
+        try:
+            server = job.server.at(call.keys, reply_timeout)
+        except OUTAGE as error:
+            job.failed(error, time.monotonic())
+        else:
+            # With the source, since an EVALSHA of an unknown script would need a second request.
+            by_server[server].append((job, pack(call, known=False)))
+
+    def _exchange(self, server: Server, work: list[tuple[Job, bytes]], timeout: float) -> None:
+        """Send all of ``work`` in one batch, then read the replies."""
+        unanswered = deque(job for job, _ in work)
+        try:
+            link = self._link(server, timeout)
+            sent_at = time.monotonic()
+            for _, packed in work:
+                link.send_packed_command([packed])
+            while unanswered:
+                if not link.can_read(max(0.0, sent_at + timeout - time.monotonic())):
+                    raise RedisTimeoutError(f"no answer within {timeout:.2f} s")
+                try:
+                    value = link.read_response()
+                except ResponseError as error:
+                    job = unanswered.popleft()
+                    with _isolated(job):
+                        job.server.on_error(error)
+                        job.failed(error, time.monotonic())
+                else:
+                    job = unanswered.popleft()
+                    with _isolated(job):
+                        job.answered(value, sent_at)
+            server.answered()
+        except Exception as error:
+            if not isinstance(error, OUTAGE):
+                logger.exception(UNEXPECTED)
+            self._drop_link(server)
+            now = time.monotonic()
+            for job in unanswered:
+                with _isolated(job):
+                    job.server.on_error(error)
+                    job.failed(error, now)
+
+    def _link(self, server: Server, reply_timeout: float) -> RawConnection:
+        link = self._links.get(server)
+        if link is None:
+            for old in [each for each in self._links if each.retired]:
+                self._drop_link(old)
+            # In RESP2 nothing comes but replies.
+            link = self._links[server] = server.connect(timeout=reply_timeout, protocol=2)
+        if server.listener is not None:
+            server.listener.track(link)
+        return link
+
+    def _drop_link(self, server: Server) -> None:
+        link = self._links.pop(server, None)
+        if link is not None:
+            link.disconnect()
+
+    def _close_links(self) -> None:
+        for server in list(self._links):
+            self._drop_link(server)
+            server.close(but=1)
+
+
+_keeper = Keeper()
+
+
+def keeper() -> Keeper:
+    """The keeper of this process."""
+    return _keeper
+
+
+def use_keeper(keeper: Keeper) -> None:
+    """Make ``keeper`` this process's. The jobs of the one before stay with it."""
+    global _keeper
+    _keeper = keeper
+
+
+@after_fork
+def _reset() -> None:
+    global _keeper
+    _keeper = Keeper()
+
+
+def _flush() -> None:
+    _keeper.flush()  # In a forked child, its own.
+    notices.flush(REPLY_TIMEOUT_SECONDS)
+
+
+atexit.register(_flush)

@@ -18,7 +18,6 @@ from redis.exceptions import RedisError
 from ..clock import time
 from ..exceptions import LockError
 from ..protocol import (
-    ACQUIRE_ALL,
     AcquireRequest,
     Acquisition,
     Call,
@@ -38,7 +37,7 @@ from ..transport import (
 )
 from .aio import AsyncLock
 from .lock import Lock
-from .members import MultiHold, member_class, together
+from .members import ACQUIRE_ALL, MultiHold, member_class, together
 from .operations import LockOperations
 from .records import note_vanished
 

@@ -56,8 +56,6 @@ from .lock_scripts import Call as Call
 from .lock_scripts import Script as Script
 from .lock_scripts import script as script
 from .lock_scripts import shared as shared
-from .multi_scripts import ACQUIRE_ALL as ACQUIRE_ALL
-from .multi_scripts import for_each as for_each
 from .owner import HEARTBEAT_EVERY as HEARTBEAT_EVERY
 from .owner import MAX_FENCE as MAX_FENCE
 from .owner import MAX_PID as MAX_PID

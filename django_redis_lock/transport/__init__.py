@@ -20,7 +20,7 @@ from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
 from .circuit_breaker import Outage as Outage
 from .circuit_breaker import set_limits as set_limits
-from .cluster import Cluster as Cluster
+from .discovery import Cluster as Cluster
 from .discovery import Topology as Topology
 from .execute import admitted as admitted
 from .execute import adrive as adrive

@@ -19,8 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
 
 from .address import TWINS, common_settings, timeout_of
-from .cluster import ASYNC_PARSER, Node
-from .discovery import Primary, Topology, expect_primary
+from .discovery import ASYNC_PARSER, Node, Primary, Topology, expect_primary
 from .server import Server, server_of
 
 #: The clients of each event loop, and the generator that closes them. Plain dictionaries, each

@@ -1,35 +1,51 @@
-"""Several servers behind one client, of which now one and now another has a key; and the primary
-of a Sentinel service.
+"""Several servers behind one client, of which now one and now another has a key: a service of
+sentinels, and a cluster, in which each key is on the primary that has its slot, and slots move.
 
 The sentinels are asked at first, after errors, and once a second while locks are in use: after a
 manual failover (``SENTINEL FAILOVER``) the old primary goes on for about ten seconds, grants locks
 and then loses them. Each new connection also checks that its server is a primary, because a
 sentinel that does not know of the failover yet names the old one.
+
+A cluster's map of slots is our own and not the client's: threads and tasks share it, and it is
+discovered within a bounded time.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
+import redis.asyncio.cluster
+import redis.cluster
+from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
+from redis.connection import Connection, SSLConnection
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..forks import free_after_fork
 from ..notices import get_logger
+from ..protocol import SLOTS, index_key, slot_of
 from .address import Address, RawConnection, note_sent, without_address
-from .server import Server, topologies
+from .server import Server, is_cluster, topologies
 
 logger = get_logger("django_redis_lock.topology")
 
 #: Seconds that one discovery may take.
 DISCOVERY_TIMEOUT_SECONDS = 2.0
-#: Seconds to wait for the reply of one server.
 REPLY_TIMEOUT_SECONDS = 1.0
 #: Seconds between two discoveries while there are errors.
 MIN_DISCOVERY_INTERVAL_SECONDS = 0.1
@@ -38,11 +54,8 @@ FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 16.0
 
 
 class Topology(Server):
-    """What a cluster and a service of sentinels have in common.
-
-    The primaries are discovered at first and after errors. One thread does it at a time, and the
-    others wait for it.
-    """
+    """What a cluster and a service of sentinels have in common. The primaries are discovered at
+    first and after errors, by one thread at a time, for which the others wait."""
 
     #: Seconds after which the primaries are discovered again without an error.
     STALE = math.inf
@@ -130,7 +143,6 @@ class Topology(Server):
         return Server(address)
 
     def _keep_only(self, kept: Iterable[Server]) -> None:
-        """Forget the servers that are no longer part of it."""
         gone = set(self._nodes.values()).difference(kept)
         self._nodes = {where: node for where, node in self._nodes.items() if node not in gone}
         for node in gone:
@@ -139,12 +151,8 @@ class Topology(Server):
 
 
 def ask(server: Server, until: float, *command: Any) -> Any:
-    """The answer of ``server`` to a command that can be repeated.
-
-    Raises:
-        redis.exceptions.RedisError, OSError: there is none until then (monotonic seconds), or
-            within a second.
-    """
+    """The answer of ``server`` to a command that can be repeated. Raises an outage if there is none
+    ``until`` then (monotonic), or within a second."""
     patience = min(REPLY_TIMEOUT_SECONDS, max(0.05, until - time.monotonic()))
     connection = server.checkout(patience)
     try:
@@ -161,8 +169,7 @@ def ask(server: Server, until: float, *command: Any) -> Any:
 
 
 class SentinelService(Topology):
-    """One service of a group of sentinels.
-
+    """
     Args:
         pool: redis-py's ``SentinelConnectionPool``, for threads or for asyncio.
     """
@@ -249,11 +256,159 @@ class Primary(Server):
 
 
 def expect_primary(role: Any) -> None:
-    """Raises:
-    redis.exceptions.ConnectionError: the answer to ROLE is not a primary's."""
     if _text(role[0]) != "master":
         raise RedisConnectionError("The server is a replica; the sentinels have not settled yet")
 
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+# -- clusters ------------------------------------------------------------------------------------
+
+#: A server's refusals: it does not have the slot, or not yet. ClusterDownError is MASTERDOWN too.
+REFUSALS = (MovedError, AskError, TryAgainError, ClusterDownError)
+#: redis-py 5 knows these errors by their names only where it reads with these parsers; later
+#: versions always do.
+PARSER: Any = getattr(redis.cluster, "ClusterParser", None)
+ASYNC_PARSER: Any = getattr(redis.asyncio.cluster, "ClusterParser", None)
+
+
+class Node(Server):
+    """One server of a cluster."""
+
+
+class Slots(NamedTuple):
+    """The first and last slot of each range, and its primary."""
+
+    first: list[int]
+    last: list[int]
+    owner: list[Server]
+
+    def owner_of(self, slot: int) -> Server | None:
+        place = bisect.bisect_right(self.first, slot) - 1
+        return self.owner[place] if place >= 0 and slot <= self.last[place] else None
+
+
+class Cluster(Topology):
+    """
+    Args:
+        client: redis-py's ``RedisCluster``, for threads or for asyncio.
+    """
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(_common(client))
+        manager = client.nodes_manager
+        self._remap: Callable[[tuple[str, int]], tuple[str, int]] | None
+        self._remap = getattr(manager, "address_remap", None)
+        self._first = [(node.host, int(node.port)) for node in manager.startup_nodes.values()]
+        self._known: list[Server] = []
+        self._slots = Slots([], [], [])
+        #: Slots that have moved since the last discovery.
+        self._moved: dict[int, Server] = {}
+
+    def __str__(self) -> str:
+        return f"the cluster of {self._first[0][0]}:{self._first[0][1]}"
+
+    @classmethod
+    def identity(cls, pool: Any) -> tuple[Any, ...]:
+        connection_class, settings = _common(pool)
+        who = [settings.get(name) for name in ("username", "password")]
+        where = frozenset(pool.nodes_manager.startup_nodes)
+        return (connection_class, where, *who, id(settings.get("credential_provider")))
+
+    def seen_at(self, keys: Sequence[bytes]) -> Server | None:
+        slot = slot_of(keys[0]) if keys else 0
+        if self._moved and slot in self._moved:
+            return self._moved[slot]
+        return self._slots.owner_of(slot)
+
+    def in_one_call(self, keys: Sequence[bytes]) -> Sequence[bytes]:
+        slot = slot_of(keys[0])
+        return [key for key in keys if slot_of(key) == slot]
+
+    def index_of(self, index: bytes, key: bytes) -> bytes:
+        return index_key(index, slot_of(key))
+
+    def primaries(self) -> dict[Server, list[int]]:
+        """All servers that have slots, with their slots.
+
+        Raises:
+            redis.exceptions.ConnectionError: it is not known.
+        """
+        self.at(())
+        found: dict[Server, list[int]] = {}
+        for slot in range(SLOTS):
+            owner = self._moved.get(slot) or self._slots.owner_of(slot)
+            if owner is not None:
+                found.setdefault(owner, []).append(slot)
+        return found
+
+    def _make_node(self, address: Address) -> Server:
+        parser = {} if PARSER is None else {"parser_class": PARSER}
+        return Node(address._replace(connection_kwargs={**address.connection_kwargs, **parser}))
+
+    def refuses(self, error: BaseException) -> bool:
+        return isinstance(error, REFUSALS)
+
+    def on_error(self, error: BaseException) -> None:
+        if isinstance(error, MovedError):
+            self._moved[error.slot_id] = self.sent_to(error)
+        super().on_error(error)
+
+    def sent_to(self, error: Any) -> Server:
+        return self._node(*self._mapped(error.host, int(error.port)))
+
+    def _mapped(self, host: str, port: int) -> tuple[str, int]:
+        return self._remap((host, port)) if self._remap is not None else (host, port)
+
+    def _look(self, until: float) -> None:
+        errors: list[str] = []
+        nodes = self._known or [self._node(*where) for where in self._first]
+        for node in nodes:
+            if errors and time.monotonic() >= until:
+                break  # The next search begins with those that were not asked.
+            try:
+                ranges = ask(node, until, "CLUSTER", "SLOTS")
+            except (RedisError, OSError) as error:
+                errors.append(str(error))
+                self._known = [*(each for each in self._known or nodes if each is not node), node]
+                continue
+            if ranges:
+                self._take_in(node, ranges)
+                return
+        else:
+            # All nodes may have new addresses: begin again with those of the settings.
+            self._known = []
+        raise RedisConnectionError("; ".join(errors) or "no node has any slots")
+
+    def _take_in(self, asked: Server, ranges: Any) -> None:
+        slots = Slots([], [], [])
+        known = {}
+        for first, last, *nodes in sorted(ranges, key=lambda found: int(found[0])):
+            servers = [self._named(asked, node) for node in nodes]
+            slots.first.append(int(first))
+            slots.last.append(int(last))
+            slots.owner.append(servers[0])
+            known.update(dict.fromkeys(servers))
+        self._slots, self._moved = slots, {}
+        # Replicas too: they can say which primary replaced one that failed.
+        self._known = list(known)
+        self._keep_only(known)
+
+    def _named(self, asked: Server, node: Any) -> Server:
+        host = node[0].decode() if isinstance(node[0], bytes) else node[0]
+        if not host:  # The node that was asked does not know its own address.
+            host = asked.address.connection_kwargs["host"]
+        return self._node(*self._mapped(host, int(node[1])))
+
+
+def _common(client: Any) -> Address:
+    settings = client.nodes_manager.connection_kwargs
+    named = settings.get("connection_class", Connection)
+    tls = settings.get("ssl") or issubclass(named, (SSLConnection, AsyncSSLConnection))
+    return without_address(Address(SSLConnection if tls else Connection, settings))
+
+
+# The first to be asked: any other attribute of a cluster's client makes it connect.
+topologies.insert(0, (is_cluster, Cluster))

@@ -16,7 +16,7 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, AsyncMultiLock, Lock
-from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import aio
 from django_redis_lock.locking.waiting.queue import Unregister
 from django_redis_lock.protocol import lock_keys

@@ -33,7 +33,7 @@ from django_redis_lock import Lock, Redlock, locked
 from django_redis_lock.decorators import section
 from django_redis_lock.fallback import FallbackLock
 from django_redis_lock.fallback.file_lock import held_locally
-from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import MultiLock
 from django_redis_lock.locking.waiting.queue import Unregister
 from django_redis_lock.locking.waiting.threads import CancelWait, ThreadQueue, ThreadWaiter

@@ -19,7 +19,7 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock, LockLost
-from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.waiting.threads import PendingReply
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until

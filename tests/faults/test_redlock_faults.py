@@ -17,8 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
-from django_redis_lock.keeper import DeferredRelease
-from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.redlock import _FanOut
 from django_redis_lock.transport.server import server_of
 from tests.holding import settle

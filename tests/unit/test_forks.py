@@ -24,7 +24,7 @@ OF_THE_PARENT = {
     "locking/hold.py": 1,
     "locking/waiting/threads.py": 2,
     "keeper/subscription.py": 1,
-    "keeper/thread.py": 2,
+    "keeper/__init__.py": 2,
     "notices.py": 2,
     "singleflight/flight.py": 1,
     "singleflight/runners.py": 2,

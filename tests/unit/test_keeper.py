@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock.keeper import Subscription
-from django_redis_lock.keeper import thread as keeper_module
-from django_redis_lock.keeper.thread import Job, Keeper
+from django_redis_lock import keeper as keeper_module
+from django_redis_lock.keeper import Job, Keeper, Subscription
 from django_redis_lock.locking.hold import Hold, Renewal
 from django_redis_lock.locking.lock import in_a_thread
 from django_redis_lock.protocol.keys import lock_keys

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.keeper.thread import Job, Keeper
+from django_redis_lock.keeper import Job, Keeper
 from django_redis_lock.locking.waiting.queue import Unregister, WaiterHeartbeat, WaitQueue
 from django_redis_lock.locking.waiting.threads import ThreadWakeEvent
 from django_redis_lock.protocol.acquisition import (

@@ -236,7 +236,7 @@ def test_a_task_that_the_thread_for_synchronous_code_waits_for_does_not_wait_for
 
 @pytest.mark.on_redis
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
-def test_who_is_slow_to_overtake_finds_the_value_that_came_meanwhile(
+def test_who_is_slow_to_overtake_finds_the_value_that_came_by_then(
     cache: RedisCache, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
     module = sys.modules["django_redis_lock.singleflight." + ("many" if many else "flight")]

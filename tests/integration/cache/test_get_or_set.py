@@ -19,7 +19,7 @@ from django_redis.serializers.pickle import PickleSerializer
 
 from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.keeper import keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight import flight, runners
 from django_redis_lock.singleflight.leader import FlightRenewal

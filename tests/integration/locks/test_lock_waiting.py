@@ -13,7 +13,7 @@ import redis.asyncio
 from redis.asyncio import BlockingConnectionPool
 
 from django_redis_lock import AsyncLock, Lock
-from django_redis_lock.keeper.thread import keeper
+from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.waiting.queue import Unregister
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
 from django_redis_lock.protocol import AcquireRequest

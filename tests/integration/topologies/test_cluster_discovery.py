@@ -10,7 +10,7 @@ import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_redis_lock.transport import cluster, server_of
+from django_redis_lock.transport import discovery, server_of
 from tests.redis_topologies import ClusterServers
 
 
@@ -19,7 +19,7 @@ def test_a_search_that_had_no_time_for_all_nodes_goes_on_with_the_others(
     cluster_servers: ClusterServers, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     """Also if the only one in the settings is that which does not answer."""
-    real, asked = cluster.ask, []
+    real, asked = discovery.ask, []
 
     def ask(node: Any, until: float, *command: Any) -> Any:
         asked.append(node)
@@ -33,7 +33,7 @@ def test_a_search_that_had_no_time_for_all_nodes_goes_on_with_the_others(
             found.at(())
         else:
             found._first = [("127.0.0.1", server.port) for server in cluster_servers.servers[:2]]
-        monkeypatch.setattr(cluster, "ask", ask)
+        monkeypatch.setattr(discovery, "ask", ask)
         with pytest.raises(RedisConnectionError):
             found._look(time.monotonic())
         found._look(time.monotonic() + 30)
