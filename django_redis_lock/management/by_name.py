@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from ..cache import lock_cache, lock_caches
 from ..held_locks import HeldLock, held_locks, look_closely, release
 from ..inventory import LOCK, MAX_ENTRIES, Inspection, Outcome
-from .command_line import NOT_OWNER, UNAVAILABLE, USAGE
+from . import NOT_OWNER, UNAVAILABLE, USAGE
 from .listing import KINDS, failures, find_all, lines, verdict
 from .output import (
     as_json,

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from ..cache import lock_caches
 from ..checks import TAG
 from ..doctor import Finding, Level, Target, examine
-from .command_line import TROUBLE, UNAVAILABLE, WARNED
+from . import TROUBLE, UNAVAILABLE, WARNED
 from .output import one_line, width_of
 
 #: The widths of the columns before a finding's text.

@@ -25,7 +25,7 @@ from django.core.management import CommandError, call_command, get_commands, loa
 from django.core.management.base import BaseCommand
 
 from ..decorators import interrupt_main_thread
-from .command_line import LOST, NOT_FOUND, USAGE
+from . import LOST, NOT_FOUND, USAGE
 
 #: Signals that are passed on to the program's group.
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from django.core.management import BaseCommand
 
-from django_redis_lock.management import command_line
+from django_redis_lock import management
 from django_redis_lock.management.commands import locks, run_locked
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_every_option_of_locks_is_mentioned() -> None:
 def test_every_exit_code_is_in_the_table() -> None:
     table = TEXT[TEXT.index("## Exit codes") : TEXT.index("## Rights")]
     rows = set(map(int, re.findall(r"^\| (\d+) \|", table, re.MULTILINE)))
-    constants = (value for value in vars(command_line).values() if type(value) is int)
+    constants = (value for value in vars(management).values() if type(value) is int)
     assert rows == {0, *constants}
 
 

@@ -15,11 +15,10 @@ from redis.exceptions import RedisError
 from ...cache import BACKEND, lock_cache, lock_caches
 from ...decorators import outages_not_logged
 from ...metrics import PERIODS
+from .. import CLOSED, UNAVAILABLE, USAGE, count, seconds, seconds_or_none
 from ..by_name import release_lock, reset_locks, show_lock
-from ..command_line import CLOSED, UNAVAILABLE, USAGE, count, seconds, seconds_or_none
 from ..doctor import diagnose
-from ..listing import KINDS, list_locks
-from ..stats import show_figures
+from ..listing import KINDS, list_locks, show_figures
 
 #: What runs each, its help, and how its usage begins.
 ACTIONS: dict[str, tuple[Callable[[BaseCommand, dict[str, Any]], int], str, str]] = {

@@ -16,9 +16,9 @@ from django.core.checks import run_checks
 
 import django_redis_lock
 from django_redis_lock import checks, metrics
+from django_redis_lock import doctor as probes
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.doctor import Finding, Level, probes
-from django_redis_lock.doctor.probes import Target
+from django_redis_lock.doctor import Finding, Level, Target
 from django_redis_lock.management.commands.locks import Command
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock.metrics.writing import ADD_FIGURES, READ_FIGURES
+from django_redis_lock.metrics import ADD_FIGURES, READ_FIGURES
 from django_redis_lock.protocol.inventory_scripts import (
     DESCRIBE,
     DESCRIBE_FLIGHTS,

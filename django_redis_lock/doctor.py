@@ -1,49 +1,47 @@
-"""The cache that the doctor examines, the findings, and the probes: what a server is, whether it
-can evict locks, which rights the user has, and a trial."""
+"""Checks whether Redis is set up as locks need it. Each probe examines one topic."""
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
-from ..cache import lock_cache
-from ..conf import Conf
-from ..keeper import CHANGES, TRACK
-from ..locking import Lock
-from ..protocol import (
+from .cache import lock_cache
+from .conf import Conf
+from .keeper import CHANGES, TRACK
+from .locking import Lock
+from .protocol import (
+    CLOCK,
     FIGURES,
     INDEX,
     Call,
     events_key,
+    fields_of,
     flight_stream,
     lock_keys,
     process_key,
     script,
     wake_key,
 )
-from ..transport import RawConnection, is_cluster, run, server_of
+from .transport import RawConnection, is_cluster, run, server_of
 
 
 class Level(IntEnum):
-    """How bad a finding is.
-
-    A ``NOTE`` may be intended; after a ``WARNING`` locks can be lost or late; after an ``ERROR``
-    they do not work.
-    """
+    """How bad a finding is."""
 
     OK = 0
-    NOTE = 1
-    WARNING = 2
-    ERROR = 3
+    NOTE = 1  # It may be intended.
+    WARNING = 2  # Locks can be lost or late.
+    ERROR = 3  # Locks do not work.
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,6 @@ class Finding:
     """The result of a probe.
 
     Attributes:
-        topic: what was examined, in a word.
-        text: the result, in a sentence.
         hint: what to do about it; may be empty.
         number: of the system check with the same message; may be empty.
         node: the servers it is about; empty for all.
@@ -67,12 +63,7 @@ class Finding:
 
 
 class Target:
-    """A cache that can lock.
-
-    Raises:
-        redis.exceptions.RedisError, OSError: no node of a cluster answers.
-        ImproperlyConfigured: the cache cannot lock.
-    """
+    """A cache that can lock. Raises as ``examine``."""
 
     def __init__(self, alias: str) -> None:
         self.cache: Any = lock_cache(alias)
@@ -81,8 +72,7 @@ class Target:
         self.is_cluster = is_cluster(self.client)
 
     def nodes(self) -> dict[str, Any]:
-        """The servers with locks, by address: one, or the primaries of a cluster; a client of
-        each."""
+        """A client of each server with locks, by address: one, or the primaries of a cluster."""
         if self.is_cluster:
             return {
                 f"{node.host}:{node.port}": self.client.get_redis_connection(node)
@@ -113,10 +103,48 @@ class Target:
         return self.client.connection_pool.connection_kwargs.get("username") or "default"
 
 
-#: The oldest Redis that is supported.
-OLDEST_VERSION = (6, 2)
-#: Seconds in which the trial must acquire the lock and pass it on.
-TRIAL_TIMEOUT = 5.0
+def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:
+    """Examine the cache ``alias`` and its servers.
+
+    Args:
+        with_trial: whether to acquire a lock.
+
+    Raises:
+        redis.exceptions.RedisError, OSError: a server cannot be reached.
+        ImproperlyConfigured: the cache cannot lock.
+    """
+    target = Target(alias)
+    if target.cache.in_memory:
+        hint = "In production, use the BACKEND django_redis_lock.cache.RedisCache."
+        text = "the locks are in the memory of each process, for its own threads only"
+        yield Finding("server", Level.NOTE, f"there is none: {text}", hint, number="W105")
+        return
+    run(target.client, Call(CLOCK, (), ()))  # Raises if the server does not answer.
+    yield from _servers(target)
+    for probe in (access, trial) if with_trial else (access,):
+        try:
+            yield from probe(target)
+        except (RedisError, OSError) as error:
+            yield _failed(probe.__name__, error)
+
+
+def _servers(target: Target) -> Iterator[Finding]:
+    """The findings of all servers, each once with its servers."""
+    found: dict[Finding, list[str]] = {}
+    nodes = target.nodes()
+    for address, client in nodes.items():
+        try:
+            for finding in server(target, client):
+                found.setdefault(finding, []).append(address)
+        except (RedisError, OSError) as error:
+            found.setdefault(_failed("server", error), []).append(address)
+    for finding, addresses in found.items():
+        everywhere = len(addresses) == len(nodes)
+        yield finding if everywhere else replace(finding, node=", ".join(addresses))
+
+
+def _failed(topic: str, error: Exception) -> Finding:
+    return Finding(topic, Level.ERROR, f"this could not be examined: {error}")
 
 
 def server(target: Target, client: Any) -> Iterator[Finding]:
@@ -138,9 +166,9 @@ def _identity(target: Target, info: Mapping[str, Any]) -> Finding:
     role = {"master": "primary", "slave": "replica"}.get(info.get("role", ""), info.get("role"))
     text = f"{name} {version}, {mode}, {role}"
     # Valkey reports the Redis version that it is compatible with.
-    if _numbers(str(info.get("redis_version", version))) < OLDEST_VERSION:
-        wanted = ".".join(map(str, OLDEST_VERSION))
-        hint = f"Locks need Redis {wanted} or later, or Valkey."
+    numbers = re.findall(r"\d+", str(info.get("redis_version", version)))
+    if tuple(map(int, numbers)) < (6, 2):
+        hint = "Locks need Redis 6.2 or later, or Valkey."
         return Finding("server", Level.ERROR, text, hint, number="E101")
     if info.get("role") == "slave":
         text = f"{text}: a replica cannot take locks"
@@ -158,10 +186,6 @@ def _name_and_version(info: Mapping[str, Any]) -> tuple[str, str]:
         if info.get(field):
             return name, str(info.get(field))
     return "Redis", str(info.get("redis_version", "of an unknown version"))
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def _eviction(info: Mapping[str, Any]) -> Finding:
@@ -185,12 +209,9 @@ def _eviction(info: Mapping[str, Any]) -> Finding:
     )
 
 
-# -- rights -------------------------------------------------------------------------------------
-
 HINT = "See docs/commands.md, Rights."
 
-#: The errors of a server that rejects the writes of every user: replicas are missing, the last
-#: snapshot failed, memory is full, or it is a replica itself.
+#: The errors of a server that rejects the writes of every user.
 WRITES_REJECTED = ("NOREPLICAS", "MISCONF", "OOM", "READONLY")
 
 #: The commands of the scripts, as the doctor tries them; ``@1`` and so on stand for keys.
@@ -237,15 +258,14 @@ def access(target: Target) -> Iterator[Finding]:
     key = bytes(target.cache._encoded_key(name, None))
     keys = (*lock_keys(key)[:5], flight_stream(key, b"trial"))
     try:
-        answers = run(target.client, Call(TRY, keys, TRIED)).value
+        rejected = fields_of(run(target.client, Call(TRY, keys, TRIED)).value)
     except NoPermissionError as error:
         yield _rejected(target, f"locks are not possible: {error}")
         return
     except ResponseError as error:  # A service may forbid scripts with another error.
         yield Finding("rights", Level.ERROR, f"scripts are rejected: {error}", number="E104")
         return
-    missing = [_text(name) for name in answers[::2]]
-    reason = _text(answers[1]).strip() if missing else ""
+    reason = next(iter(rejected.values()), "").strip()
     if any(word in reason for word in WRITES_REJECTED):
         text = f"the server rejects writes, locks among them: {reason}"
         yield Finding("rights", Level.ERROR, text, number="W102")
@@ -254,13 +274,13 @@ def access(target: Target) -> Iterator[Finding]:
     index = "" if target.is_cluster else _error_at(target, INDEX, TRIED_IN_INDEX)
     counts = target.conf.METRICS
     figures = _error_at(target, FIGURES["day"], TRIED_IN_FIGURES) if counts else ""
-    if missing:
-        yield _rejected(target, f"not allowed: {', '.join(missing)} ({reason})", missing)
+    if rejected:
+        yield _rejected(target, f"not allowed: {', '.join(rejected)} ({reason})", rejected)
     elif index:
         yield _rejected(target, f"the list of held locks cannot be written: {index}")
     elif waits:
         text = f'the user "{target.user}" may not run {" and ".join(waits)}, so waiters poll'
-        hint = f"ACL SETUSER {target.user} {' '.join(f'+{name}' for name in waits)}"
+        hint = f"ACL SETUSER {target.user} +{' +'.join(waits)}"
         yield Finding("rights", Level.WARNING, text, hint, number="W103")
     elif figures:
         yield Finding("rights", Level.NOTE, f"the figures cannot be written: {figures}", HINT)
@@ -275,9 +295,8 @@ def access(target: Target) -> Iterator[Finding]:
             yield Finding("changes", Level.NOTE, f"{text}, not at once: {late}", HINT)
 
 
-def _rejected(target: Target, text: str, missing: Sequence[str] = ()) -> Finding:
-    allowed = " ".join(f"+{name}" for name in missing)
-    hint = f"ACL SETUSER {target.user} {allowed}" if missing else HINT
+def _rejected(target: Target, text: str, missing: Collection[str] = ()) -> Finding:
+    hint = f"ACL SETUSER {target.user} +{' +'.join(missing)}" if missing else HINT
     return Finding("rights", Level.ERROR, text, hint, number="E104")
 
 
@@ -288,10 +307,8 @@ def _may_wait(target: Target, command: str, key: bytes) -> bool:
     }
     try:
         target.client.execute_command(*words[command])
-    except NoPermissionError:
-        return False
-    except RedisError:
-        pass  # Other probes report it.
+    except RedisError as error:  # Other probes report any other.
+        return not isinstance(error, NoPermissionError)
     return True
 
 
@@ -323,8 +340,8 @@ def _changes_error(target: Target) -> str:
     except RedisError as error:
         return f"CLIENT TRACKING is not allowed ({error})"
     finally:
-        for connection in (listener, link):
-            connection.disconnect()
+        listener.disconnect()
+        link.disconnect()
     return ""
 
 
@@ -333,27 +350,24 @@ def _ask(connection: RawConnection, *command: object) -> Any:
     return connection.read_response()
 
 
-def _error_at(target: Target, key: bytes, commands: Sequence[str]) -> str:
+def _error_at(target: Target, key: bytes, commands: Collection[str]) -> str:
     """Why ``commands`` on ``key`` are not possible; empty if they are."""
     try:
-        answers = run(target.client, Call(TRY, (key,), tuple(commands))).value
+        answers = fields_of(run(target.client, Call(TRY, (key,), tuple(commands))).value)
     except ResponseError as error:
         return str(error)
-    return f"{_text(answers[0])} is not allowed ({_text(answers[1])})" if answers else ""
+    return next((f"{name} is not allowed ({why})" for name, why in answers.items()), "")
 
 
-def _text(value: object) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-# -- a trial ------------------------------------------------------------------------------------
+#: Seconds in which the trial must acquire the lock and pass it on.
+TRIAL_TIMEOUT = 5.0
 
 
 class TrialLock(Lock):
-    """A lock that no figures count, without fallback."""
+    """A lock without fallback."""
 
     def _server(self) -> None:
-        """No server, so that nothing is counted."""
+        """No server, so that no figures count it."""
 
 
 def trial(target: Target) -> Iterator[Finding]:
@@ -382,10 +396,11 @@ def trial(target: Target) -> Iterator[Finding]:
         yield Finding("trial", Level.ERROR, f"a lock could not be acquired: {error}")
         return
     finally:
-        _delete_traces(lock)
+        for key in (*lock.keys[:5], events_key(lock.keys.lock)):  # They would stay for a day.
+            with suppress(RedisError, OSError):
+                lock.redis.delete(key)
     if was_passed_on:
-        text = "a lock was acquired, passed to a waiter and released"
-        yield Finding("trial", Level.OK, text)
+        yield Finding("trial", Level.OK, "a lock was acquired, passed to a waiter and released")
     else:
         yield Finding("trial", Level.ERROR, "a released lock did not reach the waiter")
 
@@ -403,10 +418,3 @@ def _until_registered(lock: Lock, waiter: Future[bool]) -> None:
         if int(lock.redis.zcount(lock.keys.waiters, "-inf", "+inf")):
             return
         time.sleep(0.002)
-
-
-def _delete_traces(lock: Lock) -> None:
-    """Delete what would stay for a day."""
-    for key in (*lock.keys[:5], events_key(lock.keys.lock)):
-        with suppress(RedisError, OSError):
-            lock.redis.delete(key)

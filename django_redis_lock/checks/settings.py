@@ -1,0 +1,351 @@
+"""How a check is made; the checks of the settings, and of the servers that they name."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from django.conf import settings
+from django.contrib.messages.middleware import MessageMiddleware
+from django.contrib.sessions.middleware import SessionMiddleware
+from django.core.checks import CheckMessage, Error, Info, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+from django.middleware.csrf import CsrfViewMiddleware
+from django.middleware.locale import LocaleMiddleware
+from django.utils.module_loading import import_string
+from django_redis.client import DefaultClient, HerdClient, ShardClient
+from redis.connection import parse_url
+from redis.exceptions import RedisError
+
+from .. import exporters
+from ..cache import BACKEND, LOCAL_BACKEND, lock_cache, lock_caches
+from ..conf import FOR_THE_PROCESS, Conf, given
+from ..doctor import examine
+from ..middleware import CachedPageMiddleware
+
+TAG = "redis_lock"
+
+#: The settings in which projects keep the URL of Celery's broker.
+BROKERS = ("CELERY_BROKER_URL", "BROKER_URL")
+SESSIONS_IN_CACHE = "django.contrib.sessions.backends.cache"
+
+Database = tuple[Any, ...]
+
+
+def found(number: str, text: str, hint: str) -> CheckMessage:
+    """The message of the check ``number``; its letter determines the kind. ``docs/checks.md``
+    lists all numbers; one is never used again."""
+    kinds: dict[str, Callable[..., CheckMessage]] = {"E": Error, "W": Warning, "I": Info}
+    return kinds[number[0]](text, hint=hint, id=f"django_redis_lock.{number}")
+
+
+Check = Callable[[], Iterator[CheckMessage]]
+
+
+def check(*, deploy: bool = False) -> Callable[[Check], Check]:
+    """Register a check, for settings that are a dict; with ``deploy`` for ``--deploy`` only."""
+
+    def decorate(look: Check) -> Check:
+        def run(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+            try:
+                given()
+            except ImproperlyConfigured:
+                return []  # E001 reports it.
+            return list(look())
+
+        register(run, TAG, deploy=deploy)
+        return look
+
+    return decorate
+
+
+@register(TAG)
+def check_dict(**kwargs: Any) -> list[CheckMessage]:
+    try:
+        given()
+    except ImproperlyConfigured as error:
+        hint = 'Write DJANGO_REDIS_LOCK = {"TIMEOUT": 30}, or leave it out.'
+        return [found("E001", f"{error}.", hint)]
+    return []
+
+
+@check()
+def check_values() -> Iterator[CheckMessage]:
+    yield from _wrong_values(Conf(), Conf.names(), given())
+    for _, options in _lock_options():
+        own = {n.removeprefix("LOCK_"): v for n, v in options.items() if n.startswith("LOCK_")}
+        yield from _wrong_values(Conf(options), own, own)
+
+
+def _wrong_values(
+    conf: Conf, names: Sequence[str] | Mapping[str, Any], values: Mapping[str, Any]
+) -> Iterator[CheckMessage]:
+    for name, sentence in conf.mistakes():
+        if name not in names:
+            continue
+        if name == "TIMEOUT" and values[name] in (None, math.inf):
+            hint = (
+                "After a crash such a lock would stay taken forever. Set the lifetime of a lock "
+                "between two renewals in seconds, such as 30. For a single lock that must never "
+                "expire, pass timeout=None."
+            )
+            yield found("E003", f"{sentence}.", hint)
+        else:
+            yield found("E002", f"{sentence}.", "Correct it, or remove it to use the default.")
+
+
+@check()
+def check_names() -> Iterator[CheckMessage]:
+    names = Conf.names()
+    for key in given():
+        if key not in names:
+            hint = _did_you_mean(key, names)
+            yield found("W001", f"DJANGO_REDIS_LOCK has the unknown key {key!r}.", hint)
+    ours = [name for name in names if name not in FOR_THE_PROCESS]
+    for alias, options in _lock_options():
+        where = f"The OPTIONS of the cache {alias!r}"
+        for key in options:
+            if str(key).removeprefix("LOCK_") in FOR_THE_PROCESS:
+                hint = "It applies to the whole process: set it in DJANGO_REDIS_LOCK."
+                yield found("W002", f"{where} contain {key!r}, which has no effect there.", hint)
+            elif key in names:
+                hint = f"Use the name 'LOCK_{key}'."
+                yield found("W002", f"{where} contain {key!r}, which has no effect.", hint)
+            elif str(key).startswith("LOCK_") and key.removeprefix("LOCK_") not in ours:
+                hint = _did_you_mean(key.removeprefix("LOCK_"), ours, "LOCK_")
+                yield found("W002", f"{where} contain the unknown key {key!r}.", hint)
+
+
+def _did_you_mean(key: Any, names: Sequence[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(str(key).upper().removeprefix("LOCK_"), names, n=1)
+    if close:
+        return f"Did you mean {prefix + close[0]!r}?"
+    return f"The known settings are: {', '.join(prefix + name for name in names)}."
+
+
+@check()
+def check_backends() -> Iterator[CheckMessage]:
+    aliases = list(lock_caches())
+    if not aliases:
+        hint = (
+            f"Set the BACKEND of one of the CACHES to {BACKEND!r}, or, for development and tests "
+            f"without Redis, to {LOCAL_BACKEND!r}."
+        )
+        yield found("W003", "None of the CACHES supports locks.", hint)
+    for alias in aliases:
+        given_class = _options(alias).get("CLIENT_CLASS")
+        try:
+            kind = import_string(given_class) if isinstance(given_class, str) else DefaultClient
+        except ImportError:
+            continue  # The cache raises it.
+        if not isinstance(kind, type):
+            continue
+        if issubclass(kind, ShardClient):
+            yield found(
+                "E004",
+                f"The cache {alias!r} does not support locks: its CLIENT_CLASS, {kind.__name__}, "
+                "has no single primary server.",
+                "lock(), locked() and get_or_set() raise ImproperlyConfigured. Remove "
+                "CLIENT_CLASS, use SentinelClient, or give this cache django-redis's own BACKEND.",
+            )
+        elif issubclass(kind, HerdClient):
+            yield found(
+                "W004",
+                f"The cache {alias!r} uses {kind.__name__}, which stores values in a special form, "
+                "so get_or_set() raises ImproperlyConfigured.",
+                "Remove CLIENT_CLASS: get_or_set(stale=...) does what HerdClient is for.",
+            )
+
+
+@check()
+def check_exporters() -> Iterator[CheckMessage]:
+    try:
+        names = Conf().EXPORTERS
+    except ImproperlyConfigured:
+        return  # E002 says so.
+    for name in names:
+        try:
+            exporters.load(name)
+        except ImproperlyConfigured as error:
+            yield found("E008", f"{error}.", "Install it, or remove the exporter from the setting.")
+
+
+@check()
+def check_middleware() -> Iterator[CheckMessage]:
+    kinds = [kind for kind in map(_imported, settings.MIDDLEWARE) if isinstance(kind, type)]
+    places = [n for n, kind in enumerate(kinds) if issubclass(kind, CachedPageMiddleware)]
+    if not places:
+        return
+    setters = (SessionMiddleware, CsrfViewMiddleware, MessageMiddleware)
+    for before in kinds[: places[0]]:
+        if issubclass(before, setters):
+            text = f"CachedPageMiddleware comes after {before.__name__} in MIDDLEWARE."
+            hint = "Put it before: what that sets shows that a page is not for all users."
+            yield found("E010", text, hint)
+    if LocaleMiddleware in kinds[places[0] :]:
+        text = "CachedPageMiddleware comes before LocaleMiddleware in MIDDLEWARE."
+        yield found("E010", text, "Put it after: the language of the page must be known.")
+
+
+def _imported(path: str) -> Any:
+    try:
+        return import_string(path)
+    except ImportError:
+        return None  # Django reports it.
+
+
+@check()
+def check_ignored_errors() -> Iterator[CheckMessage]:
+    everywhere = getattr(settings, "DJANGO_REDIS_IGNORE_EXCEPTIONS", False)
+    for alias in lock_caches():
+        options = _options(alias)
+        decided = "LOCK_ON_REDIS_DOWN" in options or "ON_REDIS_DOWN" in given()
+        if options.get("IGNORE_EXCEPTIONS", everywhere) and not decided:
+            yield found(
+                "W005",
+                f"The cache {alias!r} ignores errors (IGNORE_EXCEPTIONS), but its locks do not: "
+                "while Redis is down, lock() and locked() raise.",
+                "Set ON_REDIS_DOWN to what locks do then: 'raise', 'local' or 'run'. With "
+                "'raise', handle redis.exceptions.RedisError where locks are taken.",
+            )
+
+
+@check()
+def check_lifetimes() -> Iterator[CheckMessage]:
+    confs = [("DJANGO_REDIS_LOCK: ", Conf(), given())]
+    for alias, options in _lock_options():
+        confs.append((f"The cache {alias!r}: LOCK_", Conf(options), options))
+    for where, conf, values in confs:
+        own = {str(name).removeprefix("LOCK_") for name in values}
+        try:
+            lifetime, grant = conf.TIMEOUT, conf.GRANT_TIMEOUT
+        except ImproperlyConfigured:
+            continue
+        if "TIMEOUT" in own and not 1 <= lifetime <= 3600:
+            yield found(
+                "W006",
+                f"{where}TIMEOUT is {lifetime:g} seconds.",
+                "Locks are renewed while they are held, so this does not limit the work. With "
+                "less than 1 a short pause of the process or the network loses the lock; with more "
+                "than 3600 it stays taken for hours after a crash. 10 to 60 suits most projects.",
+            )
+        if own & {"TIMEOUT", "GRANT_TIMEOUT"} and grant > lifetime:
+            yield found(
+                "W007",
+                f"{where}GRANT_TIMEOUT, {grant:g} seconds, is longer than TIMEOUT, "
+                f"{lifetime:g} seconds.",
+                "A waiter that crashes as it gets the lock would keep others waiting longer than "
+                "a holder that crashes. The default of 2 suits most projects.",
+            )
+
+
+@check(deploy=True)
+def check_servers() -> Iterator[CheckMessage]:
+    for alias in lock_caches():
+        where = f"The cache {alias!r}"
+        try:
+            findings = list(examine(alias, with_trial=False))
+        except ImproperlyConfigured:
+            continue  # Another check reports it.
+        except (RedisError, OSError) as error:
+            # No error: images are often built without a Redis.
+            hint = "Run manage.py locks doctor where Redis can be reached."
+            yield found("I101", f"{where}: the request to Redis failed: {error}", hint)
+            continue
+        for finding in findings:
+            if finding.number:
+                text = f"{where}: {finding.topic}: {finding.text}."
+                yield found(finding.number, text, finding.hint)
+
+
+def _lock_options() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for alias in lock_caches():
+        yield alias, {str(name): value for name, value in _options(alias).items()}
+
+
+def _options(alias: str) -> Mapping[str, Any]:
+    options: Mapping[str, Any] = settings.CACHES[alias].get("OPTIONS") or {}
+    return options
+
+
+# -- what clear() of a cache deletes --------------------------------------------------------------
+
+
+@check()
+def check_clear() -> Iterator[CheckMessage]:
+    for alias in lock_caches():
+        try:
+            clear = Conf(_options(alias)).CLEAR
+        except ImproperlyConfigured:
+            continue  # E002 reports it.
+        yield from _wrong_keys(alias) if clear == "prefix" else _lost_by_others(alias)
+
+
+def _wrong_keys(alias: str) -> Iterator[CheckMessage]:
+    try:
+        cache: Any = lock_cache(alias)
+        cache.own_pattern()
+    except ImproperlyConfigured as error:
+        hint = "Until then clear() of this cache raises ImproperlyConfigured."
+        yield found("E009", f"The cache {alias!r}: {error}.", hint)
+
+
+def _lost_by_others(alias: str) -> Iterator[CheckMessage]:
+    if others := ", ".join(_others(alias)):
+        hint = (
+            f'Set "LOCK_CLEAR": "prefix" in the OPTIONS of {alias!r}: then it deletes only keys '
+            "with its own KEY_PREFIX and VERSION. Or give each another database."
+        )
+        if alias == settings.SESSION_CACHE_ALIAS:
+            hint += " For sessions, set SESSION_CACHE_ALIAS to a cache with another KEY_PREFIX."
+        text = f"clear() of the cache {alias!r} empties its database. That also contains {others}."
+        yield found("W013", text, hint)
+
+
+def _others(alias: str) -> Iterator[str]:
+    """What else is in the database of the cache ``alias``."""
+    databases = _databases_of(alias)
+    for other in settings.CACHES:
+        if other != alias and databases & _databases_of(other):
+            yield f"the cache {other!r}"
+    for name in BROKERS:
+        if databases & _databases(getattr(settings, name, None)):
+            yield f"Celery's messages ({name})"
+    in_cache = settings.SESSION_ENGINE == SESSIONS_IN_CACHE
+    if in_cache and databases & _databases_of(settings.SESSION_CACHE_ALIAS):
+        yield "the sessions (SESSION_ENGINE)"
+
+
+def _databases_of(alias: str) -> set[Database]:
+    """The databases of a cache; none if it is not in Redis."""
+    config = settings.CACHES.get(alias, {})
+    options: Mapping[str, Any] = config.get("OPTIONS") or {}
+    # Django's own backend has it in OPTIONS, django-redis among the arguments of the pool.
+    number = options.get("db") or (options.get("CONNECTION_POOL_KWARGS") or {}).get("db") or 0
+    return _databases(config.get("LOCATION"), int(number))
+
+
+def _databases(location: Any, number: int = 0) -> set[Database]:
+    """The databases that URLs name, by host and port or path, and number.
+
+    Args:
+        number: of the database where a URL does not name it.
+    """
+    urls = [location] if isinstance(location, str) else location or ()
+    databases = set()
+    for url in (part.strip() for each in urls for part in re.split("[,;]", str(each))):
+        try:
+            where = dict(parse_url(url))  # type: ignore[no-untyped-call]  # redis-py
+        except ValueError:
+            continue  # It does not lead to Redis.
+        host = where.get("host", "localhost")
+        server = (
+            where.get("path"),
+            "localhost" if host in ("127.0.0.1", "::1") else host,
+            where.get("port", 6379),
+        )
+        databases.add((*server, where.get("db", number)))
+    return databases
