@@ -15,11 +15,11 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
-from .cache import lock_cache
-from .conf import Conf
-from .keeper import CHANGES, TRACK
-from .locking import Lock
-from .protocol import (
+from ..cache import lock_cache
+from ..conf import Conf
+from ..keeper import CHANGES, TRACK
+from ..locking import Lock
+from ..protocol import (
     CLOCK,
     FIGURES,
     INDEX,
@@ -32,7 +32,7 @@ from .protocol import (
     script,
     wake_key,
 )
-from .transport import RawConnection, is_cluster, run, server_of
+from ..transport import RawConnection, is_cluster, run, server_of
 
 
 class Level(IntEnum):
