@@ -188,7 +188,7 @@ class HeldLockAdmin(ModelAdmin):
         """Which locks each process holds, and what it waits for."""
         return self._page(
             request,
-            "processes",
+            "live",
             title=_("Locks by process"),
             data=processes_data(self._url_of),
             state_url=self._url("processes_state"),

@@ -23,8 +23,7 @@ from django.core.cache import caches
 from django_redis_lock import Lock
 from django_redis_lock.admin.rows import event_rows, row, waiter_rows
 from django_redis_lock.held_locks import HeldLock
-from django_redis_lock.inventory import listing
-from django_redis_lock.inventory.forced_release import Outcome, release
+from django_redis_lock.inventory import Outcome, listing, release
 from django_redis_lock.inventory.listing import (
     FLIGHT,
     Inspection,
