@@ -34,7 +34,6 @@ from ..held_locks import UNAVAILABLE, look_closely, name_of
 from ..inventory import FLIGHT
 from ..protocol import printable
 from .listing import Listing
-from .processes import processes_data
 from .releasing import outlook, parse_choices, release_chosen, releases
 from .rows import (
     Choice,
@@ -47,7 +46,7 @@ from .rows import (
     shown,
     waiter_rows,
 )
-from .statistics import behaviour_of
+from .sections import behaviour_of, processes_data
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[models.HeldLock]
@@ -188,7 +187,7 @@ class HeldLockAdmin(ModelAdmin):
         """Which locks each process holds, and what it waits for."""
         return self._page(
             request,
-            "live",
+            "base",
             title=_("Locks by process"),
             data=processes_data(self._url_of),
             state_url=self._url("processes_state"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,11 +16,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..cache import lock_caches
-from ..held_locks import Failure, HeldLock, HeldLocks, held_locks
+from ..held_locks import HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
-from ..transport import Outage
-from .rows import STATUSES, UrlOf, as_of, brief, duration, place, row, shown, status_of
-from .statistics import behaviour_section
+from .rows import STATUSES, UrlOf, as_of, brief, failure_rows, place, row, shown, status_of
+from .sections import behaviour_section
 
 logger = logging.getLogger("django_redis_lock.admin")
 
@@ -259,49 +258,6 @@ class Listing:
             {"name": name, "title": title, "chosen": self.chosen[name], "options": list(options)}
             for name, title, options in filters
         ]
-
-
-def failure_rows(failures: Sequence[Failure]) -> list[dict[str, str]]:
-    """The messages about caches that did not answer."""
-    text = _(
-        "The locks of the cache “%(alias)s” cannot be listed: Redis did not answer as it should."
-    )
-    return [
-        {
-            "id": failure.alias,
-            "text": text % {"alias": shown(failure.alias)},
-            "error": failure.error,
-            "known": " ".join(_known(outage) for outage in failure.outages),
-        }
-        for failure in failures
-    ]
-
-
-def _known(outage: Outage) -> str:
-    """What this process knows of a server that is down."""
-    texts = [
-        _("%(server)s has not answered this process for %(duration)s.")
-        % {"server": shown(outage.server), "duration": duration(outage.seconds)}
-    ]
-    if outage.spared:
-        texts.append(
-            ngettext(
-                "%(number)d call has failed at once since then.",
-                "%(number)d calls have failed at once since then.",
-                outage.spared,
-            )
-            % {"number": outage.spared}
-        )
-    if outage.fallbacks:
-        texts.append(
-            ngettext(
-                "%(number)d lock was taken without it.",
-                "%(number)d locks were taken without it.",
-                outage.fallbacks,
-            )
-            % {"number": outage.fallbacks}
-        )
-    return " ".join(texts)
 
 
 def _in_memory(alias: str) -> str:

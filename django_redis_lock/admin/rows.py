@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 from django.utils.formats import date_format, number_format
 from django.utils.timezone import get_current_timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ..formatting import DurationFormat
-from ..held_locks import HeldLock
+from ..held_locks import Failure, HeldLock
 from ..inventory import FLIGHT, LOCK, LockInfo, WaiterInfo
 from ..locking import Event
 from ..protocol import Owner, printable
+from ..transport import Outage
 
 
 def _localised(number: str) -> str:
@@ -347,3 +348,46 @@ def _is_expiring(lock: LockInfo) -> bool:
     if lock.renews is not False or lock.lifetime is None or math.isinf(lock.ttl):
         return False
     return lock.ttl <= min(LAST_SECONDS, LAST_SHARE * lock.lifetime)
+
+
+def failure_rows(failures: Sequence[Failure]) -> list[dict[str, str]]:
+    """The messages about caches that did not answer."""
+    text = _(
+        "The locks of the cache “%(alias)s” cannot be listed: Redis did not answer as it should."
+    )
+    return [
+        {
+            "id": failure.alias,
+            "text": text % {"alias": shown(failure.alias)},
+            "error": failure.error,
+            "known": " ".join(_known(outage) for outage in failure.outages),
+        }
+        for failure in failures
+    ]
+
+
+def _known(outage: Outage) -> str:
+    """What this process knows of a server that is down."""
+    texts = [
+        _("%(server)s has not answered this process for %(duration)s.")
+        % {"server": shown(outage.server), "duration": duration(outage.seconds)}
+    ]
+    if outage.spared:
+        texts.append(
+            ngettext(
+                "%(number)d call has failed at once since then.",
+                "%(number)d calls have failed at once since then.",
+                outage.spared,
+            )
+            % {"number": outage.spared}
+        )
+    if outage.fallbacks:
+        texts.append(
+            ngettext(
+                "%(number)d lock was taken without it.",
+                "%(number)d locks were taken without it.",
+                outage.fallbacks,
+            )
+            % {"number": outage.fallbacks}
+        )
+    return " ".join(texts)

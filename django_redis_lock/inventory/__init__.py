@@ -1,8 +1,10 @@
-"""Which locks are held in a database, and their forced release: of the acquisition that was shown,
-if its holder still has the lock."""
+"""Which locks are held in a database; forced release, if the acquisition that was shown is still
+there; and operations on all keys of a database: on a cluster, of all its primaries."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -12,6 +14,8 @@ from redis.exceptions import RedisError
 
 from ..locking import note_call
 from ..protocol import (
+    FIGURES,
+    INDEX,
     MAX_FENCE,
     MAX_LIMIT,
     PLACE_HELD,
@@ -23,22 +27,24 @@ from ..protocol import (
     fingerprint,
     flight_key,
     flight_stream,
+    flights_pattern,
     is_lock,
+    is_of_a_database,
     is_reserved,
+    key_of_companion,
     keys_at,
     milliseconds,
     new_token,
+    script,
+    slot_tag,
 )
-from ..singleflight import END_FLIGHT
-from ..transport import is_cluster, run
-from .database import KEYS_PER_SCRIPT as KEYS_PER_SCRIPT
-from .database import delete_matching as delete_matching
-from .database import empty as empty
+from ..singleflight import END_FLIGHT, LET_GO
+from ..transport import Cluster, is_cluster, run, run_all, run_at, server_of
 from .listing import FLIGHT as FLIGHT
 from .listing import LOCK as LOCK
 from .listing import MAX_DESCRIBED as MAX_DESCRIBED
 from .listing import MAX_ENTRIES as MAX_ENTRIES
-from .listing import REPLY_TIMEOUT_SECONDS
+from .listing import REPLY_TIMEOUT_SECONDS, indexes
 from .listing import Inspection as Inspection
 from .listing import Inventory as Inventory
 from .listing import LockInfo as LockInfo
@@ -126,3 +132,188 @@ def _end_flight(client: Any, key: bytes, owner_id: str) -> Outcome:
         END_FLIGHT, (key, flight, flight_stream(key, token)), (token, STREAM_LIFETIME, "", 0)
     )
     return Outcome.RELEASED if run(client, ending).value else Outcome.FREE
+
+
+# -- all keys --------------------------------------------------------------------------------------
+
+#: One step through the keys of a server.
+#:
+#: KEYS  none        ARGV  cursor, pattern, how many keys to look at
+#: returns as SCAN
+SCAN = script("return redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])")
+
+#: Delete keys, except those of held locks.
+#:
+#: KEYS  the keys, then the index of held locks
+#: ARGV  for each key the key of its lock: the key itself, or the one whose companion it is
+#: returns the number of keys deleted
+#: atomic because a lock may be taken at any time before (invariant S6).
+DELETE_UNHELD = script("""
+local deleted, index = 0, KEYS[#KEYS]
+for i, lock in ipairs(ARGV) do
+  if not redis.call('ZSCORE', index, lock) then
+    deleted = deleted + redis.call('UNLINK', KEYS[i])
+  end
+end
+return deleted
+""")
+
+#: Empty the database but keep the locks (invariant S6), if they are few. The script reads the locks
+#: from the index, so that it misses none; the caller passes the companions of the locks that it saw
+#: there before. A lock without its companions still works, but its waiters get it only by WATCH.
+#:
+#: KEYS  index; on a cluster none: there is one for each slot, and a node has many
+#: ARGV  the most locks on each index; the most bytes to keep; 0; on a cluster the
+#:       number of this node's slots, what the indexes are called, and the tags of the slots; then
+#:       companion keys to keep where they exist
+#: returns 1, or 0 if there is more to keep and nothing was done
+#: atomic because no client may see a lock missing.
+CLEAR = script("""
+local most, room, slots, rest = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), 4
+local indexes = {KEYS[1]}
+if slots > 0 then
+  for i = 5, slots + 4 do indexes[#indexes + 1] = ARGV[4] .. ':{' .. ARGV[i] .. '}' end
+  rest = slots + 5
+end
+local kept = {}
+local function keep(key)
+  local dump = redis.pcall('DUMP', key)
+  if not dump then return false end
+  if type(dump) == 'table' then
+    if not string.find(dump.err, 'non local') then error(dump.err) end
+    return false  -- Its slot has moved to another node.
+  end
+  local left = redis.call('PTTL', key)
+  if left == 0 then left = 1 elseif left < 0 then left = 0 end  -- RESTORE's 0 is for ever.
+  kept[#kept + 1] = {key, left, dump}
+  room = room - #dump
+  return true
+end
+for _, index in ipairs(indexes) do
+  if keep(index) then
+    local locks = redis.call('ZRANGE', index, 0, most)
+    if #locks > most or room < 0 then return 0 end
+    for _, key in ipairs(locks) do keep(key) end
+  end
+end
+for i = rest, #ARGV do keep(ARGV[i]) end
+if room < 0 then return 0 end
+redis.call('FLUSHDB', 'ASYNC')
+for _, entry in ipairs(kept) do redis.call('RESTORE', entry[1], entry[2], entry[3], 'REPLACE') end
+return 1
+""")
+
+#: The most keys that one script scans or deletes: about a millisecond.
+KEYS_PER_SCRIPT = 500
+#: The most locks, and bytes of locks with their companions, that CLEAR restores: about three
+#: milliseconds. If there are more, the keys are deleted step by step.
+MAX_KEPT_LOCKS, MAX_KEPT_BYTES = 25, 50_000
+
+
+def indexed_locks(client: Any, most: int) -> list[bytes]:
+    """The keys of at most ``most`` locks on the index; some may no longer be held.
+
+    Raises:
+        redis.exceptions.RedisError: a request failed.
+    """
+    found: list[bytes] = []
+    for index in indexes(client, INDEX):
+        if len(found) < most:
+            found += map(as_bytes, client.zrange(index, 0, most - len(found) - 1))
+    return [key for key in found if is_lock(key)]
+
+
+def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) -> int:
+    """Delete the keys that match, except those of held locks, and end the computations of matching
+    keys. Keys that are set during the call may remain.
+
+    Args:
+        client: a redis-py client.
+        pattern: as for Redis's SCAN.
+        step: how many keys one script scans; at most KEYS_PER_SCRIPT.
+
+    Returns:
+        the number of keys deleted.
+
+    Raises:
+        redis.exceptions.RedisError: a request failed. Some keys may be deleted.
+    """
+    step = min(step, KEYS_PER_SCRIPT)
+    # A scan does not find a key whose value is being computed. So the flights are ended first: a
+    # value from older data is then either there to be deleted, or will not be stored (invariant
+    # C2).
+    beginning = re.split(rb"[*?\[\\]", pattern, maxsplit=1)[0]
+    for page in _scan(client, flights_pattern(pattern), step):
+        if flights := [key for key in page if _is_flight(key, beginning)]:
+            run_all(client, [Call(LET_GO, (key,), ()) for key in flights])
+    index_of = server_of(client).index_of
+    deleted = 0
+    for page in _scan(client, pattern, step):
+        by_index: dict[bytes, list[bytes]] = {}
+        for key in page:
+            by_index.setdefault(index_of(INDEX, key), []).append(key)
+        calls = [_deleting(keys, index) for index, keys in by_index.items()]
+        deleted += sum(map(int, run_all(client, calls)))
+    return deleted
+
+
+def _scan(client: Any, pattern: bytes, step: int) -> Iterator[list[bytes]]:
+    """The keys that match, in pages, without the keys of the whole database; on a cluster those of
+    all primaries."""
+    server = server_of(client)
+    for node in server.primaries() if isinstance(server, Cluster) else [None]:
+        cursor = b""
+        while cursor != b"0":
+            call = Call(SCAN, (), (cursor or b"0", pattern, step))
+            reply = run(client, call).value if node is None else run_at(server, node, call)
+            cursor = as_bytes(reply[0])
+            if page := [key for key in map(as_bytes, reply[1]) if not is_of_a_database(key)]:
+                yield page
+
+
+def _is_flight(key: bytes, beginning: bytes) -> bool:
+    """Whether ``key`` is the flight of a cache key that begins with ``beginning``."""
+    value = key_of_companion(key)
+    return value is not None and value.startswith(beginning) and flight_key(value) == key
+
+
+def _deleting(keys: Sequence[bytes], index: bytes) -> Call:
+    return Call(DELETE_UNHELD, (*keys, index), tuple(map(_lock_of, keys)))
+
+
+def _lock_of(key: bytes) -> bytes:
+    """The key of the token of the lock that ``key`` is a part of, or ``key`` itself."""
+    if is_lock(key):
+        return key
+    place = key.removesuffix(b":owner")
+    if key_of_companion(place) and is_lock(place):
+        return place
+    return key_of_companion(key) or key
+
+
+def empty(client: Any) -> None:
+    """Delete everything except held locks and metrics.
+
+    Raises:
+        redis.exceptions.RedisError: a request failed. Some keys may be deleted.
+    """
+    if not _emptied_at_once(client):
+        delete_matching(client, b"*")
+
+
+def _emptied_at_once(client: Any) -> bool:
+    locks = indexed_locks(client, MAX_KEPT_LOCKS + 1)
+    if len(locks) > MAX_KEPT_LOCKS:
+        return False
+    kept = [*(part for key in locks for part in keys_at(key)[1:5]), *FIGURES.values()]
+    bounds = (MAX_KEPT_LOCKS, MAX_KEPT_BYTES)
+    server = server_of(client)
+    if not isinstance(server, Cluster):
+        return bool(run(client, Call(CLEAR, (INDEX,), (*bounds, 0, *kept))).value)
+    done = True
+    for node, slots in server.primaries().items():
+        tags = [slot_tag(slot) for slot in slots]
+        here = [key for key in kept if server.seen_at((key,)) is node]
+        clearing = Call(CLEAR, (), (*bounds, len(tags), INDEX, *tags, *here))
+        done = bool(run_at(server, node, clearing)) and done
+    return done

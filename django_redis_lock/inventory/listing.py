@@ -36,12 +36,14 @@ from ..protocol import (
     fingerprint,
     flight_key,
     flight_leader,
+    index_key,
     is_lock,
     is_reserved,
     keys_at,
+    script,
+    slot_tag,
 )
-from ..transport import is_cluster, run, run_all
-from .database import indexes
+from ..transport import Cluster, is_cluster, run, run_all, run_at, server_of
 
 #: The kinds of entries: locks, and computations of cache values.
 LOCK, FLIGHT = "lock", "computation"
@@ -58,6 +60,23 @@ RENEWALS_PER_LIFETIME, CHECK_EVERY_SECONDS = 3, 10.0
 MAX_DELAY_SECONDS = 2.0
 #: The most waiters that are listed. Each is a process, so there are seldom more.
 MAX_WAITERS = 200
+
+#: Find which of its slots' indexes a node of a cluster has.
+#:
+#: KEYS  none: they are in many slots, all of them this node's
+#: ARGV  what each index is called, then the tags of the slots
+#: returns the places of the tags, from 1, whose index exists
+#: atomic because one script is cheaper than many requests: about three milliseconds.
+EXISTING = script("""
+local found = {}
+for i = 2, #ARGV do
+  -- A slot may have moved to another node.
+  if redis.pcall('EXISTS', ARGV[1] .. ':{' .. ARGV[i] .. '}') == 1 then
+    found[#found + 1] = i - 1
+  end
+end
+return found
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +260,22 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
         read_events(as_bytes(stored), *vanished),
         holders,
     )
+
+
+def indexes(client: Any, index: bytes) -> list[bytes]:
+    """The keys of INDEX, or FLIGHTS: on a cluster there is one for each slot that has entries.
+
+    Raises:
+        redis.exceptions.RedisError: a request failed.
+    """
+    server = server_of(client)
+    if not isinstance(server, Cluster):
+        return [index]
+    found = []
+    for node, slots in server.primaries().items():
+        asking = Call(EXISTING, (), (index, *map(slot_tag, slots)))
+        found += [index_key(index, slots[int(place) - 1]) for place in run_at(server, node, asking)]
+    return found
 
 
 def _listed(

@@ -13,7 +13,7 @@ from django.http import HttpResponse
 from django.test import Client
 
 from django_redis_lock import Lock, events, locked, metrics
-from django_redis_lock.admin import statistics
+from django_redis_lock.admin import sections
 from django_redis_lock.admin.rows import Ref
 from django_redis_lock.inventory.listing import LOCK
 from tests.holding import hurry
@@ -141,7 +141,7 @@ def test_search_and_filter(admin_client: Client, redis_server: RedisServer, sett
 
 
 def test_the_busiest_are_shown(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "MAX_GROUPS", 1)
+    monkeypatch.setattr(sections, "MAX_GROUPS", 1)
     for _ in range(2):
         hold("busy").release()
     hold("idle").release()
@@ -188,9 +188,9 @@ def test_a_cache_that_is_away_is_not_asked_twice(
     metrics.flush()
     own_server.stop()
     asked: list[str] = []
-    ask = statistics.summaries
+    ask = sections.summaries
     monkeypatch.setattr(
-        statistics, "summaries", lambda alias, period: asked.append(alias) or ask(alias, period)
+        sections, "summaries", lambda alias, period: asked.append(alias) or ask(alias, period)
     )
     assert "one" in figures(admin_client.get(PAGE))
     assert asked == ["default", "default"]  # The hour and the day.
@@ -201,8 +201,8 @@ def test_figures_that_cannot_be_read(admin_client: Client, monkeypatch: pytest.M
         raise redis.ConnectionError("away")
 
     hold("a")
-    monkeypatch.setattr(statistics, "summaries", away)
-    monkeypatch.setattr(statistics, "summary", away)
+    monkeypatch.setattr(sections, "summaries", away)
+    monkeypatch.setattr(sections, "summary", away)
     assert "a" in {row["name"] for row in admin_client.get(f"{PAGE}state/").json()["rows"]}
     assert admin_client.get(PAGE).status_code == 200
     (row,) = admin_client.get(f"{PAGE}state/").json()["rows"]

@@ -1,18 +1,22 @@
-"""How locks behave: the figures of ``metrics`` for each group of names, formatted for the page."""
+"""The sections that the server makes as HTML: how locks behave, by the figures of ``metrics``, and
+the locks by process: which each holds, which it waits for, and deadlocks."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
 
 from django.template.loader import render_to_string
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..held_locks import UNAVAILABLE, HeldLock
+from ..held_locks import UNAVAILABLE, HeldLock, held_locks, look_closely
+from ..inventory import LOCK
 from ..metrics import PERIODS as BUCKETS
 from ..metrics import (
     Distribution,
@@ -23,14 +27,19 @@ from ..metrics import (
     summaries,
     summary,
 )
-from .rows import measured, shown
+from .rows import UrlOf, as_of, duration, failure_rows, measured, ref_of, short_place, shown
 
 logger = logging.getLogger("django_redis_lock.admin")
 
 #: The most groups that the page shows: the busiest.
 MAX_GROUPS = 200
 PERIODS = {"hour": gettext_lazy("last hour"), "day": gettext_lazy("last day")}
-TEMPLATE = "admin/django_redis_lock/heldlock/behaviour.html"
+TEMPLATES = "admin/django_redis_lock/heldlock"
+#: The most locks whose waiters are read: each takes a request.
+MAX_CONTENDED_LOCKS = 100
+
+
+# -- how locks behave ------------------------------------------------------------------------------
 
 
 def behaviour_section(
@@ -82,7 +91,7 @@ def behaviour_section(
         "many_caches": many_caches,
         "periods": PERIODS.values(),
     }
-    return render_to_string(TEMPLATE, context)
+    return render_to_string(f"{TEMPLATES}/behaviour.html", context)
 
 
 def _groups(alias: str) -> Iterator[dict[str, Summary]]:
@@ -198,3 +207,143 @@ def _percent(share: float | None) -> str:
     if share is None:
         return "-"
     return _("%(number)s %%") % {"number": number_format(share * 100, 0 if share == 1 else 1)}
+
+
+# -- by process ------------------------------------------------------------------------------------
+
+
+class Thread(NamedTuple):
+    """A thread that holds or waits for a lock."""
+
+    host: str
+    pid: int
+    name: str
+
+
+class Wait(NamedTuple):
+    thread: Thread
+    holding: HeldLock
+    waited: float | None
+
+
+class Chain(NamedTuple):
+    """A thread waits for a lock, whose holder waits for another, and so on.
+
+    Attributes:
+        wait: the first wait.
+        locks: the lock of each wait, in order.
+        is_cycle: whether the last holder is a thread of the chain: a deadlock.
+    """
+
+    wait: Wait
+    locks: tuple[HeldLock, ...]
+    is_cycle: bool
+
+
+@dataclass
+class Process:
+    host: str
+    pid: int
+    holds: list[HeldLock] = field(default_factory=list)
+    waits: list[Chain] = field(default_factory=list)
+
+    @property
+    def is_blocked(self) -> bool:
+        return any(chain.is_cycle for chain in self.waits)
+
+
+def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
+    """The waits for the locks ``found``, for at most MAX_CONTENDED_LOCKS of them."""
+    # Of a lock with places, one of them: its waiters wait for any.
+    contended = {(h.alias, h.lock.lock_key): h for h in found if h.lock.waiters}
+    waits = []
+    for holding in islice(contended.values(), MAX_CONTENDED_LOCKS):
+        try:
+            _holding, closely = look_closely(holding.alias, holding.lock.key, LOCK)
+        except UNAVAILABLE:
+            continue  # The list reports the error.
+        waits += [
+            Wait(Thread(one.host, one.pid, one.thread), holding, one.waited)
+            for one in closely.waiters
+            if one.host
+        ]
+    return waits
+
+
+def by_process(found: Sequence[HeldLock], waits: Sequence[Wait]) -> list[Process]:
+    """The processes that hold or wait: first those in a deadlock, then those with most locks."""
+    processes: dict[tuple[str, int], Process] = {}
+
+    def process(host: str, pid: int) -> Process:
+        return processes.setdefault((host, pid), Process(host, pid))
+
+    for holding in found:
+        owner = holding.lock.owner
+        if owner.host and not holding.lock.resting:
+            process(owner.host, owner.pid).holds.append(holding)
+    waiting = {wait.thread: wait for wait in waits}
+    for wait in waits:
+        process(wait.thread.host, wait.thread.pid).waits.append(_chain(wait, waiting))
+    return sorted(
+        processes.values(), key=lambda p: (not p.is_blocked, -len(p.holds), p.host, p.pid)
+    )
+
+
+def _chain(first: Wait, waiting: dict[Thread, Wait]) -> Chain:
+    locks, seen, wait = [], {first.thread}, first
+    while True:
+        locks.append(wait.holding)
+        if (wait.holding.lock.limit or 1) > 1:  # Another of its holders may leave first.
+            return Chain(first, tuple(locks), is_cycle=False)
+        owner = wait.holding.lock.owner
+        holder = Thread(owner.host, owner.pid, owner.thread)
+        if holder in seen:
+            return Chain(first, tuple(locks), is_cycle=True)
+        if holder not in waiting:
+            return Chain(first, tuple(locks), is_cycle=False)
+        seen.add(holder)
+        wait = waiting[holder]
+
+
+def processes_data(url_of: UrlOf) -> dict[str, Any]:
+    """The part of the page that changes while it is open."""
+    held = held_locks(kinds=(LOCK,))
+    processes = by_process(held.found, waits_of(held.found))
+    context = {
+        "processes": [_process_row(process, url_of) for process in processes],
+        "blocked": any(process.is_blocked for process in processes),
+    }
+    html = render_to_string(f"{TEMPLATES}/process_list.html", context)
+    return {
+        "processes": "" if held.failures and not processes else html,
+        "failures": failure_rows(held.failures),
+        "as_of": as_of(),
+    }
+
+
+def _process_row(process: Process, url_of: UrlOf) -> dict[str, Any]:
+    return {
+        "name": f"{shown(process.host)}:{process.pid}",
+        "is_blocked": process.is_blocked,
+        "holds": [_lock_row(holding, url_of) for holding in process.holds],
+        "waits": [_chain_row(chain, url_of) for chain in process.waits],
+    }
+
+
+def _lock_row(holding: HeldLock, url_of: UrlOf) -> dict[str, str]:
+    held = holding.lock.held_for
+    return {
+        "name": shown(holding.name),
+        "url": url_of(ref_of(holding)),
+        "text": "" if held is None else _("for %(duration)s") % {"duration": duration(held)},
+        "held_by": _("held by %(holder)s") % {"holder": short_place(holding.lock.owner)},
+    }
+
+
+def _chain_row(chain: Chain, url_of: UrlOf) -> dict[str, Any]:
+    waited = chain.wait.waited
+    return {
+        "locks": [_lock_row(holding, url_of) for holding in chain.locks],
+        "is_cycle": chain.is_cycle,
+        "text": "" if waited is None else _("for %(duration)s") % {"duration": duration(waited)},
+    }
