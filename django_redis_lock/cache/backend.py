@@ -41,7 +41,6 @@ from .reading import (
     cold_read,
     direct_reader,
     failing_as_django_redis,
-    must_connect,
     originals,
     takes_client,
 )
@@ -131,12 +130,10 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             return found
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
-        reader, pool = self._reader, self._pool
-        if reader is not None and not is_observed(reader.client):
-            cold = server_of(reader.client).must_connect()
-        else:
-            reader, cold = None, pool is not None and must_connect(pool)
-        if not cold:
+        reader = self._reader
+        if reader is not None and is_observed(reader.client):
+            reader = None
+        if reader is None or not server_of(reader.client).must_connect():
             return self._read_value(key, version, self._in_flight(key, version), reader)
         with cold_read(server_of(self._lock_client())) as waited:
             flight = self._in_flight(key, version)
@@ -174,14 +171,6 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             return None
         server = server_of(self._lock_client())
         return None if isinstance(server, Topology) else server.breaker
-
-    @cached_property
-    def _pool(self) -> Any:
-        """django-redis's connection pool, if it shows its idle connections."""
-        if self._breaker is None:
-            return None
-        pool = self.client.get_client(write=False).connection_pool
-        return pool if hasattr(pool, "_available_connections") else None
 
     def _with_breaker(self, read: Callable[..., T], *args: Any) -> T:
         """Call ``read``, unless the circuit breaker is open.

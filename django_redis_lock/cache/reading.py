@@ -129,14 +129,6 @@ def direct_reader(client: Any) -> DirectReader | None:
     return DirectReader(redis) if takes_client(client.get) and not kept else None
 
 
-def must_connect(pool: Any) -> bool:
-    """Whether the next connection from redis-py's ``pool`` is not open yet."""
-    try:
-        return pool._available_connections[-1]._sock is None
-    except IndexError:
-        return True
-
-
 def originals(backend: Any, *methods: str) -> dict[str, tuple[Any, Any]]:
     """The functions that are the ``methods`` of Django's backend, and the code of each."""
     functions = {name: getattr(backend, name) for name in methods}

@@ -82,9 +82,6 @@ class Fallback(LockOperations):
         **options: Any,
     ) -> None:
         super().__init__(redis, name, *args, **options)
-        if on_redis_down not in ON_REDIS_DOWN:
-            allowed = "'raise', 'local' or 'run'"
-            raise ValueError(f"on_redis_down must be {allowed}, not {on_redis_down!r}")
         self.on_redis_down = on_redis_down
         self._local_folder = local_folder
 

@@ -168,18 +168,17 @@ class BaseLock:
         return time.monotonic
 
     def _server(self) -> Server | None:
-        """Where the lock is kept."""
         return server_of(self.redis)
 
     @cached_property
     def subject(self) -> Subject:
-        """This lock, for those who listen to what happens to it."""
+        """This lock, for events."""
         name = self.cache_key
         if name is None:
             name = self.keys.lock.decode(errors="backslashreplace")
         return Subject.of(name, self.group, self.label, self._server(), self.cache)
 
-    # -- what the holder may ask without a round trip ----------------------------------------
+    # -- without a round trip ----------------------------------------------------------------
 
     @property
     def fence(self) -> int | None:
@@ -283,11 +282,9 @@ class BaseLock:
         raise NotImplementedError
 
     def _take_over(self, other: BaseLock) -> None:
-        """Act for ``other``, of the same name."""
         self.local = other.local
 
     def _record_acquisition(self, granted: Acquisition) -> Hold:
-        """Note an acquisition in this thread's state."""
         hold = self._hold_class(
             self.keys if granted.place == 1 else self.keys.at_place(granted.place),
             granted.token,
@@ -332,8 +329,7 @@ class BaseLock:
         return release_call(hold.keys, token, new_token(), self.grant_timeout, *of_this)
 
     def _forget(self, before: tuple[Any, ...], released: bool) -> None:
-        """The server has answered: the token of ``before``, the state at the call, is of no use any
-        more."""
+        """The server has answered: the token of ``before``, the state at the call, is used up."""
         _, hold, renewal, *_ = before
         if self.local.hold is hold:  # Or somebody who shares this handle has the lock by now.
             self.local.token = self.local.renewal = self.local.entry = None
@@ -343,7 +339,6 @@ class BaseLock:
     # -- what the keeper does for the holder -------------------------------------------------
 
     def _start_renewal(self, granted: Acquisition) -> Hold:
-        """The lock is ours: note it, and have it renewed and described."""
         hold = self._record_acquisition(granted)
         self.local.renewal = Renewals(Renewal(server_of(self.redis), hold))
         return hold
@@ -398,12 +393,11 @@ class BaseLock:
 
     @property
     def _servers(self) -> tuple[Server, ...]:
-        """All servers where the lock is kept."""
         return (server_of(self.redis),)
 
     @property
     def _lifetime(self) -> float | None:
-        """The lifetime of the lock that the caller holds: that of the first acquisition."""
+        """Of the lock that the caller holds: that of the first acquisition."""
         entry: Entry | None = self.local.entry
         return self.timeout if entry is None else entry.timeout
 
@@ -411,7 +405,6 @@ class BaseLock:
         keeper().add(DeferredRelease(server_of(self.redis), release, self._lifetime))
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
-        """The holder has had the lifetime changed by what was sent at ``asked_at``."""
         hold.held_until(deadline, asked_at)
         if self.local.renewal is not None:
             self.local.renewal.reschedule(asked_at)

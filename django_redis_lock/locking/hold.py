@@ -1,5 +1,4 @@
-"""One acquisition: its token, its fence and its deadline; and what the keeper does for its holder:
-renew the lock, name its holder, and tell it when the lock is lost.
+"""One acquisition, and what the keeper does for its holder.
 
 The deadline is on this machine's monotonic clock, and starts *before* the command that set the
 lifetime was sent, so it is never later than the server's. After it the hold is lost, whatever the
@@ -50,22 +49,16 @@ BROKEN = "on_lost failed: %r"
 #: A lock held longer than this many seconds gets its holder described in Redis. Shorter ones
 #: are gone before anybody could look, and the name would cost them a round trip.
 DESCRIBE_AFTER = 0.5
-#: Seconds between two checks of a held lock that has no lifetime.
+#: Of a held lock that has no lifetime.
 CHECK_INTERVAL_SECONDS = 10.0
 
 
 class Hold:
-    """One acquisition of one lock, shared by the lock object and the keeper.
-
+    """
     Attributes:
-        token, fence, keys: what was acquired.
         attempt: identifies this acquisition among others with the same chosen token.
-        lifetime: seconds, None without end.
         deadline: monotonic time until which it counts as held.
-        began: monotonic time of the acquisition.
         renews_until: monotonic time at which renewal ends; -inf if never renewed.
-        label, thread, activity: of the acquisition, for the admin.
-        subject: the lock, for events.
         warns_at: monotonic time of the warning that it is still held; inf for never.
         limit: the number of places that a release passes on, 1 for a plain lock.
         ended: released, lost or reset; the keeper stops renewing it.
@@ -121,24 +114,20 @@ class Hold:
         self._mutex = threading.Lock()
 
     def owner(self) -> Owner:
-        """The description of the holder, as it is stored in Redis."""
         name, since = fingerprint(self.token), self.fence / 1e6
         thread, label, doing = map(encodable, (self.thread, self.label, described(self.activity)))
         return Owner(name, hostname(), self.pid, thread, label, since, process_id(), doing=doing)
 
     @property
     def from_parent_process(self) -> bool:
-        """Whether this process is a forked child, and its parent holds the lock."""
         return self.pid != os.getpid()
 
     @property
     def by_this_thread(self) -> bool:
-        """Whether this thread acquired it."""
         return self._thread_id == threading.get_ident()
 
     @property
     def lost(self) -> bool:
-        """Whether the lock ended before its holder released it."""
         if self.ended:
             return self._lost
         if self.now() < self.deadline:
@@ -154,16 +143,13 @@ class Hold:
 
     @property
     def released(self) -> bool:
-        """Whether the holder has released it, or has tried to."""
+        """Also if that was only tried."""
         return self.ended and not self._lost
 
     def held_until(self, deadline: float, asked_at: float) -> None:
-        """The reply to a command sent at ``asked_at`` has confirmed a lifetime that ends at
-        ``deadline`` (both monotonic).
-
-        The order in which the server executed two concurrent commands is unknown, so the shorter
-        lifetime counts until the next renewal.
-        """
+        """The reply to a command sent at ``asked_at`` has confirmed the lifetime until ``deadline``
+        (both monotonic). The server's order of two concurrent commands is unknown, so the shorter
+        lifetime counts until the next renewal."""
         with self._mutex:
             if asked_at < self._confirmed_at:
                 deadline = min(deadline, self.deadline)
@@ -171,7 +157,7 @@ class Hold:
                 self.deadline, self._confirmed_at = deadline, self.now()
 
     def confirm_with(self, ask: Callable[[bool], float | None]) -> None:
-        """Confirm the full lifetime later, by ``ask`` (``PendingLifetime.confirm``)."""
+        """``ask`` is ``PendingLifetime.confirm``."""
 
         def ask_now(wait: bool) -> None:
             until = ask(wait)
@@ -186,17 +172,14 @@ class Hold:
         self.confirm_pending = ask_now
 
     def confirm(self, wait: bool = False) -> None:
-        """Read the reply that confirms the full lifetime, if one is to come."""
         ask = self.confirm_pending
         if ask is not None:
             ask(wait)
 
     def end(self) -> None:
-        """The holder has released it."""
         self.ended = True
 
     def warn(self) -> None:
-        """Log once that it is still held."""
         self.warns_at = math.inf
         who = ", ".join(filter(None, (self.thread, self.label, described(self.activity))))
         name, held = printable(self.keys.name), self.now() - self.began
@@ -205,8 +188,7 @@ class Hold:
         held_logger.warning(words, name, held, self.fence, who)
 
     def lose(self, reason: str) -> bool:
-        """End the hold as lost: log it, emit the event and call ``on_lost``. Returns False if it
-        had already ended."""
+        """End the hold as lost, and tell everyone; False if it had ended already."""
         with self._mutex:
             if self.ended or self._lost:
                 return False
@@ -227,9 +209,9 @@ class Hold:
 
 
 class Renewal(Job):
-    """Keeps one hold alive, says who holds it, and tells the holder when it is lost."""
+    """Keeps a hold alive, describes the holder in Redis, and tells it when the lock is lost."""
 
-    #: Those it is one of, as long as the holder's handle knows them.
+    #: Its ``Renewals``, as long as the holder's handle knows them.
     kept_by: Callable[[], Any] = object
     #: Set when the handle was collected inside its ``with`` block: how to release the lock.
     collected: tuple[float, float] | None = None
@@ -250,20 +232,18 @@ class Renewal(Job):
         self._schedule(hold.began)
 
     def stop(self) -> None:
-        """Do nothing more for this hold."""
         keeper().discard(self)
         if self.named:
             Heartbeat.leave(self)
 
     def _described(self) -> None:
-        """Redis has the description of the holder."""
         if not self.named:
             self.named = True
             Heartbeat.join(self)
 
     def _schedule(self, last: float) -> None:
-        """Set ``due``, given that the lifetime was last confirmed at ``last``. A lock that is not
-        renewed is looked at as often: its holder wants to know if it is reset or deleted."""
+        """Set ``due``, given when the lifetime was confirmed. A lock that is not renewed is looked
+        at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
         due = min(hold.deadline, last + self._third, hold.warns_at)
         if not self.named or hold.confirm_pending is not None:
@@ -312,7 +292,7 @@ class Renewal(Job):
         keeper().add(DeferredRelease(self.server, call, hold.lifetime))
 
     def _terms(self) -> list[str]:
-        """What people want to know of the lock, apart from its holder."""
+        """Of the description, what is not about the holder."""
         hold = self.hold
         lifetime = 0 if hold.lifetime is None else milliseconds(hold.lifetime)
         terms = ["lifetime", str(lifetime)]
@@ -326,7 +306,7 @@ class Renewal(Job):
         return terms
 
     def emit(self, what: str, note: str = "") -> None:
-        """Have it noted what has happened to the lock, unless that was over in no time."""
+        """Record what has happened, unless the lock was held for no time."""
         if not self._naming:
             return
         hold = self.hold
@@ -378,8 +358,7 @@ class Renewal(Job):
 
 class Renewals:
     """What the keeper does for one hold, one job for each server, as the handle knows it. When
-    no handle knows it any more, because the handle was dropped, or the thread or task has ended
-    that acquired by it, the lock cannot be released, and it ends with its lifetime."""
+    no handle knows it any more, the lock cannot be released, and it ends with its lifetime."""
 
     __slots__ = ("__weakref__", "jobs")
 
@@ -390,9 +369,9 @@ class Renewals:
             keeper().add(job)
 
     def entered(self, grant_timeout: float, min_hold: float) -> None:
-        """The lock was taken by ``with``. An exception from a signal handler may keep the block's
-        end from releasing it (it may come at the entry of ``__exit__``); when the handle is
-        collected after that, the keeper releases the lock, with these terms."""
+        """The lock was taken by ``with``. A signal handler's exception at the entry of ``__exit__``
+        may keep the block's end from releasing it; then the keeper does when the handle is
+        collected."""
         kept_by = weakref.ref(self, partial(_collected, self.jobs, (grant_timeout, min_hold)))
         for job in self.jobs:
             job.kept_by = kept_by

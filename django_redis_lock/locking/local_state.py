@@ -1,6 +1,4 @@
-"""What a thread or task knows through a lock object, and re-entry: a caller that holds a lock takes
-it once more, also by another lock object of that name. No input or output here.
-"""
+"""What a thread or task knows through a lock object, and re-entry."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ under_way = ContextVar("django_redis_lock_under_way", default=(None, None))
 
 
 def acting_task() -> Task:
-    """For which task this one acts: for itself, unless it runs what another has called. None where
-    no task runs."""
+    """The task for which this one acts: itself, unless it runs what another has called."""
     try:
         running = asyncio.current_task()
     except RuntimeError:
@@ -34,7 +31,7 @@ def acting_task() -> Task:
 
 
 class ThreadState(threading.local):
-    """What one thread knows through one handle; the token is where redis-py keeps it."""
+    """What one thread knows; the token is where redis-py keeps it."""
 
     def __init__(self, token: bytes | None = None) -> None:
         self.token = token
@@ -51,7 +48,7 @@ class SharedState(SimpleNamespace):
 
 
 class _OfTheTask:
-    """An attribute of ``TaskState``: that of the state of the task that acts."""
+    """An attribute of the state of the task that acts."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -64,7 +61,7 @@ class _OfTheTask:
 
 
 class TaskState:
-    """What each task knows through one handle; see ``for_the_caller``."""
+    """What each task knows; see ``for_the_caller``."""
 
     token, hold, renewal = _OfTheTask(), _OfTheTask(), _OfTheTask()
     file_lock, entry = _OfTheTask(), _OfTheTask()
@@ -90,14 +87,11 @@ class TaskState:
 
 
 class Entry:
-    """A lock that one thread or task holds, and how often it has gone in.
+    """A lock that one thread or task holds, and how often it has gone in, with the ``timeout`` and
+    ``min_hold`` of the first time.
 
     Only handles keep an entry. So when all by which the caller went in are garbage-collected
     without ``release()``, it does not go in again: nothing renews that lock any more.
-
-    Args:
-        state: what the lock object that acquired it knows (``ThreadState`` or its like).
-        timeout, min_hold: of the acquisition. Those of who goes in again do not count.
     """
 
     def __init__(self, state: Any, timeout: float | None, min_hold: float) -> None:
@@ -114,19 +108,14 @@ class Entry:
 
     @property
     def depth(self) -> int:
-        """How often the caller is inside."""
         return sum(self._times.values())
 
     def times(self, state: Any) -> int:
-        """How often by this lock object."""
         return self._times.get(state, 0)
 
     def enter(self, state: Any, on_lost: Callable[[], Any] | None) -> bool:
-        """Go in once more; False if the lock was lost just now.
-
-        Args:
-            on_lost: to be called in addition to that of the acquisition.
-        """
+        """Go in once more; False if the lock was lost just now. ``on_lost`` is called in addition
+        to that of the acquisition."""
         times = self.times(state)
         if not times and on_lost is not None:
             self._on_lost[state] = on_lost
@@ -157,8 +146,7 @@ class Entry:
 
 
 class _Entries(threading.local):
-    """The entries of this thread, and those of each task that it runs: a task is not inside what
-    the task or thread that started it holds."""
+    """A task is not inside what the task or thread that started it holds."""
 
     def __init__(self) -> None:
         self.of_thread: WeakValueDictionary[Any, Entry] = WeakValueDictionary()
@@ -200,6 +188,5 @@ def enter_again(lock: Any) -> bool:
 
 
 def note_entry(lock: Any) -> None:
-    """The caller has acquired ``lock``, and may go in again."""
     entry = Entry(lock.local, lock.timeout, lock.min_hold)
     lock.local.entry = _entries_of_caller()[_key(lock)] = entry

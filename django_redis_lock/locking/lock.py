@@ -70,8 +70,7 @@ class Lock(LockOperations):
         except Exception:
             raise
         except BaseException as error:
-            # A signal handler's exception may come at any point: before the request is sent,
-            # while an error is handled, as well as after the lock has been noted.
+            # A signal handler's exception may come at any point.
             self._abandon(request, error)
             self._undo(before)
             raise
@@ -208,7 +207,6 @@ class Lock(LockOperations):
 
 
 def in_a_thread(on_lost: Callable[[], Any]) -> Callable[[], None]:
-    """A function that runs ``on_lost`` in a new thread, so that it does not delay the keeper."""
 
     def run() -> None:
         try:

@@ -1,6 +1,6 @@
 """What a lock for several names is made of: a lock for each name, whose steps run side by side; and
-scripts for several locks at once, made of what those for one lock are made of. All keys of such a
-script must be on one server, on a cluster in one slot.
+scripts for several locks at once, made of those for one. All keys of such a script must be on one
+server, on a cluster in one slot.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from .operations import LockOperations
 
 
 class MultiHold:
-    """The holds of all names, as a lock object knows one.
-
-    Args:
-        on_lost: what to do, once, when a name is lost.
-    """
+    """The holds of all names, as a lock object knows one. ``on_lost`` is called once."""
 
     cancellation: Any = None
     ended = False
@@ -69,7 +65,7 @@ class MultiHold:
         self.ended = True
 
     def _lose(self) -> None:
-        """A name is lost: so are the others, which are released. Called by the keeper, for each."""
+        """A name is lost: so are the others, which are released."""
         if self._handled or self.ended:
             return
         self._handled = True
@@ -85,7 +81,7 @@ class MultiHold:
 
 
 class Member(LockOperations):
-    """The lock for one of the names. What its steps ask of Redis they leave to the whole."""
+    """The lock for one of the names. The whole sends what its steps ask of Redis."""
 
     def _run(self, call: Call) -> Any:
         return call
@@ -99,7 +95,6 @@ class Member(LockOperations):
 
 @cache
 def member_class(lock_class: Any) -> Any:
-    """The class of the locks for single names."""
     return type(f"Member{lock_class.__name__}", (Member, lock_class), {})
 
 
@@ -107,21 +102,13 @@ def together(
     run: Callable[[Call], Any], in_one_place: bool, all_steps: Sequence[Steps[Any]]
 ) -> Steps[list[Any]]:
     """Take these steps of members side by side, so that what they ask of Redis at the same time
-    is one request; what they return.
-
-    Args:
-        run: sends a request.
-        in_one_place: whether the keys of all members are on one server, and in one slot.
-
-    Raises:
-        Exception: what the first of those has raised that failed, when all have ended.
-    """
+    is one request if their keys are ``in_one_place``; what they return. When all have ended, the
+    error of the first that failed is raised."""
     outcomes: list[Any] = [None] * len(all_steps)
     errors: list[Exception] = []
     asked: dict[int, Call] = {}
 
     def go_on(place: int, answer: Any) -> Generator[Any, Any, None]:
-        """Until the next request, or the end."""
         steps = all_steps[place]
         try:
             failed = isinstance(answer, Exception)
@@ -153,7 +140,7 @@ def together(
 
 
 def _answers(run: Callable[[Call], Any], in_one_place: bool, calls: list[Call]) -> Steps[list[Any]]:
-    """The answer to each of these calls of one script, or its error."""
+    """The answer to each of these calls of one script, or the error."""
     if in_one_place and len(calls) > 1:
         try:
             answer = yield run(for_each(*calls))
@@ -200,11 +187,8 @@ return replies
 
 
 def for_each(*calls: Call) -> Call:
-    """These calls as one; returns what each returns, in this order.
-
-    Args:
-        calls: of the same script, with as many keys and arguments each.
-    """
+    """These calls of one script, with as many keys and arguments each, as one; it returns what each
+    of them returns."""
     keys, args = (tuple(chain(*parts)) for parts in zip(*(call[1:] for call in calls), strict=True))
     return Call(_for_each(calls[0].script), keys, (len(calls), *args))
 

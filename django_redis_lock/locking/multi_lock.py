@@ -1,10 +1,9 @@
-"""Several names held as one: all of them or none. Made of a lock for each name.
+"""Several names held as one: all of them or none.
 
 A caller asks for all names in one request. If one of them is taken, it keeps none and waits, in
 the queue of that one. Granted it, the caller asks for the rest, and from then on keeps what comes
-before the first that is taken, in the order of their keys, while it waits for that one. So no
-caller holds a name while it waits for one that comes before it, and no two wait for each other; and
-each caller waits in each queue twice at most.
+before the first that is taken, in the order of their keys, while it waits for that one. So no two
+wait for each other, and each caller waits in each queue twice at most.
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ from .members import ACQUIRE_ALL, MultiHold, member_class, together
 from .operations import LockOperations
 from .records import note_vanished
 
-#: The most names that one lock can have.
 MAX_NAMES = 100
-#: Options that only a lock with a fallback has, and those of the whole, which no single name has.
+#: Options of a lock with a fallback only; and those of the whole, which no single name has.
 OF_A_FALLBACK = ("on_redis_down", "local_folder")
 OF_THE_WHOLE = ("blocking", "blocking_timeout", "on_lost", "cancel_on_lost", "id", "reentrant")
 
@@ -88,7 +86,6 @@ class SeveralNames(LockOperations):
         self._at_once = self._in_one_place and not self.replicas and "on_redis_down" not in options
 
     def _send(self, call: Call, patience: float | None) -> Any:
-        """What ``call`` returns."""
         raise NotImplementedError
 
     def _take_over(self, other: Any) -> None:
@@ -114,8 +111,6 @@ class SeveralNames(LockOperations):
     def degraded(self) -> str | None:
         return next(filter(None, (member.degraded for member in self.members)), None)
 
-    # -- the members' steps ------------------------------------------------------------------
-
     def _together(self, *all_steps: Steps[Any]) -> Steps[list[Any]]:
         return together(self._run, self._in_one_place, all_steps)
 
@@ -129,7 +124,7 @@ class SeveralNames(LockOperations):
         return request, wait
 
     def _note_request(self, member: Any, asked: AcquireRequest, to: AcquireRequest) -> None:
-        """Note what is about to be asked for ``member``, for ``_abandon``."""
+        """For ``_abandon``: what is about to be asked for ``member``."""
         to.may_hold.append((member, asked, member.local.hold))
 
     def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
@@ -235,8 +230,7 @@ class SeveralNames(LockOperations):
         return True
 
     def _are_held(self) -> Steps[bool]:
-        """Whether no name was lost while the caller waited for another. All have their full
-        lifetime now."""
+        """Whether no name was lost while the caller waited. All have their full lifetime now."""
         holds = [member.local.hold for member in self.members]
         oldest = min(hold.began for hold in holds)
         if not all(hold.is_valid for hold in holds):
@@ -251,7 +245,6 @@ class SeveralNames(LockOperations):
         return True
 
     def _give_up(self, members: Sequence[Any]) -> Steps[None]:
-        """Release these, because the others were not to be had."""
         try:
             yield from self._together(*(member._release_steps() for member in members))
         except (RedisError, OSError):
@@ -363,8 +356,7 @@ def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:
 
 
 def _passes(error: Exception, contended: bool) -> bool:
-    """Whether a caller that may wait waits through ``error``: as others do, through an outage only
-    if it waited before."""
+    """Whether a waiter waits through ``error``: an outage only if it has waited before."""
     return isinstance(error, ServerBusy) or (contended and is_outage(error))
 
 

@@ -1,6 +1,5 @@
 """What the methods of a lock do, written once for threads and for tasks, as generators of steps;
-see ``transport.drive``. ``Lock`` and ``AsyncLock`` run them and add what only one of them needs.
-"""
+see ``transport.drive``."""
 
 from __future__ import annotations
 
@@ -46,11 +45,11 @@ logger = get_logger("django_redis_lock.lock")
 
 
 class LockOperations(BaseLock):
-    """The steps of the methods. A step is what one of these methods returns: the result for
-    threads, an awaitable for tasks."""
+    """The steps of the methods. What the first of these methods return, or what it awaits, is a
+    step."""
 
     def _run(self, call: Call) -> Any:
-        """Run ``call``; an ``Answer``."""
+        """An ``Answer``."""
         raise NotImplementedError
 
     def _ask(self, request: AcquireRequest) -> Any:
@@ -70,7 +69,7 @@ class LockOperations(BaseLock):
         raise NotImplementedError
 
     def held(self) -> Any:
-        """Who holds the lock; a ``HolderInfo``, or None."""
+        """A ``HolderInfo``, or None."""
         raise NotImplementedError
 
     def _loop(self) -> Any:
@@ -124,12 +123,9 @@ class LockOperations(BaseLock):
         return (yield self._wait(request.with_margin(sent_at), refusal))
 
     def _queue_key(self) -> tuple[Any, ...]:
-        """Under which those of this process that wait for this lock have their queue."""
         return server_of(self.redis), self.keys.lock, self._loop(), self.limit
 
     def _require_replicas(self, confirmed: float) -> None:
-        """Raises:
-        TooFewReplicas: so few have the lock that it does not count."""
         if confirmed < self.replicas:
             raise TooFewReplicas(int(confirmed), self.replicas, self.name)
 
@@ -290,7 +286,6 @@ class LockOperations(BaseLock):
         return None if held is None else held.ttl
 
     def _holder_in_the_way(self) -> Steps[HolderInfo | None]:
-        """The holder, after the lock was not to be had."""
         try:
             held: HolderInfo | None = yield self.held()
             return held
@@ -309,7 +304,7 @@ class LockOperations(BaseLock):
         return reply is not None
 
     def _reset_call(self, reply: Any) -> Call:
-        """Ends the lock of the holder that ``reply``, to HELD, has named."""
+        """Ends the lock of the holder that HELD has named."""
         held, grant = HolderInfo(reply), (new_token(), milliseconds(self.grant_timeout))
         return Call(RESET, self.keys, (*grant, held.token, held.fence))
 

@@ -1,18 +1,15 @@
 """What a process leaves in Redis about the locks it holds longer than half a second: its heartbeat,
 and how they ended.
 
-It sends a heartbeat every HEARTBEAT_EVERY seconds, so that its death is seen within seconds however
-long its locks live: one key for the process and each server, which each lock's description names.
-And it listens to a channel of the same name, on which RESET publishes which of the locks has been
-released by force, and to what the server reports of changes by other programs: the keeper then
-renews the lock at once, and so learns whether it is lost.
+One key for the process and each server, which each lock's description names, has its last
+heartbeat. And the process listens to a channel of the same name, on which RESET publishes which of
+the locks has been released by force, and to what the server reports of changes by other programs:
+the keeper then renews the lock at once, and so learns whether it is lost.
 
-The ends of these locks are noted for people who look at them later, and by the keeper: it costs
-neither acquiring nor releasing anything, and a held lock no memory. Each lock keeps its last
-MAX_EVENTS events, for an hour, or for a day after one that is worth looking for. A holder that dies
-notes nothing. What it said of itself outlasts its lock by a day; the script that takes the lock
-next finds it there, and the process that ran the script records it. So does a reader that comes
-before.
+The keeper records how these locks ended, which costs neither acquiring nor releasing anything. A
+holder that dies records nothing. Its description outlasts its lock by a day; the script that takes
+the lock next finds it there, and the process that ran the script records it. So does a reader that
+comes before.
 """
 
 from __future__ import annotations
@@ -57,17 +54,15 @@ if TYPE_CHECKING:
 
 logger = get_logger("django_redis_lock.keeper")
 
-#: Milliseconds for which a heartbeat is kept: as long as a dead holder's lock lives, within reason.
-DAY = 86_400_000
-#: Seconds for which a process without described locks still listens: the next one may come soon.
+#: Milliseconds. A heartbeat is kept for a day; events for one of these after the last of them.
+HOUR, DAY = 3_600_000, 86_400_000
+#: A process without described locks still listens for so long: the next one may come soon.
 LINGER_SECONDS = 1.0
-#: Seconds to wait for an answer about heartbeats.
 REPLY_TIMEOUT = 5.0
 
 
 class Heartbeat(Job):
-    """Says every HEARTBEAT_EVERY seconds that this process is alive, and listens, while it holds
-    locks on ``server``."""
+    """Sends heartbeats, and listens, while this process holds described locks on ``server``."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server, time.monotonic())
@@ -81,7 +76,6 @@ class Heartbeat(Job):
 
     @classmethod
     def join(cls, renewal: Renewal) -> None:
-        """Send heartbeats to its server, and listen, while its hold lasts."""
         server = renewal.server
         if server.heartbeat is None:
             server.heartbeat = cls(server)
@@ -99,7 +93,6 @@ class Heartbeat(Job):
 
     @staticmethod
     def leave(renewal: Renewal) -> None:
-        """Do so no longer."""
         beat: Heartbeat | None = renewal.server.heartbeat
         key = renewal.hold.keys.lock
         if beat is not None:
@@ -124,7 +117,7 @@ class Heartbeat(Job):
             return None
 
     def _received(self, key: bytes | None) -> None:
-        """``key`` may not be what it was; None: nor any other."""
+        """``key`` may have changed; None: any of them."""
         with self._mutex:
             jobs = [*self._renewals.values()] if key is None else [self._renewals.get(key)]
         for job in filter(None, jobs):
@@ -160,14 +153,13 @@ def last_heartbeats(client: Any, processes: Iterable[str]) -> dict[str, float]:
 
 
 def question_about(owner: Owner) -> Call | None:
-    """Asks for the last heartbeat of a holder's process; None if there is no need to ask."""
+    """Asks for the last heartbeat of a holder's process; None if there is no need."""
     if not owner.process or owner.seen is None or owner.seen <= SILENT_AFTER:
         return None
     return _question(owner.process)
 
 
 def with_answer(owner: Owner, answer: Any) -> Owner:
-    """``owner`` with the answer to that question."""
     ages = _ages([owner.process], answer)
     return replace(owner, seen=min(owner.seen or 0.0, ages.get(owner.process, math.inf)))
 
@@ -184,15 +176,11 @@ def _ages(processes: Sequence[str], answer: Any) -> dict[str, float]:
     return {process: max(0.0, (int(now_us) - beat) / 1e6) for process, beat in known.items()}
 
 
-logger = get_logger("django_redis_lock.keeper")
-
 #: Events kept of each lock.
 MAX_EVENTS = 10
-#: Milliseconds for which they are kept after the last of them.
-HOUR, DAY = 3_600_000, 86_400_000
 #: What is worth looking for on the next morning.
 NEWS = ("lost", "reset", "crashed")
-#: Characters kept of each text in an event.
+#: Kept of each text in an event.
 MAX_TEXT_CHARACTERS = 200
 #: The fields of an event that are texts.
 TEXTS = ("what", "id", "host", "thread", "label", "doing", "note")
@@ -219,8 +207,8 @@ class Event:
 
 
 class RecordEvent(SentOnce):
-    """Writes an event down. Many a command releases its lock as the last thing it does, so the
-    process does this before it ends."""
+    """Records an event. Commands often release their lock last, so the process does this before it
+    ends."""
 
     def __init__(self, server: Server, key: bytes, what: str, owner: Owner, **more: Any) -> None:
         super().__init__(server, note_call(key, what, owner, **more))
@@ -234,9 +222,8 @@ class RecordEvent(SentOnce):
 def note_vanished(
     server: Server, keys: LockKeys, found: Any, subject: events.Subject | None
 ) -> None:
-    """Have it noted that a holder has crashed, as a script has ``found``: when the lock's lifetime
-    was over, and what the holder had said of itself. ``subject`` is the lock, for those who count
-    crashed holders."""
+    """Record that a holder has crashed, as a script has ``found``: when the lock's lifetime was
+    over, and the holder's description."""
     event = _vanished(found)
     if event is not None:
         logger.warning(
@@ -270,8 +257,8 @@ def note_call(
     held: float | None = None,
     at: int | None = None,
 ) -> Call:
-    """Notes that ``what`` happened to the lock at ``key``: now, or when the server's clock showed
-    ``at`` microseconds."""
+    """Records that ``what`` happened to the lock at ``key``: now, or ``at`` microseconds of the
+    server's clock."""
     known = {"host": owner.host, "thread": owner.thread, "label": owner.label}
     known |= {"doing": owner.doing, "note": note}
     texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in known.items() if text}
@@ -283,11 +270,8 @@ def note_call(
 
 
 def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
-    """The events that ``note_call`` has written, the latest first; anything else is passed over.
-
-    Args:
-        found: the description that a holder has left at the free lock, if there is one.
-    """
+    """The recorded events, the latest first; anything else is passed over. ``found``: the
+    description that a holder has left at the free lock."""
     left_behind = [] if found is None else [_vanished(found)]
     found_events = [e for e in (*left_behind, *map(_read, kept.splitlines())) if e is not None]
     # Who was only stopped or cut off, and came back, has noted more than who came upon its lock.

@@ -1,8 +1,4 @@
-"""Whether replicas have a lock too, so that it outlives the loss of its primary.
-
-Redis replicates after it has answered. An acquisition that no replica has heard of is gone when the
-primary fails, and another can acquire at once. Who cannot live with that has ``acquire`` wait until
-some replicas have confirmed it (WAIT).
+"""Whether replicas have a lock too (WAIT), so that it outlives the loss of its primary.
 
 A confirmation is of use only for what came before it in the primary's stream, so a write is sent
 with it, on the same connection, that does nothing unless the lock is still held with this token.
@@ -20,10 +16,9 @@ from ..clock import time
 from ..protocol import AcquireRequest, Call, LockKeys, milliseconds, script
 from ..transport import aconnect, pack, server_of
 
-#: Seconds replicas have to confirm an acquisition that may not wait as long itself, and those they
-#: have at most.
+#: Seconds that replicas have at least, and at most.
 MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 3.0
-#: Seconds the answer to a WAIT may be late.
+#: The answer to a WAIT may be late.
 REPLY_MARGIN_SECONDS = 1.0
 
 #: A write that leaves everything as it is, for what has been written before to be confirmed.
@@ -37,32 +32,22 @@ return redis.call('PEXPIRE', KEYS[2], '86400000')
 
 
 class Confirmed(NamedTuple):
-    """Whether the lock is held still, and how many replicas know."""
+    """Whether the lock is still held, and how many replicas know."""
 
     held: bool
     replicas: float
 
 
 def patience_of(request: AcquireRequest, until: float | None) -> float:
-    """Seconds to wait for a confirmation: as long as the acquisition may wait, within reason.
-
-    Args:
-        until: monotonic time at which the wait for the lock ends, None without end.
-    """
+    """Seconds to wait for a confirmation: within reason, as long as the acquisition may wait,
+    ``until`` (monotonic; None without end)."""
     left = math.inf if until is None else until - time.monotonic()
     most = min(MAX_PATIENCE_SECONDS, math.inf if request.lifetime is None else request.lifetime / 3)
     return min(max(left, MIN_PATIENCE_SECONDS), most)
 
 
 def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float) -> Confirmed:
-    """Wait until so many replicas know that ``token`` holds the lock.
-
-    Args:
-        patience: seconds they have.
-
-    Raises:
-        redis.exceptions.RedisError: Redis could not be asked.
-    """
+    """Wait ``patience`` seconds until so many replicas know that ``token`` holds the lock."""
     server = server_of(client).at(keys)
     connection = server.checkout()
     try:

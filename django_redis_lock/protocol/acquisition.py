@@ -1,4 +1,4 @@
-"""The request of a waiter, and the validity of a grant. No input or output here.
+"""The request of a waiter, and the validity of a grant.
 
 A grant is already the lock, for the short lifetime that the releaser gave it. The waiter sends
 TAKE_GRANT for the full lifetime and does not wait for the reply, unless the grant may have expired:
@@ -35,7 +35,6 @@ from .validation import milliseconds
 
 #: Seconds for which a waiter counts as alive after its keeper has registered it.
 WAITER_LIFETIME_SECONDS = 6.0
-#: Seconds between two checks of the keeper on a lock for which its process waits.
 WATCH_INTERVAL_SECONDS = 2.0
 #: Seconds that the last try at the deadline may take.
 LAST_TRY_SECONDS = 0.1
@@ -43,7 +42,6 @@ LAST_TRY_SECONDS = 0.1
 #: confirmed first; so must one that seems to come from the future by as much (the server's clock
 #: was set back).
 MAX_GRANT_AGE_SECONDS = 0.5
-#: The format of a fence.
 FENCE = re.compile(rb"\d{1,16}")
 
 
@@ -59,7 +57,7 @@ def named_token() -> bytes:
 
 
 def waiter_id() -> bytes:
-    """A unique id of a waiter, from which the admin reads its process, thread and begin."""
+    """A unique id, from which the admin reads the waiter's process, thread and begin."""
     return b"%d %.3f %b" % (next(_waiters), time.time(), _here.place)
 
 
@@ -67,8 +65,6 @@ _waiters = itertools.count(secrets.randbits(40))
 
 
 class _Here(threading.local):
-    """This thread, as its tokens and waiters name it."""
-
     def __init__(self) -> None:
         self.look()
 
@@ -148,10 +144,7 @@ class AcquireRequest(NamedTuple):
             have acquired the lock; a list that all copies share. A token is added before it is
             sent, and removed when Redis has confirmed its release. An interrupted call releases all
             of them.
-        replicas: how many replicas must confirm the acquisition.
-        subject: the lock, for events.
         waiter: the waiter id that ACQUIRE sent; empty if it sent none.
-        limit: the number of places.
     """
 
     keys: LockKeys
@@ -171,7 +164,6 @@ class AcquireRequest(NamedTuple):
 
     @property
     def chosen(self) -> bool:
-        """Whether the caller chose the token, which must then be the lock's."""
         return bool(self.attempt)
 
     @property
@@ -186,7 +178,6 @@ class AcquireRequest(NamedTuple):
         return max(0.0, self.deadline - self.margin - time.monotonic())
 
     def patience(self) -> float | None:
-        """Seconds to wait for a reply, None without end."""
         # The operating system limits it to 24 days.
         return None if self.deadline is None else min(self.left(), 3600.0) + LAST_TRY_SECONDS
 
@@ -201,7 +192,6 @@ class AcquireRequest(NamedTuple):
     # -- requests ---------------------------------------------------------------------------
 
     def acquire(self, waiter: bytes = b"") -> Call:
-        """Take the lock; if that fails, register ``waiter``, if given."""
         mine = (self.token, milliseconds(self.lifetime), self.attempt)
         args = (*mine, waiter, milliseconds(WAITER_LIFETIME_SECONDS))
         if self.limit > 1:
@@ -225,15 +215,11 @@ class AcquireRequest(NamedTuple):
         return Call(TAKE_GRANT, self.keys, args)
 
     def unregister(self, waiter: bytes) -> Call:
-        """Only unregister ``waiter``."""
         return self.take(Grant(b"", 0), waiter)
 
     def watch(self, waiter: bytes, members: int = 1) -> Call:
-        """Stay registered, and check whether the holder has vanished.
-
-        Args:
-            members: how many wait under this id.
-        """
+        """Stay registered, for so many ``members`` of this process, and check whether the holder
+        has vanished."""
         grant = (new_token(), milliseconds(self.grant_timeout))
         args = (waiter, milliseconds(WAITER_LIFETIME_SECONDS), *grant)
         if self.limit > 1:
@@ -241,11 +227,8 @@ class AcquireRequest(NamedTuple):
         return Call(WATCH, self.keys, args)
 
     def give_back(self, token: bytes, attempt: bytes = b"", place: int = 1) -> Call:
-        """Release the lock if ``token``, of a grant or of this request, holds it.
-
-        Args:
-            place: of the grant. One above the limit is where no script looks for the token.
-        """
+        """Release the lock if ``token``, of a grant or of this request, holds it. A ``place`` above
+        the limit is where no script looks for the token."""
         if token == self.token:
             attempt = self.attempt
         keys = self.keys if place == 1 else self.keys.at_place(place)
@@ -259,13 +242,11 @@ class AcquireRequest(NamedTuple):
         return math.inf if self.lifetime is None else sent_at + self.lifetime
 
     def acquired(self, reply: Any, sent_at: float) -> Acquisition:
-        """The lock, by the reply to a command sent at ``sent_at``."""
         place, fence = int(reply[0]), int(reply[1])
         until = self.until(sent_at)
         return Acquisition(self.token, fence, sent_at, until, self.attempt, place=place)
 
     def taken(self, grant: Grant, came_at: float, until: float) -> Acquisition:
-        """A grant whose full lifetime is confirmed."""
         held_with = self.token if self.chosen else grant.token
         how: Any = {"attempt": self.attempt, "place": grant.place}
         return Acquisition(held_with, grant.fence, came_at, until, **how)
@@ -287,11 +268,7 @@ def release_call(
     limit: int = 1,
 ) -> Call:
     """Release the lock that ``token`` holds; with ``attempt``, only if that attempt acquired it.
-
-    Args:
-        keys: of its place, or of the name.
-        limit: the number of places that are passed on; 0 for none.
-    """
+    ``limit``: the number of places that are passed on; 0 for none."""
     rest = milliseconds(min_hold) if min_hold else 0
     grant = milliseconds(grant_timeout)
     since = fence if rest else 0

@@ -23,13 +23,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 #: Sorted set of the locks held in one database: key of the lock -> Unix time in ms of its expiry.
-#: One for the whole database, because emptying a cache empties the database, and must restore the
-#: locks of every site. On a cluster, see ``index_key``.
+#: Emptying the database must restore the locks of every site. On a cluster, see ``index_key``.
 INDEX = b"django_redis_lock:locks"
-#: The same for computations that have run for a while: cache key -> end of its flight.
+#: The same for computations that have run for a while.
 FLIGHTS = b"django_redis_lock:flights"
 
-#: Hashes with metrics by period; in one slot of a cluster.
+#: Metrics by period; in one slot of a cluster.
 FIGURES = {
     "hour": b"{django_redis_lock:metrics}:hour",
     "day": b"{django_redis_lock:metrics}:day",
@@ -39,7 +38,6 @@ SLOTS = 16384
 
 #: What every reserved key begins with.
 RESERVED = ("{", "django_redis_lock")
-#: A companion: the key it belongs to, in the first form or in the second, and its part.
 _COMPANION = re.compile(
     rb"\{([^}]*)\}(?::|\|(.*)\|)"
     rb"(grants|waiters|fence|owner|events|flight|leader"
@@ -69,7 +67,6 @@ class LockKeys(NamedTuple):
         return self.grants[: -len(b"grants")] + b"place:"
 
     def at_place(self, number: int) -> LockKeys:
-        """The keys of another place."""
         if number == 1:
             return self
         key = self._places + b"%d" % number
@@ -77,18 +74,16 @@ class LockKeys(NamedTuple):
 
     @property
     def place(self) -> int:
-        """The number of the place."""
         places = self._places
         return int(self.lock[len(places) :]) if self.lock.startswith(places) else 1
 
     @property
     def name(self) -> bytes:
-        """The key of place 1."""
         return self.lock if self.place == 1 else key_of_companion(self.lock) or self.lock
 
 
 def _hash_tag(key: bytes) -> bytes | None:
-    """The part of ``key`` that Redis Cluster hashes, or None when it hashes all of it."""
+    """The part that Redis Cluster hashes; None for all of it."""
     start = key.find(b"{")
     end = key.find(b"}", start + 1)
     return key[start + 1 : end] if start >= 0 and end > start + 1 else None
@@ -100,7 +95,6 @@ def _slot(hashed: bytes) -> int:
 
 
 def slot_of(key: bytes) -> int:
-    """The slot in which Redis Cluster keeps ``key``."""
     tag = _hash_tag(key)
     return _slot(key if tag is None else tag)
 
@@ -118,13 +112,11 @@ def _numbers() -> list[bytes]:
 
 
 def slot_tag(slot: int) -> bytes:
-    """A hash tag in ``slot``."""
     return _numbers()[slot]
 
 
 def index_key(index: bytes, slot: int) -> bytes:
-    """The key of INDEX, or FLIGHTS, for one slot of a cluster: in that slot, so that the scripts
-    can write it."""
+    """The key of INDEX, or FLIGHTS, for one slot of a cluster, in that slot."""
     return index + b":{" + slot_tag(slot) + b"}"
 
 
@@ -136,7 +128,7 @@ def _before_part(key: bytes) -> bytes:
 
 
 def key_of_companion(companion: bytes) -> bytes | None:
-    """The key to which ``companion`` belongs; None if it is not a companion."""
+    """The key to which ``companion`` belongs; None if it is none."""
     found = _COMPANION.fullmatch(companion)
     if found is None:
         return None
@@ -150,7 +142,6 @@ def is_of_a_database(key: bytes) -> bool:
 
 
 def is_reserved(key: bytes) -> bool:
-    """Whether ``key`` is another key's companion, or a key of the whole database."""
     return key_of_companion(key) is not None or is_of_a_database(key)
 
 
@@ -174,11 +165,8 @@ def _prefix(key: bytes) -> bytes:
 
 @lru_cache(maxsize=1024)
 def lock_keys(key: bytes, on_cluster: bool = False) -> LockKeys:
-    """All keys of the lock at ``key``; on a cluster with the index of its slot.
-
-    Raises:
-        ValueError: ``key`` is reserved, as for all companions.
-    """
+    """All keys of the lock at ``key``; on a cluster with the index of its slot. Raises, as all that
+    make companions, ValueError if ``key`` is reserved."""
     prefix = _prefix(key)
     return LockKeys(
         key,
@@ -191,11 +179,7 @@ def lock_keys(key: bytes, on_cluster: bool = False) -> LockKeys:
 
 
 def keys_at(key: bytes, on_cluster: bool = False) -> LockKeys:
-    """The keys of the lock, or of the place, whose token is at ``key``.
-
-    Raises:
-        ValueError: ``key`` is reserved for something else.
-    """
+    """The keys of the lock, or of the place, whose token is at ``key``."""
     lock = key_of_companion(key)
     number = key.rpartition(b"place:")[2]
     if lock is not None and number.isdigit():
@@ -221,35 +205,31 @@ def process_key(process: str) -> bytes:
 
 
 def wake_key(key: bytes, waiter: bytes) -> bytes:
-    """The list that ends the blocking pop of one waiter without a grant."""
+    """The list that ends a waiter's blocking pop without a grant."""
     # A waiter id may contain any text; a "|" in it would be parsed as a separator.
     quoted = waiter.replace(b"%", b"%25").replace(b"|", b"%7C")
     return _prefix(key) + b"wake:" + quoted
 
 
 def events_key(key: bytes) -> bytes:
-    """The key of the last events of the lock at ``key``."""
     return _prefix(key) + b"events"
 
 
 def flight_key(key: bytes) -> bytes:
-    """The key of the flight (the running computation) of the cache key ``key``."""
     return _prefix(key) + b"flight"
 
 
 def flights_pattern(pattern: bytes) -> bytes:
-    """A glob pattern for the flights of all keys that ``pattern`` matches. It also matches other
-    keys, so check each with ``key_of_companion``."""
+    """A glob pattern for the flights of all keys that ``pattern`` matches. It matches others, too:
+    check each with ``key_of_companion``."""
     return b"{*" + pattern + b"[}|]*flight"
 
 
 def flight_leader(key: bytes) -> bytes:
-    """The key of the description of the leader for the cache key ``key``."""
     return _prefix(key) + b"leader"
 
 
 def flight_stream(key: bytes, token: bytes) -> bytes:
-    """The stream on which the followers of one flight wait for its end."""
     return _prefix(key) + b"done:" + token
 
 

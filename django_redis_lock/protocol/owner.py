@@ -1,4 +1,4 @@
-"""The description of a lock's holder, for operators."""
+"""The description of a lock's holder, for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from ..forks import after_fork
 MAX_UNIX_TIME = 1e11
 #: The greatest fence: they are exact in Lua's numbers.
 MAX_FENCE = 2**53
-#: The greatest process id.
 MAX_PID = 2**32
 #: A token that ``named_token`` has made: a random value, process, host, thread.
 NAMED_TOKEN = re.compile(r"[0-9a-f]{32} (\d{1,10}) (\S+) (.*)", re.ASCII | re.DOTALL)
@@ -38,8 +37,7 @@ def hostname() -> str:
 
 @lru_cache(maxsize=1)
 def process_id() -> str:
-    """A unique id of this process; an earlier process with the same pid on the same host has
-    another."""
+    """A unique id of this process, unlike its pid."""
     return secrets.token_urlsafe(6)
 
 
@@ -53,7 +51,7 @@ def encodable(text: str) -> str:
 
 
 def fingerprint(token: bytes) -> str:
-    """A short public name for ``token``; the token itself is never shown."""
+    """A short public name for ``token``."""
     return hashlib.blake2b(token, digest_size=4).hexdigest()
 
 
@@ -63,13 +61,13 @@ def as_bytes(value: Any) -> bytes:
 
 
 def fields_of(reply: Any) -> dict[str, str]:
-    """The dict of a reply with alternating names and values, as of HGETALL in a script."""
+    """The dict of a reply with alternating names and values."""
     texts = [as_bytes(text).decode(errors="replace") for text in reply]
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
 def bounded(value: Any, most: float) -> float | None:
-    """The untrusted ``value`` as a number from 0 to ``most``; None if it is not one."""
+    """``value`` if it is a number from 0 to ``most``; else None."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -113,7 +111,7 @@ class Owner:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, str], id: str) -> Owner:
-        """The owner that ``fields`` describe; only ``id`` if they describe another one."""
+        """Only ``id`` if ``fields`` describe another one."""
         if fields.get("id") != id:
             return cls(id)
         return cls(
@@ -129,7 +127,7 @@ class Owner:
 
     @classmethod
     def from_token(cls, token: bytes) -> Owner | None:
-        """The owner that ``named_token`` has named; None if the token is another one."""
+        """None if ``named_token`` did not make it."""
         found = NAMED_TOKEN.fullmatch(token.decode(errors="replace"))
         if found is None:
             return None
@@ -198,11 +196,10 @@ class HolderInfo:
         self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)
 
 
-# What a thread or task is doing, in the user's words: it handles a request, runs a task, or is a
-# management command. Acquiring a lock only reads a context variable. The text is made half a second
-# later, if the lock is still held then, by the keeper.
+# What a thread or task is doing: it handles a request, runs a task, or is a management command.
+# Acquiring a lock only reads a context variable. The keeper makes the text half a second later, if
+# the lock is still held then.
 
-#: Characters of the text.
 MAX_LENGTH = 200
 #: The programs that run management commands; ``django`` is ``python -m django``.
 PROGRAMS = ("manage.py", "django-admin", "django")
@@ -211,7 +208,6 @@ activity: ContextVar[object] = ContextVar("django_redis_lock_activity", default=
 
 
 def described(what: object) -> str:
-    """The text for the holder's description; empty if nothing is known."""
     try:
         text = "" if what is None else str(what)
     except Exception:  # From attributes that users have given to a request.

@@ -8,11 +8,9 @@ from typing import Any
 
 #: The shortest lifetime: Redis counts in milliseconds.
 MIN_SECONDS = 0.001
-#: The longest lifetime or wait. Redis accepts more, but a greater value is probably in
-#: milliseconds.
+#: Redis accepts more, but a greater value is probably in milliseconds.
 MAX_SECONDS = 100 * 365 * 24 * 3600.0
-
-#: The largest ``limit``: the scripts look at each place, in about a millisecond.
+#: The scripts look at each place, in about a millisecond.
 MAX_LIMIT = 1000
 
 
@@ -78,17 +76,13 @@ def _number(what: str, value: Any, allowed: str, types: Any, most: float) -> Any
 
 
 def check_name(value: Any) -> str | bytes:
-    """``value`` as a lock's name. A memoryview is taken as bytes, as redis-py does.
-
-    Raises:
-        TypeError: neither str nor bytes.
-        ValueError: empty.
-    """
+    """``value``, a str, bytes or, as for redis-py, a memoryview, as a lock's name. Raises as
+    ``check_seconds`` does."""
     return _text("a lock's name", bytes(value) if isinstance(value, memoryview) else value)
 
 
 def check_token(value: Any) -> str | bytes:
-    """``value`` as a token. Raises as ``check_name`` does."""
+    """``value`` as a token. Raises as ``check_seconds`` does."""
     return _text("a token", value)
 
 
@@ -101,13 +95,8 @@ def _text(what: str, value: Any) -> str | bytes:
 
 
 def check_name_in_cache(value: Any) -> str:
-    """``value`` as the name of a lock in a cache: a str, bytes, or an object that defines
-    ``str()``, such as a number or a UUID.
-
-    Raises:
-        TypeError: another type, such as a tuple or a list.
-        ValueError: empty or None, or bytes that are not UTF-8.
-    """
+    """``value`` as the name of a lock in a cache: a str, bytes (UTF-8), or an object that defines
+    ``str()``, such as a number or a UUID. Raises as ``check_seconds`` does."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         try:
             value = bytes(value).decode()
