@@ -61,7 +61,16 @@ def cached(
     using: str = "default",
     **options: Unpack[GetOrSetArguments],
 ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]: ...
-def cached(target: Any = None, /, **options: Any) -> Any:
+def cached(
+    target: Any = None,
+    /,
+    *,
+    key: Any = None,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    version: int | None = None,
+    using: str = "default",
+    **options: Any,
+) -> Any:
     """Cache the results of a function. One caller computes a missing result, the others wait.
 
     ``@cached`` alone for a function without arguments, ``@cached("report-{year}", timeout=60)``
@@ -84,80 +93,63 @@ def cached(target: Any = None, /, **options: Any) -> Any:
         TypeError, ValueError: an option is invalid, the template names an argument that the
             function does not have, or a function with arguments has no key.
     """
-    if callable(target):
-        return Cached().wrap(target)
-    if target is not None:
-        if options.get("key") is not None:
+    if target is not None and not callable(target):
+        if key is not None:
             raise TypeError("cached() takes the key once")
-        options["key"] = target
-    return Cached(**options).wrap
+        key = target
+    if key is not None and not callable(key) and not isinstance(key, str):
+        raise TypeError(f"key must be a str, a callable or None, not {key!r}")
+    if isinstance(key, str) and not key.strip():
+        raise ValueError("key must not be empty")
+    given = {"timeout": timeout, "version": version, **GetOrSetOptions.check(**options)}
+
+    def decorate(function: Any) -> Any:
+        return _cached_function(function, key, using, given)
+
+    return decorate(target) if callable(target) else decorate
 
 
-class Cached:
-    """The options of one use of ``cached()``."""
+def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any]) -> Any:
+    if isinstance(function, type) or not hasattr(function, "__qualname__"):
+        raise TypeError(f"cached() decorates functions, not {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"cached() cannot store the generators of {function!r}: they can be read only once"
+        )
+    dotted = f"{function.__module__}.{function.__qualname__}"
+    if key is None and inspect.signature(function).parameters:
+        raise ValueError(f"{dotted} has arguments: give a key that names them, as in {{pk}}")
+    name_of = namer(key, function, dotted)
+    group = options.get("group") or as_group(key if isinstance(key, str) else dotted)
+    options, version = {**options, "group": group}, options["version"]
+    asynchronous = iscoroutinefunction(function)
 
-    def __init__(
-        self,
-        *,
-        key: str | Callable[..., str] | None = None,
-        timeout: Timeout = DEFAULT_TIMEOUT,
-        version: int | None = None,
-        using: str = "default",
-        **options: Unpack[GetOrSetArguments],
-    ) -> None:
-        if key is not None and not callable(key) and not isinstance(key, str):
-            raise TypeError(f"key must be a str, a callable or None, not {key!r}")
-        if isinstance(key, str) and not key.strip():
-            raise ValueError("key must not be empty")
-        self.key = key
-        self.using = using
-        self.version = version
-        self.options = {"timeout": timeout, "version": version, **GetOrSetOptions.check(**options)}
+    def method(name: str) -> Callable[..., Any]:
+        cache = lock_cache(using)
+        found: Callable[..., Any] = getattr(cache, f"a{name}" if asynchronous else name)
+        return found
 
-    def wrap(self, function: Callable[..., Any]) -> Any:
-        if isinstance(function, type) or not hasattr(function, "__qualname__"):
-            raise TypeError(f"cached() decorates functions, not {function!r}")
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(
-                f"cached() cannot store the generators of {function!r}: they can be read only once"
-            )
-        dotted = f"{function.__module__}.{function.__qualname__}"
-        if self.key is None and inspect.signature(function).parameters:
-            raise ValueError(f"{dotted} has arguments: give a key that names them, as in {{pk}}")
-        name_of = namer(self.key, function, dotted)
-        template = self.key if isinstance(self.key, str) else dotted
-        self.options["group"] = self.options.get("group") or as_group(template)
-        return self._wrapped(function, name_of)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        compute = functools.partial(function, *args, **kwargs)
+        return method("get_or_set")(name_of(args, kwargs), compute, **options)
 
-    def _wrapped(self, function: Callable[..., Any], name_of: Callable[..., str]) -> Any:
-        asynchronous = iscoroutinefunction(function)
+    def refresh(*args: Any, **kwargs: Any) -> Any:
+        compute = functools.partial(function, *args, **kwargs)
+        return method("compute")(name_of(args, kwargs), compute, **options)
 
-        def method(name: str) -> Callable[..., Any]:
-            cache = lock_cache(self.using)
-            found: Callable[..., Any] = getattr(cache, f"a{name}" if asynchronous else name)
-            return found
+    def invalidate(*args: Any, **kwargs: Any) -> Any:
+        return method("delete")(name_of(args, kwargs), version)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            compute = functools.partial(function, *args, **kwargs)
-            return method("get_or_set")(name_of(args, kwargs), compute, **self.options)
+    def mark_stale(*args: Any, **kwargs: Any) -> Any:
+        stale = options.get("stale", SETTING)
+        return method("mark_stale")(name_of(args, kwargs), version, stale=stale)
 
-        def refresh(*args: Any, **kwargs: Any) -> Any:
-            compute = functools.partial(function, *args, **kwargs)
-            return method("compute")(name_of(args, kwargs), compute, **self.options)
-
-        def invalidate(*args: Any, **kwargs: Any) -> Any:
-            return method("delete")(name_of(args, kwargs), self.version)
-
-        def mark_stale(*args: Any, **kwargs: Any) -> Any:
-            stale = self.options.get("stale", SETTING)
-            return method("mark_stale")(name_of(args, kwargs), self.version, stale=stale)
-
-        methods: list[Any] = [call, refresh, invalidate, mark_stale]
-        if asynchronous:
-            methods = list(map(_awaiting, methods))
-        wrapped: Any = functools.update_wrapper(methods[0], function)
-        wrapped.refresh, wrapped.invalidate, wrapped.mark_stale = methods[1:]
-        return wrapped
+    methods: list[Any] = [call, refresh, invalidate, mark_stale]
+    if asynchronous:
+        methods = list(map(_awaiting, methods))
+    wrapped: Any = functools.update_wrapper(methods[0], function)
+    wrapped.refresh, wrapped.invalidate, wrapped.mark_stale = methods[1:]
+    return wrapped
 
 
 def _awaiting(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from django.core.cache import cache, caches
 from django.core.exceptions import ImproperlyConfigured
 
 import django_redis_lock
-from django_redis_lock import cached
+from django_redis_lock import cached, events
 from tests.integration.cache.test_get_or_set import Asking, Broken, blocked
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import RedisServer
@@ -265,3 +265,23 @@ def test_mistakes_that_show_at_the_call() -> None:
     with pytest.raises(ValueError, match="must give a non-empty str"):
         cached(key=lambda pk: "")(plain)(5)
     assert caches["default"].get("a") is None
+
+
+def test_each_function_of_one_decorator_has_its_own_group() -> None:
+    heard: list[Any] = []
+    keep = cached(timeout=60)
+
+    def first() -> int:
+        return 1
+
+    def second() -> int:
+        return 2
+
+    one, two = keep(first), keep(second)
+    events.subscribe(heard.append)
+    try:
+        assert (one(), two()) == (1, 2)
+    finally:
+        events.unsubscribe(heard.append)
+    groups = [event.subject.group for event in heard if isinstance(event, events.Computed)]
+    assert [group.rpartition(".")[2] for group in groups] == ["first", "second"]
