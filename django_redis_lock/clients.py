@@ -105,10 +105,7 @@ def _parsed(urls: list[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
 
 class LazyCluster:
     """A ``RedisCluster`` that connects at its first use. So a cluster that is down causes an outage
-    like any other, which IGNORE_EXCEPTIONS may hide.
-
-    Attributes:
-        nodes_manager: the addresses of the nodes, for the locks, which have separate connections.
+    like any other, which IGNORE_EXCEPTIONS may hide. Locks use the addresses in ``nodes_manager``.
     """
 
     def __init__(self, nodes: list[tuple[str, int]], settings: dict[str, Any]) -> None:
@@ -157,7 +154,7 @@ class _Cluster(RedisCluster):
 
 @contextmanager
 def _outages_as_of_one_server() -> Iterator[None]:
-    """Turn the outage errors of ``RedisCluster`` into ``ConnectionError``, for django-redis."""
+    """Turn those of ``RedisCluster`` into ``ConnectionError``, for django-redis."""
     try:
         yield
     except (RedisClusterException, ClusterError) as error:

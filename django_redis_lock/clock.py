@@ -31,14 +31,12 @@ class Clock:
 
 
 class Time:
-    """The clock in use. Each of its functions is an attribute, which costs what a function of the
-    module ``time`` costs."""
+    """The clock in use. Its functions are attributes, to cost what those of ``time`` cost."""
 
     def __init__(self, clock: Clock) -> None:
         self.use(clock)
 
     def use(self, clock: Clock) -> None:
-        """Read ``clock`` from now on."""
         self.clock = clock
         self.monotonic = clock.monotonic
         self.time = clock.time

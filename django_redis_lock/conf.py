@@ -76,9 +76,8 @@ class Setting(Generic[T]):
 
     Args:
         default: what an absent setting means; it is not checked.
-        check: returns the value as its type has it. It is called with the place where the setting
-            is, for messages, and with its value, and raises TypeError or ValueError with a sentence
-            that says what is allowed.
+        check: given the place of the setting, for messages, and the value, returns the value as its
+            type has it, or raises TypeError or ValueError.
     """
 
     def __init__(self, default: T, check: Callable[[str, Any], T]) -> None:
@@ -162,7 +161,7 @@ def _folder(where: str, folder: Any) -> str | None:
 class Conf:
     """The settings for one cache alias; without ``options``, for all aliases."""
 
-    #: Seconds; the lifetime of a lock on the server, from one renewal to the next.
+    #: Seconds: a lock's lifetime, from one renewal to the next.
     TIMEOUT = Setting(30.0, _seconds)
     #: Seconds after which a follower takes over from a leader that died.
     FLIGHT_TIMEOUT = Setting(10.0, _seconds)
@@ -170,9 +169,9 @@ class Conf:
     WAIT = Setting(60.0, _seconds)
     #: Seconds after its timeout for which a value is served while one caller computes the next.
     STALE = Setting(0.0, _seconds_or_0)
-    #: Whether that caller gets the old value at once, too, and computes in the background.
+    #: Whether that caller gets the old value, too, and computes in the background.
     BACKGROUND = Setting(False, _switch)
-    #: The seconds that caller waits at most, if it is not to wait to the end; None: to the end.
+    #: Seconds that caller waits at most; None: to the end of the computation.
     SOFT_TIMEOUT: Setting[float | None] = Setting(
         None, partial(check_seconds, zero=True, none="the end of the computation")
     )
@@ -187,18 +186,18 @@ class Conf:
     JITTER = Setting(0.0, check_share)
     #: Seconds after a failed computation during which no caller tries again.
     ERROR_TTL = Setting(0.0, _seconds_or_0)
-    #: The header that says of each page whether it was a "hit", "stale" or a "miss"; None: none.
+    #: The header that says of a page whether it was a "hit", "stale" or a "miss".
     PAGE_STATUS_HEADER: Setting[str | None] = Setting(None, _header)
     #: Seconds that a waiter has to take a grant; must be the same on all hosts.
     GRANT_TIMEOUT = Setting(2.0, _seconds)
-    #: The share, 0 to 1, of the longest time a lock can be held after which a warning is logged
-    #: that it is still held; 0 for no warning.
+    #: The share, 0 to 1, of the longest time a lock can be held after which a warning is logged;
+    #: 0: none.
     WARN_SHARE = Setting(0.8, check_share)
     #: The same in seconds, for locks that are renewed without end; None for no warning.
     WARN_AFTER: Setting[float | None] = Setting(None, partial(check_seconds, none="no warning"))
-    #: Whether events of locks and computations are counted, and the counts written to Redis.
+    #: Whether events are counted, and the counts written to Redis.
     METRICS = Setting(True, _switch)
-    #: Seconds; exporters make a span for an acquisition of a free lock that took longer.
+    #: Seconds: exporters make a span for an acquisition of a free lock that took longer.
     SLOW_ACQUISITION = Setting(0.005, _seconds_or_0)
     #: The exporters of metrics and traces: "prometheus", "opentelemetry", "sentry".
     EXPORTERS: Setting[tuple[str, ...]] = Setting((), _exporters)
@@ -208,19 +207,15 @@ class Conf:
     USING = Setting("default", _alias)
     #: The prefix of a lock's name in its cache key.
     LOCK_PREFIX = Setting("lock:", _of_type(str, "a str"))
-    #: What a lock does when Redis is down: "raise", "local" (take a lock of this host instead) or
-    #: "run" (run without a lock).
+    #: What a lock does when Redis is down: "raise", "local" (a lock of this host) or "run" (none).
     ON_REDIS_DOWN = Setting("raise", _one_of(ON_REDIS_DOWN))
-    #: How many replicas of the server must confirm a lock before it counts as acquired.
+    #: How many replicas must confirm a lock.
     REPLICAS = Setting(0, check_count)
-    #: The folder of a host's local locks; None: a folder of this user in the system's folder for
-    #: temporary files.
+    #: The folder of a host's local locks; None: one of this user among the temporary files.
     LOCAL_LOCK_FOLDER: Setting[str | None] = Setting(None, _folder)
-    #: The number of consecutive failed calls after which the circuit breaker opens, so that further
-    #: calls fail at once; 0: never. For the whole process, not for one alias.
+    #: So many failed calls in a row open the circuit breaker; 0: never. For the whole process.
     BREAKER_FAILURES = Setting(2, check_count)
-    #: Seconds between two attempts to reach Redis while the circuit breaker is open. For the whole
-    #: process.
+    #: Seconds between two attempts while the circuit breaker is open. For the whole process.
     BREAKER_PAUSE = Setting(2.0, _seconds)
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
@@ -230,11 +225,10 @@ class Conf:
 
     @classmethod
     def names(cls) -> list[str]:
-        """The names of all settings."""
         return sorted(name for name, value in vars(cls).items() if isinstance(value, Setting))
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
-        """The settings with invalid values, each with a sentence that says what is allowed."""
+        """Invalid settings, each with a sentence that says what is allowed."""
         for name in self.names():
             try:
                 getattr(self, name)
@@ -242,8 +236,7 @@ class Conf:
                 yield name, str(error)
 
     def warn_after(self, longest: float) -> float:
-        """Seconds after which to warn of a lock that can be held for at most ``longest``
-        seconds."""
+        """Of a lock that can be held for at most so many seconds."""
         after = self.WARN_AFTER if math.isinf(longest) else self.WARN_SHARE * longest
         return after or math.inf
 
@@ -300,12 +293,7 @@ class GetOrSetOptions:
     @classmethod
     def of(cls, conf: Conf, timeout: Timeout, **arguments: Any) -> GetOrSetOptions:
         """The ``arguments`` of a call, completed by the settings. A value without a ``timeout`` is
-        never stale, regardless of the setting.
-
-        Raises:
-            TypeError, ValueError: see ``check``; or there is a ``soft_timeout`` and no ``stale``,
-                or ``stale`` and no ``timeout``.
-        """
+        never stale, regardless of the setting. Raises as ``check`` does."""
         given = cls.check(**arguments)
         given.setdefault("group", None)
         if timeout is None:
@@ -332,12 +320,8 @@ class GetOrSetOptions:
 
     @classmethod
     def check(cls, **arguments: Any) -> dict[str, Any]:
-        """The ``arguments`` that are not SETTING.
-
-        Raises:
-            TypeError: there is no such option, or its value has the wrong type.
-            ValueError: a value is invalid, or two exclude each other.
-        """
+        """The ``arguments`` that are not SETTING. Raises TypeError or ValueError if one is invalid,
+        or two exclude each other."""
         given = {name: value for name, value in arguments.items() if value is not SETTING}
         for name, value in given.items():
             if name not in _NAMES:
@@ -359,12 +343,8 @@ class GetOrSetOptions:
         return given
 
     def lifetime(self, timeout: Timeout) -> Callable[[Any], int]:
-        """What returns the milliseconds to store a value: 0 without end, negative not at all.
-
-        Raises:
-            TypeError, ValueError: ``timeout`` is invalid. The result raises them if ``timeout`` is
-                a function that returns no timeout.
-        """
+        """What returns the milliseconds to store a value: 0 without end, negative not at all. An
+        invalid ``timeout`` raises TypeError or ValueError here, an invalid result of it there."""
         if callable(timeout):
             return lambda value: self._milliseconds(_checked(timeout(value)))
         self._milliseconds(timeout)

@@ -1,9 +1,8 @@
 """Threads for work that must not delay its caller, above all the keeper.
 
-A log handler or a listener may block (a mail server, a syslog over TCP, a full pipe), and whatever
-runs in the keeper's thread delays the renewal of every lock of the process. So users' code never
-runs there: the keeper's log records and events go into a queue, and another thread delivers them in
-order. All other threads deliver their log records and events themselves, at once.
+A log handler or a listener may block (a mail server, a full pipe), and whatever runs in the
+keeper's thread delays the renewal of every lock of the process. So users' code never runs there:
+the keeper's log records and events go into a queue, and another thread delivers them in order.
 """
 
 from __future__ import annotations
@@ -23,15 +22,9 @@ Work = Callable[[], object]
 
 
 class ThreadPool:
-    """A few daemon threads, which start on demand, and a bounded queue of work for them. Work that
-    has not ended when the process ends is abandoned. In a forked child the pool is empty.
-
-    Args:
-        name: of the threads.
-        threads: how many may run at once.
-        max_waiting: how much work may wait for them.
-        idle_seconds: how long a thread waits for work before it ends.
-    """
+    """So many daemon threads ``name``, which start on demand and end after ``idle_seconds`` without
+    work, and a bounded queue of work for them. Work that has not ended when the process ends is
+    abandoned. In a forked child the pool is empty."""
 
     def __init__(self, name: str, threads: int, max_waiting: int, idle_seconds: float) -> None:
         self._name = name
@@ -77,7 +70,6 @@ class ThreadPool:
         return True
 
     def flush(self, seconds: float) -> None:
-        """Wait until all work is done, at most ``seconds``."""
         deadline = time.monotonic() + seconds
         while (self._waiting or self._busy) and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -112,7 +104,7 @@ _pools: WeakSet[ThreadPool] = WeakSet()
 
 # -- the keeper's notices ------------------------------------------------------------------------
 
-#: Notices that may wait; more are dropped, and the log says how many.
+#: More are dropped, and the log says how many.
 MAX_WAITING = 10_000
 
 _notices = ThreadPool("django_redis_lock notices", 1, MAX_WAITING, idle_seconds=1.0)
@@ -142,7 +134,6 @@ def _log_dropped() -> None:
 
 
 def flush(seconds: float) -> None:
-    """Wait until the keeper's notices are delivered, at most ``seconds``. For the process's end."""
     _notices.flush(seconds)
 
 
@@ -155,7 +146,6 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def _not_in_the_keeper(record: logging.LogRecord) -> bool:
-    """A logger's filter: another thread handles what the keeper logs."""
     if not this_thread.is_keeper:
         return True
     run_later(partial(logging.getLogger(record.name).handle, record))

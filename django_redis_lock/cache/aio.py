@@ -22,11 +22,7 @@ from .invalidation import Writes
 
 
 class _Unanswered(BaseException):
-    """A method has asked for something to which there is no reply yet.
-
-    Args:
-        request: asks Redis.
-    """
+    """A method needs the reply to ``request``."""
 
     def __init__(self, request: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         super().__init__()
@@ -34,11 +30,7 @@ class _Unanswered(BaseException):
 
 
 class Replies:
-    """What methods for threads use as their redis-py client.
-
-    Args:
-        client: the event loop's own.
-    """
+    """What methods for threads use as their redis-py client, in place of the event loop's."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -46,7 +38,6 @@ class Replies:
         self._used = 0
 
     async def complete(self, method: Callable[..., Any]) -> Any:
-        """The result of ``method(client=...)``, which may run more than once."""
         while True:
             self._used = 0
             try:
@@ -80,7 +71,7 @@ class Replies:
 
 
 class _Pipeline:
-    """A pipeline, in which only ``execute`` needs Redis."""
+    """Only ``execute`` needs Redis."""
 
     def __init__(self, pipeline: Any, reply: Callable[..., Any]) -> None:
         self._pipeline = pipeline
@@ -121,7 +112,7 @@ class AsyncMethods(Writes):
         return await Replies(client).complete(partial(method, *args, **kwargs))
 
     def _client_for(self, method: str) -> Any:
-        """The running loop's client; None if ``method`` is to run in Django's thread."""
+        """None if ``method`` is to run in Django's thread."""
         one_server = type(self.client) is DefaultClient and self._breaker is not None
         # A loop for which a thread waits lasts for one call, and would have to connect for each.
         if not one_server or not self._is_original(method) or waiting_thread() is not None:

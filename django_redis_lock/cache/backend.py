@@ -1,7 +1,4 @@
-"""The cache backend: django-redis's, with locks and with ``get_or_set`` that computes once.
-
-``"BACKEND": "django_redis_lock.cache.RedisCache"``
-"""
+"""``"BACKEND": "django_redis_lock.cache.RedisCache"``"""
 
 from __future__ import annotations
 
@@ -53,7 +50,8 @@ _ignoring_outages: Callable[[_Method], _Method] = omit_exception
 
 
 class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
-    """django-redis's cache. Each method documents its differences."""
+    """django-redis's cache, with locks and with ``get_or_set`` that computes once. Each method
+    documents its differences."""
 
     def _lock_client(self) -> Any:
         """That of the primary: whatever decides must be asked there."""
@@ -66,7 +64,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     @cached_property
     def _has_primary(self) -> bool:
-        """Whether one server decides about each key. These checks of types are slow."""
+        """Whether one server decides about each key."""
         client = self.client
         return isinstance(client, DefaultClient) and not isinstance(client, ShardClient)
 
@@ -87,8 +85,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     @cached_property
     def _usable(self) -> Collection[str]:  # type: ignore[override]  # looked at once
-        """The methods that take django-redis's arguments. Others cannot be given a read with its
-        lifetime, and are not called."""
+        """The methods that take django-redis's arguments; others are not called."""
         return [name for name in self._methods if takes_client(getattr(self, name))]
 
     def _get_observed(
@@ -100,7 +97,6 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def _observed(
         self, method: Callable[[ObservedRead], Any], read: Callable[..., Any]
     ) -> tuple[Any, Any]:
-        """The results of ``read`` and of ``method``, which calls it."""
         client, value = ObservedRead(read), MISSING
         try:
             value = method(client)
@@ -112,13 +108,11 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         return client.stored, value
 
     def _get_by_tool(self, key: str, missing: Any, version: int | None, reader: Any) -> Any:
-        """``get`` of django-redis's client, by way of a tool that observes it."""
         redis = reader or self.client.get_client(write=False)
         with failing_as_django_redis(redis):
             return self._get_observed(key, version, lambda nkey: (redis.get(nkey), -1))[1]
 
     def _client_get_many(self, names: list[str], version: int | None) -> dict[str, Any]:
-        """``get_many`` of django-redis's client, by way of a tool if one observes it."""
         get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
         redis = self.client.get_client(write=False)
         mget = getattr(redis, "mget_nonatomic", redis.mget)
@@ -142,16 +136,15 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def _read_value(
         self, key: str, version: int | None, flight: InProcessFlight | None, reader: Any
     ) -> Any:
-        """The value, or MISSING. While this process computes it, in ``flight``, one thread at a
-        time reads it; the others wait for the flight."""
+        """The value, or MISSING. While this process computes it, one thread at a time reads it; the
+        others wait for the ``flight``."""
         if flight and not flight.read_lock.acquire(blocking=False):
             return MISSING
         try:
             get = self._get_by_tool if self._is_replaced("get") else self.client.get
             return self._with_breaker(get, key, MISSING, version, reader)
         except ConnectionInterrupted as error:
-            # If all connections of the pool are in use, or the server is busy with a script, the
-            # caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
+            # The caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
             cause = error.__cause__
             if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
                 return MISSING
@@ -166,18 +159,13 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     @cached_property
     def _breaker(self) -> Breaker | None:
-        """The circuit breaker; None if django-redis may read from another server."""
+        """None if django-redis may read from another server."""
         if not self._has_primary or len(self.client._server) != 1:
             return None
         server = server_of(self._lock_client())
         return None if isinstance(server, Topology) else server.breaker
 
     def _with_breaker(self, read: Callable[..., T], *args: Any) -> T:
-        """Call ``read``, unless the circuit breaker is open.
-
-        Raises:
-            ConnectionInterrupted: Redis is down.
-        """
         breaker = self._breaker
         if breaker is None:
             return read(*args)
@@ -240,8 +228,8 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         except ConnectionInterrupted:
             if client is not None or self.client._replica_read_only:
                 raise
-            # The servers are peers, and django-redis tries the others. The first server, which
-            # stores the flights, is down, so there are none to end.
+            # django-redis tries its other servers. The first, which stores the flights, is down, so
+            # there are none to end.
             return self.client.set(*values, nx=nx, xx=xx)
 
     @_ignoring_outages
@@ -273,7 +261,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         client: Any = None,
         **options: Any,
     ) -> list[Any]:
-        """As in Django, returns the keys that could not be set; django-redis returns nothing."""
+        """As in Django, returns the keys that could not be set."""
         return [] if self._set_many(data, timeout, version, client, options) else list(data)
 
     @_ignoring_outages

@@ -1,5 +1,4 @@
-"""``get_or_set`` and ``compute``: they turn Django's arguments into those of ``singleflight``, and
-read the value first."""
+"""``get_or_set`` and ``compute``: Django's arguments for ``singleflight``."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 class GetOrSet(CacheReader):
     """The part of ``RedisCache`` and ``LocMemCache`` that computes missing values."""
 
-    #: The methods that tools replace to observe reads: see ``originals``.
+    #: The methods that tools replace to observe reads; see ``originals``.
     _methods: ClassVar[dict[str, tuple[Any, Any]]]
     #: Those of them that take what reads give them.
     _usable: Collection[str] = ("get",)
@@ -185,12 +184,8 @@ class GetOrSet(CacheReader):
     # -- a hit ---------------------------------------------------------------------------------
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
-        """The value, or MISSING, which is also the answer where the caller is to join a computation
-        of this process.
-
-        Raises:
-            ConnectionInterrupted: Redis could not be asked.
-        """
+        """The value; MISSING also if the caller is to join a computation of this process. Raises
+        ConnectionInterrupted."""
         raise NotImplementedError
 
     def _read_many(
@@ -200,15 +195,14 @@ class GetOrSet(CacheReader):
         raise NotImplementedError
 
     def _in_flight(self, key: str, version: int | None) -> InProcessFlight | None:
-        """The flight of this process's threads for the value of ``key``."""
         if not in_flight:
             return None
         flight_id = (server_of(self._lock_client()), self._encoded_key(key, version), None)
         return in_flight.get(flight_id)
 
     def _is_replaced(self, method: str) -> bool:
-        """Whether a tool observes ``method``: it has replaced it on the class (django-prometheus)
-        or on this instance (Sentry), or its code (Datadog). Then reads go through it."""
+        """Whether a tool observes ``method``: has replaced it on the class (django-prometheus), on
+        this instance (Sentry), or its code (Datadog). Then reads go through it."""
         return not self._is_original(method) and method in self._usable
 
     def _is_original(self, method: str) -> bool:
@@ -225,18 +219,14 @@ class GetOrSet(CacheReader):
         seconds: float | None = None,
         values: int = 1,
     ) -> None:
-        """Count a read, and emit a ``Read``; see there.
-
-        Args:
-            seconds: None: it ends now.
-        """
+        """Count a read, and emit a ``Read``; see there. Without ``seconds`` it ends now."""
         if events.count_read is not None:
             events.count_read(self, key, group or "", result, values)
         if events.read_listeners:
             seconds = time.monotonic() - began if seconds is None else seconds
             events.emit(Read(self, str(key), group or "", result, values, began, seconds))
 
-    # -- one body for threads and tasks --------------------------------------------------------
+    # -- the steps -----------------------------------------------------------------------------
 
     def _computed(
         self,
@@ -247,7 +237,6 @@ class GetOrSet(CacheReader):
         version: int | None,
         options: GetOrSetArguments,
     ) -> Steps:
-        """The steps of ``compute``."""
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
         producer, nkey = (
             self._producer(key, default, timeout, chosen),
@@ -266,12 +255,8 @@ class GetOrSet(CacheReader):
         outage: BaseException | None = None,
         read_at: tuple[float, float] | None = None,
     ) -> Steps:
-        """The steps of ``get_or_set``, after the first read that found nothing, if there was one.
-
-        Args:
-            outage: why that read failed.
-            read_at: when it began, and how long it took, in seconds; None if there was none.
-        """
+        """The steps of ``get_or_set``, after a read that found nothing: it failed with ``outage``,
+        began, and took seconds (``read_at``); None if there was none."""
         began = time.monotonic()
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
         stale, nkey = int(chosen.stale * 1000), self._encoded_key(key, version)
@@ -318,8 +303,7 @@ class GetOrSet(CacheReader):
         return (yield from flights.compute_anyway(nkey, producer, outage))
 
     def _without_redis(self, error: BaseException) -> BaseException:
-        """``error``, an outage or a refusal of Redis; raises it if VALUES_ON_REDIS_DOWN is
-        ``"raise"``. Otherwise the caller gets a computed value (invariant C3)."""
+        """``error``, an outage or a refusal of Redis, or raise it (VALUES_ON_REDIS_DOWN)."""
         if self.conf.VALUES_ON_REDIS_DOWN == "raise":
             raise error
         return error
@@ -364,8 +348,8 @@ class GetOrSet(CacheReader):
 
 
 def _with_language(work: Work) -> Work:
-    """``work`` for a thread in the background: with the caller's language and time zone, which are
-    in no context that could be copied, and without database connections afterwards."""
+    """``work`` with the caller's language and time zone, and without database connections
+    afterwards."""
     language, time_zone = translation.get_language(), timezone.get_current_timezone()
 
     def run() -> None:
@@ -379,12 +363,11 @@ def _with_language(work: Work) -> Work:
 
 
 def waiting_thread() -> Any:
-    """Stands for the thread that waits for the running task in ``async_to_sync``, or None."""
+    """What stands for the thread that waits for the running task in ``async_to_sync``."""
     return getattr(AsyncToSync.executors, "current", None)
 
 
 def awaitable(function: Any) -> Any:
-    """``function`` so that calling it does not block the event loop."""
     if not callable(function) or any(
         is_coroutine(code)
         for is_coroutine in (inspect.iscoroutinefunction, iscoroutinefunction)

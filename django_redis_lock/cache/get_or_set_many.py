@@ -1,4 +1,4 @@
-"""``get_or_set_many``: ``get_or_set`` for several keys at once."""
+"""``get_or_set`` for several keys at once."""
 
 from __future__ import annotations
 
@@ -67,11 +67,7 @@ class GetOrSetMany(GetOrSet):
         options: GetOrSetManyArguments,
         read: bool = False,
     ) -> Steps:
-        """The steps of ``get_or_set_many``.
-
-        Args:
-            read: read all values first, with one command.
-        """
+        """The steps of ``get_or_set_many``; ``read`` all values first, with one command."""
         for name in ("stale", "background", "soft_timeout"):
             if name in options:
                 raise TypeError(f"get_or_set_many has no option {name!r}")

@@ -111,7 +111,7 @@ return number
 
 
 class ClusterFlightEnding(FlightEnding):
-    """The same for a cluster's client: a command with several keys goes to the node of each."""
+    """For a cluster: a command with several keys goes to the node of each."""
 
     def delete(self, *names: str) -> Any:
         calls = [Call(DELETE, (key, flight_key(key)), ()) for key in map(self._key, names)]
@@ -141,7 +141,6 @@ class Batch(ClusterFlightEnding):
 
 
 def flight_ending(client: Any) -> FlightEnding:
-    """A client like ``client`` whose writes end flights."""
     return (ClusterFlightEnding if is_cluster(client) else FlightEnding)(client)
 
 
@@ -150,16 +149,13 @@ _PROBES = ("9d41f0", "c7e25a" * 100)
 
 
 class Writes(GetOrSetMany):
-    """The part of ``RedisCache`` and ``LocMemCache`` that writes by several requests."""
+    """The part of both backends that writes by several requests."""
 
     def _change_version(
         self, store: Any, key: str, delta: int, version: int | None, by: Mapping[str, Any]
     ) -> int:
-        """``incr_version``: moves the value with its remaining lifetime.
-
-        Args:
-            store: has ``get``, ``pttl``, ``set`` and ``delete``; ``by`` is for each of them.
-        """
+        """``incr_version``: moves the value with its remaining lifetime, by methods of ``store``,
+        each of which is given ``by``, too."""
         version = self.version if version is None else version
         value = store.get(key, MISSING, version=version, **by)
         if value is MISSING:
@@ -246,5 +242,5 @@ class Writes(GetOrSetMany):
         return start, end
 
     def own_pattern(self) -> str:
-        """What matches these keys in Redis. Raises as ``_affixes`` does."""
+        """What matches these keys in Redis."""
         return "*".join(re.sub(r"([\\*?\[\]])", r"\\\1", part) for part in self._affixes())

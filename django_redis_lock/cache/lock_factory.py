@@ -1,4 +1,4 @@
-"""The locks of a cache: which kind ``cache.lock()`` makes, and which caches can lock."""
+"""Which kind of lock ``cache.lock()`` makes, and which caches can lock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOCAL_BACKEND = "django_redis_lock.cache.LocMemCache"
 AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
 
 
-#: The classes of locks: on one server and on several, without a fallback and with one.
+#: On one server and on several, without a fallback and with one.
 FOR_THREADS = ((Lock, FallbackLock), (Redlock, FallbackRedlock))
 FOR_TASKS = ((AsyncLock, AsyncFallbackLock), (AsyncRedlock, AsyncFallbackRedlock))
 
@@ -68,14 +68,10 @@ class LockCache(BaseCache):
             self.key_func = _refusing_reserved(self.key_func)
 
     def _lock_client(self) -> Any:
-        """The redis-py client of the server that decides who holds a lock."""
         raise NotImplementedError
 
     def _check_client(self, client: Any) -> None:
-        """
-        Raises:
-            ValueError: the caller has given a ``client``, which this cache cannot use.
-        """
+        """Raises ValueError if the caller has given a ``client``, which this cache cannot use."""
 
     def lock(
         self,
@@ -192,7 +188,6 @@ class LockCache(BaseCache):
         return self._configured(lock, ", ".join(names[name] for name in lock.name))
 
     def _fallback(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a lock with a fallback; none for a lock without one."""
         given, critical = options.pop("on_redis_down", None), options.pop("critical", False)
         check_policy(given, critical)
         policy = "raise" if critical else given or self.conf.ON_REDIS_DOWN
@@ -226,12 +221,10 @@ class LockCache(BaseCache):
         return reset_all(self._lock_client(), self._prefix())
 
     def _prefix(self) -> bytes:
-        """What the keys of all locks begin with."""
         return bytes(self._lock_client().get_encoder().encode(self._lock_name("", None)))
 
 
 def _refusing_reserved(key_func: Callable[..., Any]) -> Callable[..., Any]:
-    """``key_func``, refusing keys at which the data of locks are kept."""
 
     def make_key(key: str, prefix: str, version: Any) -> Any:
         made = key_func(key, prefix, version)
@@ -242,11 +235,7 @@ def _refusing_reserved(key_func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_using(value: Any) -> tuple[str, ...]:
-    """``value`` as the aliases of several caches; empty for None.
-
-    Raises:
-        TypeError, ValueError: the value is invalid.
-    """
+    """``value`` as cache aliases; empty for None. Raises TypeError or ValueError."""
     if value is None:
         return ()
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
@@ -258,10 +247,7 @@ def check_using(value: Any) -> tuple[str, ...]:
 
 
 def check_policy(on_redis_down: Any, critical: Any) -> None:
-    """
-    Raises:
-        TypeError, ValueError: a value is invalid, or they contradict each other.
-    """
+    """Raises TypeError or ValueError if one is invalid, or they contradict each other."""
     if on_redis_down not in (None, *ON_REDIS_DOWN):
         allowed = "'raise', 'local' or 'run'"
         raise ValueError(f"on_redis_down must be {allowed}, not {on_redis_down!r}")
@@ -274,8 +260,7 @@ def check_policy(on_redis_down: Any, critical: Any) -> None:
 
 
 def lock_caches() -> Iterator[str]:
-    """The aliases of the caches that can hold locks, that of the setting USING first. Does not
-    connect to other backends."""
+    """The aliases of the caches that can hold locks, that of the setting USING first."""
     preferred = given().get("USING")
     for alias in sorted(settings.CACHES, key=lambda alias: alias != preferred):
         if can_lock(alias):
@@ -283,7 +268,6 @@ def lock_caches() -> Iterator[str]:
 
 
 def can_lock(alias: str) -> bool:
-    """Whether the BACKEND of the cache ``alias`` is ours."""
     try:
         backend = import_string(settings.CACHES[alias]["BACKEND"])
     except (ImportError, KeyError):

@@ -1,8 +1,4 @@
-"""The cache backend for those who have no Redis: Django's ``LocMemCache``, with the locks and the
-``get_or_set`` of ``RedisCache``. The threads and event loops of one process share both.
-
-``"BACKEND": "django_redis_lock.cache.LocMemCache"``
-"""
+"""``"BACKEND": "django_redis_lock.cache.LocMemCache"``, for those who have no Redis."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ _ON_VALUES = frozenset(script.source for script in ON_VALUES)
 
 
 class LocMemServer(Database):
-    """A server in memory for one LOCATION, to which the values of Django's cache are strings."""
+    """Of one LOCATION, to which the values of Django's cache are strings."""
 
     def __init__(self, cache: Any) -> None:
         super().__init__("the memory of this process")
@@ -94,8 +90,7 @@ _mutex = free_after_fork(threading.Lock())
 
 @lru_cache(maxsize=1)
 def _host() -> Any:
-    """A client of no server, so that this host's lock is taken instead. Projects are told apart by
-    where they are."""
+    """A client of no server, so that this host's lock is taken instead."""
     project = getattr(settings, "BASE_DIR", None) or settings.SETTINGS_MODULE
     nowhere = Database(f"this host, for {project}")
     nowhere.away = True
@@ -103,7 +98,8 @@ def _host() -> Any:
 
 
 class LocMemCache(Writes, DjangoLocMemCache):
-    """Django's cache in local memory. Caches with the same LOCATION share values and locks."""
+    """Django's cache in local memory, with the locks and the ``get_or_set`` of ``RedisCache``.
+    Caches with the same LOCATION share values and locks, also between threads and event loops."""
 
     in_memory = True
     _cache: Any
@@ -316,7 +312,7 @@ class LocMemCache(Writes, DjangoLocMemCache):
     def delete_pattern(
         self, pattern: str, version: int | None = None, itersize: int | None = None
     ) -> int:
-        """Delete the values whose keys match, and end their computations; how many it were."""
+        """Returns how many values were deleted."""
         with self._server.mutex:
             deleted = sum(self.delete(key, version) for key in self.keys(pattern, version))
             delete_matching(self._server.client, self._encoded_key(pattern, version))

@@ -1,8 +1,4 @@
-"""How ``get_or_set`` reads: by one request, seen by the tools that observe the cache.
-
-A *cold* read has to open a connection first. When many threads read at once, at most ``COLD_READS``
-of them open a connection to a server at a time; the others then reuse a free one.
-"""
+"""How ``get_or_set`` reads: by one request, seen by the tools that observe the cache."""
 
 from __future__ import annotations
 
@@ -34,7 +30,8 @@ from .lock_factory import LockCache
 #: Returned if there is no value.
 MISSING = object()
 
-#: How many threads of this process open a connection for reading to one server at a time.
+#: How many threads of this process open a connection for reading to one server at a time; the
+#: others then reuse a free one.
 COLD_READS = 2
 #: Seconds a thread waits for its turn; then it reads in any case.
 COLD_READ_TIMEOUT_SECONDS = 0.25
@@ -49,7 +46,7 @@ _FAILED: tuple[type[Exception], ...] = (*OUTAGE, ResponseError)
 
 @contextmanager
 def failing_as_django_redis(redis: Any) -> Iterator[None]:
-    """In its block, an error of ``redis`` becomes the one that django-redis raises."""
+    """An error of ``redis`` becomes the one that django-redis raises."""
     try:
         yield
     except _FAILED as error:
@@ -81,11 +78,8 @@ def cold_read(server: Server) -> Iterator[bool]:
 class ObservedRead:
     """What ``get`` or ``get_many`` uses as its redis-py client while a tool observes a read.
 
-    Args:
-        read: does it; returns what Redis stores and the remaining lifetime in ms, or None.
-
     Attributes:
-        stored: the result of ``read``.
+        stored: the result of ``read``: what Redis stores and the remaining lifetime in ms, or None.
         error: why it failed; IGNORE_EXCEPTIONS may hide that.
     """
 
@@ -106,12 +100,8 @@ class ObservedRead:
 
 
 class DirectReader:
-    """What django-redis's ``get`` uses as its redis-py client: it reads on connections of our own,
-    which takes two thirds of the time.
-
-    Args:
-        client: the redis-py client in whose place it reads.
-    """
+    """Takes the place of a redis-py ``client`` in django-redis's ``get``: reads on connections of
+    our own, in two thirds of the time."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -122,15 +112,15 @@ class DirectReader:
 
 
 def direct_reader(client: Any) -> DirectReader | None:
-    """That for ``get`` of django-redis's ``client``; None if the way in which it reads, or its
-    redis-py client does, must be kept."""
+    """None if the way in which django-redis's ``client``, or its redis-py client, reads must be
+    kept."""
     redis = client.get_client(write=False)
     kept = type(redis).get is not Redis.get or redis.get_encoder().decode_responses
     return DirectReader(redis) if takes_client(client.get) and not kept else None
 
 
 def originals(backend: Any, *methods: str) -> dict[str, tuple[Any, Any]]:
-    """The functions that are the ``methods`` of Django's backend, and the code of each."""
+    """The functions that are these ``methods``, and the code of each."""
     functions = {name: getattr(backend, name) for name in methods}
     return {name: (function, function.__code__) for name, function in functions.items()}
 
@@ -145,8 +135,7 @@ class CacheReader(LockCache):
     """The part of ``RedisCache`` and ``LocMemCache`` that reads a value with its lifetime."""
 
     def _read_observed(self, runner: Runner, steps: Steps, key: str, version: int | None) -> Steps:
-        """What ``steps`` read, and the value that ``get`` makes of it, or MISSING. In an event loop
-        ``get`` must not wait, so it is called afterwards."""
+        """As ``_get_observed``. In an event loop ``get`` must not wait: it is called afterwards."""
         if isinstance(runner, ThreadRunner):
             return self._get_observed(key, version, lambda _: drive(steps))
         stored = yield from steps
@@ -160,9 +149,8 @@ class CacheReader(LockCache):
         raise NotImplementedError
 
     def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps:
-        """The stored value with its remaining lifetime; None if there is none, or if this read can
-        be left out because TAKE_FLIGHT returns the value. It is ``needed`` to know whether the
-        value is stale, and for tools to see it."""
+        """The stored value with its remaining lifetime; None if there is none, or if this read is
+        not ``needed`` because TAKE_FLIGHT returns the value."""
         flight_id, server = (runner.server, nkey, runner.group), runner.server
         if not needed and flight_id not in in_flight:
             return None
@@ -184,7 +172,6 @@ class CacheReader(LockCache):
                 flight.read_lock.release()
 
     def subject_of(self, key: str, group: str) -> Subject:
-        """The value of ``key`` as events have it."""
         return Subject.of(key, group, "", server_of(self._lock_client()), self)
 
     def _encoded_key(self, key: str, version: int | None) -> bytes:

@@ -1,5 +1,4 @@
-"""``cached()`` and ``cached_page()``: cache the results of a function and the pages of a view; each
-result is computed once at a time."""
+"""``cached()`` and ``cached_page()``."""
 
 from __future__ import annotations
 

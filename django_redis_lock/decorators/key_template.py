@@ -51,15 +51,8 @@ class Field(NamedTuple):
 
 
 class Template:
-    """A name with ``{fields}``.
-
-    Two sets of values with different texts never give the same name: a character in a value that
-    separates two fields is escaped as in a URL, ``%2D`` for ``-``. With one field nothing is
-    escaped.
-
-    Raises:
-        ValueError: the template is invalid, or two fields have no text between them.
-    """
+    """A name with ``{fields}``. Different values never give the same name: a character in a value
+    that separates two fields is escaped as in a URL, ``%2D`` for ``-``."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -122,12 +115,10 @@ def namer(key: str | Callable[..., str] | None, function: Callable[..., Any], do
 
     Args:
         key: a name, a template over the arguments of the call, or a callable that takes them; None
-            for ``dotted``.
-        dotted: the dotted name of the function.
+            for ``dotted``, the function's name.
 
     Raises:
-        ValueError: the template names an argument that the function does not have. At the call: the
-            arguments give no name, or one that is empty or differs between processes.
+        ValueError: ``key`` is invalid; or, at the call, the name.
     """
     if key is None:
         return lambda args, kwargs: short(dotted)
@@ -168,8 +159,8 @@ def namer(key: str | Callable[..., str] | None, function: Callable[..., Any], do
 
 
 def bound_method(function: Any) -> MethodType | None:
-    """The bound method inside ``function``, if Django's ``method_decorator`` made ``function``. The
-    method has the signature of the call; ``function`` has that of the unbound method."""
+    """The bound method, with the signature of the call, that Django's ``method_decorator`` has made
+    into ``function``."""
     while function is not None:
         if isinstance(function, functools.partial) and inspect.ismethod(function.func):
             return function.func
@@ -178,8 +169,8 @@ def bound_method(function: Any) -> MethodType | None:
 
 
 def short(name: str) -> str:
-    """``name``; if it is too long, its beginning and a hash. A shortened name is longer than any
-    name that is not shortened, so the two are never equal."""
+    """``name``; if it is too long, its beginning and a hash: longer than any name that is not
+    shortened, so equal to none."""
     if len(name) <= MAX_NAME_CHARACTERS:
         return name
     digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
@@ -189,8 +180,7 @@ def short(name: str) -> str:
 def names_of(
     key: Any, function: Callable[..., Any], dotted: str
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Names]:
-    """As ``namer``, but ``key`` may also be a tuple of names or templates, or a callable that
-    returns a list."""
+    """As ``namer``, for several names, too."""
     if isinstance(key, tuple):
         namers = [namer(each, function, dotted) for each in key]
         return lambda args, kwargs: tuple(name_of(args, kwargs) for name_of in namers)
@@ -200,11 +190,7 @@ def names_of(
 
 
 def names_from(returned: Any, dotted: str) -> Names:
-    """What a callable has returned, as a name or several.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """What a callable has returned, as a name or several."""
     if isinstance(returned, (list, tuple)):
         return tuple(_usable(name, dotted) for name in returned)
     return _usable(returned, dotted)

@@ -1,4 +1,4 @@
-"""``locked()``: one view, management command, task or function at a time, across all machines."""
+"""``locked()``."""
 
 from __future__ import annotations
 

@@ -21,13 +21,12 @@ T = TypeVar("T")
 
 logger = logging.getLogger("django_redis_lock.lost")
 
-#: Seconds a command has to clean up after its lock is lost, before its process is ended.
+#: For a command whose lock is lost, before its process is ended.
 CLEANUP_SECONDS = 10.0
 
 
 class LockLostExit(SystemExit):
-    """Raised in a command that has lost its lock; ``finally`` and ``with`` blocks run, ``except
-    Exception`` does not catch it."""
+    """In a command that has lost its lock; ``except Exception`` does not catch it."""
 
 
 class CommandTerminator:
@@ -40,10 +39,7 @@ class CommandTerminator:
           called from a command line, the process ends at once, without cleaning up.
     ====  =======================================================================================
 
-    Args:
-        command: the running command.
-        exit_code: of the process, in both cases.
-        name: of the lock, for the log.
+    In both cases, the process has this ``exit_code``.
     """
 
     def __init__(self, command: BaseCommand, exit_code: int, name: str) -> None:
@@ -57,7 +53,7 @@ class CommandTerminator:
         self._mutex = threading.Lock()
 
     def __call__(self) -> None:
-        """The lock is lost. Runs in a separate thread."""
+        """Runs in a separate thread."""
         with self._mutex:
             if self._over.is_set():
                 return
@@ -74,12 +70,8 @@ class CommandTerminator:
                 os._exit(self.exit_code)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do ``work``; interrupt it when the lock is lost.
-
-        Raises:
-            CommandError: the lock was lost; has the exit code.
-            RuntimeError: this is not the main thread, the only one that can be interrupted.
-        """
+        """Do ``work``; interrupt it when the lock is lost, with a CommandError that has the exit
+        code."""
         try:
             with self._armed():
                 result = work()
@@ -127,8 +119,8 @@ class CommandTerminator:
 
 
 def interrupt_main_thread() -> None:
-    """Send SIGTERM to the main thread. A signal to the process could be delivered to another
-    thread, and would not interrupt what the main thread waits for."""
+    """A signal to the process could be delivered to another thread, and would not interrupt what
+    the main thread waits for."""
     ident = threading.main_thread().ident
     if ident is not None and hasattr(signal, "pthread_kill"):
         signal.pthread_kill(ident, signal.SIGTERM)

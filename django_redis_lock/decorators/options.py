@@ -22,7 +22,7 @@ MISSING: Any = object()
 
 
 class Defaults(NamedTuple):
-    """The label and the metrics group of a decorated callable, for options that are left out."""
+    """Of a decorated callable, for options that are left out."""
 
     label: str | None = None
     group: str | None = None
@@ -64,9 +64,6 @@ class Options:
 
     Attributes:
         several: the cache aliases of a lock on several servers; ``using`` is then the first.
-
-    Raises:
-        TypeError, ValueError: an option makes no sense; the message says what is allowed.
     """
 
     key: str | Sequence[str] | Callable[..., str | Sequence[str]] | None = None
@@ -191,10 +188,7 @@ class Options:
         return {f.name: getattr(self, f.name) for f in left if getattr(self, f.name) != f.default}
 
     def refuse(self, kind: str, *names: str) -> None:
-        """
-        Raises:
-            TypeError: one of the options ``names`` was given, and has no effect on a ``kind``.
-        """
+        """Raises TypeError if an option was given that has no effect on a ``kind``."""
         for name in names:
             if name in self.given():
                 raise TypeError(f"{name} means nothing for {kind}")
@@ -247,7 +241,6 @@ _declared = weakref.WeakKeyDictionary()
 
 
 def declare(function: Callable[..., Any], target: str, template: str | None, of: Options) -> None:
-    """Record that ``function`` runs under a lock with the options ``of``."""
     options = MappingProxyType(of.given())
     _declared[function] = Declaration(target, template, of.using, options)
 

@@ -1,4 +1,4 @@
-"""One call of code under its lock: the section acquires the lock, and releases it afterwards."""
+"""One call of code under its lock."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ from .options import Defaults, OnLost, Options
 
 logger = logging.getLogger("django_redis_lock.locked")
 
-#: Made once because each call asks for the cache; each attribute reads its setting.
 _CONF = Conf()
-#: Seconds between two attempts to reach Redis: the first time, and at most.
+#: Between two attempts to reach Redis: the first time, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 
 
@@ -42,7 +41,7 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
 
 
 class Entered(NamedTuple):
-    """A lock that one call holds; ``key`` is its cache alias and name, or names."""
+    """A lock that one call holds."""
 
     lock: BaseLock
     key: transactions.Key
@@ -73,7 +72,6 @@ def current_lock() -> BaseLock:
 
 
 def caller() -> tuple[int, int]:
-    """Identifies this thread, and the task in it."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # No event loop runs in this thread.
@@ -85,26 +83,17 @@ def caller() -> tuple[int, int]:
 
 
 class RetryUntil:
-    """Decides whether a request that failed is repeated, and when.
-
-    Args:
-        deadline: until when, on the monotonic clock; ``inf``: without end.
-    """
+    """Whether and when a request that failed is repeated, until ``deadline`` (monotonic)."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.attempts = 0
 
     def left(self) -> float:
-        """Seconds until the deadline, 0 after it."""
         return max(0.0, self.deadline - time.monotonic())
 
     def pause_after(self, error: Exception) -> float:
-        """Seconds to wait until the next attempt.
-
-        Raises:
-            Exception: ``error``, if it is not an outage or the deadline has come.
-        """
+        """Seconds to wait until the next attempt; or raise ``error``."""
         left = self.left()
         if not left or not is_outage(error) or isinstance(error, AuthenticationError):
             raise error
@@ -115,8 +104,7 @@ class RetryUntil:
 
 @contextmanager
 def outages_not_logged() -> Iterator[None]:
-    """For a command that prints itself that Redis cannot be reached: the log, which usually goes to
-    the same terminal, does not repeat it."""
+    """For a command that itself prints that Redis cannot be reached."""
     logger = logging.getLogger("django_redis_lock.outage")
     nothing = logging.Filter("of another logger")
     logger.addFilter(nothing)
@@ -130,13 +118,8 @@ def outages_not_logged() -> Iterator[None]:
 
 
 class Section:
-    """One call under its lock. What it does is written once, as generators of steps; see
-    ``transport.drive``. A task awaits ``enter``, ``leave`` and ``conflict``.
-
-    Args:
-        on_lost: replaces that of the options.
-        asynchronous: whether the caller is a task.
-    """
+    """One call under its lock, as generators of steps; see ``transport.drive``. A task awaits
+    ``enter``, ``leave`` and ``conflict``. ``on_lost`` replaces that of the options."""
 
     lock: Any
 
@@ -163,31 +146,22 @@ class Section:
         self._left = False
 
     def enter(self, on_wait: Callable[[Conflict], None] | None = None) -> Any:
-        """Acquire the lock; returns whether that succeeded.
-
-        Args:
-            on_wait: called with the conflict before the wait begins.
-        """
+        """Acquire the lock; returns whether that succeeded. ``on_wait`` is called with the conflict
+        before the wait begins."""
         return self._drive(self._enter(on_wait))
 
     def leave(self, error: BaseException | None = None) -> Any:
         """Release the lock, now or when the transaction ends. An error from that is logged: it must
-        not cost the result of the work.
-
-        Args:
-            error: what the work of a task has ended with.
-
-        Raises:
-            LockLost: ``error`` is the cancellation of the task because its lock was lost.
+        not cost the result of the work. Raises LockLost if the work's ``error`` is the cancellation
+        of its task for that.
         """
         return self._drive(self._leave(error))
 
     def conflict(self) -> Any:
-        """Why the lock could not be acquired: a ``Conflict``."""
         return self._drive(self._conflict())
 
     def abandon(self) -> None:
-        """An exception from a signal handler interrupted the section: the keeper releases."""
+        """A signal handler's exception interrupted the section: the keeper releases."""
         lock = getattr(self, "lock", None)
         if lock is not None and not self._left:
             _forget_entered(lock)
@@ -229,7 +203,7 @@ class Section:
         return options
 
     def _on_lost_callback(self) -> OnLost:
-        """What the keeper calls: in the context of the call, so ``current_lock()`` works there."""
+        """Runs in the context of the call, so that ``current_lock()`` works there."""
         on_lost = self._on_lost
         if on_lost is None:
             return None
@@ -244,7 +218,6 @@ class Section:
     # -- the steps ---------------------------------------------------------------------------
 
     def _call(self, method: str, **options: Any) -> Any:
-        """Call this method of the lock."""
         call = getattr(self.lock, method)
         if self._asynchronous and isinstance(self.lock, Lock):
             call = sync_to_async(call)  # It waited for a transaction, and was taken up again.
@@ -252,7 +225,7 @@ class Section:
 
     def _in_callers_thread(self, function: Callable[[], Any]) -> Any:
         """Call ``function`` in the thread of the synchronous caller, who may have a transaction
-        open; what it returns, or None if there is no such caller."""
+        open; None if there is no such caller."""
         return _for_sync_caller(function) if self._asynchronous else function()
 
     def _enter(self, on_wait: Callable[[Conflict], None] | None) -> Steps[bool]:
@@ -289,7 +262,6 @@ class Section:
         return (yield from self._try(retry))
 
     def _try(self, retry: RetryUntil, **options: Any) -> Steps[bool]:
-        """One call of ``acquire``; with ``wait_for_redis``, as many as an outage requires."""
         while True:
             left = retry.left()
             if "blocking" not in options:
@@ -319,8 +291,8 @@ class Section:
             raise lock._lost_error() from error
 
     def _wait_for_transactions(self) -> bool:
-        """Whether the lock is released when the open transactions of this thread end. There may be
-        no event loop by then, so a lock for threads takes the place of one for asyncio."""
+        """Whether the lock is released when open transactions of this thread end. There may be no
+        event loop by then, so a lock for threads takes the place of one for asyncio."""
         if self.options.release == "now" and not self._taken_up:
             return False
         lock = self.lock
@@ -354,7 +326,6 @@ class Section:
 
 
 def _overlap(one: transactions.Key, other: transactions.Key) -> bool:
-    """Whether they have a lock in common."""
     names = [{key[1]} if isinstance(key[1], str) else set(key[1]) for key in (one, other)]
     return one[0] == other[0] and not names[0].isdisjoint(names[1])
 

@@ -4,8 +4,7 @@ Other connections see what a transaction writes only after its commit. If the lo
 before, the next holder would read the old data and overwrite the new: a lost update.
 
 Django has a hook for commits, but none for rollbacks. So while a lock waits for a transaction, a
-watch wraps the methods that end a transaction *on that one connection object*; after each of them
-it checks whether the transaction has ended.
+watch wraps the methods that may end it *on that one connection object*.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ _WATCH = "_django_redis_lock_watch"
 
 
 def open_transactions() -> list[BaseDatabaseWrapper]:
-    """This thread's database connections that have a transaction open."""
     return [c for c in connections.all(initialized_only=True) if _is_open(c)]
 
 
@@ -54,8 +52,8 @@ def _of_a_test(block: Any) -> bool:
 
 
 def _has_visible_end(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a watch can see the end of the transaction. In a ``TestCase`` the outermost block is
-    a savepoint; with ``savepoint=False`` no method is called at its end."""
+    """In a ``TestCase`` the outermost block is a savepoint; with ``savepoint=False`` no method is
+    called at its end."""
     tests = sum(_of_a_test(block) for block in connection.atomic_blocks)
     return tests == 0 or connection.savepoint_ids[tests - 1] is not None
 
@@ -76,7 +74,6 @@ class DeferredUnlock:
             watch.pending.append(self)
 
     def ended(self, watch: TransactionWatch) -> None:
-        """One of the transactions has ended."""
         self.watches.remove(watch)
         if self.watches:
             return
@@ -89,8 +86,6 @@ class DeferredUnlock:
 
 
 class _Here(threading.local):
-    """The locks of this thread that wait for a transaction to end."""
-
     def __init__(self) -> None:
         self.pending: dict[Key, DeferredUnlock] = {}
 
@@ -99,7 +94,7 @@ _here = _Here()
 
 
 def wait_for(lock: BaseLock, key: Key, release: Callable[[], None]) -> bool:
-    """Call ``release`` when this thread's transactions have ended. False if none is open."""
+    """``release`` when this thread's transactions have ended; False if none is open."""
     watches = [_watch(each) for each in open_transactions() if _has_visible_end(each)]
     if watches:
         DeferredUnlock(lock, key, release, watches)
@@ -107,8 +102,7 @@ def wait_for(lock: BaseLock, key: Key, release: Callable[[], None]) -> bool:
 
 
 def take_up(key: Key) -> BaseLock | None:
-    """The lock at ``key`` that waits in this thread for a transaction, to be used again; None if
-    there is none."""
+    """The lock at ``key`` that waits in this thread for a transaction, to be used again."""
     unlock = _here.pending.pop(key, None)
     if unlock is None:
         return None
@@ -118,11 +112,8 @@ def take_up(key: Key) -> BaseLock | None:
 
 
 class TransactionWatch:
-    """Checks after each call that may end the transaction of one connection whether it has ended.
-
-    It must not reference the connection: when a thread ends during a transaction, its connection is
-    garbage-collected, and then the locks are released, too.
-    """
+    """Sees the end of one connection's transaction. It must not reference the connection: when a
+    thread ends during a transaction, that is garbage-collected, and the locks are released, too."""
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.pending: list[DeferredUnlock] = []
@@ -169,7 +160,6 @@ class TransactionWatch:
 
 
 def _watch(connection: BaseDatabaseWrapper) -> TransactionWatch:
-    """The watch of the transaction that is open on this connection."""
     watch: TransactionWatch | None
     watch, _ = vars(connection).get(_WATCH, (None, None))
     return watch or TransactionWatch(connection)

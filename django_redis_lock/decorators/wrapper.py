@@ -33,11 +33,7 @@ ONLY_COMMANDS = (
 
 
 class LockedFunction:
-    """A function that runs only once at a time.
-
-    Args:
-        dotted: the function's dotted name: the lock's name by default, and for messages.
-    """
+    """A function that runs only once at a time. Its ``dotted`` name is the lock's by default."""
 
     def __init__(self, options: Options, function: Callable[..., Any], dotted: str) -> None:
         if any(map(_is_generator, (function, type(function).__call__))):
@@ -192,7 +188,7 @@ class LockedFunction:
 
 
 def _request_noted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[None]:
-    """In its block, locks are acquired for the request in the arguments of a view."""
+    """Locks are acquired for the request in the arguments of a view."""
     request = request_of(args, kwargs)
     return nullcontext() if request is None else doing(RequestActivity(request))
 
@@ -206,7 +202,6 @@ def _is_generator(function: Any) -> bool:
 
 
 def _is_dispatch(function: Any) -> bool:
-    """Whether ``function`` is the ``dispatch`` method of a view."""
     method = bound_method(function)
     if method is not None:
         return method.__name__ == "dispatch" and isinstance(method.__self__, View)
@@ -216,7 +211,6 @@ def _is_dispatch(function: Any) -> bool:
 def _print_waiting(
     command: BaseCommand, kwargs: dict[str, Any]
 ) -> Callable[[Conflict], None] | None:
-    """A function that prints on the terminal that ``command`` waits, and for whom."""
     if not kwargs.get("verbosity", 1):
         return None
 
@@ -228,7 +222,7 @@ def _print_waiting(
 
 
 def is_api_view(kind: Any) -> bool:
-    """Whether ``kind`` is a view class of Django REST framework, which then has been imported."""
+    """Whether ``kind`` is a view class of Django REST framework."""
     module = sys.modules.get("rest_framework.views")
     return module is not None and isinstance(kind, type) and issubclass(kind, module.APIView)
 
@@ -237,11 +231,8 @@ def is_api_view(kind: Any) -> bool:
 
 
 def decorate(options: Options, target: Any) -> Any:
-    """``target``, decorated.
-
-    Raises:
-        TypeError, ValueError: ``target`` cannot be decorated, or not with these options.
-    """
+    """``target``, decorated. Raises TypeError or ValueError if it cannot be, or not with these
+    options."""
     if isinstance(target, (staticmethod, classmethod)):
         return type(target)(decorate(options, target.__func__))
     if isinstance(target, type):
@@ -307,11 +298,7 @@ def is_django_task(target: Any) -> bool:
 
 
 def celery_task(target: Any) -> Any:
-    """``target`` if it is a Celery task, else None.
-
-    Raises:
-        TypeError: it is a shared task, of which each Celery app makes a copy.
-    """
+    """``target`` if it is a Celery task, else None."""
     if type(target).__module__ == "celery.local" and type(target).__name__ == "Proxy":
         raise TypeError(
             "each Celery app has its own copy of a shared task, and locked() would decorate only "

@@ -1,11 +1,8 @@
 """The keeper: the one background thread of a process. It renews the locks that the process holds,
 and watches those for which it waits.
 
-The thread starts with the first job and ends a second after the last. It has one connection to each
-server, so neither an exhausted pool nor a slow command of the application delays a renewal. All
-calls that are due for a server are sent in one batch.
-
-A forked child starts with an empty keeper; the parent goes on renewing its locks.
+It has one connection to each server, so neither an exhausted pool nor a slow command of the
+application delays a renewal. All calls that are due for a server are sent in one batch.
 """
 
 from __future__ import annotations
@@ -35,11 +32,11 @@ from .subscription import Subscription as Subscription
 
 logger = get_logger("django_redis_lock.keeper")
 
-#: Seconds without a job after which the thread ends.
+#: Without a job, the thread ends after this time.
 IDLE_SECONDS = 1.0
-#: The longest and shortest time, in seconds, that the keeper waits for a server's reply. In between
-#: it waits a sixth of the shortest lifetime that it renews, so that a server that hangs never costs
-#: a lock on another server its renewal.
+#: The longest and shortest time that the keeper waits for a server's reply. In between it waits a
+#: sixth of the shortest lifetime that it renews, so that a server that hangs never costs a lock on
+#: another server its renewal.
 REPLY_TIMEOUT_SECONDS, MIN_REPLY_TIMEOUT_SECONDS = 1.0, 0.05
 UNEXPECTED = "Unexpected error in the keeper thread; it continues"
 
@@ -47,7 +44,7 @@ UNEXPECTED = "Unexpected error in the keeper thread; it continues"
 class Job:
     """A script to run on one server at ``due`` (monotonic seconds), usually again and again."""
 
-    #: The time scale, in seconds, on which this job must be done: the lifetime of what it renews.
+    #: The lifetime, in seconds, of what it renews.
     deadline_scale = math.inf
     #: Whether the process does this job before it ends, because other processes wait for it.
     flush_at_exit = False
@@ -57,7 +54,7 @@ class Job:
         self.due = due
 
     def call(self, now: float) -> Call | None:
-        """The call to send now; None if there is nothing to send and only ``due`` has changed."""
+        """The call to send now; None if only ``due`` has changed."""
         raise NotImplementedError
 
     def answered(self, value: Any, sent_at: float) -> None:
@@ -70,7 +67,7 @@ class Job:
 
 
 class SentOnce(Job):
-    """Sends one call, which is not worth a second try."""
+    """Not worth a second try."""
 
     flush_at_exit = True
 
@@ -90,15 +87,10 @@ class SentOnce(Job):
 
 class DeferredRelease(Job):
     """Does what others wait for when the caller cannot: releases what an acquire may have got
-    although its answer was lost, or what an interrupted release was to give up; ends a flight whose
-    end Redis has not received.
+    although its answer was lost, or what an interrupted release was to give up; ends a flight.
 
     It asks until it is answered, and once more a second later, because what was sent before may
-    still lie unread in the server's buffers.
-
-    Args:
-        release: the call that does it.
-        lifetime: seconds after which nothing can be left to do, None for never.
+    still lie unread in the server's buffers; for ``lifetime`` seconds at most.
     """
 
     def __init__(self, server: Server, release: Call, lifetime: float | None) -> None:
@@ -128,7 +120,7 @@ class DeferredRelease(Job):
 
 @contextmanager
 def _isolated(job: Job) -> Iterator[None]:
-    """Log an unexpected error of ``job``, so that it does not affect other jobs, and retry."""
+    """An unexpected error of ``job`` must not affect other jobs."""
     try:
         yield
     except BaseException:
@@ -154,7 +146,6 @@ class Keeper:
         self._links: dict[Server, RawConnection] = {}
 
     def add(self, job: Job) -> None:
-        """Do ``job`` from now on."""
         with self._mutex:
             self._jobs.add(job)
             self._enqueue(job)
@@ -164,7 +155,6 @@ class Keeper:
                 self._condition.notify()
 
     def discard(self, job: Job) -> None:
-        """Drop ``job``, if the keeper has it."""
         self._jobs.discard(job)
         if not self._jobs and self._wakes_at > time.monotonic() + IDLE_SECONDS:
             with self._mutex:
@@ -185,7 +175,6 @@ class Keeper:
                     self._condition.notify()
 
     def hurry(self, now: float) -> None:
-        """Do all jobs at once."""
         for job in tuple(self._jobs):
             self.reschedule(job, now)
 
@@ -198,8 +187,8 @@ class Keeper:
         return subscription
 
     def flush(self) -> None:
-        """Before the process ends: wait for the jobs with ``flush_at_exit``, a second at most. So a
-        command that is interrupted while it waits for a lock leaves the queue."""
+        """Wait for the jobs with ``flush_at_exit``, a second at most. So a command that is
+        interrupted while it waits for a lock leaves the queue."""
         deadline = time.monotonic() + REPLY_TIMEOUT_SECONDS
         while any(job.flush_at_exit for job in tuple(self._jobs)) and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -273,7 +262,6 @@ class Keeper:
         return list(batch)
 
     def _requeue(self, batch: Sequence[Job]) -> None:
-        """``batch`` is done: plan what is left of it."""
         with self._mutex:
             for job in batch:
                 job.due = min(job.due, self._under_way.pop(job, math.inf))
@@ -300,7 +288,6 @@ class Keeper:
         reply_timeout: float,
         by_server: defaultdict[Server, list[tuple[Job, bytes]]],
     ) -> None:
-        """Add ``job`` to the batch for the server that has its keys."""
         try:
             server = job.server.at(call.keys, reply_timeout)
         except OUTAGE as error:
@@ -310,7 +297,6 @@ class Keeper:
             by_server[server].append((job, pack(call, known=False)))
 
     def _exchange(self, server: Server, work: list[tuple[Job, bytes]], timeout: float) -> None:
-        """Send all of ``work`` in one batch, then read the replies."""
         unanswered = deque(job for job, _ in work)
         try:
             link = self._link(server, timeout)
@@ -368,12 +354,11 @@ _keeper = Keeper()
 
 
 def keeper() -> Keeper:
-    """The keeper of this process."""
     return _keeper
 
 
 def use_keeper(keeper: Keeper) -> None:
-    """Make ``keeper`` this process's. The jobs of the one before stay with it."""
+    """The jobs of the one before stay with it."""
     global _keeper
     _keeper = keeper
 

@@ -18,24 +18,18 @@ from ..transport import RawConnection, Server, is_outage
 
 logger = get_logger("django_redis_lock.keeper")
 
-#: Seconds of silence after which the connection is checked: a firewall may have forgotten it.
+#: A firewall may have forgotten a silent connection.
 CHECK_AFTER_SECONDS = 10.0
 #: Pauses between attempts to connect, in seconds: at first, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0
 #: The channel on which a server reports changes in RESP2.
 CHANGES = b"__redis__:invalidate"
-#: Has a server report changes to the connection of the number that follows.
 TRACK = ("CLIENT", "TRACKING", "ON", "NOLOOP", "REDIRECT")
 NO_REPORTS = "The server does not report changes of keys: %s"
 
 
 class Listener:
-    """One connection of a ``Subscription``, as the keeper knows it.
-
-    Args:
-        connection: the connection.
-        client_id: its number at the server.
-    """
+    """One connection of a ``Subscription``, and its number at the server."""
 
     def __init__(self, connection: RawConnection, client_id: int) -> None:
         self._connection = connection
@@ -44,11 +38,7 @@ class Listener:
 
     def track(self, link: RawConnection) -> None:
         """Have the server report here, once, that a key has changed since it was read on ``link``,
-        the keeper's connection to it, unless ``link`` itself changed the key.
-
-        Raises:
-            redis.exceptions.RedisError, OSError: ``link`` is broken.
-        """
+        the keeper's connection to it, unless ``link`` itself changed the key."""
         if link is self._link:
             return
         if self._link is not None:
@@ -68,8 +58,7 @@ class Subscription:
     it is closed. A broken connection is replaced.
 
     Args:
-        server: where; on a cluster any node will do, because each gets all messages.
-        channel: its name.
+        server: on a cluster, each node gets all messages.
         received: called in that thread with each message, and with each changed key that the server
             reports; with None if any may have changed: all were deleted, or a connection has been
             made, and what was sent before that is missed.
@@ -169,7 +158,6 @@ class Subscription:
 
 
 def shut(connection: RawConnection | None) -> None:
-    """Have the thread that reads from ``connection`` find it closed."""
     sock: socket.socket | None = getattr(connection, "_sock", None)
     if sock is not None:
         with suppress(OSError):  # It had broken.

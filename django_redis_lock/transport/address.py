@@ -48,8 +48,6 @@ class Address(NamedTuple):
 
 
 class RawConnection(Protocol):
-    """The part of redis-py's connections that is used here."""
-
     socket_timeout: Any
 
     def connect(self) -> None: ...
@@ -63,7 +61,7 @@ class RawConnection(Protocol):
 def own_settings(
     connection_class: type, settings: Mapping[str, Any], timeout: float
 ) -> dict[str, Any]:
-    """The arguments of a connection of our own, made from those of a pool's connections."""
+    """The arguments of a connection of our own, made from a pool's."""
     own = _without_the_pool(settings)
     own.update(
         socket_timeout=timeout,
@@ -88,8 +86,8 @@ def own_settings(
 
 @cache
 def _driver() -> Any:
-    """What CLIENT LIST shows of our connections. For each that is not told, redis-py looks its own
-    version up on disk, which takes longer than connecting."""
+    """For CLIENT LIST. redis-py would look its own version up on disk for each connection, which
+    takes longer than connecting."""
     driver = DriverInfo()
     with suppress(PackageNotFoundError):  # The package was copied, not installed.
         driver.add_upstream_driver("django-redis-lock", version("django-redis-lock"))
@@ -116,13 +114,12 @@ _COMMON = (
 
 
 def common_settings(pool: Any) -> dict[str, Any]:
-    """What a connection for threads and one for asyncio need alike to reach ``pool``'s server."""
     settings = pool.connection_kwargs
     return {n: v for n, v in settings.items() if n in _COMMON or n.startswith("ssl_")}
 
 
 def for_threads(pool: Any) -> Address:
-    """Class and arguments of the connections a thread can use to reach ``pool``'s server."""
+    """The connections with which a thread can reach ``pool``'s server."""
     in_memory = getattr(pool.connection_class, "thread_class", None)
     if in_memory is not None:
         return Address(in_memory, common_settings(pool))
@@ -149,7 +146,6 @@ def _without_the_pool(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def note_sent(error: BaseException, sent: bool) -> None:
-    """Note on ``error`` whether anything was sent before it came."""
     error.__dict__["sent_to_redis"] = sent
 
 
@@ -159,11 +155,8 @@ def may_have_run(error: BaseException) -> bool:
 
 
 def is_observed(client: Any) -> bool:
-    """Whether a tool has replaced methods of the class of ``client``, which leads to Redis.
-
-    OpenTelemetry, Elastic APM, Sentry, Datadog and New Relic do. They see calls of these methods,
-    and none on connections of our own.
-    """
+    """Whether a tool (OpenTelemetry, Elastic APM, Sentry, Datadog, New Relic) has replaced methods
+    of the class of ``client``, which leads to Redis: it sees no calls on connections of our own."""
     of = type(client)
     execute, evalsha = getattr(of, "execute_command", None), getattr(of, "evalsha", None)
     if _is_of_redis_py(execute) and _is_of_redis_py(evalsha):

@@ -5,11 +5,7 @@ a row the others fail at once, with ``CircuitOpen``; from time to time one is le
 short timeout. Any reply ends the outage. A refused connection costs no time, so it never opens the
 circuit, and a server that is back is used at once.
 
-Calls that keep or end a lock that is held (release, extension, renewal) are never refused, because
-the waiters for that lock depend on them.
-
-There is one breaker for each server and process. It decides, without input or output; ``execute``
-asks it and reports to it.
+Calls that keep or end a lock that is held are never refused: its waiters depend on them.
 """
 
 from __future__ import annotations
@@ -29,10 +25,9 @@ from ..notices import get_logger
 
 logger = get_logger("django_redis_lock.outage")
 
-#: A failed call counts as costly if it took so many seconds, or the whole socket timeout if that is
-#: shorter. A caller with a shorter timeout learns nothing about the server.
+#: A failed call counts as costly if it took so long, or the whole socket timeout if that is
+#: shorter.
 COSTLY_SECONDS = 1.0
-#: Seconds that the one call that is let through waits for its reply.
 PROBE_TIMEOUT_SECONDS = 1.0
 
 
@@ -58,15 +53,14 @@ class Outage:
 
 
 class Breaker:
-    """One server's.
+    """Of one server and process.
 
     Args:
         server: its address, for people.
         timeout: seconds after which a call, or an attempt to connect, is given up otherwise.
 
     Attributes:
-        failing: whether the last that was heard of the server is that it is away; while it is
-            not, nothing else here needs to be asked.
+        failing: whether the last call failed; if not, nothing else here needs to be asked.
         outage: counts the outages.
         fallbacks: locks taken without the server in this outage.
     """
@@ -90,16 +84,11 @@ class Breaker:
 
     @property
     def held_back(self) -> bool:
-        """Whether a call made now would fail at once."""
         until = self._open_until
         return until is not None and self._now() < until
 
     def admit(self, patience: float | None) -> float | None:
-        """Let a call through; says how patient it may be.
-
-        Raises:
-            CircuitOpen: not this one.
-        """
+        """Let a call through, and say how patient it may be; or raise CircuitOpen."""
         with self._mutex:
             if self._open_until is None:
                 return patience
@@ -115,19 +104,15 @@ class Breaker:
             return self._briefly(patience)
 
     def insist(self, patience: float | None) -> float | None:
-        """For a call that is made although others are held back: how patient it may be."""
+        """As ``admit``, for a call that is never held back."""
         return patience if self._open_until is None else self._briefly(patience)
 
     def _briefly(self, patience: float | None) -> float:
         return min(PROBE_TIMEOUT_SECONDS, self._timeout, math.inf if patience is None else patience)
 
     def failed(self, error: BaseException, cost: float, timeout: float | None = None) -> None:
-        """A call, or an attempt to connect, has failed.
-
-        Args:
-            cost: seconds that the caller waited.
-            timeout: seconds after which this caller gives up otherwise, if not the usual.
-        """
+        """A call, or an attempt to connect, has failed after ``cost`` seconds. ``timeout``: after
+        which this caller gives up, if not the usual."""
         with self._mutex:
             began = not self.failing
             if began:
@@ -154,7 +139,6 @@ class Breaker:
         return before is None
 
     def answered(self) -> None:
-        """A call was answered."""
         with self._mutex:
             if not self.failing:
                 return
@@ -168,7 +152,7 @@ class Breaker:
         events.emit(ServerUp(self.server, seconds, spared, self.fallbacks))
 
     def known_outage(self) -> Outage | None:
-        """What is known, for people; None while the server answers."""
+        """None while the server answers."""
         with self._mutex:
             if not self.failing:
                 return None
@@ -180,8 +164,8 @@ Limits = Callable[[], tuple[int, float]]
 
 
 def set_limits(ask: Limits) -> None:
-    """Have ``ask`` say how many costly failures in a row make a breaker hold calls back (0: never),
-    and for how many seconds at a time."""
+    """``ask`` returns how many costly failures in a row open the circuit (0: none), and for how
+    many seconds at a time."""
     global _limits
     _limits = ask
 

@@ -1,11 +1,6 @@
-"""How a call reaches a server: in one round trip, without redis-py's retries.
-
-With a retry hidden in the client, an acquire would find its own key taken, and a release its own
-work done, without the caller's knowledge (redis-py's ``Redis`` retries ten times by default,
-django-redis's pools never). Here a call whose reply was lost is sent once more, and the answer
-says so.
-
-Rules that threads and tasks share are generators of steps: see ``drive``.
+"""How a call reaches a server: in one round trip, without redis-py's retries. With a retry hidden
+in the client, an acquire would find its own key taken, and a release its own work done. Here a call
+whose reply was lost is sent once more, and the answer says so.
 """
 
 from __future__ import annotations
@@ -40,8 +35,8 @@ from .server import Server, server_of
 
 R = TypeVar("R")
 
-#: Calls that keep or end a lock that is held, or leave a queue: no circuit breaker refuses them.
-#: Known by what they do for one lock: the same for several is another script.
+#: Calls that keep or end a lock that is held, or leave a queue: no circuit breaker refuses them,
+#: for one lock or several.
 NEVER_HELD_BACK = frozenset(
     script.body
     for script in (
@@ -63,8 +58,8 @@ def drive(steps: Steps[R]) -> R:
 
         answer = yield self._run(call)
 
-    A thread may be interrupted by a signal handler between two steps, when no code of the generator
-    runs. So what an interrupt must undo is undone by the caller of ``drive``.
+    A signal handler may interrupt between two steps, when no code of the generator runs. So what an
+    interrupt must undo is undone by the caller of ``drive``.
     """
     try:
         came = next(steps)
@@ -93,7 +88,6 @@ async def adrive(steps: Steps[R]) -> R:
 
 # -- how a call is written -----------------------------------------------------------------------
 
-#: Announces to a cluster's node a call for a slot that is on its way there.
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
@@ -109,8 +103,7 @@ def _bulks(words: Sequence[bytes]) -> bytes:
 
 def pack(call: Call, *, known: bool = True) -> bytes:
     """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
-    the server, by its source, which teaches it. Nothing is converted but what a ``Call`` holds, so
-    this takes a fraction of the time of redis-py's packing."""
+    the server, by its source, which teaches it. Takes a fraction of the time of redis-py's."""
     # What concerns many keys is not said again, and would only fill the memory.
     head = _head if len(call.keys) < 10 else _head.__wrapped__
     parts = [head(call.script, call.keys, len(call.args), known)]
@@ -124,13 +117,13 @@ def pack(call: Call, *, known: bool = True) -> bytes:
     return b"".join(parts)
 
 
-#: The longest text that is kept packed, in characters. Larger arguments would pile up in memory.
+#: Longer texts are not kept packed.
 MAX_CACHED_CHARACTERS = 64
 
 
 def _bulk(arg: Any) -> bytes:
-    """A text, a number (also of a subclass of ``int``, as an enumeration), or any buffer. A label
-    or a thread's name that has no encoding must not keep its lock from being renewed."""
+    """A text, a number, or any buffer. A label that has no encoding must not keep its lock from
+    being renewed."""
     if isinstance(arg, str):
         data = arg.encode(errors="backslashreplace")
     else:
@@ -143,8 +136,7 @@ _short = lru_cache(maxsize=256)(_bulk)
 
 
 def pack_all(calls: Sequence[Call]) -> bytes:
-    """All ``calls`` for one sending; the first of each script by its source, so that none can be
-    unknown when the next is on its way."""
+    """All ``calls`` for one sending; the first of each script by its source."""
     known: set[str] = set()
     parts = []
     for call in calls:
@@ -155,7 +147,6 @@ def pack_all(calls: Sequence[Call]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _head(script: Script, keys: tuple[bytes, ...], args: int, known: bool) -> bytes:
-    """What does not change from call to call."""
     verb, body = (b"EVALSHA", script.sha) if known else (b"EVAL", script.source)
     words = (verb, body.encode(), b"%d" % len(keys), *keys)
     return b"*%d\r\n%b" % (len(words) + args, _bulks(words))
@@ -165,7 +156,6 @@ def _head(script: Script, keys: tuple[bytes, ...], args: int, known: bool) -> by
 
 
 def send(connection: RawConnection, call: Call) -> None:
-    """Send ``call`` without waiting for the reply."""
     connection.send_packed_command([pack(call)])
 
 
@@ -180,14 +170,11 @@ def receive(connection: RawConnection, call: Call) -> Any:
 
 def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
     """Run ``call`` in one round trip, on a connection of our own to ``client``'s server; once more
-    if the connection broke before the reply.
+    if the connection broke before the reply. After an error, redis-py's, the outcome is unknown.
 
     Args:
         patience: seconds to wait for the reply, and no second try if it does not come; None
             leaves the wait to the pool's socket timeout.
-
-    Raises:
-        redis.exceptions.RedisError: as redis-py's; the outcome is then unknown.
     """
     server = server_of(client)
     node = None
@@ -199,12 +186,7 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
 
 
 def read_value(client: Any, key: bytes) -> Any:
-    """What GET of ``key`` returns, on a connection of our own to ``client``'s server; once more if
-    that broke.
-
-    Raises:
-        redis.exceptions.RedisError: as redis-py's.
-    """
+    """GET of ``key``, as ``run`` runs calls."""
     server, command = server_of(client), [pack_words(b"GET", key)]
     for last in (False, True):
         connection, unread = server.checkout_unread()
@@ -227,8 +209,7 @@ def read_value(client: Any, key: bytes) -> Any:
 
 
 def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
-    """What ``calls`` return, all in one round trip. They must be safe to repeat: they are sent
-    once more if the connection broke before the last reply."""
+    """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]
     return drive(run_all_steps(_Blocking(client, server_of(client)), calls))
@@ -338,11 +319,8 @@ def _give_up(
 
 
 def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | None:
-    """How many seconds ``calls`` may wait, if the breaker lets them through.
-
-    Raises:
-        CircuitOpen: it does not; nothing was sent.
-    """
+    """How many seconds ``calls`` may wait; raises CircuitOpen if the breaker does not let them
+    through."""
     if any(call.script.body in NEVER_HELD_BACK for call in calls):
         return breaker.insist(patience)
     try:

@@ -26,7 +26,7 @@ from .discovery import Topology
 from .server import Server
 
 R = TypeVar("R")
-#: A verb that is written once, for threads and for tasks; see ``execute.drive``.
+#: See ``execute.drive``.
 Steps = Generator[Any, Any, R]
 
 #: What an absent, restarting or failing-over Redis looks like.
@@ -46,11 +46,9 @@ _OUTAGE_REPLIES = (
     "BUSY ",  # Not BUSYKEY and the like.
 )
 
-#: The errors of a call after which ``RetryPolicy`` decides.
 REPORTED = (RedisConnectionError, RedisTimeoutError, ResponseError)
 
-#: Seconds for which a call is retried that was refused because its keys have moved: longer than the
-#: migration of a slot with few keys takes.
+#: Seconds for which a call is retried whose keys have moved: a slot with few keys moves faster.
 REFUSED_FOR = 2.0
 #: The longest pause between two of these retries, in seconds.
 MAX_PAUSE_SECONDS = 0.2
@@ -80,11 +78,9 @@ def is_busy(error: BaseException) -> bool:
 
 
 class RetryPolicy:
-    """Where and when one call is sent again.
-
-    A call whose connection broke is sent once more. On a cluster, and behind sentinels, a call
+    """A call whose connection broke is sent once more. On a cluster, and behind sentinels, a call
     that was refused is sent to the server that has its keys. A call to a server that is busy with
-    a script is retried until the script ends, for as long as its caller waits for a reply.
+    a script is retried for as long as its caller waits for a reply.
 
     Attributes:
         towards: the server to send it to, if a refusal has named it.
@@ -103,11 +99,8 @@ class RetryPolicy:
         self.asking = False
 
     def after(self, error: Exception, node: Server | None) -> float:
-        """Seconds to pause before the call that ``node`` answered with ``error`` is sent again.
-
-        Raises:
-            Exception: ``error``, if it is not to be sent again.
-        """
+        """Seconds to pause before the call that ``node`` answered with ``error`` is sent again;
+        raises the error if it is not to be sent again."""
         self._server.on_error(error)
         self.towards, self.asking = None, False
         if is_busy(error):
@@ -156,8 +149,7 @@ class Answer(NamedTuple):
 
 
 class Exchange(Protocol):
-    """How calls reach the servers of a client. What a method returns is the result for threads, and
-    an awaitable of it for tasks."""
+    """How calls reach the servers of a client; its methods are steps."""
 
     @property
     def server(self) -> Server: ...
@@ -172,7 +164,7 @@ class Exchange(Protocol):
 def run_again(
     exchange: Exchange, node: Server | None, error: Exception, call: Call, patience: float | None
 ) -> Steps[Answer]:
-    """The steps after ``call`` has failed with ``error`` at ``node``, as ``RetryPolicy`` says."""
+    """After ``call`` has failed with ``error`` at ``node``."""
     policy = RetryPolicy(exchange.server, patience)
     while True:
         if pause := policy.after(error, node):
@@ -188,7 +180,6 @@ def run_again(
 
 
 def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Any]]:
-    """The steps of ``run_all``, for more than one call."""
     server = exchange.server
     if isinstance(server, Topology):
         return (yield from _run_all_at(exchange, server, calls))
@@ -216,7 +207,7 @@ def _one_at_a_time(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Any]
 
 
 def _run_all_at(exchange: Exchange, server: Topology, calls: Sequence[Call]) -> Steps[list[Any]]:
-    """In one trip for each server that has some of the keys; what failed there, one at a time."""
+    """In one trip for each server; what failed there, one at a time."""
     places_at: dict[Server, list[int]] = {}
     for place, call in enumerate(calls):
         node = yield exchange.locate(call.keys)

@@ -1,9 +1,8 @@
 """One Redis server as this process sees it: its address, and the connections of our own to it; and
 the registry, one ``Server`` for each place where locks are kept.
 
-redis-py connects, with its credentials and options. What is then said on a connection is already
-packed, and what comes back is not decoded; for that redis-py's own layers cost more than the system
-does, so a ``DirectConnection`` goes past them.
+redis-py connects. What is then said is already packed, and what comes back is not decoded; for that
+redis-py's layers cost more than the system does, so a ``DirectConnection`` goes past them.
 """
 
 from __future__ import annotations
@@ -37,20 +36,15 @@ except ImportError:
 
 
 class Server:
-    """One address, and the connections of our own that lead there.
+    """One address, and the idle connections of our own that lead there, the last used on top. Each
+    serves one call or one wait at a time."""
 
-    A connection serves one call or one wait at a time. Idle connections are kept here, the last
-    used on top. A checkout costs a fraction of one from redis-py's pools.
-    """
-
-    #: How many idle connections are kept.
     MAX_IDLE_CONNECTIONS = 16
-    #: Seconds after which an idle connection is checked before it is used: one that the server has
-    #: closed must not be mistaken for one that broke during a call. The check is a system call,
-    #: which would cost too much between two calls in a row.
+    #: Seconds after which an idle connection is checked before it is used, by a system call: one
+    #: that the server has closed must not be mistaken for one that broke during a call.
     CHECK_AFTER_IDLE_SECONDS = 1.0
 
-    #: Whether it takes the place of the one that its clients' own connections lead to.
+    #: Whether it takes the place of the one to which its clients lead.
     stands_in = False
     retired = False  #: Whether it has left its cluster or service.
     #: Seconds within which a failover replaces a server that has failed.
@@ -65,9 +59,9 @@ class Server:
         self.database: tuple[Any, ...] = (self,)
         self.breaker = Breaker(_shown(settings), shortest)
         self._idle: list[tuple[RawConnection, PendingLifetime | None, float]] = []
-        #: The job that records there that this process is alive; see ``locking.records``.
+        #: See ``locking.records``.
         self.heartbeat: Any = None
-        #: Has it report changes; see the keeper's ``Listener``.
+        #: See the keeper's ``Listener``.
         self.listener: Any = None
         #: Whether the server knows TAKE_GRANT; see ``PendingReply``.
         self.knows_grants = False
@@ -85,22 +79,15 @@ class Server:
 
     @staticmethod
     def patience(settings: Mapping[str, Any]) -> tuple[float, float]:
-        """Seconds after which connections of these settings are given up, and attempts to
-        connect."""
+        """Seconds after which a call is given up, and an attempt to connect."""
         timeout = timeout_of(settings)
         return timeout, min(settings.get("socket_connect_timeout") or timeout, timeout)
 
     # -- where a key is; a cluster and Sentinel have more than one address ----------------------
 
     def at(self, keys: Sequence[bytes], patience: float | None = None) -> Server:
-        """The server that has ``keys``, which are all in one place; finding it may take time.
-
-        Args:
-            patience: seconds that finding it may take.
-
-        Raises:
-            redis.exceptions.ConnectionError: it is not known where they are.
-        """
+        """The server that has ``keys``, which are all in one place; finding it may take
+        ``patience`` seconds. Raises redis-py's ConnectionError if none is known."""
         return self
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
@@ -112,12 +99,10 @@ class Server:
         return keys
 
     def index_of(self, index: bytes, key: bytes) -> bytes:
-        """The sorted set in which ``key`` is to be noted: INDEX, FLIGHTS, or what there is for
-        them where ``key`` is kept."""
+        """The sorted set in which ``key`` is to be noted: INDEX, FLIGHTS, or that of its slot."""
         return index
 
     def nodes(self) -> Sequence[Server]:
-        """All servers that are known here."""
         return (self,)
 
     def must_discover(self) -> bool:
@@ -128,8 +113,7 @@ class Server:
         """A call to one of these servers ended with ``error``: its keys may have moved."""
 
     def refuses(self, error: BaseException) -> bool:
-        """Whether ``error`` says that the call was not carried out because the keys have moved, or
-        are being moved."""
+        """Whether ``error`` says that the keys have moved, or are being moved."""
         return False
 
     def sent_to(self, error: Any) -> Server:
@@ -137,20 +121,14 @@ class Server:
         return self
 
     def answered(self) -> None:
-        """It has answered something."""
         if self.breaker.failing:
             self.breaker.answered()
 
     # -- connections -----------------------------------------------------------------------------
 
     def connect(self, timeout: float | None = None, **changes: Any) -> RawConnection:
-        """A new connection, with the pool's address and credentials.
-
-        Args:
-            timeout: seconds that connecting, and waiting for an answer, may take; left out, the
-                pool's own, or 5.
-            changes: arguments of redis-py's connection that differ from the pool's.
-        """
+        """A new connection, with the pool's address and credentials, and a ``timeout`` in seconds
+        for connecting and for answers. ``changes``: other arguments than the pool's."""
         timeout = self.timeout if timeout is None else timeout
         connection_class, settings = self.address
         settings = {**own_settings(connection_class, settings, timeout), **changes}
@@ -165,11 +143,8 @@ class Server:
         return direct(connection)
 
     def checkout(self, patience: float | None = None) -> RawConnection:
-        """A connection with no reply to be read: an idle one, or a new one.
-
-        Args:
-            patience: seconds that connecting may take, if that is less than usual.
-        """
+        """A connection with no reply to be read, idle or new. ``patience``: seconds that connecting
+        may take, if that is less than usual."""
         return _with_nothing_to_read(*self.checkout_unread(patience))
 
     def checkout_unread(
@@ -192,7 +167,6 @@ class Server:
         return not self._idle
 
     def checkout_idle(self) -> RawConnection | None:
-        """An idle connection with no reply to be read, if there is one."""
         idle = self._checkout_idle()
         return None if idle is None else _with_nothing_to_read(*idle)
 
@@ -244,7 +218,7 @@ def _with_nothing_to_read(
 
 
 def _shown(settings: Mapping[str, Any]) -> str:
-    """An address for people, without credentials."""
+    """An address without credentials."""
     if database := settings.get("database"):
         return str(database)
     path = settings.get("path")
@@ -254,14 +228,12 @@ def _shown(settings: Mapping[str, Any]) -> str:
 
 # -- connections ---------------------------------------------------------------------------------
 
-#: What the parser returns for a reply that has not come as a whole.
 _INCOMPLETE = object()
-#: Bytes read at once; nearly every reply has less than a hundred.
 _READ_BYTES = 16_384
 
 
 class DirectConnection:
-    """See ``RawConnection``. It does not connect again once it was disconnected."""
+    """A ``RawConnection`` that does not connect again."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -275,8 +247,8 @@ class DirectConnection:
         self._let_the_system_watch_the_time()
 
     def _let_the_system_watch_the_time(self) -> None:
-        """Python asks the system before each call on a socket with a timeout whether it may make
-        it; a timeout that the system knows costs nothing."""
+        """Python asks the system before each call on a socket with a timeout; a timeout that the
+        system knows costs nothing."""
         # A socket of gevent's must stay as it is: it never blocks.
         if sys.platform == "linux" and isinstance(self._sock, _socket.socket):
             seconds, rest = divmod(self.socket_timeout, 1)
@@ -342,7 +314,6 @@ class DirectConnection:
 
 
 def direct(connection: Any) -> RawConnection:
-    """``connection``, which is connected, with the shorter way to its server if there is one."""
     plain = type(connection) in (Connection, UnixDomainSocketConnection)
     if hiredis is None or not plain or not hasattr(select, "poll"):
         own: RawConnection = connection
@@ -352,8 +323,8 @@ def direct(connection: Any) -> RawConnection:
 
 # -- the registry --------------------------------------------------------------------------------
 
-#: The kinds of servers that lead to several, and how the pools of their clients are recognised.
-#: ``cluster`` and ``sentinel`` add theirs.
+#: The kinds of servers that lead to several, and how the pools of their clients are recognised;
+#: see ``discovery``.
 topologies: list[tuple[Callable[[Any], bool], type[Server]]] = []
 
 _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakValueDictionary()
@@ -415,6 +386,6 @@ def is_cluster(client: Any) -> bool:
 
 @after_fork
 def _forget_servers() -> None:
-    """Those of the parent: their connections and locks are the parent's."""
+    """Their connections and locks are the parent's."""
     _servers.clear()
     _by_pool.clear()
