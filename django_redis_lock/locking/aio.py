@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from ..exceptions import LockLost, LockNotAcquired
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, Owner, check_seconds
-from ..transport import Answer, adrive, arun, cancellable
+from ..transport import Answer, adrive, arun
 from .hold import BROKEN, Hold, lost_logger
 from .local_state import Entry, Task, TaskState, acting_task, enter_again, note_entry, under_way
 from .operations import LockOperations
@@ -96,7 +96,7 @@ class AsyncLock(LockOperations):
 
     async def _ask(self, request: AcquireRequest) -> Any:
         call, patience = request.acquire(request.waiter), request.patience()
-        return (await cancellable(arun(self.redis, call, patience=patience))).value
+        return (await arun(self.redis, call, patience=patience)).value
 
     async def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Acquisition | None:
         return await TaskWaiter(self.redis, request).wait(refusal)
@@ -177,7 +177,7 @@ class AsyncLock(LockOperations):
         return await adrive(self._reset_steps())
 
     async def _run(self, call: Call) -> Answer:
-        return await cancellable(arun(self.redis, call))
+        return await arun(self.redis, call)
 
     async def __aenter__(self) -> Self:
         if await self.acquire():

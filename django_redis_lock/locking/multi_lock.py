@@ -28,7 +28,6 @@ from ..transport import (
     ServerBusy,
     Steps,
     arun,
-    cancellable,
     is_cluster,
     is_outage,
     run,
@@ -329,7 +328,7 @@ class AsyncMultiLock(SeveralNames, AsyncLock):
     """``MultiLock`` for asyncio."""
 
     async def _send(self, call: Call, patience: float | None) -> Any:
-        return (await cancellable(arun(self.redis, call, patience=patience))).value
+        return (await arun(self.redis, call, patience=patience)).value
 
 
 def check_names(names: Any) -> list[str]:

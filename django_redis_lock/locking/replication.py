@@ -71,16 +71,13 @@ async def aconfirm(
     """As ``confirm``, for tasks."""
     connection = await aconnect(client, keys, REPLY_MARGIN_SECONDS)
     try:
-        await connection.send_packed_command([_question(keys, token, replicas, patience)])
-        held = await asyncio.wait_for(connection.read_response(), patience + REPLY_MARGIN_SECONDS)
-        confirmed = await asyncio.wait_for(
-            connection.read_response(), patience + REPLY_MARGIN_SECONDS
-        )
+        question = connection.ask(_question(keys, token, replicas, patience), replies=2)
+        held, confirmed = await asyncio.wait_for(question, patience + REPLY_MARGIN_SECONDS)
         return Confirmed(bool(held), int(confirmed))
     except asyncio.TimeoutError:
         raise RedisTimeoutError("Redis did not say whether replicas have the lock") from None
     finally:
-        await connection.disconnect(nowait=True)
+        connection.disconnect()
 
 
 def _question(keys: LockKeys, token: bytes, replicas: int, patience: float) -> bytes:

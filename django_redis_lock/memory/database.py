@@ -314,7 +314,7 @@ class _InMemory:
         if session is not None:
             session.shutdown()
 
-    def _send(self, command: Any) -> None:
+    def write(self, command: Any) -> None:
         parts: Iterable[bytes] = [command] if isinstance(command, bytes) else command
         self._open().send(b"".join(parts))
 
@@ -357,7 +357,7 @@ class MemoryConnection(_InMemory, Connection):
         self.cut()
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        self._send(command)
+        self.write(command)
 
     def can_read(self, timeout: float | None = 0) -> bool:
         return self._open().has_reply(timeout)
@@ -385,7 +385,7 @@ class AsyncMemoryConnection(_InMemory, AsyncConnection):
         self.cut()
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        self._send(command)
+        self.write(command)
 
     async def can_read(self, timeout: float = 0) -> bool:
         return self._open().has_reply()

@@ -25,7 +25,6 @@ from ..transport import (
     Server,
     admitted,
     arun,
-    cancellable,
     note_sent,
     pack,
     receive,
@@ -81,7 +80,7 @@ class AsyncRedlock(AsyncLock, Quorum):
     """``Redlock`` for asyncio, over clients of redis.asyncio."""
 
     async def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
-        return await cancellable(_aask(self.redis, calls, patience))
+        return await _aask(self.redis, calls, patience)
 
     async def _wait_at(self, place: int, request: AcquireRequest) -> Acquisition | None:
         return await TaskWaiter(self.redis[place], request).wait()

@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
@@ -28,13 +28,11 @@ from ..transport import (
     Server,
     aconnect,
     adrive,
-    arun,
     arun_all,
     cancellable,
     drive,
     is_observed,
     is_outage,
-    is_pool_exhausted,
     pack_words,
     run_all,
     server_of,
@@ -318,17 +316,8 @@ class AsyncRunner:
 
     async def run(self, *calls: Call, done: bool = False) -> Any:
         if done:
-            return await asyncio.shield(in_background(self._run(calls)))
-        return await cancellable(self._run(calls))
-
-    async def _run(self, calls: Sequence[Call]) -> list[Any]:
-        try:
-            return await arun_all(self._client, calls)
-        except RedisConnectionError as error:
-            if len(calls) == 1 or not is_pool_exhausted(error):
-                raise
-            # Single calls have their own connections.
-            return [(await arun(self._client, call)).value for call in calls]
+            return await asyncio.shield(in_background(arun_all(self._client, calls)))
+        return await arun_all(self._client, calls)
 
     async def read(self, call: Call) -> Any:
         if self.is_observed and not self.server.breaker.failing:
@@ -362,10 +351,9 @@ class AsyncRunner:
         try:
             connection = await aconnect(self._client, streams, timeout=5.0)
             try:
-                await cancellable(connection.send_packed_command([_reading(streams, until)]))
-                reply = await _within(connection.read_response(), until)
+                reply = await _within(connection.ask(_reading(streams, until)), until)
             finally:
-                await connection.disconnect(nowait=True)
+                connection.disconnect()
         except (RedisError, OSError) as error:
             self.server.on_error(error)
             if not is_outage(error):
@@ -385,7 +373,7 @@ def _arguments(call: Call) -> tuple[Any, ...]:
     return call.script.sha, len(call.keys), *call.keys, *call.args
 
 
-async def _within(work: Coroutine[Any, Any, Any], until: float) -> Any:
+async def _within(work: Awaitable[Any], until: float) -> Any:
     """The result of ``work``; None if it is not done by ``until`` (monotonic seconds)."""
     task = asyncio.ensure_future(work)
     try:

@@ -7,15 +7,12 @@ from .address import note_sent as note_sent
 from .address import own_settings as own_settings
 from .aio_client import asyncio_client as asyncio_client
 from .aio_client import command as command
-from .aio_execute import AsyncRawConnection as AsyncRawConnection
+from .aio_connection import AsyncRawConnection as AsyncRawConnection
+from .aio_connection import wait_awake as wait_awake
 from .aio_execute import aconnect as aconnect
-from .aio_execute import areceive as areceive
 from .aio_execute import arun as arun
 from .aio_execute import arun_all as arun_all
-from .aio_execute import asend as asend
 from .aio_execute import cancellable as cancellable
-from .aio_execute import cut as cut
-from .aio_execute import wait_awake as wait_awake
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
 from .circuit_breaker import Outage as Outage

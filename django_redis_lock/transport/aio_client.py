@@ -17,18 +17,63 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .address import TWINS, common_settings, timeout_of
+from .address import TWINS, common_settings, note_sent, timeout_of
+from .aio_connection import AsyncRawConnection, connect_to, wait_awake
 from .discovery import ASYNC_PARSER, Node, Primary, Topology, expect_primary
 from .server import Server, server_of
 
-#: The clients of each event loop, and the generator that closes them. Plain dictionaries, each
-#: step of which is atomic: threads come and go with their loops. (Weak keys would not help: what is
-#: kept for a loop leads back to it.)
-_clients: dict[asyncio.AbstractEventLoop, dict[Server, Any]] = {}
-_closing: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
+
+class _OfLoop:
+    """What an event loop has to each server."""
+
+    def __init__(self) -> None:
+        self.clients: dict[Server, Any] = {}
+        #: Those that its tasks share.
+        self.connections: dict[Server, AsyncRawConnection] = {}
+        self.connecting: dict[Server, asyncio.Future[AsyncRawConnection]] = {}
+        self.closing = self._close_with_the_loop()
+        with suppress(StopIteration):  # It begins without waiting for anything.
+            self.closing.__anext__().send(None)
+
+    async def _close_with_the_loop(self) -> AsyncGenerator[None, None]:
+        """Closes all when the running loop ends: the runners of asyncio and asgiref close the
+        asynchronous generators that were started in their loop."""
+        try:
+            yield
+        finally:
+            _loops.pop(asyncio.get_running_loop(), None)
+            for connection in self.connections.values():
+                connection.disconnect()
+            for client in self.clients.values():
+                await client.connection_pool.disconnect()
+
+    def forget_retired(self) -> None:
+        """Close what leads to servers that have left their cluster or service."""
+        for old in [each for each in self.connections if each.retired]:
+            self.connections.pop(old).retire()
+        for old in [each for each in self.clients if each.retired]:
+            closing = self.clients.pop(old).connection_pool.disconnect(inuse_connections=False)
+            _background.add(task := asyncio.ensure_future(closing))
+            task.add_done_callback(_background.discard)
+
+
+#: A plain dictionary, each step of which is atomic: threads come and go with their loops. (Weak
+#: keys would not help: what is kept for a loop leads back to it.)
+_loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
 #: Tasks that nothing else refers to.
 _background: set[asyncio.Future[None]] = set()
+
+
+def _of_the_running_loop() -> _OfLoop:
+    loop = asyncio.get_running_loop()
+    found = _loops.get(loop)
+    if found is None:
+        for closed in [each for each in list(_loops) if each.is_closed()]:
+            _loops.pop(closed, None)  # Without a runner.
+        found = _loops[loop] = _OfLoop()
+    return found
 
 
 def asyncio_client(client: Any) -> Any:
@@ -50,34 +95,74 @@ def asyncio_client(client: Any) -> Any:
     return _client_of(server, server.address if server.stands_in else client.connection_pool)
 
 
-def pool_of(client: Any, server: Server, node: Server) -> Any:
-    """The pool with the running loop's connections to ``node``, a server of ``server``'s."""
-    if node is server and not node.stands_in:
+def pool_of(client: Any, node: Server) -> Any:
+    """A pool of connections of the running loop to ``node``, one of ``client``'s servers."""
+    if node is server_of(client) and not node.stands_in:
         return client.connection_pool
     return _client_of(node, node.address).connection_pool
 
 
 def _client_of(server: Server, address: Any) -> Any:
     """The running loop's ``redis.asyncio.Redis`` for ``server``."""
-    loop = asyncio.get_running_loop()
-    of_loop = _clients.get(loop)
-    if of_loop is None:
-        _forget_closed_loops()
-        of_loop = _clients[loop] = {}
-        _closing[loop] = _close_with_the_loop(of_loop)
-    found = of_loop.get(server)
+    of_loop = _of_the_running_loop()
+    found = of_loop.clients.get(server)
     if found is None:
-        for old in [each for each in of_loop if each.retired]:
-            closing = of_loop.pop(old).connection_pool.disconnect(inuse_connections=False)
-            _background.add(task := asyncio.ensure_future(closing))
-            task.add_done_callback(_background.discard)
+        of_loop.forget_retired()
         pool = _pool_like(address)
         if isinstance(server, Primary):
             pool.connection_kwargs["redis_connect_func"] = _meet_primary
         elif isinstance(server, Node) and ASYNC_PARSER is not None:
             pool.connection_kwargs["parser_class"] = ASYNC_PARSER
-        found = of_loop[server] = Redis(connection_pool=pool)
+        found = of_loop.clients[server] = Redis(connection_pool=pool)
     return found
+
+
+def connection_to(node: Server) -> AsyncRawConnection | None:
+    """The connection to ``node`` that the tasks of the running loop share, if there is one."""
+    of_loop = _loops.get(asyncio.get_running_loop())
+    found = None if of_loop is None else of_loop.connections.get(node)
+    return found if found is not None and found.takes_calls() else None
+
+
+async def connected(client: Any, node: Server, patience: float | None) -> AsyncRawConnection:
+    """A new connection to ``node`` for the tasks of the running loop, of which one makes it. An
+    error says that nothing was sent.
+
+    Args:
+        client: leads to ``node``, perhaps among others.
+        patience: seconds that connecting may take, if that is less than usual.
+    """
+    connecting = _of_the_running_loop().connecting
+    task = connecting.get(node)
+    if task is None:
+        task = connecting[node] = asyncio.ensure_future(_connect(client, node))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        if patience is None:
+            await asyncio.wait({task})
+        else:
+            await wait_awake({task}, patience)
+        if not task.done():
+            raise RedisTimeoutError(f"Connecting to Redis took longer than {patience:.3f} s")
+        return task.result()
+    except Exception as error:
+        note_sent(error, False)
+        raise
+
+
+async def _connect(client: Any, node: Server) -> AsyncRawConnection:
+    of_loop = _of_the_running_loop()
+    try:
+        pool = pool_of(client, node)
+        timeout = timeout_of(pool.connection_kwargs)
+        connection = await connect_to(pool, timeout, timeout)
+    finally:
+        del of_loop.connecting[node]
+    if (before := of_loop.connections.get(node)) is not None:
+        before.retire()
+    of_loop.forget_retired()
+    of_loop.connections[node] = connection
+    return connection
 
 
 async def _meet_primary(connection: Any) -> None:
@@ -104,35 +189,6 @@ def _pool_like(pool: Any) -> ConnectionPool:
                     settings[name] = pool.connection_kwargs[name]
             return ConnectionPool(connection_class=ours, **settings)
     raise TypeError(f"{pool.connection_class.__name__} has no twin for asyncio")
-
-
-def _close_with_the_loop(clients: dict[Server, Any]) -> AsyncGenerator[None, None]:
-    """Have ``clients`` closed when the running loop ends: the runners of asyncio and asgiref close
-    the asynchronous generators that were started in their loop."""
-
-    async def closing() -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            loop = asyncio.get_running_loop()
-            _clients.pop(loop, None)
-            _closing.pop(loop, None)
-            for client in clients.values():
-                await client.connection_pool.disconnect()
-            clients.clear()
-
-    generator = closing()
-    with suppress(StopIteration):  # It begins without waiting for anything.
-        generator.__anext__().send(None)
-    return generator
-
-
-def _forget_closed_loops() -> None:
-    """Forget the clients and connections of loops that were closed without a runner."""
-    for loop in list(_clients):  # One step, whatever other threads do.
-        if loop.is_closed():
-            _clients.pop(loop, None)
-            _closing.pop(loop, None)
 
 
 # What the tasks of an event loop ask Redis for at the same time is sent together, as one pipeline:

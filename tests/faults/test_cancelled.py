@@ -17,12 +17,12 @@ import redis.asyncio
 
 from django_redis_lock import AsyncLock, AsyncMultiLock, Lock
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking import aio
 from django_redis_lock.locking.waiting.queue import Unregister
 from django_redis_lock.protocol import lock_keys
-from django_redis_lock.transport.aio_execute import _in_a_task, arun, cancellable
+from django_redis_lock.transport import aio_client
+from django_redis_lock.transport.aio_execute import cancellable
 from tests.integration.locks.test_lock import places
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 
 NAME = "cancelled"
@@ -83,12 +83,11 @@ async def each_wait(
             return at
 
 
-class Roundabout(redis.asyncio.ConnectionPool):
-    """A pool of whose connections none is to be had without a wait, as where there is none open."""
-
-    async def get_connection(self, *args: Any) -> Any:
-        await asyncio.sleep(0.001)
-        return await super().get_connection(*args)
+def forget_connections() -> None:
+    """The next call of this loop has to connect."""
+    for of_loop in aio_client._loops.values():
+        while of_loop.connections:
+            of_loop.connections.popitem()[1].retire()
 
 
 async def expect_free(server: redis.asyncio.Redis, client: redis.Redis) -> None:
@@ -129,11 +128,12 @@ class TestAtEachWait:
         self, client: redis.Redis, redis_server: RedisServer, late: bool, make: Any
     ) -> None:
         async def main() -> None:
-            pool = Roundabout.from_url(redis_server.url)
-            async with redis.asyncio.Redis.from_pool(pool) as server:
+            async with redis.asyncio.Redis.from_url(redis_server.url) as server:
                 lock = make(server)
 
                 async def attempt(cancelled: Any) -> None:
+                    forget_connections()
+
                     async def work() -> None:
                         async with lock:
                             pass
@@ -159,13 +159,13 @@ class TestAtEachWait:
         """A lock that is passed on, or one that is not while it is waited for."""
 
         async def main() -> None:
-            pool = Roundabout.from_url(redis_server.url)
-            async with redis.asyncio.Redis.from_pool(pool) as server:
+            async with redis.asyncio.Redis.from_url(redis_server.url) as server:
                 lock = make(server)
                 limit = 2 if make is place else 1
                 holder = Lock(client, NAME, timeout=60, grant_timeout=60, limit=limit)
 
                 async def attempt(cancelled: Any) -> None:
+                    forget_connections()
                     holder.acquire()
 
                     async def work() -> None:
@@ -206,31 +206,58 @@ async def forget() -> None:
         await asyncio.Event().wait()
 
 
-def test_a_cancellation_that_is_forgotten_while_the_lock_is_released(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+def test_a_task_that_is_cancelled_lets_others_connect(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def forgetful(*args: Any, **options: Any) -> Any:
-        await forget()
-        return await arun(*args, **options)
+    connect, made = redis.asyncio.Connection.connect, []
+
+    async def connecting(connection: Any) -> None:
+        made.append(connection)
+        await begun.wait()
+        await connect(connection)
 
     async def main() -> None:
-        async with redis.asyncio.Redis.from_url(redis_server.url) as client:
-            lock = AsyncLock(client, NAME, timeout=60)
-            assert await lock.acquire()
-            monkeypatch.setattr(aio, "arun", forgetful)
-            releasing = asyncio.create_task(lock.release())
-            await asyncio.sleep(0)
-            releasing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await releasing
-            monkeypatch.undo()
-            await asyncio.to_thread(until, lambda: not redis_server.asking.exists(NAME))
+        async with redis.asyncio.Redis.from_url(redis_server.url) as server:
+            locks = [AsyncLock(server, f"{NAME} {number}", timeout=60) for number in range(3)]
+            first, *others = [asyncio.create_task(lock.acquire()) for lock in locks]
+            while not made:
+                await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.wait({first})
+            assert first.cancelled()
+            begun.set()
+            assert await asyncio.gather(*others) == [True, True]
+            assert not client.exists(f"{NAME} 0")
+            assert len(made) == 1
+
+    begun = asyncio.Event()
+    monkeypatch.setattr(redis.asyncio.Connection, "connect", connecting)
+    asyncio.run(main())
+
+
+def test_what_a_cancelled_task_sent_last_comes_last(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """Its release does not overtake its acquire, and its connection stays."""
+
+    async def main() -> None:
+        async with redis.asyncio.Redis.from_url(redis_server.url) as server:
+            lock = AsyncLock(server, NAME, timeout=60)
+            async with lock:
+                connections = client.info("clients")["connected_clients"]
+            for _ in range(50):
+                acquiring = asyncio.create_task(lock.acquire())
+                await asyncio.sleep(0)
+                acquiring.cancel()
+                await asyncio.wait({acquiring})
+                assert await AsyncLock(server, NAME, timeout=60).acquire(blocking_timeout=PATIENCE)
+                assert client.delete(NAME)
+            assert client.info("clients")["connected_clients"] <= connections
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("how", [cancellable, _in_a_task])
-def test_a_cancellation_that_is_forgotten_on_the_way(how: Any) -> None:
+def test_a_cancellation_that_is_forgotten_on_the_way() -> None:
     async def returns() -> str:
         await forget()
         return "done"
@@ -241,15 +268,15 @@ def test_a_cancellation_that_is_forgotten_on_the_way(how: Any) -> None:
 
     async def main() -> None:
         for work in (returns, raises):
-            task = asyncio.create_task(how(work()))
+            task = asyncio.create_task(cancellable(work()))
             await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         done = asyncio.get_running_loop().create_future()
         done.set_result("done")
-        assert await how(asyncio.wait_for(done, 1)) == "done"
+        assert await cancellable(asyncio.wait_for(done, 1)) == "done"
         with pytest.raises(asyncio.TimeoutError):  # Not every end of a wait is a cancellation.
-            await how(asyncio.wait_for(asyncio.Event().wait(), 0.01))
+            await cancellable(asyncio.wait_for(asyncio.Event().wait(), 0.01))
 
     asyncio.run(main())

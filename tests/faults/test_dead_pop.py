@@ -14,7 +14,6 @@ import redis.asyncio
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
-from django_redis_lock.transport import cut
 from tests.processes import until
 from tests.redis_server import RedisServer
 
@@ -92,7 +91,7 @@ def test_a_tasks_that_dies_just_at_the_deadline_is_no_error(
             while not client.info("clients")["blocked_clients"]:
                 await asyncio.sleep(0.001)
             (queue,) = queues.values()
-            cut(queue.connection)
+            queue.connection.cut()
             time.sleep(0.6)  # The loop hears of both together.
             return await waiting
 

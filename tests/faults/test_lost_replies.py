@@ -465,7 +465,7 @@ def test_an_announcement_that_is_refused_leaves_no_answer_behind(
     async def main() -> None:
         async with redis.asyncio.Redis.from_url(redis_server.url) as tasks:
             with pytest.raises(ResponseError):
-                await aio_execute._run(tasks, server, server, answers[0], None, asking=True)
+                await aio_execute._run(tasks, server, answers[0], None, asking=True)
             assert (await aio_execute.arun(tasks, answers[1])).value == 2
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ import asyncio
 import math
 from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
 from ...notices import get_logger
@@ -19,11 +19,8 @@ from ...transport import (
     AsyncRawConnection,
     aconnect,
     adrive,
-    areceive,
     arun,
-    asend,
-    cancellable,
-    cut,
+    pack,
     server_of,
 )
 from .steps import BlockingQueue, Refusal, Waiter
@@ -43,9 +40,9 @@ class PendingAnswer:
 
     async def _read(self, connection: AsyncRawConnection, call: Call) -> float | None:
         try:
-            taken = await asyncio.wait_for(areceive(connection, call), ANSWER_TIMEOUT_SECONDS)
+            taken = await asyncio.wait_for(_answer(connection, call), ANSWER_TIMEOUT_SECONDS)
         except (RedisError, OSError, asyncio.TimeoutError):
-            await connection.disconnect(nowait=True)  # Unknown; the keeper's renewal will tell.
+            connection.disconnect()  # Unknown; the keeper's renewal will tell.
             return None
         return self._until if taken else -math.inf
 
@@ -56,6 +53,14 @@ class PendingAnswer:
 
     async def confirmed(self) -> float | None:
         return await asyncio.shield(self._reading)
+
+
+async def _answer(connection: AsyncRawConnection, call: Call) -> Any:
+    """The reply to ``call``; the script is sent to a server that does not know it."""
+    try:
+        return await connection.ask(pack(call))
+    except NoScriptError:
+        return await connection.ask(pack(call, known=False))
 
 
 class TaskQueue(BlockingQueue):
@@ -75,16 +80,11 @@ class TaskQueue(BlockingQueue):
             self.pending = None
         if self.connection is None:
             self.node = self.server.seen_at(self.request.keys)
-            connecting = aconnect(client, self.request.keys, timeout=5.0)
-            self.connection = await cancellable(connecting)
+            self.connection = await aconnect(client, self.request.keys, timeout=5.0)
 
     async def begin_pop(self, command: bytes) -> None:
         assert self.connection is not None
-        await self.connection.send_packed_command([command])
-        # Whatever fails, the queue closes its connection; a reader that is collected with its loop
-        # could not do it.
-        reading = self.connection.read_response(disconnect_on_error=False)
-        self.reading = asyncio.ensure_future(reading)
+        self.reading = self.connection.ask(command)
 
     async def pop_ended(self, seconds: float) -> bool:
         assert self.reading is not None
@@ -98,7 +98,6 @@ class TaskQueue(BlockingQueue):
 
     async def extend(self, call: Call, until: float) -> PendingAnswer:
         assert self.connection is not None
-        await asend(self.connection, call)
         self.pending = PendingAnswer(self.connection, call, until)
         return self.pending
 
@@ -108,7 +107,7 @@ class TaskQueue(BlockingQueue):
         if reading is not None:
             reading.cancel()
         if connection is not None:
-            await connection.disconnect(nowait=True)
+            connection.disconnect()
 
     def end(self) -> None:
         connection, self.connection = self.connection, None
@@ -118,23 +117,22 @@ class TaskQueue(BlockingQueue):
         if asyncio._get_running_loop() is self.loop:
             in_background(self._close(connection, pending))
         else:  # A coroutine of this loop was closed, and nothing runs in the loop.
-            cut(connection)
+            connection.cut()
 
     @staticmethod
     async def _close(connection: AsyncRawConnection, pending: PendingAnswer | None) -> None:
         if pending is not None:
             await pending.confirmed()
-        await connection.disconnect(nowait=True)
+        connection.disconnect()
 
     def wake(self) -> None:
         connection = self.connection
         if connection is None:
             return
         if self.loop.is_closed():
-            cut(connection)
+            connection.cut()
         else:
-            closing = connection.disconnect(nowait=True)
-            asyncio.run_coroutine_threadsafe(closing, self.loop)
+            self.loop.call_soon_threadsafe(connection.disconnect)
 
 
 class TaskWaiter(Waiter[TaskQueue]):
@@ -196,10 +194,10 @@ class TaskWaiter(Waiter[TaskQueue]):
             name = printable(request.keys.lock)
             logger.info("Left the wait for %s without Redis: %s", name, error)
         finally:
-            await connection.disconnect(nowait=True)
+            connection.disconnect()
 
     async def _run(self, call: Call, patience: float | None) -> Any:
-        return (await cancellable(arun(self._client, call, patience=patience))).value
+        return (await arun(self._client, call, patience=patience)).value
 
     async def _sleep(self, seconds: float) -> None:
         await time.asleep(seconds)

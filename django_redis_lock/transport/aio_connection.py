@@ -1,0 +1,309 @@
+"""Connections of an event loop, on each of which the calls of several tasks may be on their way.
+
+Redis answers in the order of the calls. So a task that no longer waits, because it was cancelled or
+its patience is over, leaves its reply to be dropped, and the connection stays: what is sent next,
+such as the release of a lock that the task may have got, cannot overtake its call.
+
+redis-py connects, with its credentials and options; then the connection takes the transport over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .address import own_settings
+
+try:
+    import hiredis
+except ImportError:
+    hiredis = None  # type: ignore[assignment]  # an extra
+
+#: A connection that has not answered for so many seconds is given no further calls; one that was
+#: idle for so long is checked before it is.
+CHECK_AFTER_SECONDS = 1.0
+#: Seconds after the time for a reply in which the loop, if it stood still, reads what has come.
+READ_FIRST_SECONDS = 0.01
+
+#: Into how many parts the time to wait is divided. A standstill of the loop counts as one part.
+WAIT_PARTS = 10
+
+#: What the parser returns for a reply that has not come as a whole.
+_INCOMPLETE = object()
+
+
+async def connect_to(
+    pool: Any, timeout: float, reply_timeout: float | None = None
+) -> AsyncRawConnection:
+    """A new connection to where those of ``pool`` lead.
+
+    Args:
+        timeout: seconds that connecting may take.
+        reply_timeout: seconds that a reply may take, None without end.
+    """
+    settings = own_settings(pool.connection_class, pool.connection_kwargs, timeout)
+    connection = pool.connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
+    await connection.connect()
+    plain = type(connection) in (Connection, SSLConnection, UnixDomainSocketConnection)
+    kind = DirectConnection if plain and hiredis is not None else IndirectConnection
+    return kind(connection, reply_timeout)
+
+
+async def wait_awake(tasks: Collection[asyncio.Future[Any]], seconds: float) -> None:
+    """Wait for ``tasks``, at most for ``seconds`` in which the loop ran. While it stands still,
+    replies may come; the servers must not be taken to be down because of that."""
+    pending = set(tasks)
+    for _ in range(WAIT_PARTS):
+        if pending:
+            _, pending = await asyncio.wait(pending, timeout=seconds / WAIT_PARTS)
+
+
+class _Call:
+    """A call whose replies are to come."""
+
+    __slots__ = ("missing", "replies", "reply", "sent_at")
+
+    def __init__(self, reply: asyncio.Future[Any], missing: int) -> None:
+        self.reply = reply
+        self.missing = missing
+        self.replies: list[Any] = []
+        self.sent_at = time.monotonic()
+
+    def add(self, reply: Any) -> bool:
+        """The next ``reply`` has come; returns whether it was the last."""
+        self.missing -= 1
+        if self.missing or self.replies:
+            self.replies.append(reply)
+            if self.missing:
+                return False
+            errors = [each for each in self.replies if isinstance(each, RedisError)]
+            reply = errors[0] if errors else self.replies
+        self.settle(reply)
+        return True
+
+    def settle(self, reply: Any) -> None:
+        if self.reply.done():  # Nobody waits for it any more.
+            return
+        if isinstance(reply, RedisError):
+            self.reply.set_exception(reply)
+        else:
+            self.reply.set_result(reply)
+
+
+class AsyncRawConnection(ABC):
+    """A connection of the running loop. It never connects again.
+
+    Args:
+        connection: redis-py's, connected.
+        timeout: seconds that a reply may take, None without end.
+    """
+
+    def __init__(self, connection: Any, timeout: float | None) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._timeout = timeout
+        self._timer: asyncio.TimerHandle | None = None
+        self._calls: deque[_Call] = deque()
+        self._answered_at = time.monotonic()
+        self._retired = False
+
+    def takes_calls(self) -> bool:
+        """Whether it is open, and its server answers."""
+        if self._is_closed():
+            return False
+        now = time.monotonic()
+        if self._calls:
+            return now - self._calls[0].sent_at < CHECK_AFTER_SECONDS
+        return now - self._answered_at < CHECK_AFTER_SECONDS or not self._has_ended()
+
+    def ask(self, command: bytes, replies: int = 1) -> asyncio.Future[Any]:
+        """Send ``command``; its reply, or a list of so many. Of several, the first error is raised
+        when all have come.
+
+        Raises:
+            redis.exceptions.ConnectionError: the connection was closed.
+        """
+        if self._is_closed():
+            raise RedisConnectionError("The connection was closed.")
+        call = _Call(self._loop.create_future(), replies)
+        self._calls.append(call)
+        self._send(command)
+        if self._timer is None and self._timeout is not None:
+            self._timer = self._loop.call_later(self._timeout, self._due)
+        return call.reply
+
+    def retire(self) -> None:
+        """Close it when its last reply has come."""
+        self._retired = True
+        if not self._calls:
+            self.disconnect()
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Close it; whoever waits for a reply gets an error."""
+
+    @abstractmethod
+    def cut(self) -> None:
+        """Close it, from any thread. Its loop may no longer run; Python would close it when it
+        collects the loop, but until then a grant could be sent to it."""
+
+    @abstractmethod
+    def _send(self, command: bytes) -> None: ...
+
+    @abstractmethod
+    def _is_closed(self) -> bool: ...
+
+    def _has_ended(self) -> bool:
+        """Whether the server has closed it, and the loop has not yet heard of that."""
+        return False
+
+    def _came(self, reply: Any) -> None:
+        self._answered_at = time.monotonic()
+        if self._calls[0].add(reply):
+            self._calls.popleft()
+            if self._retired and not self._calls:
+                self.disconnect()
+
+    def _due(self) -> None:
+        self._timer = self._loop.call_later(READ_FIRST_SECONDS, self._expire)
+
+    def _expire(self) -> None:
+        """Give up the calls whose time is over, and the connection if that is all of them."""
+        assert self._timeout is not None
+        self._timer, now = None, time.monotonic()
+        for call in self._calls:
+            left = call.sent_at + self._timeout - now
+            if left > 0:
+                self._timer = self._loop.call_later(left, self._due)
+                return
+            call.settle(RedisTimeoutError("Redis did not answer in time"))
+        if self._calls:
+            self.disconnect()
+
+    def _fail(self, error: BaseException | None) -> None:
+        """It is closed, because of ``error`` or by the server."""
+        if self._timer is not None:
+            self._timer.cancel()
+        calls, self._calls = self._calls, deque()
+        why = f"The connection to Redis broke: {error}" if error else "Redis closed the connection"
+        for call in calls:
+            call.settle(RedisConnectionError(why))
+
+
+class DirectConnection(AsyncRawConnection, asyncio.Protocol):
+    """It takes the transport over from redis-py."""
+
+    def __init__(self, connection: Any, timeout: float | None) -> None:
+        super().__init__(connection, timeout)
+        self._parser = hiredis.Reader(
+            protocolError=InvalidResponse,
+            replyError=connection._parser.parse_error,
+            notEnoughData=_INCOMPLETE,
+        )
+        self._writer = connection._writer  # Kept, as its end would close the transport.
+        self._transport = self._writer.transport
+        self._transport.set_protocol(self)
+        connection._writer = connection._reader = None  # It would close them at its end.
+
+    def _is_closed(self) -> bool:
+        return bool(self._transport.is_closing())
+
+    def _has_ended(self) -> bool:
+        if not hasattr(select, "poll"):
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _send(self, command: bytes) -> None:
+        self._transport.write(command)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed(data)
+            while (reply := self._parser.gets()) is not _INCOMPLETE:
+                self._came(reply)
+        except Exception as error:  # Not what Redis would send.
+            self._fail(error)
+            self.disconnect()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(error)
+
+    def disconnect(self) -> None:
+        self._transport.abort()
+
+    def cut(self) -> None:
+        _shut_down(self._transport)
+
+
+class IndirectConnection(AsyncRawConnection):
+    """It reads with redis-py's parser: where there is no hiredis, in memory, and for connections of
+    other classes than redis-py's."""
+
+    def __init__(self, connection: Any, timeout: float | None) -> None:
+        super().__init__(connection, timeout)
+        connection.socket_timeout = None  # This class watches the time.
+        self._reading: asyncio.Future[None] | None = None
+
+    def _is_closed(self) -> bool:
+        reader = self._connection._reader
+        return not self._connection.is_connected or (reader is not None and reader.at_eof())
+
+    def _send(self, command: bytes) -> None:
+        write = getattr(self._connection, "write", None) or self._connection._writer.write
+        write(command)
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        """Read until nobody waits for a reply."""
+        try:
+            while self._calls:
+                try:
+                    reply = await self._connection.read_response(disconnect_on_error=False)
+                except ResponseError as refusal:
+                    reply = refusal
+                self._came(reply)
+        except (RedisError, OSError) as error:
+            self._fail(error)
+            self._close()
+        finally:
+            self._reading = None
+
+    def disconnect(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self._fail(None)
+        self._close()
+
+    def _close(self) -> None:
+        (getattr(self._connection, "cut", None) or self._connection._close)()
+
+    def cut(self) -> None:
+        if hasattr(self._connection, "cut"):
+            self._connection.cut()
+        else:
+            _shut_down(self._connection._writer)
+
+
+def _shut_down(stream: Any) -> None:
+    with suppress(AttributeError, OSError):  # It had been closed.
+        theirs = stream.get_extra_info("socket").fileno()
+        with socket.socket(fileno=os.dup(theirs)) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
