@@ -93,11 +93,11 @@ class _Call:
                 return False
             errors = [each for each in self.replies if isinstance(each, RedisError)]
             reply = errors[0] if errors else self.replies
-        self.settle(reply)
+        self.finish(reply)
         return True
 
-    def settle(self, reply: Any) -> None:
-        if self.reply.done():  # Nobody waits for it any more.
+    def finish(self, reply: Any) -> None:
+        if self.reply.done():  # Its task does not wait for it any more.
             return
         if isinstance(reply, RedisError):
             self.reply.set_exception(reply)
@@ -155,7 +155,7 @@ class AsyncRawConnection(ABC):
 
     @abstractmethod
     def disconnect(self) -> None:
-        """Close it; whoever waits for a reply gets an error."""
+        """Close it; those that wait for a reply get an error."""
 
     @abstractmethod
     def cut(self) -> None:
@@ -191,7 +191,7 @@ class AsyncRawConnection(ABC):
             if left > 0:
                 self._timer = self._loop.call_later(left, self._due)
                 return
-            call.settle(RedisTimeoutError("Redis did not answer in time"))
+            call.finish(RedisTimeoutError("Redis did not answer in time"))
         if self._calls:
             self.disconnect()
 
@@ -202,7 +202,7 @@ class AsyncRawConnection(ABC):
         calls, self._calls = self._calls, deque()
         why = f"The connection to Redis broke: {error}" if error else "Redis closed the connection"
         for call in calls:
-            call.settle(RedisConnectionError(why))
+            call.finish(RedisConnectionError(why))
 
 
 class DirectConnection(AsyncRawConnection, asyncio.Protocol):
@@ -272,7 +272,7 @@ class IndirectConnection(AsyncRawConnection):
             self._reading = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
-        """Read until nobody waits for a reply."""
+        """Read as long as there are calls."""
         try:
             while self._calls:
                 try:

@@ -140,7 +140,7 @@ async def _within(seconds: float, reply: asyncio.Future[Any]) -> Any:
 
 
 async def aconnect(client: Any, keys: Sequence[bytes], timeout: float) -> AsyncRawConnection:
-    """A connection of its own to where ``keys`` are, on which a reply may take for ever.
+    """A connection to where ``keys`` are for one task alone, on which a reply may take for ever.
 
     Args:
         timeout: seconds that connecting may take.

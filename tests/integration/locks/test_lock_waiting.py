@@ -17,6 +17,7 @@ from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.waiting.queue import Unregister
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
 from django_redis_lock.protocol import AcquireRequest
+from django_redis_lock.transport import aio_execute
 from django_redis_lock.transport.execute import FOR_COMMAND
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
@@ -339,30 +340,26 @@ def test_a_thread_that_ends_leaves_no_waiter_behind(client: redis.Redis) -> None
 
 
 def test_a_last_try_that_is_never_sent_leaves_no_trace(
-    client: redis.Redis, redis_server: RedisServer
+    client: redis.Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pool has no connection for it in time."""
+    """Its connection does not come about in time."""
+    connect, made = redis.asyncio.Connection.connect, []
 
-    class Empty(redis.asyncio.ConnectionPool):
-        given = 0
-
-        async def get_connection(self, *args: Any) -> Any:
-            self.given += 1
-            if self.given == 2:
-                await asyncio.Event().wait()
-            return await super().get_connection(*args)
+    async def connect_twice(connection: Any) -> None:
+        made.append(connection)
+        if len(made) > 2:
+            await asyncio.Event().wait()
+        await connect(connection)
 
     async def wait() -> bool:
-        pool = Empty.from_url(redis_server.url)
-        async with redis.asyncio.Redis.from_pool(pool) as server:
-            try:
-                return await AsyncLock(server, "taken", timeout=60).acquire(blocking_timeout=0.05)
-            finally:
-                assert pool.given == 2
-                await server.aclose()
+        async with redis.asyncio.Redis.from_url(redis_server.url) as server:
+            return await AsyncLock(server, "taken", timeout=60).acquire(blocking_timeout=0.05)
 
+    monkeypatch.setattr(redis.asyncio.Connection, "connect", connect_twice)
+    monkeypatch.setattr(aio_execute, "connection_to", lambda node: None)
     with Lock(client, "taken", timeout=60):
         assert not asyncio.run(wait())
+        assert len(made) == 3
         until(lambda: not any(isinstance(job, Unregister) for job in tuple(keeper()._jobs)))
         assert not client.exists("{taken}:waiters")
 

@@ -46,13 +46,13 @@ def test_a_lifetime_that_is_shortened_is_not_undone(
 def test_a_task_that_shortens_a_lifetime_is_not_undone(
     client: redis.Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    receive = tasks.areceive
+    receive = tasks._answer
 
     async def late(*args: Any) -> Any:
         await asyncio.sleep(0.3)
         return await receive(*args)
 
-    monkeypatch.setattr(tasks, "areceive", late)
+    monkeypatch.setattr(tasks, "_answer", late)
     holder = Lock(client, NAME, timeout=30)
     holder.acquire()
 
