@@ -2,7 +2,7 @@
 
 Redis answers in the order of the calls. So a task that no longer waits, because it was cancelled or
 its patience is over, leaves its reply to be dropped, and the connection stays: what is sent next,
-such as the release of a lock that the task may have got, cannot overtake its call.
+such as the end of a flight that the task may lead by then, cannot overtake its call.
 
 redis-py connects, with its credentials and options; then the connection takes the transport over.
 """

@@ -1,0 +1,238 @@
+"""What the connection that tasks share makes of what comes, and does not come, through its socket:
+with hiredis on the transport, and with redis-py's parser."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from redis.asyncio.connection import Connection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_redis_lock.transport import aio_connection
+from django_redis_lock.transport.aio_connection import (
+    AsyncRawConnection,
+    DirectConnection,
+    IndirectConnection,
+)
+from tests.processes import PATIENCE
+
+Test = Callable[[AsyncRawConnection, socket.socket], Awaitable[None]]
+KINDS = (
+    [IndirectConnection]
+    if aio_connection.hiredis is None
+    else [
+        DirectConnection,
+        IndirectConnection,
+    ]
+)
+
+
+@pytest.fixture(params=KINDS)
+def over(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Run a test with a connection and the server's end of its socket."""
+
+    def run(test: Test, timeout: float | None = None) -> None:
+        async def main() -> None:
+            ours, theirs = socket.socketpair()
+            theirs.setblocking(False)
+            redis_py = Connection(socket_timeout=PATIENCE)
+            redis_py._reader, redis_py._writer = await asyncio.open_connection(sock=ours)
+            redis_py._parser.on_connect(redis_py)
+            connection = request.param(redis_py, timeout)
+            with theirs:
+                await asyncio.wait_for(test(connection, theirs), PATIENCE)
+                connection.disconnect()
+                await asyncio.sleep(0)
+
+        asyncio.run(main())
+
+    return run
+
+
+async def heard(server: socket.socket) -> bytes:
+    """What the server hears next; empty at the end."""
+    return await asyncio.get_running_loop().sock_recv(server, 1000)
+
+
+def test_each_call_gets_its_reply_however_these_come(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        first, second = connection.ask(b"first\r\n"), connection.ask(b"second\r\n")
+        assert await heard(server) == b"first\r\nsecond\r\n"
+        for piece in (b"*2\r\n:1\r\n$3\r\n", b"one\r", b"\n:2\r\n"):
+            server.sendall(piece)
+            await asyncio.sleep(0)
+        assert await asyncio.gather(first, second) == [[1, b"one"], 2]
+
+    over(test)
+
+
+def test_an_error_of_redis_is_one_calls_own(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        first, second = connection.ask(b"first"), connection.ask(b"second")
+        server.sendall(b"-NOSCRIPT No matching script.\r\n+OK\r\n")
+        with pytest.raises(NoScriptError):
+            await first
+        assert await second == b"OK"
+        assert connection.takes_calls()
+
+    over(test)
+
+
+def test_of_several_replies_the_first_error_is_raised_when_all_have_come(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        several, refused, last = (
+            connection.ask(b"several", replies=2),
+            connection.ask(b"refused", replies=3),
+            connection.ask(b"last"),
+        )
+        server.sendall(b":1\r\n*0\r\n" + b":1\r\n-ERR one\r\n-ERR two\r\n" + b":3\r\n")
+        assert await several == [1, []]
+        with pytest.raises(ResponseError, match="one"):
+            await refused
+        assert await last == 3
+
+    over(test)
+
+
+def test_the_reply_to_a_task_that_was_cancelled_is_dropped(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        first, second = connection.ask(b"first"), connection.ask(b"second")
+        first.cancel()
+        server.sendall(b":1\r\n:2\r\n")
+        assert await second == 2
+        assert connection.takes_calls()
+
+    over(test)
+
+
+def test_each_call_has_its_time_and_no_other_ones_late_reply(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        late = connection.ask(b"late")
+        await asyncio.sleep(0.03)  # So that the second one's time is not over with the first one's.
+        second = connection.ask(b"second")
+        with pytest.raises(RedisTimeoutError):
+            await late
+        if not second.done():  # As on a machine that is not busy.
+            server.sendall(b":1\r\n:2\r\n")
+            assert await second == 2
+
+    over(test, 0.06)
+
+
+def test_a_connection_on_which_all_time_is_over_is_closed(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        calls = [connection.ask(b"one"), connection.ask(b"two")]
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, RedisTimeoutError)
+        assert not connection.takes_calls()
+        with pytest.raises(RedisConnectionError):
+            connection.ask(b"three")
+        assert await heard(server) == b"onetwo"
+        assert await heard(server) == b""
+
+    over(test, 0.01)
+
+
+def test_a_reply_that_came_while_the_loop_stood_still_counts(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        call = connection.ask(b"one")
+        server.sendall(b":1\r\n")
+        until = asyncio.get_running_loop().time() + 0.05
+        while asyncio.get_running_loop().time() < until:
+            pass
+        assert await call == 1
+
+    over(test, 0.01)
+
+
+def test_the_end_of_the_server_reaches_all_that_wait(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        calls = [connection.ask(b"one"), connection.ask(b"two")]
+        server.sendall(b":1\r\n")
+        server.shutdown(socket.SHUT_RDWR)
+        assert await calls[0] == 1
+        with pytest.raises(RedisConnectionError):
+            await calls[1]
+        assert not connection.takes_calls()
+
+    over(test)
+
+
+def test_what_is_no_reply_ends_the_connection(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        call = connection.ask(b"one")
+        server.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+        with pytest.raises(RedisConnectionError):
+            await call
+        assert not connection.takes_calls()
+
+    over(test)
+
+
+def test_a_connection_that_owes_a_reply_for_long_takes_no_calls(
+    over: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        call = connection.ask(b"one")
+        assert connection.takes_calls()
+        monkeypatch.setattr(aio_connection, "CHECK_AFTER_SECONDS", 0.0)
+        assert not connection.takes_calls()
+        server.sendall(b":1\r\n")
+        await call
+        monkeypatch.undo()
+        assert connection.takes_calls()
+
+    over(test)
+
+
+def test_a_retired_connection_is_closed_after_its_last_reply(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        call = connection.ask(b"one")
+        connection.retire()
+        assert await heard(server) == b"one"
+        server.sendall(b":1\r\n")
+        assert await call == 1
+        assert await heard(server) == b""
+        assert not connection.takes_calls()
+
+    over(test)
+
+
+def test_the_end_of_an_idle_connection_is_seen_before_the_loop_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With redis-py's parser the call fails, and is sent again."""
+    pytest.importorskip("hiredis")
+    monkeypatch.setattr(aio_connection, "CHECK_AFTER_SECONDS", 0.0)
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        redis_py = Connection()
+        redis_py._reader, redis_py._writer = await asyncio.open_connection(sock=ours)
+        connection = DirectConnection(redis_py, None)
+        assert connection.takes_calls()
+        theirs.close()
+        assert not connection.takes_calls()
+        connection.disconnect()
+
+    asyncio.run(main())
+
+
+def test_it_can_be_cut_when_its_loop_no_longer_runs(over: Any) -> None:
+    kept: list[tuple[AsyncRawConnection, socket.socket]] = []
+
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        connection.ask(b"one")
+        assert await heard(server) == b"one"
+        await asyncio.to_thread(connection.cut)
+        assert await heard(server) == b""
+        kept.append((connection, server))
+
+    over(test)
+    kept[0][0].cut()  # And again, closed.
