@@ -60,14 +60,13 @@ class HeldLock:
 
     @property
     def group(self) -> str:
-        """The metrics group."""
         group = self.lock.group
         # The group may be derived from the whole key: then derive it from the name.
         return group_of(self.name) if group == group_of(self.lock.name) else group
 
 
 class Failure(NamedTuple):
-    """A cache that failed, its error, and what this process knows of its servers' outages."""
+    """A cache that failed, and what this process knows of its servers' outages."""
 
     alias: str
     error: str
@@ -75,8 +74,6 @@ class Failure(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """A database whose list is incomplete."""
-
     alias: str
     kind: str
     shown: int
@@ -188,7 +185,7 @@ def release(
 
 
 def _databases(result: HeldLocks) -> Iterator[_Database]:
-    """The databases of all caches. Adds wrongly configured caches to the failures."""
+    """Adds wrongly configured caches to the failures."""
     found: dict[Any, _Database] = {}
     for alias in lock_caches():
         try:
@@ -246,7 +243,6 @@ def _is_in_memory(alias: str) -> bool:
 
 
 def _held_here(failures: Iterable[Failure], search: str) -> list[tuple[str, Owner]]:
-    """The local locks that are held on this host, if a cache is down."""
     folders: set[str | None] = set()
     for failure in failures:
         with suppress(ImproperlyConfigured):  # It is one of the failures.

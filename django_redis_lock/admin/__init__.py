@@ -30,7 +30,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from .. import models
 from ..cache import lock_caches
 from ..events import group_of
-from ..held_locks import UNAVAILABLE, look_closely, name_of
+from ..held_locks import UNAVAILABLE, Failure, look_closely, name_of
 from ..inventory import FLIGHT
 from ..protocol import printable
 from .listing import Listing
@@ -41,6 +41,7 @@ from .rows import (
     as_of,
     duration_patterns,
     event_rows,
+    failure_rows,
     holder_rows,
     row,
     shown,
@@ -144,7 +145,6 @@ class HeldLockAdmin(ModelAdmin):
         )
 
     def _breadcrumbs(self, template: str) -> list[dict[str, Any]]:
-        """The pages above this one."""
         app, site = self.opts.app_config, self.admin_site.name
         above = [
             (_("Home"), reverse("admin:index", current_app=site)),
@@ -254,9 +254,7 @@ class HeldLockAdmin(ModelAdmin):
         try:
             holding, closely = look_closely(*ref)
         except UNAVAILABLE as error:
-            away = _("Redis did not answer as it should.")
-            failure = {"id": ref.alias, "text": away, "error": shown(str(error)), "known": ""}
-            return {**data, "failures": [failure]}
+            return {**data, "failures": failure_rows([Failure(ref.alias, shown(str(error)))])}
         if holding is not None:
             data.update(row(holding, self._url_of), held_now=True, group=holding.group)
         elif ref.kind == FLIGHT:
@@ -271,7 +269,6 @@ class HeldLockAdmin(ModelAdmin):
     # -- releasing ---------------------------------------------------------------------------
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask whether to release the selected locks; once confirmed, release them."""
         if not self.has_release_permission(request):
             raise PermissionDenied
         if request.method != "POST":
@@ -305,8 +302,7 @@ class HeldLockAdmin(ModelAdmin):
         return HttpResponseRedirect(back)
 
     def _back(self, request: HttpRequest, chosen: Sequence[Choice]) -> str:
-        """The address of the list or, if the form has none, of the lock's page. It is parsed and
-        built again, so that it cannot lead to another site."""
+        """The address is parsed and built again, so that it cannot lead to another site."""
         if "address" not in request.POST and len(chosen) == 1:
             return self._url("change", str(chosen[0].ref))
         listing = Listing(QueryDict(request.POST.get("address", "")), self._url_of)

@@ -32,8 +32,7 @@ KINDS = {LOCK: gettext_lazy("locks"), FLIGHT: gettext_lazy("computations")}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the list. ``value`` is its sort key; ``down``: the first click puts the largest
-    first."""
+    """``value`` is its sort key; ``down``: the first click puts the largest first."""
 
     name: str
     title: str | Promise
@@ -90,7 +89,6 @@ class Listing:
 
     @cached_property
     def held(self) -> HeldLocks:
-        """Everything held in the chosen cache, of the chosen kind."""
         kinds = [self.chosen["kind"]] if self.chosen["kind"] else list(KINDS)
         found = held_locks(self._asked, kinds=kinds)
         for failure in found.failures:
@@ -166,7 +164,6 @@ class Listing:
         return _("No lock is held at the moment.")
 
     def behaviour(self) -> str:
-        """How the locks of the caches that answered behaved, as HTML."""
         down = {failure.alias for failure in self.held.failures}
         answering = [alias for alias in self._asked if alias not in down]
         held = self.held.found
@@ -207,7 +204,6 @@ class Listing:
     # -- what the page needs to lead elsewhere -----------------------------------------------
 
     def address(self, **changes: Any) -> str:
-        """The query string of this list with ``changes``."""
         query = QueryDict(mutable=True)
         here = {"q": self.search, **self.chosen, "o": self.order if self.ordered else ""}
         for name, value in {**here, **changes}.items():
@@ -216,7 +212,6 @@ class Listing:
         return query.urlencode()
 
     def columns(self) -> list[dict[str, Any]]:
-        """The titles of the columns, each with the query string that sorts by it."""
         sorted_by, down = self.order.removeprefix("-"), self.order.startswith("-")
         heads = []
         for column in COLUMNS:
@@ -269,9 +264,5 @@ def _in_memory(alias: str) -> str:
 
 
 def _cut(cut: Any) -> str:
-    what = (
-        _("The cache “%(alias)s” has at least %(total)d held locks. Listed are %(shown)d.")
-        if cut.kind == LOCK
-        else _("The cache “%(alias)s” has at least %(total)d computations. Listed are %(shown)d.")
-    )
-    return what % {"alias": shown(cut.alias), "total": cut.total, "shown": cut.shown}
+    what = _("The cache “%(alias)s” has at least %(total)d %(kind)s. Listed are %(shown)d.")
+    return what % {**cut._asdict(), "alias": shown(cut.alias), "kind": KINDS[cut.kind]}

@@ -33,8 +33,7 @@ def parse_choices(texts: Sequence[str]) -> list[Choice]:
 
 
 def outlook(choice: Choice, url_of: UrlOf) -> dict[str, Any]:
-    """What the page of confirmation shows of a lock: the effects of a release, or why there is
-    nothing to release."""
+    """The effects of a release, or why there is nothing to release."""
     said: dict[str, Any] = {"name": shown(name_of(*choice.ref)), "alias": choice.ref.alias}
     try:
         holding, _closely = look_closely(*choice.ref)
@@ -67,7 +66,6 @@ def _warning(lock: LockInfo) -> str:
 
 
 def _effects(lock: LockInfo) -> list[str]:
-    """What a release will do, in sentences."""
     if lock.kind == FLIGHT:
         return [
             _("The computation continues, but its result is not stored."),
@@ -106,8 +104,7 @@ def _effects(lock: LockInfo) -> list[str]:
 def release_chosen(
     page: ModelAdmin[Any], request: HttpRequest, choice: Choice, reason: str
 ) -> None:
-    """Release a lock if the chosen holder still holds it. Tell the user, and record the release in
-    the admin's log, the lock's events and the logger."""
+    """Tell the user; record it in the admin's log, the lock's events and the logger."""
     alias, key, kind = choice.ref
     name = shown(name_of(*choice.ref))
     user = str(request.user.get_username())
@@ -140,14 +137,13 @@ def release_chosen(
 
 
 def _holder(holding: HeldLock | None, choice: Choice) -> str:
-    """The former holder, by place and fingerprint."""
     lock = None if holding is None else holding.lock
     if lock is None or not _is_chosen(lock, choice):
         return choice.owner_id
     if not lock.owner.host:
         return place(lock.owner)
-    named = {"place": place(lock.owner), "id": lock.owner.id, "label": shown(lock.owner.label)}
-    return (_("%(place)s, %(label)s (%(id)s)") if named["label"] else "%(place)s (%(id)s)") % named
+    named = ", ".join(filter(None, (place(lock.owner), shown(lock.owner.label))))
+    return f"{named} ({lock.owner.id})"
 
 
 def _is_chosen(lock: LockInfo, choice: Choice) -> bool:

@@ -51,7 +51,7 @@ duration, brief, measured = _FORMAT.duration, _FORMAT.brief, _FORMAT.measured
 
 
 def duration_patterns() -> str:
-    """The patterns of ``duration`` for the page's script, as JSON."""
+    """For the page's script, as JSON."""
     return json.dumps([str(pattern) for pattern in _FORMAT.pairs])
 
 
@@ -226,7 +226,7 @@ def holder_rows(locks: Sequence[LockInfo]) -> list[dict[str, Any]]:
 
 def _said(lock: LockInfo, state: str) -> str:
     if state == "broken":
-        return _("cannot be read: %(parts)s") % {"parts": ", ".join(lock.broken)}
+        return f"{STATUSES[state]}: {', '.join(lock.broken)}"
     return _("silent for") if state == "silent" else str(STATUSES[state])
 
 
@@ -237,7 +237,6 @@ def _renewal(lock: LockInfo) -> str:
 
 
 def _verdict(lock: LockInfo) -> str:
-    """What the status means."""
     if lock.resting:
         return _("Its holder has released it; it stays taken until its min_hold is over.")
     if lock.broken:
@@ -351,10 +350,7 @@ def _is_expiring(lock: LockInfo) -> bool:
 
 
 def failure_rows(failures: Sequence[Failure]) -> list[dict[str, str]]:
-    """The messages about caches that did not answer."""
-    text = _(
-        "The locks of the cache “%(alias)s” cannot be listed: Redis did not answer as it should."
-    )
+    text = _("The cache “%(alias)s” cannot be read: Redis did not answer as it should.")
     return [
         {
             "id": failure.alias,
@@ -367,7 +363,6 @@ def failure_rows(failures: Sequence[Failure]) -> list[dict[str, str]]:
 
 
 def _known(outage: Outage) -> str:
-    """What this process knows of a server that is down."""
     texts = [
         _("%(server)s has not answered this process for %(duration)s.")
         % {"server": shown(outage.server), "duration": duration(outage.seconds)}

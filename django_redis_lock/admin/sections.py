@@ -49,15 +49,8 @@ def behaviour_section(
     address: Callable[..., str],
     many_caches: bool = False,
 ) -> str:
-    """The section below the list, as HTML.
-
-    Args:
-        aliases: the caches to query.
-        held: the locks held now, to count those of each group.
-        search: only groups whose names contain this.
-        address: returns the query string of the list of a group's locks.
-        many_caches: whether to show the cache of each group.
-    """
+    """As HTML. ``search``: only groups whose names contain this; ``address`` returns the query
+    string of the list of a group's locks."""
     sites = {site_of(alias): alias for alias in reversed(list(aliases))}
     now = Counter((site_of(holding.alias), holding.group) for holding in held)
     failed = not sites
@@ -95,7 +88,6 @@ def behaviour_section(
 
 
 def _groups(alias: str) -> Iterator[dict[str, Summary]]:
-    """For each group with any figures: its summary of each period."""
     counted = {p: {s.group: s for s in summaries(alias, p)} for p in PERIODS}
     for group in {group: None for of in counted.values() for group in of}:
         yield {p: counted[p].get(group) or Summary.of(group, p, []) for p in PERIODS}
@@ -116,7 +108,6 @@ def behaviour_of(alias: str, group: str) -> list[dict[str, Any]]:
 
 
 def behaviour_row(one: Summary) -> dict[str, Any]:
-    """What the page shows of a summary, besides its numbers."""
     name = shown(one.group or "")
     return {
         "period": PERIODS[one.period],
@@ -136,7 +127,7 @@ def behaviour_row(one: Summary) -> dict[str, Any]:
 
 
 def _problems(one: Summary) -> list[dict[str, Any]]:
-    """What went wrong, in words. Faults of a lock or of Redis are alarming."""
+    """Faults of a lock or of Redis are alarming."""
     counted: list[tuple[int, str, bool]] = [
         (one.rejected, _("%(number)s rejected"), False),
         (one.timeouts, _("%(number)s timed out"), False),
@@ -153,7 +144,6 @@ def _problems(one: Summary) -> list[dict[str, Any]]:
 
 
 def _computed(one: Summary) -> str:
-    """What was read and computed, in words."""
     texts = []
     if one.reads:
         texts.append(_("%(share)s hits") % {"share": _percent(one.hit_ratio)})
@@ -213,8 +203,6 @@ def _percent(share: float | None) -> str:
 
 
 class Thread(NamedTuple):
-    """A thread that holds or waits for a lock."""
-
     host: str
     pid: int
     name: str
@@ -230,7 +218,6 @@ class Chain(NamedTuple):
     """A thread waits for a lock, whose holder waits for another, and so on.
 
     Attributes:
-        wait: the first wait.
         locks: the lock of each wait, in order.
         is_cycle: whether the last holder is a thread of the chain: a deadlock.
     """
@@ -253,7 +240,6 @@ class Process:
 
 
 def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
-    """The waits for the locks ``found``, for at most MAX_CONTENDED_LOCKS of them."""
     # Of a lock with places, one of them: its waiters wait for any.
     contended = {(h.alias, h.lock.lock_key): h for h in found if h.lock.waiters}
     waits = []
@@ -271,7 +257,7 @@ def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
 
 
 def by_process(found: Sequence[HeldLock], waits: Sequence[Wait]) -> list[Process]:
-    """The processes that hold or wait: first those in a deadlock, then those with most locks."""
+    """First those in a deadlock, then those with most locks."""
     processes: dict[tuple[str, int], Process] = {}
 
     def process(host: str, pid: int) -> Process:

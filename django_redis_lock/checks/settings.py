@@ -306,7 +306,6 @@ def _lost_by_others(alias: str) -> Iterator[CheckMessage]:
 
 
 def _others(alias: str) -> Iterator[str]:
-    """What else is in the database of the cache ``alias``."""
     databases = _databases_of(alias)
     for other in settings.CACHES:
         if other != alias and databases & _databases_of(other):
@@ -329,11 +328,7 @@ def _databases_of(alias: str) -> set[Database]:
 
 
 def _databases(location: Any, number: int = 0) -> set[Database]:
-    """The databases that URLs name, by host and port or path, and number.
-
-    Args:
-        number: of the database where a URL does not name it.
-    """
+    """By host and port or path, and number: ``number`` where a URL has none."""
     urls = [location] if isinstance(location, str) else location or ()
     databases = set()
     for url in (part.strip() for each in urls for part in re.split("[,;]", str(each))):

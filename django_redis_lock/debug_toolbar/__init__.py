@@ -99,7 +99,6 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
         return row
 
     def _lock(self, subject: Subject, what: str) -> Row:
-        """The row of an attempt to take a lock, with its result."""
         row = self._end(subject)
         if row is None:
             row = {"name": subject.name, "label": subject.label}

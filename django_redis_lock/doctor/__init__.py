@@ -97,7 +97,6 @@ class Target:
 
     @property
     def user(self) -> str:
-        """The Redis user of this cache."""
         if self.is_cluster:
             return "default"
         return self.client.connection_pool.connection_kwargs.get("username") or "default"
@@ -129,7 +128,7 @@ def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:
 
 
 def _servers(target: Target) -> Iterator[Finding]:
-    """The findings of all servers, each once with its servers."""
+    """Each finding once, with its servers."""
     found: dict[Finding, list[str]] = {}
     nodes = target.nodes()
     for address, client in nodes.items():
@@ -148,7 +147,6 @@ def _failed(topic: str, error: Exception) -> Finding:
 
 
 def server(target: Target, client: Any) -> Iterator[Finding]:
-    """What a server is, and whether it can evict locks."""
     try:
         info: Mapping[str, Any] = client.info()
     except NoPermissionError:
@@ -371,7 +369,6 @@ class TrialLock(Lock):
 
 
 def trial(target: Target) -> Iterator[Finding]:
-    """Acquire a lock and pass it to a waiter."""
     conf = target.conf
     make = partial(
         TrialLock,

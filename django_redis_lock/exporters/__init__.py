@@ -107,8 +107,6 @@ HISTOGRAMS = (
 
 
 class Exporter:
-    """A listener that adds the amounts of each event to ``metrics``."""
-
     def __init__(self, metrics: Sequence[tuple[Instrument, Any]]) -> None:
         self._groups: set[str] = set()
         self._by_event: dict[type, list[tuple[Instrument, Any]]] = {}
@@ -159,14 +157,11 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """A listener that makes spans. What makes them for one tool extends it."""
-
     def __init__(self) -> None:
         #: The open spans of computations, by the ids of their subjects, which live as long.
         self._open: dict[int, Any] = {}
 
     def record(self, span: Span) -> None:
-        """Make a span of something that has ended."""
         raise NotImplementedError
 
     def begin(self, subject: Subject) -> Any:
@@ -174,7 +169,6 @@ class Spans:
         raise NotImplementedError
 
     def end(self, begun: Any, error: BaseException | None) -> None:
-        """End it."""
         raise NotImplementedError
 
     def __call__(self, event: Any) -> None:
@@ -229,7 +223,7 @@ def _slow(subject: Subject) -> float:
 
 
 def _server(subject: Subject) -> dict[str, Value]:
-    """The attributes of OpenTelemetry's conventions for databases; none in memory."""
+    """By OpenTelemetry's conventions for databases; none in memory."""
     if subject.server is None or getattr(subject.cache, "in_memory", False):
         return {}
     settings = subject.server.address.connection_kwargs

@@ -25,12 +25,6 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class OpenTelemetry(Spans, Exporter):
-    """A listener that makes spans and metrics.
-
-    Args:
-        tracer_provider, meter_provider: by default the global ones.
-    """
-
     def __init__(self, tracer_provider: Any = None, meter_provider: Any = None) -> None:
         self._tracer = trace.get_tracer(_NAME, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
@@ -88,7 +82,6 @@ class OpenTelemetry(Spans, Exporter):
 
 
 def trace_parent() -> str:
-    """``events.trace_parent``."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier)
     return carrier.get("traceparent", "")
@@ -101,7 +94,6 @@ def _links(leader: str) -> list[trace.Link]:
 
 
 def _outcome(event: Any) -> dict[str, bool]:
-    """The attribute of a histogram's sample."""
     if isinstance(event, events.Acquired):
         return {"contended": event.contended}
     if isinstance(event, events.Computed):

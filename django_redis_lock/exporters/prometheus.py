@@ -39,8 +39,6 @@ _COUNTERS = (
 
 
 class Prometheus(Exporter):
-    """A listener that counts in ``registry``."""
-
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.registry = registry
         self._metrics: list[tuple[Instrument, Any]] = []

@@ -15,8 +15,6 @@ from . import Span, Spans, subscribe_instead
 
 
 class Sentry(Spans):
-    """A listener that makes spans."""
-
     def record(self, span: Span) -> None:
         parent, subject = sentry_sdk.get_current_span(), span.subject
         # Sentry's own spans of a cache suffice.

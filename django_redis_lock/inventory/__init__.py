@@ -57,8 +57,6 @@ STREAM_LIFETIME = 10_000
 
 
 class Outcome(Enum):
-    """The result of a forced release."""
-
     #: The holder that was shown has lost it; the first waiter has it.
     RELEASED = "released"
     #: It was free.
@@ -211,11 +209,7 @@ MAX_KEPT_LOCKS, MAX_KEPT_BYTES = 25, 50_000
 
 
 def indexed_locks(client: Any, most: int) -> list[bytes]:
-    """The keys of at most ``most`` locks on the index; some may no longer be held.
-
-    Raises:
-        redis.exceptions.RedisError: a request failed.
-    """
+    """The keys of at most ``most`` locks on the index; some may no longer be held."""
     found: list[bytes] = []
     for index in indexes(client, INDEX):
         if len(found) < most:

@@ -263,11 +263,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
 
 
 def indexes(client: Any, index: bytes) -> list[bytes]:
-    """The keys of INDEX, or FLIGHTS: on a cluster there is one for each slot that has entries.
-
-    Raises:
-        redis.exceptions.RedisError: a request failed.
-    """
+    """The keys of INDEX, or FLIGHTS: on a cluster there is one for each slot that has entries."""
     server = server_of(client)
     if not isinstance(server, Cluster):
         return [index]
@@ -323,8 +319,7 @@ def _describe(client: Any, kind: str, keys: Sequence[bytes], prefix: bytes) -> t
 
 
 def _with_heartbeats(client: Any, locks: Sequence[LockInfo]) -> list[LockInfo]:
-    """``locks`` with the last sign of life of their holders' processes. All locks of one process
-    get the latest."""
+    """All locks of one process get its latest sign of life."""
     beats = last_heartbeats(client, (lock.owner.process for lock in locks))
     latest = dict(beats)
     for lock in locks:

@@ -242,7 +242,6 @@ def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
 
 
 def _chosen(found: Found, place: int | None) -> HeldLock | None:
-    """The holder to release; None if there is none."""
     holders = found.inspection.holders
     if place is None and len(holders) > 1:
         places = ", ".join(str(number) for number in sorted(lock.place for lock in holders))

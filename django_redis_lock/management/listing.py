@@ -82,7 +82,6 @@ def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
 
 
 def verdict(locks: list[HeldLock]) -> int:
-    """The exit code of ``--exit-code``."""
     if any(in_trouble(held.lock) for held in locks):
         return TROUBLE
     return HELD if locks else 0
@@ -348,7 +347,6 @@ def _bars(numbers: Sequence[int]) -> str:
 
 
 def _as_json(of: Summary) -> dict[str, Any]:
-    """Every figure, times in seconds."""
     figures = asdict(of)
     for name in ("waits", "holds", "computations"):
         figures[name] = _distribution(getattr(of, name))

@@ -137,14 +137,7 @@ GAP = 2
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-        title: what stands above it.
-        text: returns the text for a row, on one line.
-        right: whether it is aligned to the right, as numbers are.
-        shrinks: whether its texts may be shortened where there is too little room.
-    """
+    """``right``: aligned to the right, as numbers are; ``shrinks``: may be shortened."""
 
     title: str
     text: Callable[[Any], str]
@@ -176,14 +169,8 @@ def table(
     head: Style = str,
     style_of: Callable[[Any], Style] = lambda row: str,
 ) -> list[str]:
-    """The lines of a table.
-
-    Args:
-        rows: what the columns make their texts from.
-        width: of the terminal; None for no limit.
-        head: colours the line of titles.
-        style_of: returns what colours a row.
-    """
+    """The lines of a table: ``head`` colours that of the titles, ``style_of`` those of the rows.
+    Without ``width`` it may have any."""
     widths = [column.width(rows) for column in columns]
     if width is not None:
         _shrink(columns, widths, width)
@@ -197,7 +184,6 @@ def table(
 
 
 def fits(columns: Sequence[Column], rows: Sequence[Any], width: int | None) -> bool:
-    """Whether the table needs no shortening."""
     return width is None or sum(c.width(rows) + GAP for c in columns) - GAP <= width
 
 

@@ -183,11 +183,7 @@ class Writing(Job):
 
 
 class Metrics:
-    """The figures of this process: a collector, and the jobs that write them.
-
-    Args:
-        wanted: whether to count the events of a subject.
-    """
+    """The figures of this process: a collector, and the jobs that write them."""
 
     def __init__(self, wanted: Callable[[Subject], bool] = lambda subject: True) -> None:
         self._jobs: dict[Server, Writing] = {}
@@ -202,7 +198,6 @@ class Metrics:
         keeper().add(job)
 
     def take(self, job: Writing) -> Figures:
-        """The figures to write; if there are none, the job ends."""
         with self.collector.mutex:  # As ``_begun`` is called.
             figures = self.collector.take(job.server)
             if not figures and self._jobs.get(job.server) is job:
@@ -224,7 +219,6 @@ class Metrics:
 
 
 def call_to_add(figures: Figures) -> Call:
-    """The call that adds ``figures``, all of one server."""
     sizes = [number for period in PERIODS.values() for number in period]
     added = [
         part
@@ -236,7 +230,7 @@ def call_to_add(figures: Figures) -> Call:
 
 
 def _name_of(site: str, group: str) -> bytes:
-    """A site and group as in the fields of the hashes."""
+    """As in the fields of the hashes."""
     return b"%b\n%b" % (printable(site.encode(), 250).encode(), group.encode())
 
 
@@ -305,17 +299,7 @@ def _buckets(using: str, period: str) -> dict[str, list[list[int]]]:
 
 
 def read(client: Any, site: str, period: str) -> dict[str, list[list[int]]]:
-    """The figures of each group of a site in each bucket, oldest first.
-
-    Args:
-        client: a redis-py client.
-        site: the KEY_PREFIX of the caches.
-        period: "hour" or "day".
-
-    Raises:
-        ValueError: there is no such period.
-        redis.exceptions.RedisError: the request failed.
-    """
+    """The figures of each group of a site in each bucket, oldest first. Raises as ``summary``."""
     if period not in PERIODS:
         allowed = " or ".join(map(repr, PERIODS))
         raise ValueError(f"period must be {allowed}, not {period!r}")
@@ -345,7 +329,6 @@ _metrics = Metrics(_wanted)
 
 
 def start() -> None:
-    """Start to count; the app calls this when Django starts."""
     events.subscribe(_metrics.collector)
     events.count_read = _metrics.collector.count_read
 

@@ -72,7 +72,6 @@ class Collector:
                 self._count(event)
 
     def count_read(self, cache: Any, key: str, group: str, result: str, values: int) -> None:
-        """``events.count_read``."""
         read = (cache, key, group, result)
         if values == 1:
             self._reads.append(read)
@@ -137,7 +136,6 @@ class Collector:
             return taken
 
     def usual_hold(self, subject: Subject) -> float | None:
-        """As ``metrics.usual_hold``."""
         owner = (subject.server, subject.site, subject.group)
         with self.mutex:
             self._count_waiting()
@@ -148,14 +146,12 @@ class Collector:
         return next((average for average in averages if average is not None), None)
 
     def put_back(self, taken: Figures) -> None:
-        """Add figures that could not be written to the current ones."""
         with self.mutex:
             self._enough = 1
             for owner, figures in taken.items():
                 add(self._figures.get(owner) or self._begin(owner), figures)
 
     def servers(self) -> set[Server]:
-        """The servers with figures to write."""
         with self.mutex:
             self._count_waiting()
             return {owner[0] for owner in self._figures}

@@ -78,7 +78,6 @@ def new() -> list[int]:
 
 
 def observe(figures: list[int], distribution: int, seconds: float) -> None:
-    """Count one wait, hold or computation."""
     microseconds = int(seconds * 1e6)
     figures[distribution] += microseconds
     figures[distribution + 1] = max(figures[distribution + 1], microseconds)
@@ -209,7 +208,6 @@ class Summary:
 
     @classmethod
     def of(cls, group: str | None, period: str, buckets: list[list[int]]) -> Summary:
-        """The summary of ``buckets``, oldest first."""
         total = new()
         for figures in buckets:
             add(total, figures)
@@ -400,7 +398,7 @@ def _class_name(place: int, shown: Callable[[float], str]) -> str:
 
 
 def _shown_classes(counts: Sequence[int]) -> tuple[int, int]:
-    """The first and last class to show: those that occur, and at least LEAST_CLASSES."""
+    """Those that occur, and at least LEAST_CLASSES."""
     used = [place for place, count in enumerate(counts) if count] or [len(counts) // 2]
     first, last = used[0], used[-1]
     while last - first + 1 < LEAST_CLASSES:

@@ -130,11 +130,7 @@ def note_request(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRe
 
 @dataclass(frozen=True)
 class TaskActivity:
-    """``task shop.tasks.send_invoices (4f1c…)``: the name and id of a task.
-
-    Attributes:
-        before: the activity to which the thread returns.
-    """
+    """``task shop.tasks.send_invoices (4f1c…)``. ``before`` is what the thread returns to."""
 
     name: str
     id: str

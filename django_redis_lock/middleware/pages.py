@@ -173,7 +173,6 @@ class _Visit:
     # -- to find a page ----------------------------------------------------------------------
 
     def steps(self) -> Steps[Any]:
-        """The response."""
         request, middleware = self.request, self.middleware
         scopes = getattr(request, "_cached_pages", ())
         scope = middleware.cache_alias, middleware.key_prefix
@@ -266,13 +265,7 @@ class _Visit:
     # -- to compute it -----------------------------------------------------------------------
 
     def _compute(self, key: str = "") -> Steps[Any]:
-        """Compute the page.
-
-        Args:
-            key: the key of the flight that this caller leads; empty: no caller waits for it.
-
-        Returns: the value to store at ``key``.
-        """
+        """The value to store at ``key``: the flight that this caller leads; empty without one."""
         if self._here() == self.caller:
             value, self.computed = yield from self._computed_for(self.request, key)
             return value
@@ -280,7 +273,6 @@ class _Visit:
         return value
 
     def _computed_for(self, request: Any, key: str) -> Steps[tuple[Any, Any]]:
-        """The value to store at ``key``, and the response."""
         generation = yield self._generation()
         response = yield from self._respond(request)
         if key and getattr(response, "status_code", 0) >= 500:
@@ -300,7 +292,6 @@ class _Visit:
         return {page.page_key: response, page.header_key: page.headers}.get(key), response
 
     def _respond(self, request: Any) -> Steps[Any]:
-        """What the view returns, rendered."""
         response = self.view(request)
         if self.asynchronous:
             response = yield response

@@ -59,7 +59,6 @@ class SteppedKeeper(Keeper):
             return self._due[0][0] if self._due else math.inf
 
     def do_due(self, now: float) -> None:
-        """Do what is due."""
         with self._mutex:
             batch = self._pop_due(now)
         self._serve(batch)

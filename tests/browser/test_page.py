@@ -254,7 +254,7 @@ def test_redis_that_is_away(open_page: Open, client: redis.Redis, monkeypatch: A
     with monkeypatch.context() as patch:
         patch.setattr(held_locks, "list_held", away)
         note = page.locator(".errornote")
-        expect(note).to_contain_text("“default” cannot be listed")
+        expect(note).to_contain_text("“default” cannot be read")
         expect(note).to_contain_text("<b>away</b>")
         expect(page.get_by_text("No lock is held")).to_be_hidden()
     expect(row(page, "a")).to_be_visible()

@@ -53,7 +53,7 @@ def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
 
 
 def _examined(alias: str) -> tuple[list[Finding], bool]:
-    """The findings, and whether the server answered."""
+    """Also returns whether the server answered."""
     found: list[Finding] = []
     try:
         found.extend(examine(alias))
