@@ -2,9 +2,9 @@
 
 ``"raise"``: fail. ``"local"``: take a lock of this host instead. ``"run"``: go ahead unlocked.
 
-With ``"local"`` a caller holds the lock of this host *also while Redis answers*, in addition to the
-one in Redis. Otherwise two callers of this host could hold the lock at once after Redis went down
-or came back: one in Redis, and one on the host.
+With ``"local"`` a caller holds the lock of this host *also while Redis answers*. Otherwise two
+callers of this host could hold the lock after Redis went down or came back: one in Redis, and one
+on the host.
 """
 
 from __future__ import annotations
@@ -41,11 +41,9 @@ __all__ = [
 
 logger = get_logger("django_redis_lock.outage")
 
-#: The choices.
 ON_REDIS_DOWN = ("raise", "local", "run")
-#: Seconds for which a waiter tries to reach a Redis that went down, before it falls back.
+#: For which a waiter tries to reach a Redis that went down, before it falls back.
 OUTAGE_PATIENCE_SECONDS = 3.0
-#: Seconds between two log lines about the same outage.
 LOG_EVERY_SECONDS = 60.0
 #: An acquisition of this host's lock that took longer had to wait.
 NO_WAIT_SECONDS = 0.05
@@ -54,7 +52,6 @@ NO_WAIT_SECONDS = 0.05
 class FallbackHold(Hold):
     """A lock that was taken without Redis. It has no lifetime and no fence."""
 
-    __slots__ = ("how",)
     how: str
 
     def owner(self) -> Owner:
@@ -63,8 +60,7 @@ class FallbackHold(Hold):
 
 
 class Fallback(LockOperations):
-    """What a lock that can fall back does differently. It overrides the steps of a lock's methods,
-    which threads, tasks and a lock on several servers have in common.
+    """What a lock that can fall back does differently, for threads, tasks and several servers.
 
     Args:
         on_redis_down: see the module's docstring.
@@ -87,14 +83,12 @@ class Fallback(LockOperations):
 
     @property
     def degraded(self) -> str | None:
-        """How the caller holds the lock without Redis: ``"local"`` or ``"run"``; None if it holds
-        the lock in Redis, or not at all."""
         hold = self.local.hold
         return hold.how if isinstance(hold, FallbackHold) and not hold.ended else None
 
     @property
     def fence(self) -> int | None:
-        """None for a lock that was taken without Redis, because only Redis makes fences."""
+        """None for a lock taken without Redis, because only Redis makes fences."""
         return None if isinstance(self.local.hold, FallbackHold) else super().fence
 
     # -- acquiring ---------------------------------------------------------------------------
@@ -113,11 +107,6 @@ class Fallback(LockOperations):
     def _acquire_or_fall_back(
         self, request: AcquireRequest, wait: float | None, file_lock: LocalLock | None
     ) -> Steps[bool]:
-        """The steps of ``acquire``.
-
-        Args:
-            file_lock: the lock of this host, not taken yet; None with ``"run"``.
-        """
         until = math.inf if request.deadline is None else request.deadline
         if wait == 0:
             until = -math.inf
@@ -163,7 +152,7 @@ class Fallback(LockOperations):
     def _take_file(
         self, file_lock: LocalLock, hold: Hold, until: float, *, in_addition: bool = False
     ) -> Steps[bool]:
-        """Take this host's lock. Its release signals nothing, so this polls."""
+        """Its release signals nothing, so this polls."""
         tries = pauses(until)
         while not file_lock.try_acquire(hold.owner(), in_addition):
             if in_addition and file_lock.is_in_addition():
@@ -184,14 +173,13 @@ class Fallback(LockOperations):
         super()._refuse_to_wait_for_itself()
 
     def _falls_back_on(self, error: BaseException) -> bool:
-        """Whether ``error`` is an outage after which this lock falls back. Missing replicas are
-        none: the caller asked for more safety, not less."""
+        """Missing replicas are no outage: the caller asked for more safety, not less."""
         if self.on_redis_down == "raise" or isinstance(error, TooFewReplicas):
             return False
         return is_outage(error)
 
     def _file_lock(self, key: bytes | None = None) -> LocalLock:
-        """This host's lock; in addition to a place in Redis, the one for its ``key``."""
+        """This host's lock; that for the ``key`` of a place in Redis."""
         servers = ",".join(sorted(server.breaker.server for server in self._servers))
         shown = self.cache_key or self.keys.lock.decode(errors="backslashreplace")
         identity = b"%b\0%b" % (servers.encode(), key or self.keys.lock)
@@ -212,7 +200,6 @@ class Fallback(LockOperations):
         return hold
 
     def _fall_back(self, hold: FallbackHold, file_lock: LocalLock | None, error: Exception) -> None:
-        """Record that the caller holds the lock without Redis."""
         self.local.hold, self.local.token = hold, hold.token
         self.local.renewal, self.local.file_lock = None, file_lock
         breakers = [server.breaker for server in self._servers]
@@ -244,7 +231,6 @@ class Fallback(LockOperations):
         self._release_file(self.local.file_lock)
 
     def _hand_to_keeper(self) -> None:
-        """Finish a call that was interrupted: the lock of this host is released."""
         hold: Hold | None = self.local.hold
         if hold is None or hold.from_parent_process or (hold.is_valid and not hold.by_this_thread):
             return
@@ -269,11 +255,6 @@ class Fallback(LockOperations):
     # -- other methods ---------------------------------------------------------------------
 
     def _is_held_without_redis(self, verb: str) -> bool:
-        """Whether the lock was taken without Redis: then it has no lifetime.
-
-        Raises:
-            LockError: this lock object does not hold it any more, or its parent process does.
-        """
         if not isinstance(self.local.hold, FallbackHold):
             return False
         self._owned_token(verb)
@@ -338,7 +319,7 @@ class AsyncFallbackRedlock(AsyncFallbackLock, AsyncRedlock):
 
 
 def _with_new_token(request: AcquireRequest) -> AcquireRequest:
-    """``request`` for a second acquisition by the same call."""
+    """For a second acquisition by the same call."""
     fresh = (named_token(), b"")
     if request.chosen:
         fresh = request.token, new_token()
@@ -346,13 +327,13 @@ def _with_new_token(request: AcquireRequest) -> AcquireRequest:
     return request._replace(token=fresh[0], attempt=fresh[1])
 
 
-#: For each server and kind of fallback, the outage that was logged last, and when.
+#: By server and kind of fallback, the outage that was logged last, and when.
 _logged: dict[tuple[str, str], tuple[int, float]] = {}
 _log_mutex = free_after_fork(threading.Lock())
 
 
 def _is_to_be_logged(breaker: Breaker, how: str) -> bool:
-    """Whether this outage is to be logged: once, or once a minute."""
+    """Once for each outage, or once a minute."""
     with _log_mutex:
         now = time.monotonic()
         outage, at = _logged.get((breaker.server, how), (0, -math.inf))

@@ -57,16 +57,8 @@ def _user() -> int:
 
 
 class LocalLock:
-    """One attempt to hold a lock on this host.
-
-    Args:
-        identity: the servers and the key of the lock; different for different locks.
-        name: of the lock, to be shown.
-        folder: see ``local_folder``.
-
-    Raises:
-        LockError: this system or folder cannot have local locks.
-    """
+    """One attempt to hold the lock of these servers and key (``identity``) on this host; shown as
+    ``name``. Raises LockError if this system or ``folder`` cannot have local locks."""
 
     def __init__(
         self, identity: bytes, name: str, folder: str | os.PathLike[str] | None = None
@@ -80,12 +72,7 @@ class LocalLock:
         self._file: FileIO | None = None
 
     def try_acquire(self, owner: Owner, in_addition: bool = False) -> bool:
-        """Take it if it is free.
-
-        Args:
-            owner: the description for other callers.
-            in_addition: whether the caller holds the lock in Redis as well.
-        """
+        """Take it if it is free, described as ``owner``'s; ``in_addition`` to the lock in Redis."""
         for attempt in range(3):
             if attempt:
                 time.sleep(FIRST_PAUSE_SECONDS)  # Another process may be reading the holder.
@@ -95,7 +82,6 @@ class LocalLock:
         return False
 
     def is_in_addition(self) -> bool:
-        """Whether its holder took it in addition to the lock in Redis."""
         found = _description(self.path)
         return found is not None and bool(found.get("in_addition"))
 
@@ -111,7 +97,7 @@ class LocalLock:
         return False
 
     def _is_current(self, file: FileIO) -> bool:
-        """Whether ``file`` is still at its path, and not removed by its former holder."""
+        """Its former holder may have removed it."""
         try:
             return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
         except FileNotFoundError:
@@ -126,12 +112,11 @@ class LocalLock:
             os.pwrite(self._file.fileno(), text.encode(), 0)
 
     def holder(self) -> Owner | None:
-        """The holder; None if it is free."""
         found = _holder(self.path)
         return None if found is None else found[1]
 
     def release(self) -> None:
-        """Release it. A second call completes a release that was interrupted."""
+        """A second call completes a release that was interrupted."""
         file = self._file
         if file is not None and not file.closed:
             if self._is_current(file):  # Or an interrupted release has removed it already.
@@ -152,7 +137,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def pauses(deadline: float) -> Iterator[float]:
-    """The pauses in seconds between polls, until ``deadline`` (monotonic)."""
+    """Seconds between polls, until ``deadline`` (monotonic)."""
     pause = FIRST_PAUSE_SECONDS
     while (left := deadline - time.monotonic()) > 0:
         yield min(pause, left)
@@ -160,7 +145,7 @@ def pauses(deadline: float) -> Iterator[float]:
 
 
 def held_locally(folder: str | os.PathLike[str] | None = None) -> list[tuple[str, Owner]]:
-    """The local locks that are held on this host: their names and holders."""
+    """The names and holders of the locks that are held on this host."""
     found = (_holder(path) for path in sorted(local_folder(folder).glob(f"*{SUFFIX}")))
     return sorted((f for f in found if f is not None), key=lambda held: held[0])
 
@@ -178,7 +163,7 @@ def _holder(path: Path) -> tuple[str, Owner] | None:
 
 
 def _description(path: Path) -> dict[str, Any] | None:
-    """What the holder of the lock at ``path`` wrote; None if the lock is free."""
+    """What the holder wrote; None if the lock is free."""
     try:
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError:

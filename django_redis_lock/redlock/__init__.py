@@ -1,7 +1,7 @@
 """One lock over several independent servers, for threads and for asyncio.
 
-Requests go to all servers at once: all are sent before any reply is read. Where there is no idle
-connection to a server, a thread connects and sends, because connecting may take long.
+All requests are sent before any reply is read. Where there is no idle connection to a server, a
+thread connects and sends, because connecting may take long.
 """
 
 from __future__ import annotations
@@ -97,7 +97,6 @@ class AsyncRedlock(AsyncLock, Quorum):
 async def _aask(
     clients: Sequence[Any], calls: Mapping[int, Call], patience: float
 ) -> dict[int, Any]:
-    """``ask`` for asyncio."""
     servers = [server_of(client) for client in clients]
     away = spared(servers, calls)
     asking = {
@@ -127,19 +126,13 @@ def _outcome(task: asyncio.Task[Answer], client: Any, patience: float) -> Any:
     return error
 
 
-#: The number of parts of the time to wait. A standstill of this process counts as one part.
+#: Of the time to wait. A standstill of this process counts as one part.
 PARTS = 10
 
 
 def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
-    """The replies to ``calls``, or their errors, by place.
-
-    Args:
-        servers: the servers, by place.
-        calls: the call for each place, in the order in which they are sent.
-        patience: seconds to wait for all replies together. If the process is stopped during that
-            time, replies may have arrived, so a standstill counts for a tenth at most.
-    """
+    """The replies to ``calls``, or their errors, by place, which come within ``patience`` seconds
+    in all. If the process is stopped, replies may arrive, so that counts for a tenth at most."""
     asking = _FanOut(servers, calls)
     asking.answers.update(spared(servers, calls))
     try:
@@ -158,8 +151,8 @@ def ask(servers: Sequence[Server], calls: Mapping[int, Call], patience: float) -
 
 
 def spared(servers: Sequence[Server], calls: Mapping[int, Call]) -> dict[int, Any]:
-    """The servers that get no request because their circuit breaker is open and they are a
-    minority: by place, with the circuit breaker's error. The keeper releases a lock there."""
+    """A minority of servers that get no request because their circuit breaker is open: by place,
+    with its error. The keeper releases a lock there."""
     away: dict[int, Any] = {}
     held_back = [place for place in calls if servers[place].breaker.held_back]
     if 2 * len(held_back) >= len(servers):
@@ -176,14 +169,12 @@ class _FanOut:
     def __init__(self, servers: Sequence[Server], calls: Mapping[int, Call]) -> None:
         self._servers = servers
         self._calls = calls
-        #: Connections on which a reply is expected.
         self._connections: dict[int, RawConnection] = {}
-        #: The replies of the threads.
+        #: Of the threads.
         self._replies: dict[int, Future[Any]] = {}
         self.answers: dict[int, Any] = {}
 
     def send(self, place: int) -> None:
-        """Send on an idle connection; if there is none, start a thread that makes one."""
         server, call = self._servers[place], self._calls[place]
         if server.breaker.failing:
             try:
@@ -204,7 +195,6 @@ class _FanOut:
         threading.Thread(target=_ask, args=(server, call, reply), name=name, daemon=True).start()
 
     def collect(self, patience: float) -> None:
-        """Read the replies that come within ``patience`` seconds."""
         left, part = patience, patience / PARTS
         while self._connections or self._replies:
             began = real_time.monotonic()
@@ -244,8 +234,7 @@ class _FanOut:
             self.answers[place] = reply.exception() or reply.result()
 
     def close(self) -> None:
-        """Cancel the requests without a reply. A connection on which a reply may still arrive
-        cannot be used again."""
+        """A connection on which a reply may still arrive cannot be used again."""
         for reply in self._replies.values():
             reply.cancel()
         for connection in self._connections.values():

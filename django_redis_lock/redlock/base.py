@@ -1,6 +1,4 @@
-"""The algorithm of a lock on several servers: ``Election`` is one call of ``acquire``, ``Quorum``
-the lock. It is written once, for threads and for tasks, as generators of steps; see
-``transport.drive``.
+"""The algorithm of a lock on several servers, as generators of steps; see ``transport.drive``.
 
 A caller sends its request to all servers at once, and has the lock if more than half of them grant
 it. Otherwise it releases what it got from the servers after the first one that refused, keeps what
@@ -55,12 +53,12 @@ from .votes import (
     too_few,
 )
 
-#: The shortest lifetime, in seconds, that the clock drift leaves usable.
+#: The shortest lifetime that the clock drift leaves usable.
 MIN_TIMEOUT_SECONDS = 0.01
 #: The default of ``server_timeout``, at most.
 SERVER_TIMEOUT_SECONDS = 0.25
-#: Microseconds by which the fence of a round is ahead of the fastest server's clock, so that all
-#: servers store the same number.
+#: By which the fence of a round is ahead of the fastest server's clock, so that all servers store
+#: the same number.
 FENCE_LEAD_MICROSECONDS = 10_000
 
 
@@ -72,10 +70,6 @@ _fences: WeakKeyDictionary[Server, int] = WeakKeyDictionary()
 
 class Election:
     """One call of ``acquire``.
-
-    Args:
-        lock: the lock.
-        request: the arguments of the call.
 
     Attributes:
         request: has the current token and attempt. Both change when a server does not reply to a
@@ -106,7 +100,6 @@ class Election:
             recorded.append(mine)
 
     def vote(self, floor: int = 0) -> Steps[Any]:
-        """One round of requests to all servers, with a fence of at least ``floor``."""
         self._record_token()
         request, limit = self.request, self._limit
         if request.deadline is not None:
@@ -176,7 +169,7 @@ class Election:
 
 
 class Quorum(LockOperations):
-    """A lock on several servers, without input and output.
+    """A lock on several servers.
 
     Args:
         redis: the redis-py clients, one for each server; at least three.
@@ -230,7 +223,7 @@ class Quorum(LockOperations):
         return server_of(self.redis[0])
 
     def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> Any:
-        """Run calls at once, each on the server at its place; the replies, or errors, by place."""
+        """Replies to these calls, or errors, by place."""
         raise NotImplementedError
 
     def _wait_at(self, place: int, request: AcquireRequest) -> Any:
@@ -238,7 +231,6 @@ class Quorum(LockOperations):
         raise NotImplementedError
 
     def _sleep(self, seconds: float) -> Any:
-        """Let so many seconds pass."""
         raise NotImplementedError
 
     # -- acquire ------------------------------------------------------------------------------
@@ -247,11 +239,7 @@ class Quorum(LockOperations):
         return b""  # It waits with another id on each server.
 
     def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Any]:
-        """The acquired lock, or None at the end of the wait.
-
-        Raises:
-            TooFewServers: after the first round, or at the end of the wait.
-        """
+        """Raises TooFewServers after the first round, or at the end of the wait."""
         deadline = None if not wait else time.monotonic() + wait
         request = request._replace(deadline=deadline, outage_patience=0.0)
         election = Election(self, request)
@@ -288,8 +276,8 @@ class Quorum(LockOperations):
                 return None
 
     def _order(self) -> list[int]:
-        """The places in the order in which all callers wait for them. It differs between locks, to
-        distribute the load."""
+        """In which all callers wait for the servers. It differs between locks, to distribute the
+        load."""
         count = len(self.redis)
         first = zlib.crc32(self.keys.lock) % count
         return [(first + n) % count for n in range(count)]
@@ -297,11 +285,7 @@ class Quorum(LockOperations):
     # -- other methods ------------------------------------------------------------------------
 
     def _reset_steps(self) -> Steps[Any]:
-        """End the lock on each server, whichever caller holds it, as ``Lock.reset`` does on one.
-
-        Raises:
-            TooFewServers: less than a majority has answered.
-        """
+        """End the lock on each server, as ``Lock.reset`` does on one."""
         question = self._held_call()
         answers = yield self._ask_servers(self._calls(question), self.server_timeout)
         held = {p: a for p, a in answers.items() if a and not isinstance(a, Exception)}
@@ -318,7 +302,6 @@ class Quorum(LockOperations):
         return dict.fromkeys(reversed(self._order()), call)
 
     def _merge(self, call: Call, answers: Mapping[int, Any], sent_at: float) -> Any:
-        """The common reply of the servers."""
         if call.script is RELEASE:
             self._release_later((p for p, a in answers.items() if isinstance(a, Exception)), call)
         hold: QuorumHold | None = self.local.hold
@@ -334,12 +317,11 @@ class Quorum(LockOperations):
         return merged(call, answers, len(self.redis), self._shown)
 
     def _release_later(self, places: Iterable[int], release: Call) -> None:
-        """Have the keeper send ``release`` to the servers at these places."""
         servers = self.servers
         for place in places:
             keeper().add(DeferredRelease(servers[place], release, self.timeout))
 
-    # -- what ``LockRenewal`` does for one server ---------------------------------------------
+    # -- renewal ------------------------------------------------------------------------------
 
     def _start_renewal(self, granted: Acquisition) -> Hold:
         hold = self._record_acquisition(granted)
@@ -367,12 +349,6 @@ def _acquisition(
 
 
 def _checked(redis: Iterable[Any]) -> tuple[Any, ...]:
-    """The clients of a lock on several servers.
-
-    Raises:
-        TypeError: they are not redis-py clients.
-        ValueError: too few of them, or one server twice.
-    """
     if isinstance(redis, (str, bytes)) or not isinstance(redis, Iterable):
         raise TypeError(f"a lock on several servers needs their clients, not {redis!r}")
     clients = tuple(redis)

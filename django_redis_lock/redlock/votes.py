@@ -1,10 +1,9 @@
-"""Votes: how each of several servers gives and keeps its part of a lock, and what the replies of
-all servers mean together.
+"""Votes: how each of several servers gives and keeps its part of a lock, and what their replies
+mean together.
 
-The holder is the caller that holds the lock on more than half of the servers, until the deadline
-that more than half of them have confirmed. A server's clock may run faster than ours, so each
-lifetime is shortened by a hundredth and two milliseconds (Salvatore Sanfilippo, "Distributed Locks
-with Redis").
+The holder has the lock on more than half of the servers, until the deadline that more than half of
+them have confirmed. A server's clock may run faster than ours, so each lifetime is shortened by a
+hundredth and two milliseconds (Salvatore Sanfilippo, "Distributed Locks with Redis").
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from ..transport import Server
 
 logger = get_logger("django_redis_lock.keeper")
 
-#: Take one server's part of the lock, as ACQUIRE does, with a fence of at least ``floor``. If the
-#: caller holds the lock, restore the lifetime. Redis out of memory does not refuse it: only one
-#: server grants the lock to a waiter, who takes the other servers with this script.
+#: Take one server's part of the lock, as ACQUIRE does, with a fence of at least ``floor``. Redis
+#: out of memory does not refuse it: only one server grants the lock to a waiter, who takes the
+#: other servers with this script.
 #:
 #: KEYS  lock keys
 #: ARGV  token, lifetime, attempt, floor
@@ -53,7 +52,6 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 
 
 def majority(servers: int) -> int:
-    """The smallest number that is more than half of ``servers``."""
     return servers // 2 + 1
 
 
@@ -63,25 +61,15 @@ def drift(lifetime: float) -> float:
 
 
 class QuorumAcquisition(Acquisition):
-    """A lock on several servers.
-
-    Attributes:
-        votes: until when each server holds the lock for this caller (monotonic; -inf: not at all).
-    """
+    """A lock on several servers. ``votes``: until when each holds it for this caller (monotonic;
+    -inf: not at all)."""
 
     votes: tuple[float, ...] = ()
 
 
 class Ballot:
-    """The replies to one round of VOTE.
-
-    Args:
-        servers: the number of servers.
-        order: their places in the order in which all callers wait for them.
-        answers: by place: what VOTE returned, or the error.
-        sent_at: monotonic time before the first request.
-        lifetime: the requested seconds, None without end.
-    """
+    """The replies to one round of VOTE, or errors, by place. ``order``: of the places, in which all
+    callers wait for them."""
 
     def __init__(
         self,
@@ -92,7 +80,7 @@ class Ballot:
         lifetime: float | None,
     ) -> None:
         replies = {p: answers[p] for p in order if not isinstance(answers[p], Exception)}
-        #: The fences of the servers that granted the lock; the servers that refused, in order.
+        #: Of the servers that granted the lock.
         self.fences = {p: int(reply[1]) for p, reply in replies.items() if reply[0]}
         self.refused = [p for p, reply in replies.items() if not reply[0]]
         self.errors = {p: e for p, e in answers.items() if isinstance(e, Exception)}
@@ -105,13 +93,12 @@ class Ballot:
 
     @property
     def too_few(self) -> bool:
-        """Whether less than a majority replied."""
         return len(self.fences) + len(self.refused) < self._needed
 
     @property
     def won(self) -> bool:
-        """Whether the caller has the lock: in time, on a majority, and on the first server in order
-        that can be reached. The last condition keeps a new caller from overtaking waiters there."""
+        """In time, on a majority, and on the first server in order that can be reached, which keeps
+        a new caller from overtaking waiters there."""
         in_time = time.monotonic() < self.deadline
         return in_time and len(self.fences) >= self._needed and self._first in self.fences
 
@@ -122,17 +109,14 @@ class Ballot:
 
     @property
     def stored(self) -> bool:
-        """Whether a majority stores ``fence``, so that no later one can be smaller."""
+        """Whether no later fence can be smaller."""
         return sum(fence >= self.fence for fence in self.fences.values()) >= self._needed
 
 
 class QuorumHold(Hold):
     """One acquisition of a lock on several servers."""
 
-    __slots__ = ("_answered_at", "votes")
-
     def set_votes(self, votes: Sequence[float]) -> None:
-        """Set until when each server holds the lock for this caller."""
         self.votes = list(votes)
         self._answered_at = [-math.inf] * len(self.votes)
 
@@ -149,10 +133,9 @@ class QuorumHold(Hold):
 
 
 class VotedRenewal(Renewal):
-    """Renews a hold on the server at ``place``. A server that does not have the lock was down at
-    the acquisition or has lost its data; VOTE is sent to it again, so that the servers can be
-    restarted one after the other while a lock is held; but not at once, because a forced release
-    ends the lock on one server after the other."""
+    """Renews a hold on the server at ``place``. To one that does not have the lock, VOTE is sent
+    again, so that the servers can be restarted one after the other while a lock is held; but not at
+    once, because a forced release ends the lock on one server after the other."""
 
     hold: QuorumHold
 
@@ -196,7 +179,7 @@ class VotedRenewal(Renewal):
         self._schedule(sent_at)
 
     def _give_back(self) -> None:
-        """The vote arrived after the lock was released."""
+        """The vote has arrived after the release."""
         hold = self.hold
         call = release_call(hold.keys, hold.token, new_token(), 2.0, attempt=hold.attempt)
         keeper().add(DeferredRelease(self.server, call, hold.lifetime))
@@ -213,14 +196,7 @@ class VotedRenewal(Renewal):
 
 
 def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | bytes) -> Any:
-    """The reply to ``call`` of a majority of servers.
-
-    Args:
-        answers: by place: the reply, or the error.
-
-    Raises:
-        TooFewServers: less than a majority replied.
-    """
+    """The reply to ``call`` of a majority of servers; or TooFewServers is raised."""
     needed = majority(servers)
     replies = [a for a in answers.values() if not isinstance(a, Exception)]
     if len(replies) < needed:
@@ -241,7 +217,7 @@ def _number(stored: Any) -> int:
 
 
 def _held(replies: Sequence[Any], needed: int) -> Any:
-    """The reply to HELD about the holder that a majority names; None if there is none."""
+    """The reply to HELD about the holder that a majority names."""
     by_token: dict[bytes, list[Any]] = {}
     for reply in replies:
         if reply is not None:
@@ -257,6 +233,5 @@ def _held(replies: Sequence[Any], needed: int) -> Any:
 
 
 def too_few(answers: Mapping[int, Any], servers: int, name: str | bytes) -> TooFewServers:
-    """The error, with those of the servers."""
     errors = [e for e in answers.values() if isinstance(e, Exception)]
     return TooFewServers(servers - len(errors), servers, errors, name)
