@@ -1,34 +1,408 @@
 """The cache backends: django-redis's, and Django's for local memory, with locks and with a
-``get_or_set`` that computes once."""
+``get_or_set`` that computes once.
 
-from .backend import RedisCache
-from .lock_factory import (
-    BACKEND,
-    LOCAL_BACKEND,
-    AlreadyAcquired,
-    BackendCannotLock,
-    NotAcquired,
-    check_policy,
-    check_using,
-    lock_cache,
-    lock_caches,
-    reset_all,
+``"BACKEND": "django_redis_lock.cache.RedisCache"``
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, TypeVar
+
+from django.core.cache.backends.base import DEFAULT_TIMEOUT
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.functional import cached_property
+from django_redis.cache import RedisCache as DjangoRedisCache
+from django_redis.cache import omit_exception
+from django_redis.client import DefaultClient, HerdClient, ShardClient
+from django_redis.exceptions import ConnectionInterrupted
+from django_redis.util import CacheKey
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
+from ..singleflight import InProcessFlight
+from ..transport import (
+    Breaker,
+    CircuitOpen,
+    Topology,
+    is_busy,
+    is_observed,
+    is_pool_exhausted,
+    server_of,
 )
-from .locmem import LocMemCache
-from .reading import MISSING
+from .aio import AsyncMethods
+from .invalidation import flight_ending
+from .lock_factory import BACKEND as BACKEND
+from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
+from .lock_factory import AlreadyAcquired as AlreadyAcquired
+from .lock_factory import BackendCannotLock as BackendCannotLock
+from .lock_factory import NotAcquired as NotAcquired
+from .lock_factory import check_policy as check_policy
+from .lock_factory import check_using as check_using
+from .lock_factory import lock_cache as lock_cache
+from .lock_factory import lock_caches as lock_caches
+from .lock_factory import reset_all as reset_all
+from .locmem import LocMemCache as LocMemCache
+from .reading import MISSING as MISSING
+from .reading import (
+    DirectReader,
+    ObservedRead,
+    cold_read,
+    direct_reader,
+    failing_as_django_redis,
+    originals,
+    takes_client,
+)
 
-__all__ = [
-    "BACKEND",
-    "LOCAL_BACKEND",
-    "MISSING",
-    "AlreadyAcquired",
-    "BackendCannotLock",
-    "LocMemCache",
-    "NotAcquired",
-    "RedisCache",
-    "check_policy",
-    "check_using",
-    "lock_cache",
-    "lock_caches",
-    "reset_all",
-]
+T = TypeVar("T")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+#: Decorates methods that raise no outages if IGNORE_EXCEPTIONS is set.
+_ignoring_outages: Callable[[_Method], _Method] = omit_exception
+
+
+class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
+    """django-redis's cache. Each method documents its differences."""
+
+    def _lock_client(self) -> Any:
+        """That of the primary: whatever decides must be asked there."""
+        if not self._has_primary:
+            raise ImproperlyConfigured(
+                f"{type(self.client).__name__} cannot lock: it has no single primary server. "
+                "Use django-redis's DefaultClient or SentinelClient, or our ClusterClient"
+            )
+        return self.client.get_client(write=True)
+
+    @cached_property
+    def _has_primary(self) -> bool:
+        """Whether one server decides about each key."""
+        client = self.client
+        return isinstance(client, DefaultClient) and not isinstance(client, ShardClient)
+
+    def _encode(self, value: Any) -> Any:
+        if isinstance(self.client, HerdClient):
+            raise ImproperlyConfigured(
+                "HerdClient stores values in a format that get_or_set cannot use. "
+                "Use django-redis's DefaultClient: get_or_set needs no herd"
+            )
+        return self.client.encode(value)
+
+    def _decode(self, kept: Any) -> Any:
+        return self.client.decode(kept)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    _methods: ClassVar = originals(DjangoRedisCache, "get", "get_many", "has_key")
+
+    @cached_property
+    def _usable(self) -> Collection[str]:  # type: ignore[override]  # looked at once
+        """The methods that take django-redis's arguments; others are not called."""
+        return [name for name in self._methods if takes_client(getattr(self, name))]
+
+    def _get_observed(
+        self, key: str, version: int | None, read: Callable[..., Any]
+    ) -> tuple[Any, Any]:
+        get: Any = self.get
+        return self._observed(lambda client: get(key, MISSING, version, client=client), read)
+
+    def _observed(
+        self, method: Callable[[ObservedRead], Any], read: Callable[..., Any]
+    ) -> tuple[Any, Any]:
+        client, value = ObservedRead(read), MISSING
+        try:
+            value = method(client)
+        except Exception:
+            if client.error is None:
+                raise
+        if client.error is not None:
+            raise client.error
+        return client.stored, value
+
+    def _get_by_tool(self, key: str, missing: Any, version: int | None, reader: Any) -> Any:
+        redis = reader or self.client.get_client(write=False)
+        with failing_as_django_redis(redis):
+            return self._get_observed(key, version, lambda nkey: (redis.get(nkey), -1))[1]
+
+    def _client_get_many(self, names: list[str], version: int | None) -> dict[str, Any]:
+        get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
+        redis = self.client.get_client(write=False)
+        mget = getattr(redis, "mget_nonatomic", redis.mget)
+        with failing_as_django_redis(redis):
+            found: dict[str, Any] = self._observed(
+                lambda client: get_many(names, version, client=client),
+                lambda *nkeys: (mget(*nkeys), -1),
+            )[1]
+            return found
+
+    def _read_or_join(self, key: str, version: int | None) -> Any:
+        reader = self._reader
+        if reader is not None and is_observed(reader.client):
+            reader = None
+        if reader is None or not server_of(reader.client).must_connect():
+            return self._read_value(key, version, self._in_flight(key, version), reader)
+        with cold_read(server_of(self._lock_client())) as waited:
+            flight = self._in_flight(key, version)
+            return MISSING if waited and flight else self._read_value(key, version, flight, reader)
+
+    def _read_value(
+        self, key: str, version: int | None, flight: InProcessFlight | None, reader: Any
+    ) -> Any:
+        """The value, or MISSING. While this process computes it, one thread at a time reads it; the
+        others wait for the ``flight``."""
+        if flight and not flight.read_lock.acquire(blocking=False):
+            return MISSING
+        try:
+            get = self._get_by_tool if self._is_replaced("get") else self.client.get
+            return self._with_breaker(get, key, MISSING, version, reader)
+        except ConnectionInterrupted as error:
+            # The caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
+            cause = error.__cause__
+            if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
+                return MISSING
+            raise
+        finally:
+            if flight:
+                flight.read_lock.release()
+
+    @cached_property
+    def _reader(self) -> DirectReader | None:
+        return None if self._breaker is None else direct_reader(self.client)
+
+    @cached_property
+    def _breaker(self) -> Breaker | None:
+        """None if django-redis may read from another server."""
+        if not self._has_primary or len(self.client._server) != 1:
+            return None
+        server = server_of(self._lock_client())
+        return None if isinstance(server, Topology) else server.breaker
+
+    def _with_breaker(self, read: Callable[..., T], *args: Any) -> T:
+        breaker = self._breaker
+        if breaker is None:
+            return read(*args)
+        if breaker.failing:
+            try:
+                breaker.admit(None)
+            except CircuitOpen as error:
+                raise ConnectionInterrupted(connection=None) from error
+        began = time.monotonic()
+        try:
+            found = read(*args)
+        except ConnectionInterrupted as error:
+            cause = error.__cause__
+            unreachable = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
+            if cause is not None and unreachable and not is_pool_exhausted(cause):
+                breaker.failed(cause, time.monotonic() - began)
+            raise
+        if breaker.failing:
+            breaker.answered()
+        return found
+
+    def _read_many(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        # If all connections of the pool are in use, TAKE_FLIGHT reads the values.
+        try:
+            return self._with_breaker(self._client_get_many, names, version), None
+        except ConnectionInterrupted as error:
+            cause = error.__cause__ or error
+            return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
+
+    # -- writes end flights ------------------------------------------------------------------
+
+    @_ignoring_outages
+    def set(
+        self,
+        key: str,
+        value: Any,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        client: Any = None,
+        nx: bool = False,
+        xx: bool = False,
+    ) -> Any:
+        return self._set(key, value, timeout, version, client, nx, xx)
+
+    def _set(
+        self,
+        key: str,
+        value: Any,
+        timeout: float | None,
+        version: int | None,
+        client: Any,
+        nx: bool,
+        xx: bool = False,
+    ) -> Any:
+        values = (key, value, timeout, version)
+        try:
+            return self.client.set(*values, nx=nx, xx=xx, **self._by(client))
+        except ConnectionInterrupted:
+            if client is not None or self.client._replica_read_only:
+                raise
+            # django-redis tries its other servers. The first, which stores the flights, is down, so
+            # there are none to end.
+            return self.client.set(*values, nx=nx, xx=xx)
+
+    @_ignoring_outages
+    def add(
+        self,
+        key: str,
+        value: Any,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        client: Any = None,
+    ) -> Any:
+        return self._set(key, value, timeout, version, client, nx=True)
+
+    @_ignoring_outages
+    def delete(
+        self,
+        key: str,
+        version: int | None = None,
+        prefix: str | None = None,
+        client: Any = None,
+    ) -> Any:
+        return bool(self.client.delete(key, version, prefix, **self._by(client)))
+
+    def set_many(
+        self,
+        data: dict[str, Any],
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        client: Any = None,
+        **options: Any,
+    ) -> list[Any]:
+        """As in Django, returns the keys that could not be set."""
+        return [] if self._set_many(data, timeout, version, client, options) else list(data)
+
+    @_ignoring_outages
+    def _set_many(
+        self,
+        data: dict[str, Any],
+        timeout: float | None,
+        version: int | None,
+        client: Any,
+        options: dict[str, Any],
+    ) -> bool:
+        if data:
+            self.client.set_many(data, timeout, version, **self._by(client), **options)
+        return True
+
+    @_ignoring_outages
+    def delete_many(self, keys: Any, version: int | None = None, client: Any = None) -> Any:
+        return self.client.delete_many(keys, version, **self._by(client))
+
+    @_ignoring_outages
+    def delete_pattern(
+        self,
+        pattern: str,
+        version: int | None = None,
+        prefix: str | None = None,
+        client: Any = None,
+        itersize: int | None = None,
+    ) -> Any:
+        """As in django-redis, but does not delete held locks whose keys match.
+
+        Args:
+            itersize: how many keys Redis scans in one step; at most 500, the default.
+        """
+        if isinstance(self.client, ShardClient):
+            by = {} if client is None else {"client": client}
+            return self.client.delete_pattern(pattern, version, prefix, itersize=itersize, **by)
+        redis = client or self.client.get_client(write=True)
+        keys = redis.get_encoder().encode(self.client.make_pattern(pattern, version, prefix))
+        with failing_as_django_redis(redis):
+            return delete_matching(redis, keys, itersize or KEYS_PER_SCRIPT)
+
+    @_ignoring_outages
+    def incr_version(
+        self, key: str, delta: int = 1, version: int | None = None, client: Any = None
+    ) -> Any:
+        """As in Django, also for None. The value keeps its lifetime."""
+        with failing_as_django_redis(client):
+            return self._change_version(self.client, key, delta, version, self._by(client))
+
+    @_ignoring_outages
+    def incr(
+        self,
+        key: str,
+        delta: int = 1,
+        version: int | None = None,
+        client: Any = None,
+        ignore_key_check: bool = False,
+    ) -> Any:
+        by = {"ignore_key_check": ignore_key_check, **self._by(client)}
+        return self.client.incr(key, delta, version, **by)
+
+    @_ignoring_outages
+    def decr(self, key: str, delta: int = 1, version: int | None = None, client: Any = None) -> Any:
+        return self.client.decr(key, delta, version, **self._by(client))
+
+    @_ignoring_outages
+    def touch(
+        self,
+        key: str,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        client: Any = None,
+    ) -> Any:
+        return self.client.touch(key, timeout, version, **self._by(client))
+
+    def expire(
+        self,
+        key: str,
+        timeout: float | timedelta,
+        version: int | None = None,
+        client: Any = None,
+    ) -> Any:
+        return bool(self.client.expire(key, timeout, version, **self._by(client)))
+
+    def pexpire(
+        self,
+        key: str,
+        timeout: float | timedelta,
+        version: int | None = None,
+        client: Any = None,
+    ) -> Any:
+        return self.client.pexpire(key, timeout, version, **self._by(client))
+
+    def expire_at(
+        self, key: str, when: int | datetime, version: int | None = None, client: Any = None
+    ) -> Any:
+        return bool(self.client.expire_at(key, when, version, **self._by(client)))
+
+    def pexpire_at(
+        self, key: str, when: int | datetime, version: int | None = None, client: Any = None
+    ) -> Any:
+        return self.client.pexpire_at(key, when, version, **self._by(client))
+
+    @_ignoring_outages
+    def clear(self) -> Any:
+        """Empty the database, as django-redis does, except for held locks and their metrics; with
+        ``CLEAR = "prefix"`` only delete what has this cache's KEY_PREFIX and VERSION.
+
+        Raises:
+            ImproperlyConfigured: CLEAR is ``"prefix"``, and KEY_FUNCTION makes keys without one.
+        """
+        if self.conf.CLEAR == "prefix":
+            self.delete_pattern(CacheKey(self.own_pattern()))
+            return None
+        if isinstance(self.client, ShardClient):
+            return self.client.clear()
+        redis = self._lock_client()
+        with failing_as_django_redis(redis):
+            empty(redis)
+
+    def _by(self, client: Any) -> dict[str, Any]:
+        """The argument that makes a method of django-redis's client end flights."""
+        if isinstance(self.client, ShardClient):
+            return {} if client is None else {"client": client}
+        return {"client": flight_ending(client or self.client.get_client(write=True))}
+
+
+#: Those that Django's asynchronous methods have twins of.
+_FOR_THREADS = ("set", "add", "delete", "set_many", "delete_many", "incr_version", "incr", "decr")
+RedisCache._methods.update(originals(RedisCache, *_FOR_THREADS, "touch"))

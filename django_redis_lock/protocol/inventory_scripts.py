@@ -3,8 +3,7 @@
 from .lock_scripts import script, shared
 
 # read(part, ...): what a command answers; nil where the key of that part of a lock is of another
-# kind or has more in it than this package stores there, and then `broken` names the part. One
-# damaged lock must not prevent the list of all others.
+# kind or too large, and then `broken` names the part.
 _READ = shared("""
 local broken
 local function read(part, ...)
@@ -37,8 +36,8 @@ local function matches(key)
 end
 """)
 
-#: Which locks are held, by the index, latest end first. Entries whose lock is gone are dropped. The
-#: script finds the locks in the index, as CLEAR does: not for a cluster, where each is elsewhere.
+#: Which locks are held, by the index, latest end first. Entries whose lock is gone are dropped. Not
+#: for a cluster, where each lock is elsewhere.
 #:
 #: KEYS  index
 #: ARGV  what the keys wanted begin with; what is to be found in them, in lower case ('' for
@@ -99,8 +98,8 @@ end
 return found
 """)
 
-#: Which computations are under way, latest end first: those whose end has not come yet. One that
-#: was shorter than half a second was never on the index, one that has just ended may still be.
+#: Which computations are under way, latest end first. One that was shorter than half a second was
+#: never on the index, one that has just ended may still be.
 #:
 #: KEYS  index of flights
 #: ARGV  as LIST's
@@ -120,8 +119,7 @@ local passed = ARGV[3] + #entries
 return {passed, redis.call('ZCOUNT', KEYS[1], at, '+inf') - passed, keys}
 """)
 
-#: What is to be said of flights. A failure that is remembered is none, and what has ended is passed
-#: over.
+#: Describe flights; what has ended, and remembered failures, are passed over.
 #:
 #: KEYS  of each flight in turn: the flight, its leader
 #: returns {server time in microseconds, then of each flight {its place among those asked for, from
@@ -161,8 +159,8 @@ return {
 }
 """)
 
-#: Note what has happened to a lock. What is worth looking for keeps all of the notes longer than
-#: what is not. (A list would want commands that those who may lock need not have the right to.)
+#: Note what has happened to a lock. (A list would want commands that those who may lock need not
+#: have the right to.)
 #:
 #: KEYS  events: a line for each, the latest first
 #: ARGV  what has happened, in one line; how many events to keep; for how many milliseconds; when it

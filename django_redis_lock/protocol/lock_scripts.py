@@ -1,8 +1,7 @@
 """Every Lua script, each under its contract: KEYS, ARGV, what it returns, why it must be atomic.
 
-Keys of a lock are always passed in the order of ``LockKeys``: the lock, grants, waiters, fence,
-owner, and the index. Times are milliseconds unless a name says otherwise; a lifetime of 0 means
-none. Redis's own clock judges all of them.
+Keys of a lock are always passed in the order of ``LockKeys``. Times are milliseconds unless a name
+says otherwise; a lifetime of 0 means none. Redis's own clock judges all of them.
 
 Companion keys may vanish (evicted, deleted by hand) or hold something else than they should. So no
 script trusts their form: what is unreadable counts as missing and is replaced, and nothing is
@@ -10,10 +9,7 @@ written without a lifetime.
 
 Redis out of memory (``noeviction``) refuses a script's commands that may allocate, until the script
 has written: after a first DEL or PEXPIRE they pass. So every script that keeps a lock, frees it or
-passes it on begins with one of those. Only ACQUIRE of a free lock may be refused, and then as a
-whole.
-
-A script is a value without a client: it is bound to one when it is called.
+passes it on begins with one of those. Only ACQUIRE of a free lock may be refused, as a whole.
 """
 
 from __future__ import annotations
@@ -24,8 +20,7 @@ from typing import NamedTuple
 
 
 class Script(NamedTuple):
-    """A Lua script and the name Redis keeps it under; ``body``: without the shared functions,
-    and for one lock."""
+    """``body``: without the shared functions, and for one lock."""
 
     source: str
     sha: str
@@ -33,32 +28,27 @@ class Script(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A script with what it is to run on."""
-
     script: Script
     keys: tuple[bytes, ...]
     args: tuple[bytes | str | int, ...]
 
 
-#: Functions that scripts share, as Lua: what finds a call of one of them, and their text.
+#: What finds a call of one of the functions that scripts share, and their text.
 Library = list[tuple[re.Pattern[str], str]]
 _shared: Library = []
 
 
 def shared(functions: str, library: Library = _shared) -> str:
-    """Lua functions for each script that calls them. They may call those that are shared before."""
+    """For each script that calls these functions. They may call those that are shared before."""
     names = "|".join(re.findall(r"local function (\w+)", functions))
     library.append((re.compile(rf"(?<![.\w])({names})\("), functions))
     return functions
 
 
 def script(body: str, library: Library = _shared, *, first: str = "") -> Script:
-    """A script of a body and the shared functions that it calls.
-
-    Args:
-        first: the beginning of the body, which answers most calls. The functions that it does not
-            call come after it: to make a dozen of them takes a quarter of the time of a script.
-    """
+    """A script of a body and the shared functions that it calls; those that ``first``, which
+    answers most calls, does not call come after it: to make a dozen of them takes a quarter of the
+    time of a script."""
     source = _with_functions(first, library)
     source += _with_functions(body, library, known=source)
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
@@ -87,10 +77,10 @@ end
 # last_fence(): the last fence of this lock, 0 if it is not on record (any more), and the attempt
 # that got it ('' for a fresh token), nil if neither is on record.
 #
-# next_fence(attempt, floor): a number greater than all this lock has had, and at least `floor`. The
-# clock is a floor as well, so a lost counter (expired, flushed, a server without persistence)
-# cannot start again from 1. `attempt` is kept behind the number: it tells a repeated acquire from a
-# second one (ACQUIRE). Without one, that on record stays: it is of a holder that still is one.
+# next_fence(attempt, floor): a number greater than all this lock has had, and at least `floor` and
+# the clock, so that a lost counter cannot start again from 1. `attempt` is kept behind the number:
+# it tells a repeated acquire from a second one. Without one, that on record stays: it is of a
+# holder that still is one.
 _FENCE = shared("""
 local function last_fence()
   local kept = redis.pcall('GET', KEYS[4])
@@ -120,8 +110,7 @@ local function by_attempt(attempt, unknown)
 end
 """)
 
-# put(command, key, ...): write to a companion key that is for people only; what has another form is
-# replaced.
+# put(command, key, ...): write to a key that is for people only; another form is replaced.
 _PUT = shared("""
 local function put(command, key, ...)
   if type(redis.pcall(command, key, ...)) == 'table' then
@@ -132,8 +121,8 @@ end
 """)
 
 # describe_until(left): the owner's description outlasts the lock by a day, so that a waiter that
-# finds the lock gone without a release can say whose it was. A lock without end keeps its own.
-# describe(left, ...): note fields and values of the description, which is never worth an error.
+# finds the lock gone without a release can say whose it was. describe(left, ...): note fields and
+# values of the description, which is never worth an error.
 _DESCRIBE = shared("""
 local function describe_until(left)
   if left < 0 then
@@ -160,9 +149,8 @@ end
 """)
 
 # note(lifetime): the index knows when the lock ends. prune(): locks that ended by themselves leave
-# the index. One use in sixteen removes up to 64 of them, four for each that a use can add, so the
-# index stays small without a long script. A lock that another program has extended (redis-py does
-# not know the index) stays, with its true end.
+# the index, four for each that a use can add. A lock that another program has extended (redis-py
+# does not know the index) stays, with its true end.
 _NOTE = shared("""
 local function prune()
   local at = math.floor(now() / 1000)
@@ -183,11 +171,10 @@ local function note(lifetime)
 end
 """)
 
-# set_lock(token, lifetime, before): what every fresh holder starts from, once it has its fence.
-# Untaken grants become void, the former owner is deleted, the index gets the end of the lock.
-# Returns ``vanished()`` if the lock was not held before; a caller that knows it was held need not
-# have it. Lifetimes stay the strings they came as: turning numbers into Redis's arguments costs
-# more than the commands themselves.
+# set_lock(token, lifetime, before): what every fresh holder starts from. Untaken grants become
+# void, the former owner is deleted, the index gets the end of the lock. Returns ``vanished()``
+# unless the lock was held `before`. Lifetimes stay the strings they came as: turning numbers into
+# Redis's arguments costs more than the commands themselves.
 _SET_LOCK = shared("""
 local function set_lock(token, lifetime, before)
   if lifetime == '0' then
@@ -259,8 +246,7 @@ common: Library = [
 ]
 
 # try(token, lifetime, attempt, floor): the fence if the lock could be taken, else nil; and what
-# set_lock returns. Out of memory, a free lock is refused before anything is written; a lock that is
-# this token's already, or that was granted, is not.
+# set_lock returns. Out of memory, only a free lock is refused, before anything is written.
 _TRY = shared("""
 local function try(token, lifetime, attempt, floor)
   local holder = redis.call('GET', KEYS[1])
@@ -355,9 +341,8 @@ note(ARGV[2])
 return 1
 """)
 
-#: Release the lock, and pass it to the first live waiter. If released before `rest` ms have passed
-#: since the acquisition, it stays taken until then without a holder, by the token that is stored as
-#: the owner's `rests`.
+#: Release the lock, and pass it to the first live waiter. Until `rest` ms after the acquisition, it
+#: stays taken without a holder, by the token that is stored as the owner's `rests`.
 #:
 #: KEYS  lock keys
 #: ARGV  token, successor (a fresh token for the waiter; it also marks this release as done),
@@ -396,8 +381,8 @@ end
 """
 RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[5]")
 
-#: End the lock of the holder that HELD named; the first live waiter gets it. It
-#: names the holder so that it is safe to send twice: the next holder's lock must not be ended too.
+#: End the lock of the holder that HELD named, so that it is safe to send twice; the first live
+#: waiter gets it.
 #:
 #: KEYS  lock keys
 #: ARGV  successor, lifetime of the grant, the token to end, the greatest fence to end (two holders
@@ -424,8 +409,8 @@ RESET = script(RESET_BODY)
 #: ARGV  token, lifetime (0 to leave it as it is, -1 for none), the attempt that must have acquired
 #:       it ('' for any), then the owner's fields and values, if any
 #: returns the remaining lifetime as PTTL gives it, or -2 if this token does not hold the lock
-#: A lock that was renewed a moment ago stays as it is: where servers report the process's own
-#: changes, a report must not lead to the next.
+#: A lock that was renewed a moment ago stays as it is: a report of a change must not lead to the
+#: next.
 #: atomic because both must apply to this token's lock and to no other.
 RENEW_BODY = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end

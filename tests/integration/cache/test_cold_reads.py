@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from django_redis_lock.cache import RedisCache, backend, reading
+from django_redis_lock import cache as backend
+from django_redis_lock.cache import RedisCache, reading
 from django_redis_lock.transport import server_of
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until, waiting_in
