@@ -40,7 +40,6 @@ from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import AlreadyAcquired as AlreadyAcquired
 from .lock_factory import BackendCannotLock as BackendCannotLock
 from .lock_factory import NotAcquired as NotAcquired
-from .lock_factory import check_policy as check_policy
 from .lock_factory import check_using as check_using
 from .lock_factory import lock_cache as lock_cache
 from .lock_factory import lock_caches as lock_caches

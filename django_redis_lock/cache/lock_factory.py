@@ -14,11 +14,11 @@ from django.utils.module_loading import import_string
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
 from ..fallback import (
-    ON_REDIS_DOWN,
     AsyncFallbackLock,
     AsyncFallbackRedlock,
     FallbackLock,
     FallbackRedlock,
+    check_policy,
 )
 from ..inventory import Inventory, Outcome, list_held, release
 from ..locking import AsyncLock, AsyncMultiLock, Lock, MultiLock, check_names
@@ -244,19 +244,6 @@ def check_using(value: Any) -> tuple[str, ...]:
     if len(value) < 3 or len(set(value)) < len(value):
         raise ValueError(f"using must have three different caches or more, not {value!r}")
     return tuple(value)
-
-
-def check_policy(on_redis_down: Any, critical: Any) -> None:
-    """Raises TypeError or ValueError if one is invalid, or they contradict each other."""
-    if on_redis_down not in (None, *ON_REDIS_DOWN):
-        allowed = "'raise', 'local' or 'run'"
-        raise ValueError(f"on_redis_down must be {allowed}, not {on_redis_down!r}")
-    if not isinstance(critical, bool):
-        raise TypeError(f"critical must be True or False, not {critical!r}")
-    if critical and on_redis_down not in (None, "raise"):
-        raise ValueError(
-            f"a critical lock always needs Redis: leave on_redis_down={on_redis_down!r} out"
-        )
 
 
 def lock_caches() -> Iterator[str]:

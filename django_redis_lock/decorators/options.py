@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypedDict
 
-from ..cache import check_policy, check_using
+from ..cache import check_using
 from ..conf import SETTING, Conf
 from ..contention import OnConflict
 from ..events import as_group, check_group
+from ..fallback import check_policy
 from ..locking import check_names
 from ..protocol import check_count, check_limit, check_seconds
 

@@ -36,6 +36,7 @@ __all__ = [
     "AsyncFallbackRedlock",
     "FallbackLock",
     "FallbackRedlock",
+    "check_policy",
     "held_locally",
 ]
 
@@ -47,6 +48,19 @@ OUTAGE_PATIENCE_SECONDS = 3.0
 LOG_EVERY_SECONDS = 60.0
 #: An acquisition of this host's lock that took longer had to wait.
 NO_WAIT_SECONDS = 0.05
+
+
+def check_policy(on_redis_down: Any, critical: Any = False) -> None:
+    """Raises TypeError or ValueError if one is invalid, or they contradict each other."""
+    if on_redis_down not in (None, *ON_REDIS_DOWN):
+        allowed = "'raise', 'local' or 'run'"
+        raise ValueError(f"on_redis_down must be {allowed}, not {on_redis_down!r}")
+    if not isinstance(critical, bool):
+        raise TypeError(f"critical must be True or False, not {critical!r}")
+    if critical and on_redis_down not in (None, "raise"):
+        raise ValueError(
+            f"a critical lock always needs Redis: leave on_redis_down={on_redis_down!r} out"
+        )
 
 
 class FallbackHold(Hold):
@@ -78,6 +92,7 @@ class Fallback(LockOperations):
         **options: Any,
     ) -> None:
         super().__init__(redis, name, *args, **options)
+        check_policy(on_redis_down)
         self.on_redis_down = on_redis_down
         self._local_folder = local_folder
 
