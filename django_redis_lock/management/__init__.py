@@ -1,13 +1,23 @@
-"""The command line of the commands: what their options take, refused with a sentence that says what
-is allowed, and their exit codes, mostly those of sysexits.h."""
+"""What the commands share: exit codes, mostly those of sysexits.h; options, refused with a sentence
+that says what is allowed; what they print of a lock; and tables for a terminal of any width. In a
+pipe nothing is cut off."""
 
 from __future__ import annotations
 
 import math
+import shutil
+import unicodedata
 from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import partial
+from typing import Any
 
-from ..protocol import check_seconds
+from ..formatting import DurationFormat
+from ..held_locks import HeldLock
+from ..inventory import FLIGHT, LockInfo
+from ..protocol import check_seconds, printable
 
 #: ``locks doctor``: there are warnings (with errors it is TROUBLE).
 WARNED = 1
@@ -28,6 +38,20 @@ NOT_FOUND = 127
 #: The reader closed the output (a shell's code for SIGPIPE).
 CLOSED = 141
 
+#: Short, for tables on a terminal.
+COMPACT = DurationFormat(
+    (
+        "0s",
+        "%(seconds)ds",
+        "%(minutes)dm %(seconds)ds",
+        "%(hours)dh %(minutes)dm",
+        "%(days)dd %(hours)dh",
+    ),
+    tuple(f"%(n)s{unit}" for unit in ("µs", "ms", "s", "m", "h", "d")),
+)
+
+
+# -- options ---------------------------------------------------------------------------------------
 
 #: What may follow a number, and how many seconds that is.
 UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -60,3 +84,203 @@ def _whole(text: str, allowed: str, least: int = 0, most: float = math.inf) -> i
 count = partial(_whole, allowed="greater than 0", least=1)
 count_or_none = partial(_whole, allowed="of 0 or more")
 exit_code = partial(_whole, allowed="from 0 to 255", most=255)
+
+
+# -- what is printed of a lock ---------------------------------------------------------------------
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    return "for ever" if math.isinf(seconds) else COMPACT.duration(seconds)
+
+
+def clock_time(timestamp: float) -> str:
+    """A Unix time as date and time in the local time zone."""
+    local = datetime.fromtimestamp(timestamp, timezone.utc).astimezone()
+    return local.strftime("%Y-%m-%d %H:%M:%S %z")
+
+
+def counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """A name that a user has chosen, on one line and without control characters."""
+    return printable(text.encode(errors="surrogateescape"), limit=limit)
+
+
+def holder(lock: LockInfo, *, labelled: bool = True) -> str:
+    owner = lock.owner
+    if lock.resting:
+        return "released, min_hold not over"
+    if not owner.host:
+        return f"? ({owner.id})"
+    label = f" ({owner.label})" if owner.label and labelled else ""
+    return one_line(f"{owner.host}:{owner.pid}{label}")
+
+
+def taken(lock: LockInfo) -> str:
+    """As ``3 of 5`` places; empty for a plain lock."""
+    return f"{lock.taken} of {lock.limit}" if (lock.limit or 1) > 1 else ""
+
+
+def note(lock: LockInfo) -> str:
+    """What is unusual about a lock; empty if nothing is."""
+    if lock.broken:
+        return f"cannot be read: {', '.join(lock.broken)}"
+    if lock.silent:
+        return f"silent for {duration(lock.seen)}"
+    if math.isinf(lock.ttl):
+        return "never expires"
+    if lock.kind == FLIGHT:
+        return "computation"
+    if places := taken(lock):
+        return f"place {lock.place}, {places}"
+    return "not renewed" if lock.renews is False and not lock.resting else ""
+
+
+def in_trouble(lock: LockInfo) -> bool:
+    """Whether the holder is silent, or the lock never expires."""
+    return bool(lock.silent) or math.isinf(lock.ttl)
+
+
+def as_json(holding: HeldLock) -> dict[str, Any]:
+    """A lock as JSON; times in seconds, null for infinite or unknown."""
+    lock, owner = holding.lock, holding.lock.owner
+    return {
+        "name": holding.name,
+        "cache": holding.alias,
+        "key": lock.key.decode(errors="backslashreplace"),
+        "in_cache": not holding.foreign,
+        "kind": lock.kind,
+        "holder": {
+            "id": owner.id,
+            "host": owner.host or None,
+            "pid": owner.pid or None,
+            "thread": owner.thread or None,
+            "label": owner.label or None,
+            "doing": owner.doing or None,
+        },
+        "since": owner.since,
+        "held_for": lock.held_for,
+        "ttl": _finite(lock.ttl),
+        "expires": not math.isinf(lock.ttl),
+        "lifetime": _finite(lock.lifetime),
+        "renews": lock.renews,
+        "renewals": lock.renewals,
+        "last_heartbeat": lock.seen,
+        "silent": lock.silent,
+        "resting": lock.resting,
+        "fence": lock.fence,
+        "waiters": lock.waiters,
+        "place": lock.place,
+        "limit": lock.limit,
+        "broken": list(lock.broken),
+    }
+
+
+def _finite(seconds: float | None) -> float | None:
+    return None if seconds is None or math.isinf(seconds) else seconds
+
+
+# -- tables -------------------------------------------------------------------------------------
+
+#: A function that colours a text, or leaves it.
+Style = Callable[[str], str]
+
+#: What stands between two columns.
+GAP = "  "
+
+
+@dataclass(frozen=True)
+class Column:
+    """``right``: aligned to the right, as numbers are; ``shrinks``: may be shortened."""
+
+    title: str
+    text: Callable[[Any], str]
+    right: bool = False
+    shrinks: bool = False
+
+    def width(self, rows: Sequence[Any]) -> int:
+        return max(map(_cells, (self.title, *map(self.text, rows))))
+
+    def cell(self, text: str, width: int) -> str:
+        clipped = clip(text, width)
+        padding = " " * (width - _cells(clipped))
+        return padding + clipped if self.right else clipped + padding
+
+
+def width_of(stream: Any) -> int | None:
+    """The columns of the terminal ``stream``; None if it is not a terminal."""
+    try:
+        return shutil.get_terminal_size().columns if stream.isatty() else None
+    except (AttributeError, ValueError):  # It is closed, or not a file.
+        return None
+
+
+def table(
+    columns: Sequence[Column],
+    rows: Sequence[Any],
+    width: int | None,
+    *,
+    head: Style = str,
+    style_of: Callable[[Any], Style] = lambda row: str,
+) -> list[str]:
+    """The lines of a table: ``head`` colours that of the titles, ``style_of`` those of the rows.
+    Without ``width`` it may have any."""
+    widths = [column.width(rows) for column in columns]
+    if width is not None:
+        _shrink(columns, widths, width)
+
+    def line(texts: Sequence[str]) -> str:
+        cells = (c.cell(text, w) for c, text, w in zip(columns, texts, widths, strict=True))
+        return GAP.join(cells).rstrip()
+
+    titles = head(line([column.title for column in columns]))
+    return [titles, *(style_of(row)(line([c.text(row) for c in columns])) for row in rows)]
+
+
+def fits(columns: Sequence[Column], rows: Sequence[Any], width: int | None) -> bool:
+    return (
+        width is None
+        or sum(c.width(rows) for c in columns) + len(GAP) * (len(columns) - 1) <= width
+    )
+
+
+def _shrink(columns: Sequence[Column], widths: list[int], width: int) -> None:
+    """Make the widest of the columns that may shrink narrower until the table fits,
+    though none narrower than 8."""
+    room = width - len(GAP) * (len(columns) - 1)
+    while sum(widths) > room:
+        able = [n for n, c in enumerate(columns) if c.shrinks and widths[n] > 8]
+        if not able:
+            return
+        widths[max(able, key=lambda n: widths[n])] -= 1
+
+
+def clip(text: str, width: int) -> str:
+    """``text`` in ``width`` cells, shortened in its middle: similar names often differ at the
+    end."""
+    if _cells(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{_taken(text, width - 1 - tail)}…{_taken(text[::-1], tail)[::-1]}"
+
+
+def _taken(text: str, width: int) -> str:
+    taken = ""
+    for character in text:
+        width -= _cells(character)
+        if width < 0:
+            break
+        taken += character
+    return taken
+
+
+def _cells(text: str) -> int:
+    """The number of terminal cells of ``text``; a Chinese character takes two."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.combining(c) != 0 for c in text)

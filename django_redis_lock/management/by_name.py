@@ -17,9 +17,10 @@ from redis.exceptions import RedisError
 from ..cache import lock_cache, lock_caches
 from ..held_locks import HeldLock, held_locks, look_closely, release
 from ..inventory import LOCK, MAX_ENTRIES, Inspection, Outcome
-from . import NOT_OWNER, UNAVAILABLE, USAGE
-from .listing import KINDS, failures, find_all, lines, verdict
-from .output import (
+from . import (
+    NOT_OWNER,
+    UNAVAILABLE,
+    USAGE,
     as_json,
     clock_time,
     counted,
@@ -30,6 +31,7 @@ from .output import (
     one_line,
     taken,
 )
+from .listing import KINDS, failures, find_all, lines, verdict
 
 #: The events that users know by another name.
 EVENTS = {"reset": "released by force"}

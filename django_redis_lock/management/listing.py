@@ -19,9 +19,11 @@ from ..cache import lock_caches
 from ..held_locks import HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
 from ..metrics import BOUNDS, Distribution, Summary, site_of, summaries
-from . import HELD, TROUBLE, UNAVAILABLE
-from .output import (
+from . import (
     COMPACT,
+    HELD,
+    TROUBLE,
+    UNAVAILABLE,
     Column,
     as_json,
     clip,

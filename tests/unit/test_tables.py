@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.management.output import Column, clip, duration, table, width_of
+from django_redis_lock.management import Column, clip, duration, table, width_of
 
 COLUMNS = (
     Column("NAME", itemgetter(0), shrinks=True),

@@ -21,10 +21,20 @@ from ...checks import TAG
 from ...decorators import outages_not_logged
 from ...doctor import Finding, Level, Target, examine
 from ...metrics import PERIODS
-from .. import CLOSED, TROUBLE, UNAVAILABLE, USAGE, WARNED, count, seconds, seconds_or_none
+from .. import (
+    CLOSED,
+    TROUBLE,
+    UNAVAILABLE,
+    USAGE,
+    WARNED,
+    count,
+    one_line,
+    seconds,
+    seconds_or_none,
+    width_of,
+)
 from ..by_name import release_lock, reset_locks, show_lock
 from ..listing import KINDS, list_locks, show_figures
-from ..output import one_line, width_of
 
 #: The widths of the columns before a finding's text.
 LABEL, TOPIC = 9, 13

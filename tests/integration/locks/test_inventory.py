@@ -34,7 +34,7 @@ from django_redis_lock.inventory.listing import (
 )
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.records import note_call
-from django_redis_lock.management.output import as_json, note
+from django_redis_lock.management import as_json, note
 from django_redis_lock.protocol.acquisition import AcquireRequest, new_token
 from django_redis_lock.protocol.keys import (
     FLIGHTS,
