@@ -126,8 +126,6 @@ class Conflict:
         ends = _("its lock ends in %(duration)s unless renewed") % {"duration": _seconds(self.ttl)}
         return f"{words}; {ends}"
 
-    # -- the answers -------------------------------------------------------------------------
-
     def response(
         self, request: Any, status: int = 409, template: str = TEMPLATE, json: bool = False
     ) -> HttpResponse:
@@ -231,8 +229,6 @@ def unavailable(name: str, error: Exception, exit_code: int) -> CommandError:
     why = str(error) if answered else f"the lock {name} could not be requested: {error}"
     return CommandError(" ".join(f"nothing was run: {why}".split()), returncode=exit_code)
 
-
-# -- ready-made functions --------------------------------------------------------------------
 
 #: Called with the conflict and the call's own arguments.
 OnConflict = Callable[..., Any]

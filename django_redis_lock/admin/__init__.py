@@ -71,8 +71,6 @@ class HeldLockAdmin(ModelAdmin):
 
     refresh_every = 5
 
-    # -- who may -----------------------------------------------------------------------------
-
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
@@ -92,8 +90,6 @@ class HeldLockAdmin(ModelAdmin):
 
         wrapped: Callable[..., HttpResponse] = self.admin_site.admin_view(protected)
         return wrapped
-
-    # -- where -------------------------------------------------------------------------------
 
     def get_urls(self) -> list[URLPattern]:
         reads, asks = require_safe, require_http_methods(["GET", "HEAD", "POST"])
@@ -155,8 +151,6 @@ class HeldLockAdmin(ModelAdmin):
             above.pop()
         return [{"title": title, "url": url} for title, url in above]
 
-    # -- the list ----------------------------------------------------------------------------
-
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
@@ -181,8 +175,6 @@ class HeldLockAdmin(ModelAdmin):
             data["behaviour"] = listing.behaviour()
         return JsonResponse(data)
 
-    # -- by process --------------------------------------------------------------------------
-
     def processes_view(self, request: HttpRequest) -> HttpResponse:
         """Which locks each process holds, and what it waits for."""
         return self._page(
@@ -196,8 +188,6 @@ class HeldLockAdmin(ModelAdmin):
     def processes_state_view(self, request: HttpRequest) -> HttpResponse:
         return JsonResponse(processes_data(self._url_of))
 
-    # -- who released what -------------------------------------------------------------------
-
     def releases_view(self, request: HttpRequest, ref: str | None = None) -> HttpResponse:
         """The log of all releases, or of those of one lock."""
         found, title = None, _("Log of releases")
@@ -206,8 +196,6 @@ class HeldLockAdmin(ModelAdmin):
             title = _("Releases of %(name)s") % {"name": shown(name_of(*found))}
         entries = releases(self._url_of, found)
         return self._page(request, "history", title=title, entries=entries)
-
-    # -- one lock ----------------------------------------------------------------------------
 
     def lock_view(self, request: HttpRequest, ref: str) -> HttpResponse:
         found = self._ref(ref)
@@ -265,8 +253,6 @@ class HeldLockAdmin(ModelAdmin):
         holders = holder_rows(closely.holders)
         known = {"waiting": waiting, "holders": holders, "events": events}
         return {**data, "asked": True, **known}
-
-    # -- releasing ---------------------------------------------------------------------------
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
         if not self.has_release_permission(request):

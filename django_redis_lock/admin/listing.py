@@ -85,8 +85,6 @@ class Listing:
         page = query.get("p", "1")
         self.page = max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 7 else 1
 
-    # -- what is found -----------------------------------------------------------------------
-
     @cached_property
     def held(self) -> HeldLocks:
         kinds = [self.chosen["kind"]] if self.chosen["kind"] else list(KINDS)
@@ -200,8 +198,6 @@ class Listing:
             counted = ngettext("%(number)d computation", "%(number)d computations", computed)
             said.append(counted % {"number": computed})
         return ", ".join(said)
-
-    # -- what the page needs to lead elsewhere -----------------------------------------------
 
     def address(self, **changes: Any) -> str:
         query = QueryDict(mutable=True)

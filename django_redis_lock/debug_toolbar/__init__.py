@@ -86,8 +86,6 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
         also = ngettext("%(number)d computation", "%(number)d computations", computed)
         return f"{counted}, {also % {'number': computed}}"
 
-    # -- events ------------------------------------------------------------------------------
-
     def _record(self, event: Any) -> None:
         record = _RECORDED.get(type(event))
         # The keeper notices that a lock is lost, in no request's context.

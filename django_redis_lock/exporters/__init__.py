@@ -244,8 +244,6 @@ def subscribe_instead(exporter: Callable[[Any], None]) -> None:
     events.subscribe(exporter, reads=True)
 
 
-# -- to start them -------------------------------------------------------------------------------
-
 #: The package that each needs, and the extra that installs it.
 _NEEDS = {
     "prometheus": ("prometheus_client", "prometheus"),

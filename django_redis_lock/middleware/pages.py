@@ -170,8 +170,6 @@ class _Visit:
     def _do(self, name: str, *args: Any, **options: Any) -> Any:
         return getattr(self.cache, f"a{name}" if self.asynchronous else name)(*args, **options)
 
-    # -- to find a page ----------------------------------------------------------------------
-
     def steps(self) -> Steps[Any]:
         request, middleware = self.request, self.middleware
         scopes = getattr(request, "_cached_pages", ())
@@ -261,8 +259,6 @@ class _Visit:
         if header and isinstance(response, HttpResponseBase):
             response.headers[header] = status
         return response
-
-    # -- to compute it -----------------------------------------------------------------------
 
     def _compute(self, key: str = "") -> Steps[Any]:
         """The value to store at ``key``: the flight that this caller leads; empty without one."""

@@ -115,8 +115,6 @@ class VirtualClock(Clock):
             self._long_waits = 0
             raise AssertionError(_ENDLESS)
 
-    # -- as ``clock.Clock`` ------------------------------------------------------------------
-
     def monotonic(self) -> float:
         return self._now
 
