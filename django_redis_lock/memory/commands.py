@@ -1,4 +1,4 @@
-"""The commands of Redis that this package sends, on data in this process's memory."""
+"""The commands of Redis that this package sends."""
 
 from __future__ import annotations
 
@@ -36,16 +36,13 @@ def _bound(written: bytes) -> tuple[float, int]:
 
 class Commands:
     """Keys and values; each public method is a command, and is given the words as they were sent.
-    A list is kept as a deque, a hash as a dict, a stream as a list of entries.
-
-    Attributes:
-        now: the Unix time in microseconds at which the present command is carried out.
-    """
+    A list is kept as a deque, a hash as a dict, a stream as a list of entries. ``now`` is in
+    microseconds."""
 
     def __init__(self) -> None:
         self.now = 0
         self._values: dict[bytes, Any] = {}
-        #: The Unix time in milliseconds at which a key is gone; a key without end has none.
+        #: In milliseconds.
         self._ends: dict[bytes, float] = {}
         self._filled = False  # Whether something was added that a blocked client may wait for.
         self._entries = itertools.count(1)
@@ -90,7 +87,7 @@ class Commands:
             self._ends[key] = end
 
     def _of(self, kind: Callable[[], Any], key: bytes) -> Any:
-        """What is at ``key``, or a new one of that kind, which is not kept."""
+        """Or a new one of that kind, which is not kept."""
         value = self._value(key)
         if value is None:
             return kind()
@@ -111,7 +108,6 @@ class Commands:
         return removed
 
     def _drop_expired(self) -> None:
-        """Forget all keys whose time is over."""
         for key in [key for key, end in self._ends.items() if end <= self.now / 1000]:
             self._drop(key)
 
@@ -345,7 +341,6 @@ def _limited(found: list[bytes], limit: Sequence[bytes]) -> list[bytes]:
 
 
 def _glob(pattern: bytes) -> re.Pattern[bytes]:
-    """A pattern of Redis's."""
     parts = re.findall(rb"\\.|\[(?:\\.|[^\]\\])*\]|.", pattern, re.DOTALL)
     wild = {b"*": b".*", b"?": b"."}
     return re.compile(b"".join(wild.get(part) or _literally(part) for part in parts), re.DOTALL)

@@ -1,7 +1,5 @@
-"""Our Lua scripts as Python functions: the part of Lua that they are written in, compiled.
-
-So a server in memory runs the very scripts that Redis runs, and there is no second version of them
-that could differ. A script that uses anything else of Lua is refused when it is compiled.
+"""Our Lua scripts as Python functions: the part of Lua that they are written in, compiled. A script
+that uses anything else of Lua is refused.
 
 Functions of a script become functions that return tuples; those of Lua's library return a value.
 """
@@ -31,7 +29,7 @@ _KEYWORDS = {
     *("and", "do", "else", "elseif", "end", "false", "for", "function", "if", "in", "local"),
     *("nil", "not", "or", "return", "then", "true"),
 }
-#: The binary operators by precedence, those that bind least first, and how Python writes them.
+#: The binary operators as Python writes them, those that bind least first.
 _COUNTING = "_number({{}}) {} _number({{}})"
 _LEVELS: tuple[dict[str, str], ...] = (
     {"==": "{} == {}", "~=": "{} != {}"}
@@ -43,12 +41,7 @@ _LEVELS: tuple[dict[str, str], ...] = (
 
 
 class _Code(NamedTuple):
-    """An expression in Python.
-
-    Attributes:
-        many: it gives a tuple, of all values that the expression has in Lua.
-        boolean: it gives True or False.
-    """
+    """An expression in Python. ``many``: it gives a tuple, of all values in Lua."""
 
     text: str
     many: bool = False
@@ -60,7 +53,6 @@ class _Code(NamedTuple):
 
     @property
     def all(self) -> str:
-        """For the end of a tuple."""
         return "*" * self.many + self.text
 
     @property
@@ -69,7 +61,7 @@ class _Code(NamedTuple):
 
 
 class _Function:
-    """A function that is being written: its lines, and the variables of outer ones that it sets."""
+    """A function that is being written, and the variables of outer ones that it sets."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
@@ -78,7 +70,7 @@ class _Function:
 
 
 class _Scope(NamedTuple):
-    """The variables of a block by their names in Lua, and the function that it belongs to."""
+    """The variables of a block of a function, by their names in Lua."""
 
     names: dict[str, str]
     function: _Function
@@ -95,7 +87,6 @@ class _Compiler:
         self._scopes = [_Scope({}, self._function)]
 
     def chunk(self) -> str:
-        """The script as a Python function."""
         self._block("")
         head = "def script(KEYS, ARGV, call, pcall):"
         return "\n".join((head, *self._function.lines, " return ()"))
@@ -134,7 +125,7 @@ class _Compiler:
         self._scopes.pop()
 
     def _declare(self, name: str) -> str:
-        """A name in Python for a new variable: one of its own, as Python knows no blocks."""
+        """A new name: Python knows no blocks."""
         if not name.isidentifier() or name in _KEYWORDS:
             raise SyntaxError(f"{name!r} is no name")
         self._made += 1
@@ -256,7 +247,7 @@ class _Compiler:
         return found
 
     def _list(self, *ends: str) -> str:
-        """What makes a tuple of expressions: of the last, all values."""
+        """The inside of a tuple: of the last expression, all values."""
         found = self._expressions(*ends)
         if not found:
             return ""

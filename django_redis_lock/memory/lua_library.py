@@ -1,4 +1,4 @@
-"""What our Lua scripts use of Lua's library, and Lua's values in Python.
+"""What our Lua scripts use of Lua's library.
 
 nil is None; strings are bytes; numbers are int or float; tables are ``Table``.
 """

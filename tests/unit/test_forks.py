@@ -20,7 +20,7 @@ MUTEXES = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore
 #: Mutexes that no child uses: of one call or one acquisition, which is its parent's, or of
 #: something that begins anew in the child.
 OF_THE_PARENT = {
-    "memory/database.py": 1,
+    "memory/__init__.py": 1,
     "locking/hold.py": 1,
     "locking/waiting/threads.py": 2,
     "keeper/subscription.py": 1,
