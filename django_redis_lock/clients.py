@@ -20,7 +20,7 @@ from redis.connection import ConnectionPool, SSLConnection, parse_url
 from redis.exceptions import ClusterError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from .forks import after_fork, free_after_fork
+from .threads import after_fork, free_after_fork
 
 __all__ = ["ClusterClient"]
 

@@ -2,7 +2,7 @@
 
 ``emit`` calls each listener in the thread or task of the event, so a listener must be quick and
 must not block. Events of the keeper's thread (mostly ``Lost``) are emitted in another thread
-(``notices``). An exception in a listener is logged, and does not affect the lock. Without listeners
+(``threads``). An exception in a listener is logged, and does not affect the lock. Without listeners
 no event is made, so callers check first::
 
     if events.listeners:
@@ -20,8 +20,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from .forks import free_after_fork
-from .notices import get_logger, run_later, this_thread
+from .threads import free_after_fork, get_logger, run_later, this_thread
 
 logger = get_logger("django_redis_lock.events")
 

@@ -26,7 +26,7 @@ from django.dispatch import Signal
 from . import events
 from .events import Subject
 from .locking import Lock, in_background
-from .notices import ThreadPool
+from .threads import ThreadPool
 
 __all__ = [
     "lock_acquired",

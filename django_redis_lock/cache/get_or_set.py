@@ -18,7 +18,6 @@ from ..clock import time
 from ..conf import GetOrSetOptions, Timeout
 from ..events import Read
 from ..exceptions import LockNotAcquired
-from ..notices import Work
 from ..singleflight import (
     TOO_LATE,
     AsyncRunner,
@@ -32,6 +31,7 @@ from ..singleflight import (
     ThreadRunner,
     in_flight,
 )
+from ..threads import Work
 from ..transport import asyncio_client, server_of
 from .reading import MISSING, CacheReader
 

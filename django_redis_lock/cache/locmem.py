@@ -17,12 +17,12 @@ from django.core.cache.backends.locmem import LocMemCache as DjangoLocMemCache
 
 from ..clock import time
 from ..fallback import FallbackLock
-from ..forks import free_after_fork
 from ..inventory import delete_matching, empty
 from ..locking import Lock
 from ..memory import Database, client_of, databases
 from ..protocol import Call, check_name_in_cache, flight_key, is_reserved
 from ..singleflight import LET_GO, ON_VALUES
+from ..threads import free_after_fork
 from ..transport import run
 from .invalidation import Writes
 from .reading import MISSING, originals

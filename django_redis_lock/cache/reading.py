@@ -14,7 +14,6 @@ from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from ..events import Subject
-from ..forks import after_fork
 from ..protocol import Call
 from ..singleflight import (
     READ,
@@ -24,6 +23,7 @@ from ..singleflight import (
     ThreadRunner,
     in_flight,
 )
+from ..threads import after_fork
 from ..transport import OUTAGE, Server, drive, read_value, server_of
 from .lock_factory import LockCache
 

@@ -22,11 +22,10 @@ from .. import events
 from ..clock import time
 from ..events import FellBack
 from ..exceptions import LockError, TooFewReplicas
-from ..forks import free_after_fork
 from ..locking import AsyncLock, Hold, Lock, LockOperations
-from ..notices import get_logger
 from ..protocol import AcquireRequest, HolderInfo, Owner, named_token, new_token, printable
 from ..redlock import AsyncRedlock, Redlock
+from ..threads import free_after_fork, get_logger
 from ..transport import Breaker, Steps, is_outage
 from .file_lock import LocalLock, held_locally, pauses
 

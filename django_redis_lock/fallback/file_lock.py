@@ -21,8 +21,8 @@ from weakref import WeakSet
 
 from ..clock import time
 from ..exceptions import LockError
-from ..forks import after_fork
 from ..protocol import Owner
+from ..threads import after_fork
 
 try:
     import fcntl

@@ -20,11 +20,10 @@ from typing import Any
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .. import notices
+from .. import threads
 from ..clock import time
-from ..forks import after_fork
-from ..notices import get_logger
 from ..protocol import Call
+from ..threads import after_fork, get_logger
 from ..transport import OUTAGE, RawConnection, Server, pack
 from .subscription import CHANGES as CHANGES
 from .subscription import TRACK as TRACK
@@ -216,7 +215,7 @@ class Keeper:
             )
 
     def _run(self) -> None:
-        notices.this_thread.is_keeper = True
+        threads.this_thread.is_keeper = True
         batch: Sequence[Job] = ()
         while True:
             try:
@@ -371,7 +370,7 @@ def _reset() -> None:
 
 def _flush() -> None:
     _keeper.flush()  # In a forked child, its own.
-    notices.flush(REPLY_TIMEOUT_SECONDS)
+    threads.flush(REPLY_TIMEOUT_SECONDS)
 
 
 atexit.register(_flush)

@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..notices import get_logger
+from ..threads import get_logger
 from ..transport import RawConnection, Server, is_outage
 
 logger = get_logger("django_redis_lock.keeper")

@@ -20,7 +20,6 @@ from .. import events
 from ..clock import time
 from ..events import Lost, Subject, group_of
 from ..keeper import DeferredRelease, Job, keeper
-from ..notices import get_logger
 from ..protocol import (
     PLACE_RENEW,
     RENEW,
@@ -38,6 +37,7 @@ from ..protocol import (
     process_id,
     release_call,
 )
+from ..threads import get_logger
 from ..transport import Server
 from .records import Heartbeat, RecordEvent
 

@@ -13,7 +13,6 @@ from .. import events
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
 from ..exceptions import LockError, LockNotOwnedError, TooFewReplicas
-from ..notices import get_logger
 from ..protocol import (
     EXTEND,
     HELD,
@@ -33,6 +32,7 @@ from ..protocol import (
     new_token,
     printable,
 )
+from ..threads import get_logger
 from ..transport import ServerBusy, Steps, note_sent, server_of
 from .base import BaseLock
 from .hold import Hold

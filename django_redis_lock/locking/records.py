@@ -25,9 +25,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from .. import events
 from ..clock import time
-from ..forks import free_after_fork
 from ..keeper import Job, SentOnce, Subscription, keeper
-from ..notices import get_logger
 from ..protocol import (
     HEARTBEAT,
     HEARTBEAT_EVERY,
@@ -47,6 +45,7 @@ from ..protocol import (
     process_id,
     process_key,
 )
+from ..threads import free_after_fork, get_logger
 from ..transport import Server, is_cluster, run, run_all
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from ..clock import time
-from ..forks import after_fork, free_after_fork
+from ..threads import after_fork, free_after_fork
 from .commands import Commands
 from .lua import compile_script
 from .lua_library import Table, number_text

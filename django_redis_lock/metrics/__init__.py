@@ -21,10 +21,9 @@ from ..cache import lock_cache
 from ..clock import time
 from ..conf import Conf
 from ..events import Subject, group_of
-from ..forks import after_fork
 from ..keeper import Job, keeper
-from ..notices import get_logger
 from ..protocol import FIGURES, Call, as_bytes, printable, script
+from ..threads import after_fork, get_logger
 from ..transport import Server, is_outage, own_settings, run, server_of
 from ..transport import pack as pack_call
 from .collecting import Collector, Figures

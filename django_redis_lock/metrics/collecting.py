@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import events
 from ..events import Subject
-from ..forks import after_fork
+from ..threads import after_fork
 from ..transport import Server
 from . import figures as at
 from .figures import OTHER, Distribution, add, new, observe

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..clock import time
 from ..events import Subject
-from ..forks import after_fork
+from ..threads import after_fork
 from .keys import LockKeys
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH, Call
 from .owner import hostname

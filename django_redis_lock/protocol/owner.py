@@ -16,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from ..forks import after_fork
+from ..threads import after_fork
 
 #: The latest valid Unix time: about the year 5000.
 MAX_UNIX_TIME = 1e11

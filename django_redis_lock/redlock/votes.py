@@ -16,7 +16,6 @@ from ..clock import time
 from ..exceptions import TooFewServers
 from ..keeper import DeferredRelease, keeper
 from ..locking import Hold, Renewal
-from ..notices import get_logger
 from ..protocol import (
     EXTEND,
     HEARTBEATS,
@@ -30,6 +29,7 @@ from ..protocol import (
     release_call,
     script,
 )
+from ..threads import get_logger
 from ..transport import Server
 
 logger = get_logger("django_redis_lock.keeper")

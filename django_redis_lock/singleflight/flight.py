@@ -13,9 +13,8 @@ from redis.exceptions import RedisError
 from ..clock import time
 from ..events import RefreshFailed, Shared
 from ..exceptions import ComputationFailed, LockError
-from ..forks import after_fork
-from ..notices import get_logger
 from ..protocol import Call, as_bytes, flight_stream
+from ..threads import after_fork, get_logger
 from ..transport import Server
 from .leader import NOTHING, Leader, Producer
 from .runners import Overtaken, ProducerFailed, Runner, Steps, being_computed, overtake

@@ -20,7 +20,6 @@ from .. import events
 from ..clock import time
 from ..events import Computed, Computing, Stored, Subject
 from ..keeper import DeferredRelease, Job, keeper
-from ..notices import get_logger
 from ..protocol import (
     FLIGHTS,
     Call,
@@ -34,6 +33,7 @@ from ..protocol import (
     milliseconds,
     printable,
 )
+from ..threads import get_logger
 from ..transport import Server, is_outage
 from .runners import Overtaken, ProducerFailed, Runner, Steps, computing, token_for
 from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER

@@ -19,11 +19,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
 from ..clock import time
-from ..forks import after_fork
 from ..keeper import Job, keeper
 from ..locking import in_background
-from ..notices import ThreadPool, Work
 from ..protocol import Call, as_bytes, new_token
+from ..threads import ThreadPool, Work, after_fork
 from ..transport import (
     Server,
     aconnect,

@@ -20,8 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from .. import events
 from ..events import ServerDown, ServerUp
-from ..forks import free_after_fork
-from ..notices import get_logger
+from ..threads import free_after_fork, get_logger
 
 logger = get_logger("django_redis_lock.outage")
 

@@ -36,9 +36,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..forks import free_after_fork
-from ..notices import get_logger
 from ..protocol import SLOTS, index_key, slot_of
+from ..threads import free_after_fork, get_logger
 from .address import Address, RawConnection, note_sent, without_address
 from .server import Server, is_cluster, topologies
 

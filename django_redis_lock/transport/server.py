@@ -24,8 +24,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..forks import after_fork, free_after_fork
 from ..protocol import PendingLifetime
+from ..threads import after_fork, free_after_fork
 from .address import RawConnection, for_threads, note_sent, own_settings, timeout_of
 from .circuit_breaker import Breaker
 

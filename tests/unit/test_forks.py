@@ -25,7 +25,7 @@ OF_THE_PARENT = {
     "locking/waiting/threads.py": 2,
     "keeper/subscription.py": 1,
     "keeper/__init__.py": 2,
-    "notices.py": 2,
+    "threads.py": 2,
     "singleflight/flight.py": 1,
     "singleflight/runners.py": 2,
     "cache/reading.py": 1,
@@ -64,7 +64,7 @@ def test_there_is_one_list_of_what_is_done_after_a_fork() -> None:
         for path in FOLDER.rglob("*.py")
         if any(name == "os.register_at_fork" for _, name in calls(ast.parse(path.read_text())))
     ]
-    assert asking == ["forks.py"]
+    assert asking == ["threads.py"]
 
 
 @pytest.mark.parametrize("mutex", ["the log's", "a breaker's"])

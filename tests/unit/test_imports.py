@@ -32,8 +32,7 @@ FLOORS: tuple[dict[str, str], ...] = (
         "exceptions": "the errors; each carries the lock's name and holder",
         "formatting": "durations as people read them",
         "events": "what happens to locks and computations, and who listens",
-        "forks": "what a forked child begins anew",
-        "notices": "what the keeper has to say to users' code, said in a thread of its own",
+        "threads": "what a forked child begins anew; work that must not delay its caller",
     },
     {
         "protocol": "what is in Redis: keys, scripts, what their answers mean; no input or output",

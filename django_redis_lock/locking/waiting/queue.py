@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from ...clock import time
-from ...forks import after_fork, free_after_fork
 from ...keeper import Job, SentOnce, keeper
 from ...protocol import (
     MAX_GRANT_AGE_SECONDS,
@@ -27,6 +26,7 @@ from ...protocol import (
     parse_grant,
     waiter_id,
 )
+from ...threads import after_fork, free_after_fork
 from ...transport import Server
 from ..records import note_vanished
 

@@ -20,8 +20,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...clock import time
 from ...keeper import DeferredRelease, keeper
-from ...notices import get_logger
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable, wake_key
+from ...threads import get_logger
 from ...transport import is_outage, may_have_run, note_sent, pack_words
 from .queue import WaitQueue, WakeEvent, join
 

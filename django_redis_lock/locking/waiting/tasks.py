@@ -13,8 +13,8 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
-from ...notices import get_logger
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable, wake_key
+from ...threads import get_logger
 from ...transport import (
     AsyncRawConnection,
     aconnect,

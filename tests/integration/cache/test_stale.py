@@ -14,10 +14,10 @@ import redis
 from django.utils import timezone, translation
 
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.notices import ThreadPool
 from django_redis_lock.protocol.keys import flight_key, flight_leader, flight_stream
 from django_redis_lock.signals import value_refresh_failed
 from django_redis_lock.singleflight import runners
+from django_redis_lock.threads import ThreadPool
 from tests.integration.cache.test_get_or_set import (
     KEY,
     RAISE,
@@ -495,7 +495,7 @@ def test_a_child_starts_with_an_empty_pool() -> None:
     assert pool.submit(release.wait)
     until(lambda: pool._busy == 1)
     assert pool.submit(lambda: None)
-    pool._reset()  # As ``notices`` does after a fork.
+    pool._reset()  # As ``threads`` does after a fork.
     done = threading.Event()
     assert pool.submit(done.set)
     assert done.wait(PATIENCE)

@@ -19,9 +19,9 @@ import pytest
 import redis
 
 import django_redis_lock
-from django_redis_lock import Lock, events, notices
+from django_redis_lock import Lock, events, threads
 from django_redis_lock.inventory.listing import inspect
-from django_redis_lock.notices import ThreadPool
+from django_redis_lock.threads import ThreadPool
 from tests.processes import PATIENCE, WHOLE_END, until
 
 FOLDER = Path(django_redis_lock.__file__).parent
@@ -135,12 +135,12 @@ def in_a_child(work: Callable[[], Any]) -> Any:
 def test_a_child_delivers_its_own_and_not_its_parents() -> None:
     blocking, delivered = Blocking(), []
     for number in range(2):
-        notices.run_later(lambda number=number: (blocking.emit(None), delivered.append(number)))
+        threads.run_later(lambda number=number: (blocking.emit(None), delivered.append(number)))
     until(lambda: blocking.threads)
 
     def child() -> list[int]:
-        notices.run_later(lambda: delivered.append(7))
-        notices.flush(PATIENCE)
+        threads.run_later(lambda: delivered.append(7))
+        threads.flush(PATIENCE)
         return delivered
 
     assert in_a_child(child) == [7]
@@ -151,28 +151,28 @@ def test_a_child_delivers_its_own_and_not_its_parents() -> None:
 def test_too_many_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(notices, "_notices", ThreadPool("test", 1, 2, idle_seconds=1))
+    monkeypatch.setattr(threads, "_notices", ThreadPool("test", 1, 2, idle_seconds=1))
     blocking, delivered = Blocking(), []
 
     def first() -> None:
         blocking.emit(None)
         raise SystemExit  # It ends nothing.
 
-    notices.run_later(first)
+    threads.run_later(first)
     until(lambda: blocking.threads)
     for number in range(5):
-        notices.run_later(lambda number=number: delivered.append(number))
+        threads.run_later(lambda number=number: delivered.append(number))
     blocking.released.set()
-    notices.flush(PATIENCE)
+    threads.flush(PATIENCE)
     assert delivered == [0, 1]
     assert "3 notices were dropped" in caplog.text
 
 
 def test_the_thread_ends_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     queue, delivered = ThreadPool("test", 1, 10, idle_seconds=0.01), []
-    monkeypatch.setattr(notices, "_notices", queue)
+    monkeypatch.setattr(threads, "_notices", queue)
     for number in range(2):
-        notices.run_later(lambda number=number: delivered.append(number))
+        threads.run_later(lambda number=number: delivered.append(number))
         until(lambda: not queue._threads)
     assert delivered == [0, 1]
 
