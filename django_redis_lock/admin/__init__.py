@@ -257,27 +257,21 @@ class HeldLockAdmin(ModelAdmin):
     def release_view(self, request: HttpRequest) -> HttpResponse:
         if not self.has_release_permission(request):
             raise PermissionDenied
-        if request.method != "POST":
-            # After a login the browser comes here without the selection.
-            messages.warning(request, _("Nothing was released. Select the locks again."))
-            return HttpResponseRedirect(self._url("changelist"))
         known = list(lock_caches())
         selected = parse_choices(request.POST.getlist("selected"))
         chosen = [choice for choice in selected if choice.ref.alias in known]
         back = self._back(request, chosen)
-        if not chosen:
-            messages.warning(request, _("Select the locks to release first."))
+        if not chosen:  # Also after a login: the browser comes back with a GET.
+            messages.warning(request, _("Nothing was released. Select the locks."))
             return HttpResponseRedirect(back)
         if request.POST.get("confirmed") != "yes":
             outlooks = [outlook(choice, self._url_of) for choice in chosen]
             still_held = sum("choice" in lock for lock in outlooks)
-            asked = ngettext("Release %(number)d lock?", "Release %(number)d locks?", len(chosen))
-            button = ngettext("Release %(number)d lock", "Release %(number)d locks", still_held)
             return self._page(
                 request,
                 "release",
-                title=asked % {"number": len(chosen)},
-                button=button % {"number": still_held},
+                title=_release_locks(len(chosen)),
+                button=_release_locks(still_held),
                 chosen=outlooks,
                 some=still_held > 0,
                 address=request.POST.get("address"),
@@ -297,3 +291,8 @@ class HeldLockAdmin(ModelAdmin):
     @staticmethod
     def _with(url: str, query: str) -> str:
         return f"{url}?{query}" if query else url
+
+
+def _release_locks(number: int) -> str:
+    text = ngettext("Release %(number)d lock", "Release %(number)d locks", number)
+    return text % {"number": number}

@@ -12,7 +12,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.options import get_content_type_for_model
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from ..held_locks import UNAVAILABLE, HeldLock, look_closely, name_of, release
 from ..inventory import FLIGHT, LockInfo, Outcome
@@ -24,6 +24,8 @@ logger = logging.getLogger("django_redis_lock.admin")
 
 #: The most entries that the log of releases shows.
 MAX_ENTRIES = 200
+_WAS_FREE = gettext_lazy("“%(name)s” was free already.")
+_PASSED_ON = gettext_lazy("“%(name)s” has passed to another holder and was not released.")
 
 
 def parse_choices(texts: Sequence[str]) -> list[Choice]:
@@ -34,16 +36,16 @@ def parse_choices(texts: Sequence[str]) -> list[Choice]:
 
 def outlook(choice: Choice, url_of: UrlOf) -> dict[str, Any]:
     """The effects of a release, or why there is nothing to release."""
-    said: dict[str, Any] = {"name": shown(name_of(*choice.ref)), "alias": choice.ref.alias}
+    name = {"name": shown(name_of(*choice.ref))}
+    said: dict[str, Any] = {**name, "alias": choice.ref.alias}
     try:
         holding, _closely = look_closely(*choice.ref)
     except UNAVAILABLE as error:
         return {**said, "unreleased": _away(error)}
     if holding is None:
-        return {**said, "unreleased": _("It is free already.")}
+        return {**said, "unreleased": _WAS_FREE % name}
     if not _is_chosen(holding.lock, choice):
-        unreleased = _("It has passed to another holder and is not released.")
-        return {**said, "unreleased": unreleased}
+        return {**said, "unreleased": _PASSED_ON % name}
     return {
         **said,
         "choice": str(choice),
@@ -117,11 +119,10 @@ def release_chosen(
         messages.error(request, failed)
         return
     if outcome is Outcome.FREE:
-        messages.info(request, _("“%(name)s” was free already.") % {"name": name})
+        messages.info(request, _WAS_FREE % {"name": name})
         return
     if outcome is Outcome.NOT_OWNER:
-        kept = _("“%(name)s” has passed to another holder and was not released.")
-        messages.warning(request, kept % {"name": name})
+        messages.warning(request, _PASSED_ON % {"name": name})
         return
     holder = _holder(holding, choice)
     note = _("Released by force. The holder was %(holder)s.") % {"holder": holder}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from django.utils.formats import date_format, number_format
 from django.utils.timezone import get_current_timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
 from ..formatting import DurationFormat
 from ..held_locks import Failure, HeldLock
@@ -363,26 +363,9 @@ def failure_rows(failures: Sequence[Failure]) -> list[dict[str, str]]:
 
 
 def _known(outage: Outage) -> str:
-    texts = [
-        _("%(server)s has not answered this process for %(duration)s.")
-        % {"server": shown(outage.server), "duration": duration(outage.seconds)}
-    ]
-    if outage.spared:
-        texts.append(
-            ngettext(
-                "%(number)d call has failed at once since then.",
-                "%(number)d calls have failed at once since then.",
-                outage.spared,
-            )
-            % {"number": outage.spared}
-        )
-    if outage.fallbacks:
-        texts.append(
-            ngettext(
-                "%(number)d lock was taken without it.",
-                "%(number)d locks were taken without it.",
-                outage.fallbacks,
-            )
-            % {"number": outage.fallbacks}
-        )
-    return " ".join(texts)
+    said = _(
+        "%(server)s has not answered this process for %(duration)s. "
+        "Calls that failed at once since then: %(spared)d; locks taken without it: %(fallbacks)d."
+    )
+    known = {"server": shown(outage.server), "duration": duration(outage.seconds)}
+    return said % {**known, "spared": outage.spared, "fallbacks": outage.fallbacks}

@@ -40,8 +40,7 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
     """Add ``"django_redis_lock.debug_toolbar.LocksPanel"`` to DEBUG_TOOLBAR_PANELS."""
 
     is_async = True
-    nav_title = _("Locks")
-    title = _("Locks and computations")
+    nav_title = title = _("Locks")
     template = "django_redis_lock/debug_toolbar.html"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -148,7 +148,7 @@ def test_the_busiest_are_shown(admin_client: Client, monkeypatch: pytest.MonkeyP
     metrics.flush()
     response = admin_client.get(PAGE)
     assert set(figures(response)) == {"busy"}
-    assert "less active" in response.content.decode()
+    assert "Less active" in response.content.decode()
 
 
 def test_names_cannot_inject_anything(admin_client: Client) -> None:

@@ -103,8 +103,8 @@ def test_it_says_at_once_what_will_not_be_released(admin_client: Client) -> None
     hold("another's soon")
     response = admin_client.post(RELEASE, {"selected": chosen})
     text = text_of(response)
-    assert "It is free already." in text
-    assert "It has passed to another holder and is not released." in text
+    assert "“free soon” was free already." in text
+    assert "“another's soon” has passed to another holder and was not released." in text
     assert response.content.decode().count('name="selected"') == 1
 
 
@@ -117,7 +117,9 @@ def test_nothing_is_left_to_release(admin_client: Client) -> None:
 
 
 def test_nothing_was_selected(admin_client: Client) -> None:
-    assert "Select the locks to release first." in said(admin_client, admin_client.post(RELEASE))
+    assert "Nothing was released. Select the locks." in said(
+        admin_client, admin_client.post(RELEASE)
+    )
     odd = {"selected": ["odd", "a.b.c", "bG9jawBubyBzdWNoIGNhY2hlAGtleQ.a.1"], "confirmed": "yes"}
     assert "Select the locks" in said(admin_client, admin_client.post(RELEASE, odd))
 
