@@ -33,8 +33,6 @@ from ..transport import (
     is_pool_exhausted,
     server_of,
 )
-from .aio import AsyncMethods
-from .invalidation import flight_ending
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import AlreadyAcquired as AlreadyAcquired
@@ -45,6 +43,7 @@ from .lock_factory import lock_cache as lock_cache
 from .lock_factory import lock_caches as lock_caches
 from .lock_factory import reset_all as reset_all
 from .locmem import LocMemCache as LocMemCache
+from .methods import AsyncMethods, flight_ending
 from .reading import MISSING as MISSING
 from .reading import (
     DirectReader,

@@ -24,7 +24,7 @@ from ..protocol import Call, check_name_in_cache, flight_key, is_reserved
 from ..singleflight import LET_GO, ON_VALUES
 from ..threads import free_after_fork
 from ..transport import run
-from .invalidation import Writes
+from .methods import Writes
 from .reading import MISSING, originals
 
 _ON_VALUES = frozenset(script.source for script in ON_VALUES)

@@ -16,7 +16,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django_redis.pool import ConnectionFactory
 from redis.connection import AbstractConnection, Connection
 
-from django_redis_lock.cache import RedisCache, aio
+from django_redis_lock.cache import RedisCache, methods
 from django_redis_lock.protocol import flight_key
 from django_redis_lock.transport import aio_client
 from tests.integration.cache.test_cache import OPERATIONS, attempt, make, outcome
@@ -77,7 +77,7 @@ def test_most_operations_have_a_twin() -> None:
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is done in another thread."""
-    monkeypatch.setattr(aio, "sync_to_async", lambda *args: pytest.fail("a thread does it"))
+    monkeypatch.setattr(methods, "sync_to_async", lambda *args: pytest.fail("a thread does it"))
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -275,7 +275,7 @@ def other_threads(call: Coroutine[Any, Any, Any], monkeypatch: pytest.MonkeyPatc
         done.append(method.__name__)
         return sync_to_async(method)
 
-    monkeypatch.setattr(aio, "sync_to_async", noting)
+    monkeypatch.setattr(methods, "sync_to_async", noting)
     asyncio.run(call)
     return done
 

@@ -13,7 +13,7 @@ import redis
 from django_redis.cache import RedisCache as DjangoRedisCache
 
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.cache.invalidation import flight_ending
+from django_redis_lock.cache.methods import flight_ending
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer

@@ -1,25 +1,33 @@
-"""Writes that end flights: a value computed from older data must not overwrite them (invariant C2).
+"""Django's methods of a cache. django-redis's, with their encoding, timeouts and versions, get
+something else instead of a redis-py client:
 
-django-redis's methods, with their encoding, timeouts and versions, get a ``FlightEnding`` instead
-of a redis-py client. It sends each write as one script, so there is no additional round trip,
-and one result in a pipeline.
+* ``FlightEnding``, for writes: a value computed from older data must not overwrite them (invariant
+  C2). It sends each write as one script, so there is no additional round trip.
+* ``Replies``, for asyncio, as django-redis has methods for threads only. Such a method runs until
+  it needs a reply from Redis; that is awaited, and the method runs again from its beginning, with
+  the replies so far.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import partial, wraps
 from typing import Any
 
+from asgiref.sync import sync_to_async
+from django.core.cache.backends.base import BaseCache
 from django.core.exceptions import ImproperlyConfigured
+from django_redis.client import DefaultClient
 from django_redis.util import CacheKey
 from redis.exceptions import DataError, NoScriptError, RedisError
 
 from ..conf import SETTING, GetOrSetOptions
 from ..protocol import Call, Script, flight_key
 from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, MARK_STALE, WRITE, Runner, Steps
-from ..transport import is_cluster, run_all
+from ..transport import asyncio_client, command, is_cluster, run_all
+from .get_or_set import waiting_thread
 from .get_or_set_many import GetOrSetMany
 from .reading import MISSING
 
@@ -244,3 +252,121 @@ class Writes(GetOrSetMany):
     def own_pattern(self) -> str:
         """What matches these keys in Redis."""
         return "*".join(re.sub(r"([\\*?\[\]])", r"\\\1", part) for part in self._affixes())
+
+
+# -- asyncio ---------------------------------------------------------------------------------------
+
+
+class _Unanswered(BaseException):
+    """A method needs the reply to ``request``."""
+
+    def __init__(self, request: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        super().__init__()
+        self.request = request
+
+
+class Replies:
+    """What methods for threads use as their redis-py client, in place of the event loop's."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._replies: list[Any] = []
+        self._used = 0
+
+    async def complete(self, method: Callable[..., Any]) -> Any:
+        while True:
+            self._used = 0
+            try:
+                return method(client=self)
+            except _Unanswered as unanswered:
+                request = unanswered.request
+            try:
+                self._replies.append(await request())
+            except (RedisError, OSError) as error:
+                self._replies.append(error)
+
+    def _next(self, request: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        if self._used == len(self._replies):
+            raise _Unanswered(request)
+        self._used += 1
+        reply = self._replies[self._used - 1]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        if name in ("connection_pool", "get_encoder"):
+            return found
+        return lambda *args, **options: self._next(
+            partial(command, self._client, name, *args, **options)
+        )
+
+    def pipeline(self) -> Any:
+        return _Pipeline(self._client.pipeline(), self._next)
+
+
+class _Pipeline:
+    """Only ``execute`` needs Redis."""
+
+    def __init__(self, pipeline: Any, reply: Callable[..., Any]) -> None:
+        self._pipeline = pipeline
+        self._reply = reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipeline, name)
+
+    def execute(self) -> Any:
+        return self._reply(self._pipeline.execute)
+
+
+def _awaiting(name: str) -> Any:
+    """Django's asynchronous twin of the method ``name``."""
+
+    @wraps(getattr(BaseCache, f"a{name}"))
+    async def method(self: AsyncMethods, *args: Any, **kwargs: Any) -> Any:
+        return await self._await(name, *args, **kwargs)
+
+    return method
+
+
+class AsyncMethods(Writes):
+    """Django's asynchronous methods. In front of a cluster, behind sentinels, with replicas, with a
+    client or connection class of the project's own, in ``async_to_sync``, and where a subclass or a
+    tool has replaced the method for threads, they call that one in Django's thread for synchronous
+    code, as Django's do."""
+
+    client: Any
+    _breaker: Any
+
+    async def _await(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        method, client = getattr(self, name), self._client_for(name)
+        if client is None:
+            return await sync_to_async(method)(*args, **kwargs)
+        # The method may run more than once, and an iterator of keys ends.
+        args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+        return await Replies(client).complete(partial(method, *args, **kwargs))
+
+    def _client_for(self, method: str) -> Any:
+        """None if ``method`` is to run in Django's thread."""
+        one_server = type(self.client) is DefaultClient and self._breaker is not None
+        # A loop for which a thread waits lasts for one call, and would have to connect for each.
+        if not one_server or not self._is_original(method) or waiting_thread() is not None:
+            return None
+        try:
+            return asyncio_client(self._lock_client())
+        except TypeError:  # Its connections are of a class without an asyncio twin.
+            return None
+
+    aget = _awaiting("get")
+    aget_many = _awaiting("get_many")
+    ahas_key = _awaiting("has_key")
+    aset = _awaiting("set")
+    aadd = _awaiting("add")
+    aset_many = _awaiting("set_many")
+    atouch = _awaiting("touch")
+    adelete = _awaiting("delete")
+    adelete_many = _awaiting("delete_many")
+    aincr = _awaiting("incr")
+    adecr = _awaiting("decr")
+    aincr_version = _awaiting("incr_version")
