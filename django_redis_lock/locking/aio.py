@@ -14,13 +14,19 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
 from ..exceptions import LockLost, LockNotAcquired
-from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, Owner, check_seconds
-from ..transport import Answer, adrive, arun
+from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
+from ..transport import Answer, aconnect, adrive, arun
 from .hold import BROKEN, Hold, lost_logger
 from .local_state import Entry, Task, TaskState, acting_task, enter_again, note_entry, under_way
-from .operations import LockOperations
-from .replication import Confirmed, aconfirm
+from .operations import (
+    REPLY_MARGIN_SECONDS,
+    Confirmed,
+    LockOperations,
+    question_to_replicas,
+)
 from .waiting import Refusal, TaskWaiter, in_background
 
 if TYPE_CHECKING:
@@ -224,6 +230,21 @@ class AsyncLock(LockOperations):
                 raise
         if cancelled_by_loss:
             raise self._lost_error() from exc_value
+
+
+async def aconfirm(
+    client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float
+) -> Confirmed:
+    """As ``confirm``, for tasks."""
+    connection = await aconnect(client, keys, REPLY_MARGIN_SECONDS)
+    try:
+        question = connection.ask(question_to_replicas(keys, token, replicas, patience), replies=2)
+        held, confirmed = await asyncio.wait_for(question, patience + REPLY_MARGIN_SECONDS)
+        return Confirmed(bool(held), int(confirmed))
+    except asyncio.TimeoutError:
+        raise RedisTimeoutError("Redis did not say whether replicas have the lock") from None
+    finally:
+        connection.disconnect()
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, on_lost: Callable[[], Any]) -> Callable[[], Any]:

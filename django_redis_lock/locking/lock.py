@@ -9,13 +9,19 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
 from ..exceptions import LockNotAcquired
-from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, Owner, check_seconds
-from ..transport import Answer, drive, run
+from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
+from ..transport import Answer, drive, run, server_of
 from .hold import BROKEN, Hold, lost_logger
 from .local_state import enter_again, note_entry
-from .operations import LockOperations
-from .replication import Confirmed, confirm
+from .operations import (
+    REPLY_MARGIN_SECONDS,
+    Confirmed,
+    LockOperations,
+    question_to_replicas,
+)
 from .waiting import Refusal, ThreadWaiter
 
 if TYPE_CHECKING:
@@ -204,6 +210,25 @@ class Lock(LockOperations):
         except BaseException:
             self._leave_to_keeper(before)
             raise
+
+
+def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float) -> Confirmed:
+    """Wait ``patience`` seconds until so many replicas know that ``token`` holds the lock."""
+    server = server_of(client).at(keys)
+    connection = server.checkout()
+    try:
+        connection.send_packed_command([question_to_replicas(keys, token, replicas, patience)])
+        replies = []
+        for _ in range(2):
+            if not connection.can_read(patience + REPLY_MARGIN_SECONDS):
+                raise RedisTimeoutError("Redis did not say whether replicas have the lock")
+            replies.append(connection.read_response())
+    except BaseException:
+        connection.disconnect()
+        raise
+    server.answered()
+    server.checkin(connection)
+    return Confirmed(bool(replies[0]), int(replies[1]))
 
 
 def in_a_thread(on_lost: Callable[[], Any]) -> Callable[[], None]:

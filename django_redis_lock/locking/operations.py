@@ -4,8 +4,9 @@ see ``transport.drive``."""
 from __future__ import annotations
 
 import logging
+import math
 import secrets
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
 
@@ -26,22 +27,38 @@ from ..protocol import (
     Acquisition,
     Call,
     HolderInfo,
+    LockKeys,
     Owner,
     check_seconds,
     milliseconds,
     new_token,
     printable,
+    script,
 )
 from ..threads import get_logger
-from ..transport import ServerBusy, Steps, note_sent, server_of
+from ..transport import ServerBusy, Steps, note_sent, pack, server_of
 from .base import BaseLock
 from .hold import Hold
 from .local_state import Entry
 from .records import note_vanished, question_about, with_answer
-from .replication import patience_of
 from .waiting import Refusal, queues
 
 logger = get_logger("django_redis_lock.lock")
+
+#: Seconds that replicas have at least, and at most.
+MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 3.0
+#: The answer to a WAIT may be late.
+REPLY_MARGIN_SECONDS = 1.0
+
+#: A write that leaves everything as it is, sent before WAIT on the same connection: a confirmation
+#: is of use only for what came before it in the primary's stream.
+#:
+#: KEYS  lock, fence        ARGV  token        returns 1, or 0 if this token does not hold the lock
+#: atomic because it must be of the same primary as the look at the lock.
+MARK = script("""
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[2], '86400000')
+""")
 
 
 class LockOperations(BaseLock):
@@ -358,3 +375,27 @@ class LockOperations(BaseLock):
                 logger.warning(words, printable(self.keys.lock), error)
             return True
         return False
+
+
+# -- replicas --------------------------------------------------------------------------------------
+
+
+class Confirmed(NamedTuple):
+    """Whether the lock is still held, and how many replicas know."""
+
+    held: bool
+    replicas: float
+
+
+def patience_of(request: AcquireRequest, until: float | None) -> float:
+    """Seconds to wait for a confirmation: within reason, as long as the acquisition may wait,
+    ``until`` (monotonic; None without end)."""
+    left = math.inf if until is None else until - time.monotonic()
+    most = min(MAX_PATIENCE_SECONDS, math.inf if request.lifetime is None else request.lifetime / 3)
+    return min(max(left, MIN_PATIENCE_SECONDS), most)
+
+
+def question_to_replicas(keys: LockKeys, token: bytes, replicas: int, patience: float) -> bytes:
+    mark = pack(Call(MARK, (keys.lock, keys.fence), (token,)), known=False)
+    words = (b"WAIT", b"%d" % replicas, b"%d" % milliseconds(patience))
+    return mark + b"*3\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)

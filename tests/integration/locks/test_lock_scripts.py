@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from django_redis_lock.locking.replication import MARK
+from django_redis_lock.locking.operations import MARK
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,

@@ -3,8 +3,8 @@ Lua that it knows, and clients that block."""
 
 from __future__ import annotations
 
-import pkgutil
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +23,13 @@ def client() -> redis.Redis:
 
 def scripts_of_the_package() -> dict[str, Script]:
     found = {}
-    for module in pkgutil.walk_packages(django_redis_lock.__path__, "django_redis_lock."):
-        if module.name.endswith("scripts") or module.name.endswith(("database", "replication")):
-            for name, value in vars(import_module(module.name)).items():
+    folder = Path(django_redis_lock.__file__).parent
+    for path in folder.rglob("*.py"):
+        if "script(" in path.read_text():
+            parts = path.relative_to(folder.parent).with_suffix("").parts
+            for name, value in vars(
+                import_module(".".join(parts).removesuffix(".__init__"))
+            ).items():
                 if isinstance(value, Script):
                     found[name] = value
     return found
