@@ -84,12 +84,8 @@ class Conflict:
         retry_after: float | None = None,
         usual_hold: float | None = None,
     ) -> Conflict:
-        """
-        Args:
-            held: the result of ``lock.held()``; None if unknown.
-            retry_after: seconds, if the caller has chosen them.
-            usual_hold: seconds for which such locks are held on average, if known.
-        """
+        """``held``: the result of ``lock.held()``; None if unknown. ``usual_hold``: seconds for
+        which such locks are held on average, if known."""
         if retry_after is None:
             retry_after = _retry_after(held, usual_hold)
         seconds = max(1, math.ceil(min(retry_after, MAX_RETRY_SECONDS)))
@@ -188,11 +184,8 @@ class Conflict:
 
 
 def _retry_after(held: HolderInfo | None, usual_hold: float | None) -> float:
-    """Seconds after which the lock is probably free.
-
-    The remaining lifetime is meaningful only if the lock is not renewed, or if its renewal is
-    overdue, so that the holder may be dead.
-    """
+    """Seconds after which the lock is probably free. The remaining lifetime is meaningful only if
+    the lock is not renewed, or if its renewal is overdue."""
     if held is None:
         return DEFAULT_RETRY_SECONDS
     if held.overdue or held.resting:
@@ -207,8 +200,8 @@ def _retry_after(held: HolderInfo | None, usual_hold: float | None) -> float:
 
 
 def _stylesheet() -> str:
-    """The URL of the page's style sheet; empty if the static files were not collected: a page
-    without style is better than an error."""
+    """Empty if the static files were not collected: a page without style is better than an
+    error."""
     try:
         return static("django_redis_lock/conflict.css")
     except ValueError:

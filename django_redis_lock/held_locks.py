@@ -48,7 +48,6 @@ class HeldLock:
     """A held lock or a running computation, and its cache.
 
     Attributes:
-        alias: of the cache.
         name: its name in the cache, or its whole key.
         foreign: whether it has the prefix of no cache, so that ``name`` is the whole key.
     """
@@ -86,7 +85,6 @@ class HeldLocks:
 
     Attributes:
         truncations: databases whose list is incomplete.
-        failures: caches that failed; everything else is listed.
         in_memory: caches whose locks exclude the threads of one process only; the lists have those
             of this process.
         local: the local locks that are held on this host, name and holder.
@@ -116,7 +114,6 @@ def held_locks(
     """The held locks and running computations of the caches ``aliases``, or of all of them.
 
     Args:
-        kinds: LOCK, FLIGHT or both.
         search: only those whose names contain this text; case is ignored.
         limit: the largest number of each kind to list of each database.
     """
@@ -210,8 +207,7 @@ def _database_of(alias: str) -> _Database:
 
 
 def _cache_of(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, bool]:
-    """The cache under which ``key`` is listed, its prefix (the longest that matches), and whether
-    no prefix matches."""
+    """The cache under which ``key`` is listed, its prefix, and whether no prefix matches."""
     found = [
         (len(p[kind]), alias) for alias, p in database.prefixes.items() if key.startswith(p[kind])
     ]

@@ -1,5 +1,5 @@
-"""A held lock as the page has it: its texts, how URLs and forms identify it and the holder that was
-shown, and the lock as JSON. The server formats every text, the page's script inserts it."""
+"""A held lock as the page has it: its texts, which the page's script inserts, and how URLs and
+forms identify it and the holder that was shown."""
 
 from __future__ import annotations
 

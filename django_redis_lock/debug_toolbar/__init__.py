@@ -1,9 +1,8 @@
 """The panel "Locks" of django-debug-toolbar: the locks that a request took or waited for, and the
-values that it computed. See ``docs/monitoring.md``.
+values that it computed.
 
-The panel listens to events only during a request for which it is enabled. It records the events of
-the request's context: of its thread or task, of tasks that this starts, and, until the response, of
-refreshes in the background.
+It records the events of the request's context: of its thread or task, of tasks that this starts,
+and, until the response, of refreshes in the background.
 """
 
 from __future__ import annotations
@@ -174,11 +173,8 @@ _RECORDED: dict[type, Callable[[LocksPanel, Any], None]] = {
 
 class _HolderQuestion(SentOnce):
     """Asks Redis, on the keeper's connection, who holds the lock of ``row``; once more if the
-    holder has not described itself yet and the request still waits.
-
-    Attributes:
-        answer_seen: set by the first answer.
-    """
+    holder has not described itself yet and the request still waits. The first answer sets
+    ``answer_seen``."""
 
     flush_at_exit = False
 

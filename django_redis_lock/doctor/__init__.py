@@ -105,9 +105,6 @@ class Target:
 def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:
     """Examine the cache ``alias`` and its servers.
 
-    Args:
-        with_trial: whether to acquire a lock.
-
     Raises:
         redis.exceptions.RedisError, OSError: a server cannot be reached.
         ImproperlyConfigured: the cache cannot lock.

@@ -31,13 +31,8 @@ Amount = Callable[[Any], float | None]
 
 
 class Instrument(NamedTuple):
-    """A counter or histogram.
-
-    Attributes:
-        amounts: for each class of events, how much an event of it adds.
-        labels: attributes of the event that become labels.
-        has_group: whether the group of the lock or value is also a label.
-    """
+    """A counter or histogram. ``labels``: attributes of the event that become labels;
+    ``has_group``: whether the group of the lock or value is another."""
 
     name: str
     description: str

@@ -1,9 +1,5 @@
-"""Spans and metrics for OpenTelemetry, by way of ``opentelemetry-api``.
-
-Spans for reads, stores, waits, slow acquisitions of locks (``spans``), and around each computation
-of ``get_or_set``, so that what it does (queries, requests) appears below it. See
-``docs/monitoring.md`` for all of them, and for the metrics.
-"""
+"""Spans and metrics for OpenTelemetry, by way of ``opentelemetry-api``; ``docs/monitoring.md``
+lists them."""
 
 from __future__ import annotations
 

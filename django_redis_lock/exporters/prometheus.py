@@ -1,8 +1,5 @@
-"""Metrics for Prometheus with ``prometheus_client``.
-
-They are ordinary counters and histograms in its registry, also in multiprocess mode
-(``PROMETHEUS_MULTIPROC_DIR``). ``docs/monitoring.md`` lists them.
-"""
+"""Metrics for Prometheus in the registry of ``prometheus_client``; ``docs/monitoring.md`` lists
+them."""
 
 from __future__ import annotations
 

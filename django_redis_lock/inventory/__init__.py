@@ -79,9 +79,7 @@ def release(
     it at once. The holder's process is told at once, too, but is not stopped.
 
     Args:
-        client: a redis-py client.
         key: of the lock, or the cache key of a computation.
-        owner_id: ``LockInfo.owner.id``.
         fence: ``LockInfo.fence``, which distinguishes two acquisitions with one chosen token.
         kind: LOCK, or FLIGHT to end a computation: its result is not stored, and a follower leads.
         grant_timeout: seconds that the first waiter has to take the grant.
@@ -218,12 +216,10 @@ def indexed_locks(client: Any, most: int) -> list[bytes]:
 
 
 def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) -> int:
-    """Delete the keys that match, except those of held locks, and end the computations of matching
-    keys. Keys that are set during the call may remain.
+    """Delete the keys that match ``pattern``, as of SCAN, except those of held locks, and end the
+    computations of matching keys. Keys that are set during the call may remain.
 
     Args:
-        client: a redis-py client.
-        pattern: as for Redis's SCAN.
         step: how many keys one script scans; at most KEYS_PER_SCRIPT.
 
     Returns:
@@ -233,9 +229,8 @@ def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) ->
         redis.exceptions.RedisError: a request failed. Some keys may be deleted.
     """
     step = min(step, KEYS_PER_SCRIPT)
-    # A scan does not find a key whose value is being computed. So the flights are ended first: a
-    # value from older data is then either there to be deleted, or will not be stored (invariant
-    # C2).
+    # The flights first: a value from older data is then either there to be deleted, or will not be
+    # stored (invariant C2).
     beginning = re.split(rb"[*?\[\\]", pattern, maxsplit=1)[0]
     for page in _scan(client, flights_pattern(pattern), step):
         if flights := [key for key in page if _is_flight(key, beginning)]:
@@ -252,8 +247,7 @@ def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) ->
 
 
 def _scan(client: Any, pattern: bytes, step: int) -> Iterator[list[bytes]]:
-    """The keys that match, in pages, without the keys of the whole database; on a cluster those of
-    all primaries."""
+    """In pages, without the keys of the whole database; on a cluster those of all primaries."""
     server = server_of(client)
     for node in server.primaries() if isinstance(server, Cluster) else [None]:
         cursor = b""
@@ -276,7 +270,7 @@ def _deleting(keys: Sequence[bytes], index: bytes) -> Call:
 
 
 def _lock_of(key: bytes) -> bytes:
-    """The key of the token of the lock that ``key`` is a part of, or ``key`` itself."""
+    """The key of the lock that ``key`` is a part of, or ``key`` itself."""
     if is_lock(key):
         return key
     place = key.removesuffix(b":owner")

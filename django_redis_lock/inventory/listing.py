@@ -177,7 +177,6 @@ class WaiterInfo:
     """A process that waits for a lock.
 
     Attributes:
-        host, pid: where it runs; empty and 0 if unknown.
         thread: the first of its waiting threads.
         since: Unix time in seconds at which the wait began, by the waiter's clock.
         waited: seconds since then, by the server's clock; None if unknown.
@@ -192,13 +191,12 @@ class WaiterInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The details of one lock.
+    """The details of one lock, which is None if it is free.
 
     Attributes:
-        lock: as in the list; None if it is free.
-        holders: the holders of all places, ``lock`` among them; empty if it is free.
+        holders: those of all places, ``lock`` among them.
         waiters: in the order of arrival, by the waiters' clocks; at most MAX_WAITERS.
-        events: the last events, latest first (``locking.records``).
+        events: the last events, latest first.
     """
 
     lock: LockInfo | None
@@ -210,12 +208,9 @@ class Inspection:
 def list_held(
     client: Any, prefix: bytes, limit: int = 500, search: str = "", kind: str = LOCK
 ) -> Inventory:
-    """The held locks whose keys begin with ``prefix``.
+    """The held locks whose keys begin with ``prefix``, which their names do not have.
 
     Args:
-        client: a redis-py client.
-        prefix: the prefix of one site's lock keys; empty for every lock in the database, with the
-            whole key as its name.
         limit: the largest number to list: the longest held. If there are more than MAX_DESCRIBED,
             those that expire first are not considered.
         search: only locks whose keys contain this text; case is ignored.
@@ -236,8 +231,8 @@ def list_held(
 
 
 def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
-    """The details of the lock at ``key``, or of the computation of the cache key ``key``. Waiters
-    and events of a computation are unknown.
+    """The details of the lock at ``key``, or of the computation of the cache key ``key``, without
+    waiters and events.
 
     Raises:
         redis.exceptions.RedisError: the request failed.
@@ -277,7 +272,7 @@ def indexes(client: Any, index: bytes) -> list[bytes]:
 def _listed(
     client: Any, script: Script, places: Sequence[bytes], wanted: tuple[bytes, bytes]
 ) -> tuple[list[bytes], bool]:
-    """The keys ``wanted`` on the indexes at ``places``, and whether these were read to the end."""
+    """Also returns whether the indexes at ``places`` were read to the end."""
     keys: dict[bytes, None] = {}  # Each once: an entry can move to the next page between reads.
     starts = dict.fromkeys(places, 0)
     while starts and max(starts.values()) < MAX_ENTRIES:

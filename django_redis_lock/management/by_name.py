@@ -38,7 +38,7 @@ EVENTS = {"reset": "released by force"}
 
 
 class Found(NamedTuple):
-    """A lock that was looked up by its name; ``holding`` is None if it is free."""
+    """``holding`` is None if the lock is free."""
 
     alias: str
     key: bytes
@@ -49,12 +49,7 @@ class Found(NamedTuple):
 
 def find(options: dict[str, Any]) -> Found:
     """The lock named ``options["name"]`` in the cache in which it is held; if it is free, in the
-    first cache.
-
-    Raises:
-        CommandError: it is held in several caches, and ``--using`` does not choose one.
-        redis.exceptions.RedisError: a cache did not answer, and no other has the lock.
-    """
+    first cache. It may be held in several, if ``--using`` does not choose one."""
     name, using = options["name"], options["using"]
     kinds = KINDS[options["kind"]]
     listed = held_locks(None if using is None else [using], kinds=kinds, search=name).found
@@ -106,7 +101,6 @@ def _key(alias: str, name: str) -> bytes:
 
 
 def show_lock(command: BaseCommand, options: dict[str, Any]) -> int:
-    """Print a lock; returns the exit code."""
     found = find(options)
     if options["json"]:
         text = json.dumps(_document(options["name"], found), indent=2)
@@ -225,7 +219,6 @@ def _fields(of: object, names: str) -> dict[str, Any]:
 
 
 def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
-    """Release one lock after a confirmation; returns the exit code."""
     name = options["name"]
     found = find(options)
     held = _chosen(found, options["place"])
@@ -287,8 +280,7 @@ def _agreed(command: BaseCommand) -> bool:
 
 
 def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
-    """Release the locks whose names match a pattern; without ``--yes``, only list them. Returns the
-    exit code."""
+    """Without ``--yes``, only list them."""
     pattern = options["name"]
     options.update(search="", limit=MAX_ENTRIES)
     result = find_all(options)

@@ -34,10 +34,9 @@ PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 IGNORED = ("SIGTSTP", "SIGTTOU")
 #: Signals that the guard blocks: those, and what stops a group.
 NOT_GUARDS = (*PASSED_ON, *IGNORED, "SIGTTIN")
-#: Ends its process group when the process that started it is gone. It leads the group and blocks
-#: the signals sent to it. Its standard input is a pipe from the process that started it. If that
-#: ends without a byte, the process was killed: the guard sends SIGTERM to the group and, after the
-#: seconds of its argument, SIGKILL.
+#: Leads the program's group, and blocks the signals sent to it. If its standard input, a pipe from
+#: the process that started it, ends without a byte, that was killed: the guard ends the group, with
+#: SIGKILL after the seconds of its argument.
 GUARD = """
 import os, signal, sys, time
 if not sys.stdin.read(1):
@@ -51,15 +50,11 @@ class ManagementCommand:
     """A management command with its arguments, as behind ``manage.py``.
 
     Args:
-        argv: the command's name and its arguments.
         called_by: the command that runs it. Unless that was called from a command line, errors
             are raised, as by ``call_command``.
 
     Attributes:
-        label: the label of the lock; without arguments, which may be secret.
-
-    Raises:
-        CommandError: there is no such command, or its options name other settings.
+        label: of the lock; without arguments, which may be secret.
     """
 
     def __init__(self, argv: Sequence[str], called_by: BaseCommand) -> None:
@@ -85,7 +80,6 @@ class ManagementCommand:
         """Run it and return its exit code, or raise its exception.
 
         Args:
-            environment: variables to add to its environment.
             within: seconds in which it must end if this process is killed: later, another process
                 may have the lock.
         """
@@ -143,15 +137,7 @@ def _environment(changes: dict[str, str]) -> Iterator[None]:
 
 class Program:
     """A program with its arguments; one argument alone is a line for ``/bin/sh``. Its methods are
-    those of ``ManagementCommand``.
-
-    Args:
-        argv: the program and its arguments.
-        grace: seconds from SIGTERM to SIGKILL when it must end.
-
-    Raises:
-        CommandError: there is no such program.
-    """
+    those of ``ManagementCommand``. ``grace``: seconds from SIGTERM to SIGKILL when it must end."""
 
     def __init__(self, argv: Sequence[str], grace: float) -> None:
         if os.name != "posix":
@@ -251,8 +237,8 @@ def _in_group(group: int) -> dict[str, Any]:
 
 @contextmanager
 def _guard_process(grace: float) -> Iterator[subprocess.Popen[bytes]]:
-    """The guard, which leads the program's group, so that its pid is the group's number and stays
-    taken. Unless it gets a word on its input, it ends the group now."""
+    """The guard; its pid is the group's number, and stays taken. At the end it ends the group,
+    unless it got a word on its input."""
     with _blocked():  # The guard inherits this.
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", GUARD, str(grace)],
@@ -280,8 +266,8 @@ def _blocked() -> Iterator[None]:
 
 @contextmanager
 def _in_foreground(group: int) -> Iterator[None]:
-    """Make the program's group the foreground group of the terminal, if this process is in it, so
-    that the program can read from the terminal and gets its Ctrl-C."""
+    """Let the program read from the terminal, and get its Ctrl-C, if this process is in the
+    foreground."""
     fd = -1
     with suppress(AttributeError, OSError, ValueError):
         fd = sys.__stdin__.fileno()  # type: ignore[union-attr]  # None is suppressed

@@ -46,7 +46,7 @@ KINDS = {"lock": (LOCK,), "computation": (FLIGHT,), "all": (LOCK, FLIGHT)}
 
 
 def list_locks(command: BaseCommand, options: dict[str, Any]) -> int:
-    """Print what is held, once or with ``--watch`` again and again; returns the exit code."""
+    """Once, or with ``--watch`` again and again."""
     if options["watch"] is None:
         return _list(command, options, screen=False)
     terminal = width_of(command.stdout) is not None and not options["json"]
@@ -90,8 +90,7 @@ def verdict(locks: list[HeldLock]) -> int:
 
 
 def failures(result: HeldLocks) -> list[str]:
-    """Messages about caches that did not answer, each error once, and about locks held on this host
-    without Redis."""
+    """Each error once; also the locks held on this host without Redis."""
     found: dict[str, list[str]] = {}
     for failure in result.failures:
         found.setdefault(failure.error, []).append(failure.alias)
@@ -211,7 +210,7 @@ def _document(result: HeldLocks) -> dict[str, Any]:
 
 
 def _redrawn(shown: list[str], options: dict[str, Any]) -> str:
-    """``shown`` written over the previous output, without flicker, cut off at the screen's end."""
+    """Over the previous output, without flicker, cut off at the screen's end."""
     width, height = shutil.get_terminal_size()
     below = f"Every {options['watch']:g} s, at {time.strftime('%H:%M:%S')}. Ctrl-C ends it."
     room = max(1, height - 3)
@@ -224,7 +223,6 @@ def _redrawn(shown: list[str], options: dict[str, Any]) -> str:
 
 
 def show_figures(command: BaseCommand, options: dict[str, Any]) -> int:
-    """Print the figures; returns the exit code."""
     period = options["period"]
     found, failures = _read(options["using"], period)
     if options["json"]:

@@ -234,7 +234,7 @@ def _name_of(site: str, group: str) -> bytes:
 
 
 def _write(server: Server, call: Call) -> None:
-    """Run ``call`` on a separate connection, without retries or the circuit breaker."""
+    """On a separate connection, without retries or the circuit breaker."""
     connection_class, settings = server.at(call.keys, FLUSH_TIMEOUT).address
     connection = connection_class(**own_settings(connection_class, settings, FLUSH_TIMEOUT))
     try:
@@ -282,12 +282,7 @@ def summaries(using: str = "default", period: str = "hour") -> list[Summary]:
 
 def site_of(using: str) -> tuple[Any, str]:
     """The database and KEY_PREFIX of a cache: caches in which they are the same share their
-    figures.
-
-    Raises:
-        ImproperlyConfigured: the cache cannot lock.
-        redis.exceptions.RedisError, OSError: a cluster could not be asked.
-    """
+    figures. Raises as ``summary``."""
     cache = lock_cache(using)
     return server_of(cache._lock_client()).database, str(cache.key_prefix)
 

@@ -1,8 +1,5 @@
-"""Counts the events of this process.
-
-The keeper takes the figures every few seconds (``writing``). Counting costs one short critical
-section for each event, and memory for a limited number of groups.
-"""
+"""Counts the events of this process: a short critical section for each event, and memory for a
+limited number of groups."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ class Collector:
     """A listener that counts. May be called in any thread, and in signal handlers.
 
     Args:
-        wanted: whether to count the events of a subject.
         begun: called with the server of each new group, with the ``mutex`` held.
     """
 

@@ -64,11 +64,8 @@ def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 class RequestActivity:
     """``GET /invoices/17/ (request 4f1c, user 3)``: method and path without the query string, the
-    request's id if it has one, and the user's primary key if ``HOLDER_USER`` asks for it.
-
-    Args:
-        request: Django's, or that of Django REST framework. It is not kept alive.
-    """
+    request's id if it has one, and the user's primary key if ``HOLDER_USER`` asks for it. The
+    request is not kept alive."""
 
     def __init__(self, request: Any) -> None:
         self._request = weakref.ref(getattr(request, "_request", request))
@@ -86,7 +83,6 @@ class RequestActivity:
 
 
 def _id_of(request: Any) -> str:
-    """That of the middleware that gives requests their ids, or that of the proxy."""
     for name in ("id", "request_id"):
         given = getattr(request, name, None)
         if given:
@@ -98,8 +94,7 @@ def _id_of(request: Any) -> str:
 
 
 def _user_of(request: Any) -> str:
-    """The primary key of the user, if the request has loaded it: the keeper must not query the
-    database."""
+    """Only if the request has loaded the user: the keeper must not query the database."""
     user = getattr(request, "user", None)
     if isinstance(user, LazyObject) and user._wrapped is empty:
         user = getattr(request, "_acached_user", None)  # From ``request.auser()``.

@@ -118,13 +118,8 @@ class CachedPageMiddleware(CacheMiddleware):
 
 
 class Storable(NamedTuple):
-    """A page that can be cached.
-
-    Attributes:
-        header_key: where the names of the headers are that the pages of this URL vary on.
-        page_key: where the page for these headers is.
-        timeout: seconds.
-    """
+    """A page that can be cached: ``headers``, at ``header_key``, are what the pages of its URL vary
+    on."""
 
     header_key: str
     headers: list[str]
@@ -133,8 +128,6 @@ class Storable(NamedTuple):
 
 
 class _Notes:
-    """What Django takes for the cache: notes what it stores."""
-
     def __init__(self) -> None:
         self.stored: list[tuple[str, Any, float]] = []
 
@@ -225,8 +218,7 @@ class _Visit:
             # Its response cannot be cached, or varies on other headers by now.
 
     def _read(self, key: str, counted: bool = False) -> Any:
-        """What is at ``key``, or MISSING. For threads, this is faster than to let
-        ``_get_or_compute`` read."""
+        """For threads, this is faster than to let ``_get_or_compute`` read."""
         if self.asynchronous:
             return MISSING
         began = time.monotonic()
@@ -322,7 +314,7 @@ class _Visit:
         return NOT_CACHEABLE_SECONDS if page is None else self.timeout
 
     def _headers_lifetime(self, headers: list[str] | None) -> float:
-        """Twice that of a page: when that expires, the key of each next one is known."""
+        """When that of a page is over, the key of each next one is known."""
         if headers is None:
             return NOT_CACHEABLE_SECONDS
         options = GetOrSetOptions.of(self.cache.conf, self.timeout, **self.middleware.options)

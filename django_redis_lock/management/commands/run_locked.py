@@ -260,7 +260,7 @@ class Command(BaseCommand):
 
 
 class Loss:
-    """The callback for a lost lock; called in another thread.
+    """Called in another thread when the lock is lost.
 
     Attributes:
         over: set when the command has ended.
