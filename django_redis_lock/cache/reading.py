@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,9 +15,7 @@ from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from ..events import Subject
-from ..protocol import Call
 from ..singleflight import (
-    READ,
     FlightKey,
     Runner,
     Steps,
@@ -166,7 +165,7 @@ class CacheReader(LockCache):
         if flight is not None and not flight.read_lock.acquire(blocking=False):
             return None
         try:
-            return (yield runner.read(Call(READ, (flight_id[1],), ())))
+            return (yield runner.read(flight_id[1]))
         finally:
             if flight is not None:
                 flight.read_lock.release()
@@ -176,4 +175,10 @@ class CacheReader(LockCache):
 
     def _encoded_key(self, key: str, version: int | None) -> bytes:
         made = self.make_key(key, version=version)
-        return bytes(self._lock_client().get_encoder().encode(made))
+        return bytes(self._encode_name(made))
+
+    @cached_property
+    def _encode_name(self) -> Callable[[str], bytes]:
+        """redis-py makes an encoder each time it is asked for one."""
+        encode: Callable[[str], bytes] = self._lock_client().get_encoder().encode
+        return encode

@@ -13,12 +13,11 @@ from redis.exceptions import RedisError
 from ..clock import time
 from ..events import RefreshFailed, Shared
 from ..exceptions import ComputationFailed, LockError
-from ..protocol import Call, as_bytes, flight_stream
+from ..protocol import as_bytes, flight_stream
 from ..threads import after_fork, get_logger
 from ..transport import Server
 from .leader import NOTHING, Leader, Producer
 from .runners import Overtaken, ProducerFailed, Runner, Steps, being_computed, overtake
-from .scripts import READ
 
 logger = get_logger("django_redis_lock.flights")
 
@@ -316,7 +315,7 @@ class Flights:
     def _final_read(self, key: bytes, producer: Producer) -> Steps:
         """The value, or TOO_LATE. The caller we waited for may have found a value in Redis."""
         try:
-            [stored] = yield self._runner.run(Call(READ, (key,), ()))
+            stored = yield self._runner.read(key)
         except (RedisError, OSError):
             return TOO_LATE
         return TOO_LATE if stored is None else producer.decode(stored[0])

@@ -16,7 +16,7 @@ from typing import Any
 
 from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from ..clock import time
 from ..keeper import Job, keeper
@@ -25,17 +25,21 @@ from ..protocol import Call, as_bytes, new_token
 from ..threads import ThreadPool, Work, after_fork
 from ..transport import (
     Server,
+    Topology,
     aconnect,
     adrive,
+    aread_value,
     arun_all,
     cancellable,
     drive,
     is_observed,
     is_outage,
     pack_words,
+    read_value,
     run_all,
     server_of,
 )
+from .scripts import READ
 
 #: The longest message of a failed computation that other callers get.
 MAX_MESSAGE_CHARACTERS = 500
@@ -215,11 +219,16 @@ class ThreadRunner:
             raise RedisConnectionError("A forked child leaves the flight to its parent")
         return run_all(self._client, calls)
 
-    def read(self, call: Call) -> Any:
-        """The reply to ``call``, which only reads: by the client if a tool observes that."""
-        if self.is_observed and not self.server.breaker.failing:
-            with suppress(*_NOT_BY_CLIENT):
-                return self._client.evalsha(*_arguments(call))
+    def read(self, key: bytes) -> Any:
+        """The value at ``key`` and its PTTL, None if there is none: by the client if a tool
+        observes that."""
+        call = Call(READ, (key,), ())
+        if not self.server.breaker.failing:
+            with suppress(*_SENT_AGAIN):
+                if self.is_observed:
+                    return self._client.evalsha(*_arguments(call))
+                if not isinstance(self.server, Topology):
+                    return read_value(self._client, key, lifetime=True)
         return self.run(call)[0]
 
     def compute(self, function: Callable[[], Any]) -> Any:
@@ -318,10 +327,14 @@ class AsyncRunner:
             return await asyncio.shield(in_background(arun_all(self._client, calls)))
         return await arun_all(self._client, calls)
 
-    async def read(self, call: Call) -> Any:
-        if self.is_observed and not self.server.breaker.failing:
-            with suppress(*_NOT_BY_CLIENT):
-                return await cancellable(self._client.evalsha(*_arguments(call)))
+    async def read(self, key: bytes) -> Any:
+        call = Call(READ, (key,), ())
+        if not self.server.breaker.failing:
+            with suppress(*_SENT_AGAIN):
+                if self.is_observed:
+                    return await cancellable(self._client.evalsha(*_arguments(call)))
+                if not isinstance(self.server, Topology):
+                    return await aread_value(self._client, key)
         return (await self.run(call))[0]
 
     async def compute(self, function: Callable[[], Any]) -> Any:
@@ -363,9 +376,9 @@ class AsyncRunner:
 
 Runner = ThreadRunner | AsyncRunner
 
-#: Errors of a client after which our own connections do better: they send the script, have their
-#: own pool, retry once, and tell the circuit breaker.
-_NOT_BY_CLIENT = (NoScriptError, RedisConnectionError)
+#: Errors of a read after which a call does better: it sends the script, waits for a server that is
+#: busy, and has connections of our own.
+_SENT_AGAIN = (ResponseError, RedisConnectionError)
 
 
 def _arguments(call: Call) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from .aio_client import command as command
 from .aio_connection import AsyncRawConnection as AsyncRawConnection
 from .aio_connection import wait_awake as wait_awake
 from .aio_execute import aconnect as aconnect
+from .aio_execute import aread_value as aread_value
 from .aio_execute import arun as arun
 from .aio_execute import arun_all as arun_all
 from .aio_execute import cancellable as cancellable

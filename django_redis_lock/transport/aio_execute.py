@@ -14,7 +14,7 @@ from ..protocol import Call
 from .address import may_have_run, timeout_of
 from .aio_client import connected, connection_to, pool_of
 from .aio_connection import AsyncRawConnection, connect_to, wait_awake
-from .execute import ASKING, admitted, adrive, pack, pack_all
+from .execute import ASKING, admitted, adrive, pack, pack_all, value_with_lifetime
 from .retry import REPORTED, Answer, run_again, run_all_steps
 from .server import Server, server_of
 
@@ -47,6 +47,12 @@ async def arun(client: Any, call: Call, *, patience: float | None = None) -> Ans
     except REPORTED as error:
         exchange = _Awaiting(client, server)
         return await adrive(run_again(exchange, node, error, call, patience))
+
+
+async def aread_value(client: Any, key: bytes) -> Any:
+    """As ``execute.read_value``, with the lifetime. It is not sent again."""
+    value, left = await _ask(client, server_of(client), value_with_lifetime(key), None, (), 2)
+    return None if value is None else (value, left)
 
 
 async def arun_all(client: Any, calls: Sequence[Call]) -> list[Any]:

@@ -185,9 +185,11 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
         return drive(run_again(_Blocking(client, server), node, error, call, patience))
 
 
-def read_value(client: Any, key: bytes) -> Any:
-    """GET of ``key``, as ``run`` runs calls."""
-    server, command = server_of(client), [pack_words(b"GET", key)]
+def read_value(client: Any, key: bytes, *, lifetime: bool = False) -> Any:
+    """GET of ``key``, as ``run`` runs calls; with its ``lifetime`` what ``value_with_lifetime``
+    returns."""
+    server = server_of(client)
+    command = [value_with_lifetime(key) if lifetime else pack_words(b"GET", key)]
     for last in (False, True):
         connection, unread = server.checkout_unread()
         try:
@@ -195,8 +197,14 @@ def read_value(client: Any, key: bytes) -> Any:
             if unread is not None:
                 unread.confirm(True)
             value = connection.read_response()
+            if lifetime:
+                left = connection.read_response()
+                value = None if value is None else (value, left)
         except ResponseError:
-            server.checkin(connection)
+            if lifetime:  # One of the replies may still have to come.
+                connection.disconnect()
+            else:
+                server.checkin(connection)
             raise
         except BaseException as error:
             _give_up(server, connection, error, None)
@@ -206,6 +214,12 @@ def read_value(client: Any, key: bytes) -> Any:
         else:
             server.checkin(connection)
             return value
+
+
+def value_with_lifetime(key: bytes) -> bytes:
+    """Asks for a value and then for its PTTL, which is that of another value, or -2, if it is
+    written or deleted just in between: then the first was a value of that moment, and not stale."""
+    return pack_words(b"GET", key) + pack_words(b"PTTL", key)
 
 
 def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
