@@ -38,14 +38,11 @@ T = TypeVar("T")
 
 #: Stands for an argument left out, where None would be a value: the setting applies.
 SETTING: Any = object()
-#: What a follower does when its wait has timed out.
 ON_WAIT_TIMEOUT = ("compute", "raise", "default")
-#: What ``get_or_set`` does while Redis is down.
 VALUES_ON_REDIS_DOWN = ("compute", "raise")
 CLEAR = ("database", "prefix")
-#: Settings of the whole process, which have no effect in the options of a cache.
+#: These have no effect in the options of a cache.
 FOR_THE_PROCESS = ("BREAKER_FAILURES", "BREAKER_PAUSE", "EXPORTERS", "HOLDER_USER", "USING")
-#: The available exporters.
 EXPORTERS = ("prometheus", "opentelemetry", "sentry")
 
 
@@ -159,63 +156,62 @@ def _folder(where: str, folder: Any) -> str | None:
 
 
 class Conf:
-    """The settings for one cache alias; without ``options``, for all aliases."""
+    """The settings for one cache alias; without ``options``, for all aliases. ``docs/settings.md``
+    explains them."""
 
     #: Seconds: a lock's lifetime, from one renewal to the next.
     TIMEOUT = Setting(30.0, _seconds)
     #: Seconds after which a follower takes over from a leader that died.
     FLIGHT_TIMEOUT = Setting(10.0, _seconds)
-    #: Seconds a follower waits for the leader's value before it computes its own.
+    #: Seconds a follower waits for the leader's value.
     WAIT = Setting(60.0, _seconds)
-    #: Seconds after its timeout for which a value is served while one caller computes the next.
+    #: Seconds for which an old value is served while one caller computes the next.
     STALE = Setting(0.0, _seconds_or_0)
-    #: Whether that caller gets the old value, too, and computes in the background.
+    #: Whether that caller gets the old value, too.
     BACKGROUND = Setting(False, _switch)
-    #: Seconds that caller waits at most; None: to the end of the computation.
+    #: Seconds that caller waits at most.
     SOFT_TIMEOUT: Setting[float | None] = Setting(
         None, partial(check_seconds, zero=True, none="the end of the computation")
     )
-    #: What a follower does after WAIT: "compute", "raise" or "default".
+    #: What a follower does after WAIT.
     ON_WAIT_TIMEOUT = Setting("compute", _one_of(ON_WAIT_TIMEOUT))
-    #: What ``get_or_set`` does when Redis is down: "compute" the value or "raise" the error.
+    #: What ``get_or_set`` does.
     VALUES_ON_REDIS_DOWN = Setting("compute", _one_of(VALUES_ON_REDIS_DOWN))
-    #: What ``clear()`` deletes: everything in the "database", or what has this cache's KEY_PREFIX
-    #: and VERSION ("prefix").
+    #: What ``clear()`` deletes.
     CLEAR = Setting("database", _one_of(CLEAR))
-    #: The largest share of a value's timeout, 0 to 1, by which it is shortened at random.
+    #: The largest share of a value's timeout by which it is shortened at random.
     JITTER = Setting(0.0, check_share)
     #: Seconds after a failed computation during which no caller tries again.
     ERROR_TTL = Setting(0.0, _seconds_or_0)
-    #: The header that says of a page whether it was a "hit", "stale" or a "miss".
+    #: For pages: "hit", "stale" or "miss".
     PAGE_STATUS_HEADER: Setting[str | None] = Setting(None, _header)
-    #: Seconds that a waiter has to take a grant; must be the same on all hosts.
+    #: Seconds that a waiter has to take a grant; the same on all hosts.
     GRANT_TIMEOUT = Setting(2.0, _seconds)
-    #: The share, 0 to 1, of the longest time a lock can be held after which a warning is logged;
-    #: 0: none.
+    #: Of the longest time a lock can be held.
     WARN_SHARE = Setting(0.8, check_share)
-    #: The same in seconds, for locks that are renewed without end; None for no warning.
+    #: For locks that are renewed without end.
     WARN_AFTER: Setting[float | None] = Setting(None, partial(check_seconds, none="no warning"))
-    #: Whether events are counted, and the counts written to Redis.
+    #: Whether events are counted.
     METRICS = Setting(True, _switch)
-    #: Seconds: exporters make a span for an acquisition of a free lock that took longer.
+    #: Seconds: a free lock's acquisition that took longer gets a span.
     SLOW_ACQUISITION = Setting(0.005, _seconds_or_0)
-    #: The exporters of metrics and traces: "prometheus", "opentelemetry", "sentry".
+    #: Of metrics and traces.
     EXPORTERS: Setting[tuple[str, ...]] = Setting((), _exporters)
-    #: Whether the description of a lock's holder names the primary key of the request's user.
+    #: Whether a holder's description names the request's user.
     HOLDER_USER = Setting(False, _switch)
-    #: The default cache alias of ``locked()`` and ``run_locked``.
+    #: The cache alias of ``locked()`` and ``run_locked``.
     USING = Setting("default", _alias)
-    #: The prefix of a lock's name in its cache key.
+    #: Of a lock's name in its key.
     LOCK_PREFIX = Setting("lock:", _of_type(str, "a str"))
-    #: What a lock does when Redis is down: "raise", "local" (a lock of this host) or "run" (none).
+    #: What a lock does.
     ON_REDIS_DOWN = Setting("raise", _one_of(ON_REDIS_DOWN))
-    #: How many replicas must confirm a lock.
+    #: How many must confirm a lock.
     REPLICAS = Setting(0, check_count)
-    #: The folder of a host's local locks; None: one of this user among the temporary files.
+    #: None: one of this user among the temporary files.
     LOCAL_LOCK_FOLDER: Setting[str | None] = Setting(None, _folder)
-    #: So many failed calls in a row open the circuit breaker; 0: never. For the whole process.
+    #: So many in a row open the circuit breaker; 0: never.
     BREAKER_FAILURES = Setting(2, check_count)
-    #: Seconds between two attempts while the circuit breaker is open. For the whole process.
+    #: Seconds between two attempts while it is open.
     BREAKER_PAUSE = Setting(2.0, _seconds)
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:

@@ -52,12 +52,9 @@ class BackendCannotLock(ImproperlyConfigured):
 
 
 class LockCache(BaseCache):
-    """The part of ``RedisCache`` and ``LocMemCache`` that makes locks.
+    """The part of ``RedisCache`` and ``LocMemCache`` that makes locks."""
 
-    Attributes:
-        in_memory: whether its locks exclude the threads of one process only.
-    """
-
+    #: Whether its locks exclude the threads of one process only.
     in_memory = False
 
     def __init__(self, location: str, params: dict[str, Any]) -> None:
@@ -263,11 +260,8 @@ def can_lock(alias: str) -> bool:
 
 
 def lock_cache(alias: str) -> LockCache:
-    """The cache ``alias``, for locks.
-
-    Raises:
-        ImproperlyConfigured: there is none of that name; ``BackendCannotLock``: it cannot lock.
-    """
+    """The cache ``alias``, for locks. Raises ImproperlyConfigured if there is none of that name, or
+    ``BackendCannotLock``."""
     try:
         cache = caches[alias]
     except InvalidCacheBackendError:

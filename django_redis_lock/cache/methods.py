@@ -235,11 +235,7 @@ class Writes(GetOrSetMany):
             return 0
 
     def _affixes(self) -> tuple[str, str]:
-        """What all keys of this cache's KEY_PREFIX and VERSION begin and end with, in Redis.
-
-        Raises:
-            ImproperlyConfigured: its KEY_FUNCTION makes keys that have nothing in common.
-        """
+        """What all keys of this cache's KEY_PREFIX and VERSION begin and end with, in Redis."""
         made = [self.make_key(probe) for probe in _PROBES]
         start, _, end = made[0].partition(_PROBES[0])
         if not start + end or made != [start + probe + end for probe in _PROBES]:
@@ -331,10 +327,9 @@ def _awaiting(name: str) -> Any:
 
 
 class AsyncMethods(Writes):
-    """Django's asynchronous methods. In front of a cluster, behind sentinels, with replicas, with a
-    client or connection class of the project's own, in ``async_to_sync``, and where a subclass or a
-    tool has replaced the method for threads, they call that one in Django's thread for synchronous
-    code, as Django's do."""
+    """Django's asynchronous methods. With several servers, with a client or connection class of the
+    project's own, in ``async_to_sync``, and where the method for threads was replaced, they call
+    that in Django's thread for synchronous code, as Django's do."""
 
     client: Any
     _breaker: Any

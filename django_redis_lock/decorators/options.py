@@ -205,15 +205,8 @@ def _check_code(what: str, value: Any, lowest: int, highest: int) -> None:
 
 @dataclass(frozen=True)
 class Declaration:
-    """One use of ``locked()``.
-
-    Attributes:
-        target: the dotted name of what is decorated.
-        template: the lock's name as written, with its ``{fields}``; the dotted name if none was
-            given; None if a callable makes the name.
-        given_using: the cache alias that was given; None for the setting USING.
-        options: the other options that were given, by name.
-    """
+    """One use of ``locked()``, with the options that were given. ``target``: a dotted name.
+    ``template``: the lock's name as written, or the dotted name; None if a callable makes it."""
 
     target: str
     template: str | None
@@ -222,17 +215,14 @@ class Declaration:
 
     @property
     def using(self) -> str:
-        """The cache alias."""
         return self.given_using or Conf().USING
 
     @property
     def name(self) -> str:
-        """One name for all its locks."""
         return self.target if self.template is None else self.template
 
     @property
     def group(self) -> str:
-        """The metrics group of its locks."""
         return self.options.get("group") or as_group(self.name)
 
 

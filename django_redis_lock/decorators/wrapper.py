@@ -1,5 +1,4 @@
-"""``locked()`` on each kind of target (functions, classes of views and of commands, tasks), and the
-wrappers that it puts around them."""
+"""``locked()`` on each kind of target, and the wrappers that it puts around them."""
 
 from __future__ import annotations
 

@@ -57,14 +57,9 @@ class Subscription:
     """Receives the messages of ``channel``, on a connection and in a thread for that alone, until
     it is closed. A broken connection is replaced.
 
-    Args:
-        server: on a cluster, each node gets all messages.
-        received: called in that thread with each message, and with each changed key that the server
-            reports; with None if any may have changed: all were deleted, or a connection has been
-            made, and what was sent before that is missed.
-
-    Attributes:
-        subscribed: whether no message is missed now, as far as is known.
+    ``received`` is called in that thread with each message, and with each changed key that the
+    server reports; with None if any may have changed: all were deleted, or a connection has been
+    made, and what was sent before that is missed. While ``subscribed``, none is missed.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ from .waiting import unregister
 
 
 class BaseLock:
-    """A lock's arguments and state, without input or output.
+    """A lock's arguments and state.
 
     Args:
         redis: the redis-py client.

@@ -46,18 +46,8 @@ OF_THE_WHOLE = ("blocking", "blocking_timeout", "on_lost", "cancel_on_lost", "id
 
 
 class SeveralNames(LockOperations):
-    """A lock for several names, without input and output.
-
-    Args:
-        redis: the redis-py client.
-        names: str; duplicates count once.
-        timeout, options: see ``BaseLock``; ``id``, ``limit`` and ``reentrant`` are for one name.
-        lock_class: of the lock for one name. Default: ``Lock`` or ``AsyncLock``.
-
-    Attributes:
-        name: the names, in the order of their keys, in which ``fences`` has them, too.
-        members: the locks.
-    """
+    """A lock for several ``names`` (str; duplicates count once), made of ``members``: a lock for
+    each, in the order of their keys."""
 
     def __init__(
         self,
@@ -332,11 +322,7 @@ class AsyncMultiLock(SeveralNames, AsyncLock):
 
 
 def check_names(names: Any) -> list[str]:
-    """``names``, each once.
-
-    Raises:
-        TypeError, ValueError: they are no list of str, or too few or too many.
-    """
+    """``names``, each once. Raises TypeError or ValueError."""
     if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
         raise TypeError(f"the names of a lock must be a list of str, not {names!r}")
     found = list(dict.fromkeys(names))

@@ -164,11 +164,7 @@ class LockOperations(BaseLock):
         self._emit_released(hold)
 
     def _leave_inner(self) -> bool:
-        """Whether the caller has gone in more than once, and is out once now.
-
-        Raises:
-            LockNotOwnedError: so it is, and the lock was lost.
-        """
+        """Whether the caller has gone in more than once, and is out once now."""
         entry: Entry | None = self.local.entry
         if entry is None or not entry.leave(self.local):
             return False
@@ -177,11 +173,8 @@ class LockOperations(BaseLock):
         return True
 
     def _leave_to_keeper(self, before: tuple[Any, ...] | None = None) -> None:
-        """The caller was cancelled or interrupted while it released the lock.
-
-        Args:
-            before: the state when the release began.
-        """
+        """The caller was cancelled or interrupted while it released the lock. ``before``: the state
+        when the release began."""
         entry: Entry | None = self.local.entry
         inside = 0 if entry is None else entry.times(self.local)
         if before is not None and inside < before[4]:

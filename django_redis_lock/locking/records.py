@@ -135,11 +135,7 @@ class Heartbeat(Job):
 
 def last_heartbeats(client: Any, processes: Iterable[str]) -> dict[str, float]:
     """Seconds since the last heartbeat of each of ``processes``, in one round trip; those of which
-    none is known are left out.
-
-    Raises:
-        redis.exceptions.RedisError: Redis could not be asked.
-    """
+    none is known are left out."""
     known = sorted(set(processes) - {""})
     if not known:
         return {}

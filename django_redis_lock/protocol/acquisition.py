@@ -1,10 +1,9 @@
 """The request of a waiter, and the validity of a grant.
 
 A grant is already the lock, for the short lifetime that the releaser gave it. The waiter sends
-TAKE_GRANT for the full lifetime and does not wait for the reply, unless the grant may have expired:
-the process may have been stopped, or the reply may have been delayed. A grant's fence is the
-server's time in microseconds at which it was made, and every reply has a reading of the server's
-clock; the difference is the age of the grant.
+TAKE_GRANT for the full lifetime and does not wait for the reply, unless the grant may have expired,
+because the process was stopped. A grant's fence is the server's time in microseconds at which it
+was made, and every reply has a reading of the server's clock; the difference is the grant's age.
 """
 
 from __future__ import annotations
@@ -33,14 +32,12 @@ from .place_scripts import (
 )
 from .validation import milliseconds
 
-#: Seconds for which a waiter counts as alive after its keeper has registered it.
 WAITER_LIFETIME_SECONDS = 6.0
 WATCH_INTERVAL_SECONDS = 2.0
-#: Seconds that the last try at the deadline may take.
+#: For the last try at the deadline.
 LAST_TRY_SECONDS = 0.1
-#: A grant that seems older than this many seconds, or than a quarter of its lifetime, must be
-#: confirmed first; so must one that seems to come from the future by as much (the server's clock
-#: was set back).
+#: A grant that seems older, or older than a quarter of its lifetime, must be confirmed first; so
+#: must one that seems to come from the future by as much (the server's clock was set back).
 MAX_GRANT_AGE_SECONDS = 0.5
 FENCE = re.compile(rb"\d{1,16}")
 
@@ -93,22 +90,16 @@ class PendingLifetime(Protocol):
 
     def confirm(self, wait: bool) -> float | None:
         """The confirmed deadline; None if there is no reply, ``-inf`` if the grant had expired.
-
-        Args:
-            wait: whether to wait for the reply, if that needs no event loop.
-        """
+        ``wait`` for the reply if that needs no event loop."""
 
 
 class Acquisition(NamedTuple):
     """An acquired lock, and its deadline.
 
     Attributes:
-        began: monotonic time from which it counts as held.
-        deadline: monotonic time until which it is certainly held.
-        attempt: of the request.
+        began, deadline: monotonic times between which it is held.
         pending: the reply to come, for a grant whose full lifetime is not confirmed yet.
         contended: whether the caller waited.
-        place: the number of its place, in a lock with places.
     """
 
     token: bytes

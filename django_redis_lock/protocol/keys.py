@@ -146,10 +146,7 @@ def is_reserved(key: bytes) -> bool:
 
 
 def refuse_reserved(key: bytes) -> None:
-    """
-    Raises:
-        ValueError: a lock or a cache value at ``key`` would break another lock.
-    """
+    """Raises ValueError if a lock or a cache value at ``key`` would break another lock."""
     if is_reserved(key):
         raise ValueError(
             f"{key!r} is no name for a lock or a cache value: django_redis_lock stores its own "

@@ -36,14 +36,8 @@ class CircuitOpen(RedisConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """What this process knows of a server that does not answer.
-
-    Attributes:
-        server: its address.
-        seconds: since the first call that failed.
-        spared: number of calls that failed at once.
-        fallbacks: number of locks that were taken without it, in this outage (ON_REDIS_DOWN).
-    """
+    """What this process knows of a server that does not answer: the seconds since the first call
+    that failed, how many calls failed at once, how many locks were taken without it."""
 
     server: str
     seconds: float
@@ -52,17 +46,8 @@ class Outage:
 
 
 class Breaker:
-    """Of one server and process.
-
-    Args:
-        server: its address, for people.
-        timeout: seconds after which a call, or an attempt to connect, is given up otherwise.
-
-    Attributes:
-        failing: whether the last call failed; if not, nothing else here needs to be asked.
-        outage: counts the outages.
-        fallbacks: locks taken without the server in this outage.
-    """
+    """Of one server and process. While it is not ``failing``, nothing else here needs to be asked.
+    ``timeout``: seconds after which a call, or an attempt to connect, is given up otherwise."""
 
     def __init__(
         self, server: str, timeout: float = 5.0, now: Callable[[], float] = time.monotonic

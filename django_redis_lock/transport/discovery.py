@@ -71,11 +71,7 @@ class Topology(Server):
 
     @abstractmethod
     def _look(self, until: float) -> None:
-        """Discover the primaries, until this monotonic time.
-
-        Raises:
-            redis.exceptions.RedisError, OSError: no server says.
-        """
+        """Discover the primaries, until this monotonic time."""
 
     def must_connect(self) -> bool:
         return False  # Its connections are its nodes'.
@@ -330,11 +326,7 @@ class Cluster(Topology):
         return index_key(index, slot_of(key))
 
     def primaries(self) -> dict[Server, list[int]]:
-        """All servers that have slots, with their slots.
-
-        Raises:
-            redis.exceptions.ConnectionError: it is not known.
-        """
+        """All servers that have slots, with their slots."""
         self.at(())
         found: dict[Server, list[int]] = {}
         for slot in range(SLOTS):
