@@ -1,14 +1,10 @@
-/* Keeps the page "Held locks" up to date: times run on, and what changes comes from the site.
-
-   The page says what belongs where, and this script only fills it in:
+/* Keeps the page "Held locks" up to date. The page says what belongs where:
      data-live         address of the page's data; beside it, in data-*, the texts for this script
      data-each="rows"  one child for each entry, made from the <template> in it; data-id tells them apart
      data-text="name"  its text            data-href, data-value, data-aria, data-mark, data-title  an attribute
-     data-html="name"  its content, which the site has made as a page of its own is made
+     data-html="name"  its content, HTML; everything else is set as text
      data-if="name"    hidden if there is no such thing; data-unless: if there is
-     data-up, data-down="held"  seconds that run on from data-at   data-run, data-max  those of a <progress>
-
-   Everything else is set as text, never as HTML. */
+     data-up, data-down="held"  seconds that run on from data-at   data-run, data-max  those of a <progress> */
 "use strict";
 
 (() => {
@@ -18,8 +14,6 @@
   const written = new WeakMap(); // Element: the HTML last set.
   const started = new WeakMap(); // Element: when its data-at was right.
   let loadedAt = performance.now();
-
-  // -- times ---------------------------------------------------------------------------------
 
   function duration(seconds) {
     const whole = Math.floor(seconds);
@@ -46,11 +40,9 @@
     }
   }
 
-  // -- filling in ----------------------------------------------------------------------------
-
   function say(element, text) {
     if (element.textContent === text) return;
-    // The text node stays, and with it what somebody has marked elsewhere.
+    // The text node stays, and with it the user's selection.
     if (element.childNodes.length === 1 && element.firstChild.nodeType === 3) element.firstChild.data = text;
     else element.textContent = text;
   }
@@ -91,7 +83,7 @@
     if (wants.unless && wants.unless in data) element.hidden = there(data[wants.unless]);
   }
 
-  // Not while somebody is in it: a link that is replaced loses the focus.
+  // Not with the focus in it: a link that is replaced loses it.
   function fillHtml(element, html) {
     if (html === undefined || html === written.get(element) || element.contains(document.activeElement)) return;
     written.set(element, html);
@@ -137,7 +129,7 @@
     while (last.nextElementSibling) leave(last.nextElementSibling);
   }
 
-  // Whoever stands on a row that goes is put on the one that follows, not back at the page's top.
+  // The focus goes to the row that follows, not back to the page's top.
   function leave(child) {
     if (child.contains(document.activeElement)) {
       const next = child.nextElementSibling ?? child.previousElementSibling;
@@ -157,8 +149,6 @@
     countSelected();
     if (active && active !== document.activeElement && page.contains(active)) active.focus({ preventScroll: true });
   }
-
-  // -- asking --------------------------------------------------------------------------------
 
   const trouble = page.querySelector("[data-trouble]");
   const every = Number(page.dataset.every) * 1000;
@@ -235,8 +225,6 @@
     if (document.hidden) clearTimeout(timer);
     else if (!paused) ask();
   });
-
-  // -- selecting -----------------------------------------------------------------------------
 
   const all = page.querySelector("[data-all]");
   const boxes = () => [...page.querySelectorAll("tbody .action-select")];
