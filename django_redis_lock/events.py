@@ -34,10 +34,9 @@ class Subject(NamedTuple):
     """The lock or value of an event.
 
     Attributes:
-        name: of the lock or the cached value, as the user wrote it.
+        name: as the user wrote it.
         group: the metrics group; see ``group_of``.
-        label: of the lock.
-        server: of the lock or value; None in memory.
+        server: None in memory.
         site: the cache's KEY_PREFIX, which distinguishes sites that share a database.
         cache: the cache backend, or None.
     """

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DurationFormat:
-    """The patterns of one language.
+    """The patterns of one language, which may be lazy translations.
 
     Attributes:
         pairs: for less than a second, seconds, minutes, hours and days; from minutes on with the
-            next smaller unit. They may be lazy translations.
+            next smaller unit.
         units: of one number in µs, ms, s, min, h and d.
         number: formats a number, given with a decimal point.
     """

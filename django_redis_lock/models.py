@@ -1,7 +1,4 @@
-"""A model without a table: it gives held locks their permissions and their place in the admin.
-
-The locks themselves are in Redis, see ``locking.inventory``.
-"""
+"""A model without a table: it gives held locks their permissions and their place in the admin."""
 
 from __future__ import annotations
 
@@ -20,11 +17,7 @@ class NoRows(models.Manager["HeldLock"]):
 
 
 class HeldLock(models.Model):
-    """A lock, for the admin's log: ``name`` is what it says of it.
-
-    Args:
-        name: the lock's name, ready to be shown.
-    """
+    """A lock; ``name`` is what the admin's log says of it."""
 
     objects = NoRows()
 

@@ -63,11 +63,7 @@ TEMPLATES = "admin/django_redis_lock/heldlock"
 
 @admin.register(models.HeldLock)
 class HeldLockAdmin(ModelAdmin):
-    """The list of held locks, a page for each, and releasing them.
-
-    Attributes:
-        refresh_every: seconds between two refreshes of an open page.
-    """
+    """The list of held locks. ``refresh_every``: seconds between two refreshes of a page."""
 
     refresh_every = 5
 

@@ -1,8 +1,7 @@
 """System checks: mistakes in the settings and in uses of ``locked()`` that can be seen at start-up.
 
 ``manage.py check --tag redis_lock`` runs these alone. Those that must ask Redis run with
-``--deploy`` only, as Django's own checks of what is good enough for production. Here are those of
-``locked()``.
+``--deploy`` only. Here are those of ``locked()``.
 """
 
 from __future__ import annotations

@@ -46,13 +46,8 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a probe.
-
-    Attributes:
-        hint: what to do about it; may be empty.
-        number: of the system check with the same message; may be empty.
-        node: the servers it is about; empty for all.
-    """
+    """``hint``: what to do about it; ``number``: of the system check with the same message;
+    ``node``: the servers it is about. They may be empty."""
 
     topic: str
     level: Level

@@ -248,8 +248,8 @@ _NEEDS = {
 
 
 def start_configured() -> None:
-    """Start the exporters of the setting EXPORTERS. An error in it is logged, and reported by a
-    system check, but does not keep the site from starting."""
+    """An error in the setting EXPORTERS is logged, and reported by a system check, but does not
+    keep the site from starting."""
     try:
         names = Conf().EXPORTERS
     except ImproperlyConfigured as error:

@@ -92,20 +92,16 @@ class LockInfo:
             describes itself, after half a second.
         fence: the fencing token of the acquisition; None if unknown.
         waiters: number of waiting processes; None for a computation.
-        kind: LOCK or FLIGHT.
         lifetime: seconds that each renewal gives; None if unknown, ``inf`` if it never expires.
         renews: whether the holder's keeper renews the lock; None if unknown.
-        renewals: number of renewals; None if unknown.
         seen: seconds since the last sign of life of the holder's process: a heartbeat, or a renewal
             of any listed lock; None if there was none.
         heartbeats: whether that process sends heartbeats, as far as is known.
         broken: parts that cannot be read because their keys contain other data: "owner", "waiters",
             "fence", "grants" or "leader".
         resting: whether the lock was released and stays taken until its ``min_hold`` is over.
-        group: the metrics group.
         limit: how many may hold the lock at a time, each in a place; None until the holder
             describes itself.
-        place: the number of the holder's place.
         taken: how many places are taken, as far as they are listed.
     """
 
@@ -160,12 +156,8 @@ class LockInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The locks held at one moment, longest first.
-
-    Attributes:
-        total: number of held locks; a lower bound if the list is incomplete.
-        complete: whether ``locks`` has all of them.
-    """
+    """The locks held at one moment, longest first. ``total`` is a lower bound if the list is not
+    ``complete``."""
 
     locks: tuple[LockInfo, ...]
     total: int

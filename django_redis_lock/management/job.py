@@ -1,9 +1,6 @@
 """What ``run_locked`` runs: a management command in this process, or with ``--shell`` any program
-in a new process group.
-
-Neither must outlive the process that holds its lock. A management command cannot; the group of a
-program is ended by a guard process (``GUARD``), started before the program.
-"""
+in a new process group. That must not outlive this process, which holds the lock: a guard process
+(``GUARD``), started before the program, ends the group."""
 
 from __future__ import annotations
 

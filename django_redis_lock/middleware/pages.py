@@ -293,7 +293,7 @@ class _Visit:
         return response
 
     def _store_aside(self, key: str, page: Storable, response: Any, generation: str) -> Steps[None]:
-        """Store what the flight of ``key`` does not: the page, or the names of its headers. Their
+        """What the flight of ``key`` does not store: the page, or the names of its headers. Their
         keys have other flights, or none, which ``clear()`` would end."""
         if key != page.page_key:
             options = GetOrSetOptions.of(self.cache.conf, page.timeout, **self.middleware.options)

@@ -1,10 +1,4 @@
-"""``{% cached %}``: Django's ``{% cache %}`` whose missing fragments are rendered once.
-
-::
-
-    {% load redis_lock %}
-    {% cached 500 sidebar request.user.pk stale=60 %} … {% endcached %}
-"""
+"""``{% load redis_lock %}``: ``{% cached 500 sidebar request.user.pk %} … {% endcached %}``."""
 
 from __future__ import annotations
 
