@@ -58,7 +58,6 @@ __all__ = ["HeldLockAdmin"]
 
 #: A lock with a longer key, in bytes, has no page: addresses have limits.
 MAX_KEY_BYTES = 2000
-TEMPLATES = "admin/django_redis_lock/heldlock"
 
 
 @admin.register(models.HeldLock)
@@ -119,7 +118,7 @@ class HeldLockAdmin(ModelAdmin):
         request.current_app = self.admin_site.name
         return TemplateResponse(
             request,
-            f"{TEMPLATES}/{template}.html",
+            f"admin/django_redis_lock/{template}.html",
             {
                 **self.admin_site.each_context(request),
                 "opts": self.opts,

@@ -34,7 +34,6 @@ logger = logging.getLogger("django_redis_lock.admin")
 #: The most groups that the page shows: the busiest.
 MAX_GROUPS = 200
 PERIODS = {"hour": gettext_lazy("last hour"), "day": gettext_lazy("last day")}
-TEMPLATES = "admin/django_redis_lock/heldlock"
 #: The most locks whose waiters are read: each takes a request.
 MAX_CONTENDED_LOCKS = 100
 
@@ -84,7 +83,7 @@ def behaviour_section(
         "many_caches": many_caches,
         "periods": PERIODS.values(),
     }
-    return render_to_string(f"{TEMPLATES}/behaviour.html", context)
+    return render_to_string("admin/django_redis_lock/behaviour.html", context)
 
 
 def _groups(alias: str) -> Iterator[dict[str, Summary]]:
@@ -299,7 +298,7 @@ def processes_data(url_of: UrlOf) -> dict[str, Any]:
         "processes": [_process_row(process, url_of) for process in processes],
         "blocked": any(process.is_blocked for process in processes),
     }
-    html = render_to_string(f"{TEMPLATES}/process_list.html", context)
+    html = render_to_string("admin/django_redis_lock/process_list.html", context)
     return {
         "processes": "" if held.failures and not processes else html,
         "failures": failure_rows(held.failures),
