@@ -17,8 +17,8 @@ from .locking import AsyncLock, AsyncMultiLock, Lock, MultiLock
 from .redlock import AsyncRedlock, Redlock
 
 if TYPE_CHECKING:
+    from .decorators import locked
     from .decorators.cached import cached, cached_page
-    from .decorators.locked import locked
     from .decorators.section import current_lock
 
 __all__ = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
 import inspect
 import threading
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from django_redis_lock import (
     LockNotAcquired,
     TooFewReplicas,
     current_lock,
+    decorators,
     locked,
 )
 from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
@@ -412,8 +412,7 @@ def test_each_thread_leaves_its_own_block(monkeypatch: pytest.MonkeyPatch) -> No
         def __hash__(self) -> int:
             return int(self)
 
-    module = importlib.import_module("django_redis_lock.decorators.locked")
-    monkeypatch.setattr(module, "caller", lambda: (Thread(threading.get_ident()), 0))
+    monkeypatch.setattr(decorators, "caller", lambda: (Thread(threading.get_ident()), 0))
     export_lock = locked(key=lambda: f"export-{threading.get_ident()}")
     locks = []
 
