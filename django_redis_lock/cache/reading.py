@@ -54,11 +54,9 @@ def failing_as_django_redis(redis: Any) -> Iterator[None]:
 
 @contextmanager
 def cold_read(server: Server) -> Iterator[bool]:
-    """Wait for the turn to open a connection to ``server``; yields whether this thread waited.
-
-    A thread that has waited too long goes ahead, and later threads use a new semaphore: the threads
-    that hold the old one hang, or an exception from a signal handler prevented its release.
-    """
+    """Wait for the turn to open a connection to ``server``; yields whether this thread waited. One
+    that has waited too long goes ahead, and later threads use a new semaphore: those that hold the
+    old one hang, or an exception from a signal handler prevented its release."""
     semaphore = _cold_reads.get(server)
     if semaphore is None:
         semaphore = _cold_reads.setdefault(server, threading.BoundedSemaphore(COLD_READS))

@@ -1,7 +1,6 @@
 """Locks that are released when the database transaction in which they were used has ended.
 
-Other connections see what a transaction writes only after its commit. If the lock were released
-before, the next holder would read the old data and overwrite the new: a lost update.
+Otherwise the next holder would read the old data and overwrite the new: a lost update.
 
 Django has a hook for commits, but none for rollbacks. So while a lock waits for a transaction, a
 watch wraps the methods that may end it *on that one connection object*.

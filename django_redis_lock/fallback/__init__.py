@@ -73,13 +73,7 @@ class FallbackHold(Hold):
 
 
 class Fallback(LockOperations):
-    """What a lock that can fall back does differently, for threads, tasks and several servers.
-
-    Args:
-        on_redis_down: see the module's docstring.
-        local_folder: the folder of this host's locks. Default: a folder of this user in the
-            system's folder for temporary files.
-    """
+    """What a lock that can fall back does differently, for threads, tasks and several servers."""
 
     def __init__(
         self,

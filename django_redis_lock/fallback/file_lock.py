@@ -35,12 +35,8 @@ SUFFIX = ".lock"
 
 
 def local_folder(folder: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of this host's locks: ``folder``, or one in the system's folder for temporary
-    files that belongs to this user.
-
-    Raises:
-        LockError: the folder cannot be used.
-    """
+    """The folder of this host's locks: ``folder``, or one of this user in the system's folder for
+    temporary files. Raises LockError if it cannot be used."""
     path = Path(folder) if folder else Path(tempfile.gettempdir(), f"django_redis_lock-{_user()}")
     try:
         path.mkdir(mode=0o777 if folder else 0o700, parents=bool(folder), exist_ok=True)

@@ -100,8 +100,8 @@ class Entry:
         self.file_lock = state.file_lock
         self.timeout = timeout
         self.min_hold = min_hold
-        #: How often the caller is inside, by the state of the lock object that was used. One that
-        #: is collected without a release, after an interrupt, does not count any more.
+        #: By the state of the lock object that was used. One that is collected without a release,
+        #: after an interrupt, does not count any more.
         self._times: WeakKeyDictionary[Any, int] = WeakKeyDictionary({state: 1})
         self._on_lost: WeakKeyDictionary[Any, Callable[[], Any]] = WeakKeyDictionary()
         self.hold.inner_on_lost = self._on_lost

@@ -145,8 +145,7 @@ class Lock(LockOperations):
     def holder(self) -> Owner | None:
         """Who holds the lock; None if it is free. Of several holders, the one whose lifetime ends
         first, as for ``held``, ``ttl`` and ``get_owner_id``. Host and the like are known after half
-        a second of holding. ``seen`` is the number of seconds since its process was last heard of;
-        a process that runs sends a heartbeat every 10 s."""
+        a second of holding; ``seen`` are seconds since its process was last heard of."""
         return drive(self._holder_steps())
 
     def get_owner_id(self) -> str | None:
@@ -250,11 +249,8 @@ def unwinding(*signals: signal.Signals) -> Iterator[None]:
         with unwinding(), cache.lock("import"):
             import_prices()
 
-    Only for the main thread, the only one Python gives signals to. The exit code is 128 plus the
-    signal's number, as from a shell. SIGINT does this of itself, by ``KeyboardInterrupt``.
-
-    Raises:
-        ValueError: called in another thread.
+    Only for the main thread, the only one Python gives signals to; ValueError in another. The exit
+    code is 128 plus the signal's number, as from a shell.
     """
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,6 +1,5 @@
-"""What a lock for several names is made of: a lock for each name, whose steps run side by side; and
-scripts for several locks at once, made of those for one. All keys of such a script must be on one
-server, on a cluster in one slot.
+"""A lock for several names: its locks for each name, whose steps run side by side; and scripts for
+several locks, made of those for one. Their keys must be in one slot of a cluster.
 """
 
 from __future__ import annotations
@@ -187,8 +186,7 @@ return replies
 
 
 def for_each(*calls: Call) -> Call:
-    """These calls of one script, with as many keys and arguments each, as one; it returns what each
-    of them returns."""
+    """These calls of one script, with as many keys and arguments each, as one."""
     keys, args = (tuple(chain(*parts)) for parts in zip(*(call[1:] for call in calls), strict=True))
     return Call(_for_each(calls[0].script), keys, (len(calls), *args))
 

@@ -1,15 +1,14 @@
 """What a process leaves in Redis about the locks it holds longer than half a second: its heartbeat,
 and how they ended.
 
-One key for the process and each server, which each lock's description names, has its last
-heartbeat. And the process listens to a channel of the same name, on which RESET publishes which of
-the locks has been released by force, and to what the server reports of changes by other programs:
-the keeper then renews the lock at once, and so learns whether it is lost.
+One key for the process and each server has its last heartbeat. And the process listens to a channel
+of the same name, on which RESET publishes which lock was released by force, and to what the server
+reports of changes by other programs: the keeper then renews the lock at once, and so learns whether
+it is lost.
 
-The keeper records how these locks ended, which costs neither acquiring nor releasing anything. A
-holder that dies records nothing. Its description outlasts its lock by a day; the script that takes
-the lock next finds it there, and the process that ran the script records it. So does a reader that
-comes before.
+The keeper records how these locks ended. A holder that dies records nothing. Its description
+outlasts its lock by a day; the script that takes the lock next finds it there, and the process that
+ran the script records it. So does a reader that comes before.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Table(dict[Any, Any]):
-    """A table of Lua; what it does not have is nil."""
+    """What it does not have is nil."""
 
     @classmethod
     def of(cls, *values: Any) -> Table:
@@ -43,7 +43,6 @@ class Table(dict[Any, Any]):
 
 
 def number_text(number: float) -> bytes:
-    """A number as Redis is given it."""
     return b"%d" % number if isinstance(number, int) else b"%.17g" % number
 
 

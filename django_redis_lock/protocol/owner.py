@@ -25,8 +25,8 @@ MAX_FENCE = 2**53
 MAX_PID = 2**32
 #: A token that ``named_token`` has made: a random value, process, host, thread.
 NAMED_TOKEN = re.compile(r"[0-9a-f]{32} (\d{1,10}) (\S+) (.*)", re.ASCII | re.DOTALL)
-#: Seconds between two heartbeats of a process that holds locks (``heartbeat``), and seconds without
-#: one after which it counts as silent.
+#: Seconds between two heartbeats of a process that holds locks, and without one until it counts as
+#: silent.
 HEARTBEAT_EVERY, SILENT_AFTER = 10.0, 15.0
 
 
@@ -45,8 +45,7 @@ after_fork(process_id.cache_clear)
 
 
 def encodable(text: str) -> str:
-    """``text`` with escapes for lone surrogates, which ``os.fsdecode`` returns for file names that
-    are not UTF-8."""
+    """``text`` with escapes for lone surrogates, as ``os.fsdecode`` returns them."""
     return text.encode(errors="backslashreplace").decode()
 
 

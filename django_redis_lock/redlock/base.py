@@ -3,8 +3,7 @@
 A caller sends its request to all servers at once, and has the lock if more than half of them grant
 it. Otherwise it releases what it got from the servers after the first one that refused, keeps what
 it got before, and waits in the fair queue of the server that refused. All callers use the same
-order of servers, so no two wait for each other, and two simultaneous callers get an order within a
-few round trips, without random retries. If a server is down, the next in order takes its place.
+order of servers, so no two wait for each other. If a server is down, the next takes its place.
 """
 
 from __future__ import annotations

@@ -43,12 +43,11 @@ from .server import Server, is_cluster, topologies
 
 logger = get_logger("django_redis_lock.topology")
 
-#: Seconds that one discovery may take.
 DISCOVERY_TIMEOUT_SECONDS = 2.0
 REPLY_TIMEOUT_SECONDS = 1.0
-#: Seconds between two discoveries while there are errors.
+#: While there are errors.
 MIN_DISCOVERY_INTERVAL_SECONDS = 0.1
-#: Seconds to the next discovery after one that failed: at first, and at most.
+#: To the next discovery after one that failed: at first, and at most.
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 16.0
 
 
@@ -164,10 +163,7 @@ def ask(server: Server, until: float, *command: Any) -> Any:
 
 
 class SentinelService(Topology):
-    """
-    Args:
-        pool: redis-py's ``SentinelConnectionPool``, for threads or for asyncio.
-    """
+    """Of redis-py's ``SentinelConnectionPool``, for threads or for asyncio."""
 
     STALE = 1.0
 
@@ -286,10 +282,7 @@ class Slots(NamedTuple):
 
 
 class Cluster(Topology):
-    """
-    Args:
-        client: redis-py's ``RedisCluster``, for threads or for asyncio.
-    """
+    """Of redis-py's ``RedisCluster``, for threads or for asyncio."""
 
     def __init__(self, client: Any) -> None:
         super().__init__(_common(client))

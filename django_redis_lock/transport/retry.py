@@ -1,6 +1,4 @@
-"""What to do about a call that failed: which errors pass by themselves, and whether, where and
-when the call is sent again. Written once, for threads and for tasks: no input or output here.
-"""
+"""Which errors of calls pass by themselves, and whether, where and when a call is sent again."""
 
 from __future__ import annotations
 
@@ -83,7 +81,7 @@ class RetryPolicy:
     a script is retried for as long as its caller waits for a reply.
 
     Attributes:
-        towards: the server to send it to, if a refusal has named it.
+        towards: the server that a refusal has named.
         sent_twice: whether the call may have run twice.
         asking: whether ASKING is to be sent first, because the slot is being migrated.
     """

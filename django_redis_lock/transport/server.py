@@ -150,9 +150,8 @@ class Server:
     def checkout_unread(
         self, patience: float | None = None
     ) -> tuple[RawConnection, PendingLifetime | None]:
-        """As ``checkout``, but a reply may still be on its way. Read it after the next call is sent
-        and before that call's reply is read, so that no call waits for it. An error says that
-        nothing was sent."""
+        """As ``checkout``, but a reply may still be on its way: read it after the next call is
+        sent, so that no call waits for it. An error says that nothing was sent."""
         idle = self._checkout_idle()
         if idle is not None:
             return idle
