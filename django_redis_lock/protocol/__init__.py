@@ -17,6 +17,7 @@ from .inventory_scripts import DESCRIBE as DESCRIBE
 from .inventory_scripts import DESCRIBE_FLIGHTS as DESCRIBE_FLIGHTS
 from .inventory_scripts import HEARTBEAT as HEARTBEAT
 from .inventory_scripts import HEARTBEATS as HEARTBEATS
+from .inventory_scripts import HELD as HELD
 from .inventory_scripts import LIST as LIST
 from .inventory_scripts import LIST_FLIGHTS as LIST_FLIGHTS
 from .inventory_scripts import RECORD_EVENT as RECORD_EVENT
@@ -47,7 +48,6 @@ from .keys import slot_tag as slot_tag
 from .keys import wake_key as wake_key
 from .lock_scripts import CLOCK as CLOCK
 from .lock_scripts import EXTEND as EXTEND
-from .lock_scripts import HELD as HELD
 from .lock_scripts import LEAVE as LEAVE
 from .lock_scripts import RELEASE as RELEASE
 from .lock_scripts import RENEW as RENEW

@@ -39,23 +39,26 @@ _shared: Library = []
 
 
 def shared(functions: str, library: Library = _shared) -> str:
-    """For each script that calls these functions. They may call those that are shared before."""
-    names = "|".join(re.findall(r"local function (\w+)", functions))
-    library.append((re.compile(rf"(?<![.\w])({names})\("), functions))
+    """For each script that calls these functions; those behind a blank line, if it calls them. They
+    may call those that are shared before."""
+    for part in functions.split("\n\n"):
+        names = "|".join(re.findall(r"local function (\w+)", part))
+        library.append((re.compile(rf"(?<![.\w])({names})\("), part))
     return functions
 
 
 def script(body: str, library: Library = _shared, *, first: str = "") -> Script:
-    """A script of a body and the shared functions that it calls; those that ``first``, which
-    answers most calls, does not call come after it: to make a dozen of them takes a quarter of the
-    time of a script."""
-    source = _with_functions(first, library)
-    source += _with_functions(body, library, known=source)
+    """A script of a body and the shared functions that it calls. Each part of ``first``, which
+    answers most calls, comes before the functions that only what follows calls: to make a dozen of
+    them takes a quarter of the time of a script. A blank line ends a part."""
+    source = ""
+    for part in (*first.split("\n\n"), body):
+        source += _with_functions(part, library, known=source)
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     return Script(source, sha, first + body)
 
 
-def _with_functions(source: str, library: Library, known: str = "") -> str:
+def _with_functions(source: str, library: Library, known: str) -> str:
     for calls, functions in reversed(library):
         if calls.search(source) and functions not in known:
             source = f"{functions}\n{source}"
@@ -89,6 +92,7 @@ local function last_fence()
   if last >= 2^53 then return 0 end  -- Not from here: Lua cannot count on from there.
   return last, string.match(kept, '^%d+ ?(.*)$')
 end
+
 local function next_fence(attempt, floor)
   local last, before = last_fence()
   local fence = math.max(last + 1, now(), floor or 0)
@@ -100,30 +104,44 @@ local function next_fence(attempt, floor)
 end
 """)
 
-# by_attempt(attempt, unknown): whether the present holder acquired the lock with just this call;
-# `unknown` if that is not on record any more.
-_BY_ATTEMPT = shared("""
+# What differs for a lock with places. by_attempt(attempt, unknown): whether the present holder
+# acquired the lock with just this call; `unknown` if that is not on record any more.
+#
+# untaken(holder): whether `holder` is a grant that is still on the list, so that the lock has no
+# owner. `grants` names another lock's list.
+#
+# void_grants(): those on the list do not count any more. grant_end(): how a grant ends; nil for a
+# place that is not passed on.
+_OF_PLACE = shared("""
 local function by_attempt(attempt, unknown)
   local _, kept = last_fence()
   if not kept then return unknown end
   return kept == attempt
 end
+
+local function untaken(holder, grants)
+  local first = redis.pcall('LINDEX', grants or KEYS[2], 0)
+  return type(first) == 'string' and string.sub(first, 1, #holder + 1) == holder .. ':'
+end
+
+local function void_grants() redis.call('DEL', KEYS[2]) end
+
+local function grant_end() return '' end
 """)
 
 # put(command, key, ...): write to a key that is for people only; another form is replaced.
-_PUT = shared("""
+#
+# describe_until(left): the owner's description outlasts the lock by a day, so that a waiter that
+# finds the lock gone without a release can say whose it was. describe(left, ...): note fields and
+# values of the description, which is never worth an error.
+_DESCRIBE = shared("""
 local function put(command, key, ...)
   if type(redis.pcall(command, key, ...)) == 'table' then
     redis.call('DEL', key)
     redis.pcall(command, key, ...)
   end
 end
-""")
 
-# describe_until(left): the owner's description outlasts the lock by a day, so that a waiter that
-# finds the lock gone without a release can say whose it was. describe(left, ...): note fields and
-# values of the description, which is never worth an error.
-_DESCRIBE = shared("""
 local function describe_until(left)
   if left < 0 then
     redis.call('PERSIST', KEYS[5])
@@ -131,6 +149,7 @@ local function describe_until(left)
     redis.call('PEXPIRE', KEYS[5], string.format('%d', left + 86400000))
   end
 end
+
 local function describe(left, ...)
   describe_until(left)  -- Never refused, so the next is not either.
   put('HSET', KEYS[5], ...)
@@ -148,11 +167,15 @@ local function vanished()
 end
 """)
 
-# note(lifetime): the index knows when the lock ends. prune(): locks that ended by themselves leave
-# the index, four for each that a use can add. A lock that another program has extended (redis-py
+# note(lifetime): the index knows when the lock ends. One use in sixteen removes locks that ended by
+# themselves, four for each that a use can add. A lock that another program has extended (redis-py
 # does not know the index) stays, with its true end.
 _NOTE = shared("""
-local function prune()
+local function note(lifetime)
+  local expiry = '+inf'
+  if lifetime ~= '0' then expiry = string.format('%d', now() / 1000 + lifetime) end
+  put('ZADD', KEYS[6], expiry, KEYS[1])
+  if now() % 16 ~= 0 then return end
   local at = math.floor(now() / 1000)
   for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', '(' .. at, 'LIMIT', 0, 64)) do
     local left = redis.pcall('PTTL', key)
@@ -162,12 +185,6 @@ local function prune()
       redis.call('ZADD', KEYS[6], left < 0 and '+inf' or at + left, key)
     end
   end
-end
-local function note(lifetime)
-  local expiry = '+inf'
-  if lifetime ~= '0' then expiry = string.format('%d', now() / 1000 + lifetime) end
-  put('ZADD', KEYS[6], expiry, KEYS[1])
-  if now() % 16 == 0 then prune() end
 end
 """)
 
@@ -185,41 +202,66 @@ local function set_lock(token, lifetime, before)
   note(lifetime)
   if redis.call('EXISTS', KEYS[2], KEYS[5]) == 0 then return nil end  -- Nearly always.
   local gone = not before and vanished() or nil
-  redis.call('DEL', KEYS[2], KEYS[5])
+  redis.call('DEL', KEYS[5])
+  void_grants()
   return gone
 end
 """)
 
+# set_new(token, lifetime): next_fence and set_lock for nearly all calls, where nothing is left of a
+# former holder and the time is a new fence. Returns that, as number and text; nil for other calls.
+#
+# is_awaited(): whether there is a live waiter. hand_over(successor, lifetime): pass_on for nearly
+# all calls with one; whether it was done.
+#
 # grant(token, lifetime): pass the lock to the first waiter. Redis hands an element pushed to a list
 # to the client that has been blocked on it longest.
-_GRANT = shared("""
+#
+# pass_on(successor, lifetime): give the lock to the first live waiter; without one, delete it.
+_PASS_ON = shared("""
+local function set_new(token, lifetime)
+  local fence, last = now(), tonumber(redis.pcall('GET', KEYS[4]) or 0)
+  if not last or last >= fence or fence % 16 == 0 then return nil end
+  local expiry = string.format('%d', fence / 1000 + lifetime)
+  if type(redis.pcall('ZADD', KEYS[6], expiry, KEYS[1])) ~= 'number' then return nil end
+  local text = string.format('%d', fence)
+  redis.call('SET', KEYS[4], text, 'PX', '86400000')
+  redis.call('SET', KEYS[1], token, 'PX', lifetime)
+  return fence, text
+end
+
+local function is_awaited()
+  local waiting = redis.pcall('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf')
+  return type(waiting) == 'number' and waiting > 0
+end
+
+local function hand_over(successor, lifetime)
+  local ending = grant_end()
+  if not ending or not is_awaited() or redis.call('EXISTS', KEYS[2]) == 1 then return false end
+  redis.call('DEL', KEYS[5])  -- Never refused, so the rest is not either.
+  local _, fence = set_new(successor, lifetime)
+  if not fence then return false end
+  redis.call('RPUSH', KEYS[2], successor .. ':' .. fence .. ending)
+  redis.call('PEXPIRE', KEYS[2], lifetime)
+  return true
+end
+
 local function grant(token, lifetime)
-  redis.call('DEL', KEYS[2], KEYS[5])  -- Never refused, so the rest is not either.
+  redis.call('DEL', KEYS[5])  -- Never refused, so the rest is not either.
+  void_grants()
   local fence = string.format('%d', next_fence(''))
   redis.call('SET', KEYS[1], token, 'PX', lifetime)
   note(lifetime)
-  redis.call('RPUSH', KEYS[2], token .. ':' .. fence)
+  redis.call('RPUSH', KEYS[2], token .. ':' .. fence .. grant_end())
   redis.call('PEXPIRE', KEYS[2], lifetime)
 end
-""")
 
-# untaken(holder): whether `holder` is a grant that is still on the list, so that the lock has no
-# owner. `grants` names another lock's list.
-_UNTAKEN = shared("""
-local function untaken(holder, grants)
-  local first = redis.pcall('LINDEX', grants or KEYS[2], 0)
-  return type(first) == 'string' and string.sub(first, 1, #holder + 1) == holder .. ':'
-end
-""")
-
-# pass_on(successor, lifetime): give the lock to the first live waiter; without one, delete it.
-_PASS_ON = shared("""
 local function pass_on(successor, lifetime)
-  local waiting = redis.pcall('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf')
-  if type(waiting) == 'number' and waiting > 0 then
+  if grant_end() and is_awaited() then
     grant(successor, lifetime)
   else
-    redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
+    redis.call('DEL', KEYS[1], KEYS[5])
+    void_grants()
     redis.pcall('ZREM', KEYS[6], KEYS[1])
   end
 end
@@ -239,41 +281,38 @@ end
 """)
 
 #: What a lock with places shares, too.
-common: Library = [
-    each
-    for each in _shared
-    if each[1] in (_NOW, _FENCE, _PUT, _DESCRIBE, _VANISHED, _NOTE, _REGISTER)
-]
+common: Library = [each for each in _shared if each[1] not in _OF_PLACE]
 
-# try(token, lifetime, attempt, floor): the fence if the lock could be taken, else nil; and what
-# set_lock returns. Out of memory, only a free lock is refused, before anything is written.
+# may_take(holder, token, attempt): whether the lock can be taken. try(token, lifetime, attempt,
+# floor): the fence if it could be, else nil; and what set_lock returns. Out of memory, only a free
+# lock is refused, before anything is written.
 _TRY = shared("""
+local function may_take(holder, token, attempt)
+  if not holder then return true end
+  local mine = holder == token
+  if mine and attempt ~= '' then mine = by_attempt(attempt, false) end
+  return mine or untaken(holder)
+end
+
 local function try(token, lifetime, attempt, floor)
   local holder = redis.call('GET', KEYS[1])
-  if holder then
-    local mine = holder == token
-    if mine and attempt ~= '' then mine = by_attempt(attempt, false) end
-    if not mine and not untaken(holder) then return nil end
-    redis.call('DEL', KEYS[2])
-  end
+  if not may_take(holder, token, attempt) then return nil end
+  if holder then redis.call('DEL', KEYS[2]) end
   local fence = next_fence(attempt, floor)
   return fence, set_lock(token, lifetime, holder)
 end
 """)
 
-#: The first part, for nearly all calls: nothing is left of a former holder, and the time is a new
-#: fence. One call in sixteen goes on, for ``prune()``.
+#: The first parts, for nearly all calls: nothing is left of a former holder; it is held.
 ACQUIRE_FIRST = """
 if ARGV[2] ~= '0' and ARGV[3] == '' and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[5]) == 0 then
-  local fence, last = now(), tonumber(redis.pcall('GET', KEYS[4]) or 0)
-  if last and last < fence and fence % 16 > 0 then
-    local expiry = string.format('%d', fence / 1000 + ARGV[2])
-    if type(redis.pcall('ZADD', KEYS[6], expiry, KEYS[1])) == 'number' then
-      redis.call('SET', KEYS[4], string.format('%d', fence), 'PX', '86400000')
-      redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-      return {1, fence, fence}
-    end
-  end
+  local fence = set_new(ARGV[1], ARGV[2])
+  if fence then return {1, fence, fence} end
+end
+
+if not may_take(redis.call('GET', KEYS[1]), ARGV[1], ARGV[3]) then
+  if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
+  return {0, redis.call('PTTL', KEYS[1]), now()}
 end
 """
 
@@ -289,9 +328,7 @@ end
 ACQUIRE = script(
     """
 local fence, gone = try(ARGV[1], ARGV[2], ARGV[3])
-if fence then return {1, fence, now(), gone} end
-if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
-return {0, redis.call('PTTL', KEYS[1]), now()}
+return {1, fence, now(), gone}
 """,
     first=ACQUIRE_FIRST,
 )
@@ -369,7 +406,7 @@ else
 end
 return 1
 """
-#: The first part, for nearly all releases: no waiter. ``%s``: what a holder leaves behind.
+#: The first parts, for nearly all releases: no waiter; a waiter. ``%s``: what a holder leaves.
 RELEASE_FIRST = """
 local holder = redis.call('GET', KEYS[1])
 local plain = holder == ARGV[1] and ARGV[4] == '0' and ARGV[6] == ''
@@ -378,6 +415,8 @@ if plain and redis.call('EXISTS', KEYS[3]) == 0 then
   redis.pcall('ZREM', KEYS[6], KEYS[1])
   return 1
 end
+
+if plain and hand_over(ARGV[2], ARGV[3]) then return 1 end
 """
 RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[5]")
 
@@ -474,19 +513,6 @@ if not holder then
 end
 return {redis.call('PTTL', KEYS[1]), now(), lying and 1 or 0, gone}
 """)
-
-#: The holder of the lock. An untaken grant has none.
-#:
-#: KEYS  lock keys
-#: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
-#:         server time in microseconds, fence (0 if it is not on record)} or nil
-HELD_BODY = """
-local holder = redis.call('GET', KEYS[1])
-if not holder or untaken(holder) then return nil end
-local owner = redis.pcall('HGETALL', KEYS[5])
-return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now(), (last_fence())}
-"""
-HELD = script(HELD_BODY)
 
 #: The server's time in microseconds, from a script so that every user who may lock may ask.
 #:

@@ -14,9 +14,9 @@ is the last argument. The functions act on the place whose keys are in KEYS[1] a
 
 from __future__ import annotations
 
+from .inventory_scripts import HELD_BODY
 from .lock_scripts import (
     EXTEND_BODY,
-    HELD_BODY,
     RELEASE_BODY,
     RELEASE_FIRST,
     RENEW_BODY,
@@ -52,13 +52,16 @@ local function place_number()
   if string.sub(KEYS[1], 1, #places) ~= places then return 1 end
   return tonumber(string.sub(KEYS[1], #places + 1))
 end
+
 local function max_places() return tonumber(ARGV[#ARGV]) end
+
 local function token_at(number)
   use_place(number)
   if number == 1 then return redis.call('GET', KEYS[1]) end
   local token = redis.pcall('GET', KEYS[1])
   return type(token) == 'string' and token
 end
+
 local function find(token)
   local here = redis.call('GET', KEYS[1])
   if here == token then return here end
@@ -67,6 +70,49 @@ local function find(token)
   end
   use_place(0)
   return here
+end
+""",
+    _library,
+)
+
+# untaken_grants(): those on the list, none if it is unreadable. void_grants(): those of the present
+# place do not count any more. grant_end(): as in lock_scripts.
+_GRANTS = shared(
+    """
+local function untaken_grants()
+  local size, found = redis.pcall('LLEN', KEYS[2]), {}
+  if type(size) ~= 'number' then return found end
+  for at = 1, size do found[at] = redis.call('LINDEX', KEYS[2], at - 1) end
+  return found
+end
+
+local function place_of(grant) return tonumber(string.match(grant, ':%d+/(%d+)$') or 1) end
+
+local function untaken(holder, grants)
+  for _, grant in ipairs(grants or untaken_grants()) do
+    if string.sub(grant, 1, #holder + 1) == holder .. ':' then return true end
+  end
+  return false
+end
+
+local function void_grants()
+  local grants, number, kept = untaken_grants(), place_number(), {}
+  for _, grant in ipairs(grants) do
+    if place_of(grant) ~= number then kept[#kept + 1] = grant end
+  end
+  if #kept > 0 and #kept == #grants then return end
+  local left = #kept > 0 and redis.call('PTTL', KEYS[2]) or 0
+  redis.call('DEL', KEYS[2])
+  if left > 0 then
+    redis.call('RPUSH', KEYS[2], unpack(kept))
+    redis.call('PEXPIRE', KEYS[2], left)
+  end
+end
+
+local function grant_end()
+  local number = place_number()
+  if number > max_places() then return nil end
+  return number > 1 and '/' .. number or ''
 end
 """,
     _library,
@@ -82,83 +128,9 @@ local function by_attempt(attempt, unknown)
   if type(kept) ~= 'string' then return unknown end
   return kept == attempt
 end
+
 local function keep_attempt(attempt, lifetime)
   describe(lifetime == '0' and -1 or tonumber(lifetime), 'attempt', attempt)
-end
-""",
-    _library,
-)
-
-# untaken_grants(): those on the list, none if it is unreadable. void_grants(): those of the present
-# place do not count any more.
-_GRANTS = shared(
-    """
-local function untaken_grants()
-  local size, found = redis.pcall('LLEN', KEYS[2]), {}
-  if type(size) ~= 'number' then return found end
-  for at = 1, size do found[at] = redis.call('LINDEX', KEYS[2], at - 1) end
-  return found
-end
-local function place_of(grant) return tonumber(string.match(grant, ':%d+/(%d+)$') or 1) end
-local function untaken(holder, grants)
-  for _, grant in ipairs(grants or untaken_grants()) do
-    if string.sub(grant, 1, #holder + 1) == holder .. ':' then return true end
-  end
-  return false
-end
-local function void_grants()
-  local grants, number, kept = untaken_grants(), place_number(), {}
-  for _, grant in ipairs(grants) do
-    if place_of(grant) ~= number then kept[#kept + 1] = grant end
-  end
-  if #kept > 0 and #kept == #grants then return end
-  local left = #kept > 0 and redis.call('PTTL', KEYS[2]) or 0
-  redis.call('DEL', KEYS[2])
-  if left > 0 then
-    redis.call('RPUSH', KEYS[2], unpack(kept))
-    redis.call('PEXPIRE', KEYS[2], left)
-  end
-end
-""",
-    _library,
-)
-
-# set_lock, grant and pass_on, as in lock_scripts, for one place.
-_PASS_ON = shared(
-    """
-local function set_lock(token, lifetime, before)
-  if lifetime == '0' then
-    redis.call('SET', KEYS[1], token)
-  else
-    redis.call('SET', KEYS[1], token, 'PX', lifetime)
-  end
-  note(lifetime)
-  if redis.call('EXISTS', KEYS[2], KEYS[5]) == 0 then return nil end  -- Nearly always.
-  local gone = not before and vanished() or nil
-  void_grants()
-  redis.call('DEL', KEYS[5])
-  return gone
-end
-local function grant(token, lifetime)
-  redis.call('DEL', KEYS[5])  -- Never refused, so the rest is not either.
-  void_grants()
-  local element = token .. ':' .. string.format('%d', next_fence())
-  redis.call('SET', KEYS[1], token, 'PX', lifetime)
-  note(lifetime)
-  if place_number() > 1 then element = element .. '/' .. place_number() end
-  redis.call('RPUSH', KEYS[2], element)
-  redis.call('PEXPIRE', KEYS[2], lifetime)
-end
-local function pass_on(successor, lifetime)
-  if place_number() <= max_places() then
-    local waiting = redis.pcall('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf')
-    if type(waiting) == 'number' and waiting > 0 then
-      grant(successor, lifetime)
-      return
-    end
-  end
-  redis.call('DEL', KEYS[1], KEYS[5])
-  redis.pcall('ZREM', KEYS[6], KEYS[1])
 end
 """,
     _library,
@@ -172,9 +144,7 @@ local function unregister(waiter)
   if waiter == '' then return end
   redis.pcall('ZREM', KEYS[3], waiter)
   local grants = untaken_grants()
-  if #grants == 0 then return end  -- Nearly always.
-  local waiting = redis.pcall('ZCOUNT', KEYS[3], math.floor(now() / 1000), '+inf')
-  if type(waiting) == 'number' and waiting > 0 then return end
+  if #grants == 0 or is_awaited() then return end  -- Nearly always.
   redis.call('DEL', KEYS[2])
   for _, grant in ipairs(grants) do
     local token = token_at(place_of(grant))
@@ -212,6 +182,7 @@ local function choose(token, attempt)
     if untaken(holder, grants) then return number, holder end
   end
 end
+
 local function try(token, lifetime, attempt)
   local number, holder = choose(token, attempt)
   if not number then return nil end
@@ -242,6 +213,22 @@ end
     _library,
 )
 
+#: The first parts, for nearly all calls: all places are held; nothing is left of a former holder.
+PLACE_ACQUIRE_FIRST = """
+local number, holder = choose(ARGV[1], ARGV[3])
+if not number then
+  if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
+  return {0, earliest_end(), now()}
+end
+use_place(number)
+
+local fresh = not holder and ARGV[2] ~= '0' and ARGV[3] == ''
+if fresh and redis.call('EXISTS', KEYS[2], KEYS[5]) == 0 then
+  local fence = set_new(ARGV[1], ARGV[2])
+  if fence then return {number, fence, fence} end
+end
+"""
+
 #: As ACQUIRE: take a free place, or one whose grant was not taken yet.
 #:
 #: KEYS  lock keys
@@ -252,11 +239,10 @@ end
 PLACE_ACQUIRE = script(
     """
 local fence, gone, number = try(ARGV[1], ARGV[2], ARGV[3])
-if fence then return {number, fence, now(), gone} end
-if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
-return {0, earliest_end(), now()}
+return {number, fence, now(), gone}
 """,
     _library,
+    first=PLACE_ACQUIRE_FIRST,
 )
 
 #: As LEAVE.

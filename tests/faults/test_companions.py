@@ -14,8 +14,9 @@ from django_redis_lock import Lock, LockNotOwnedError
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest, parse_grant
+from django_redis_lock.protocol.inventory_scripts import HELD
 from django_redis_lock.protocol.keys import lock_keys
-from django_redis_lock.protocol.lock_scripts import EXTEND, HELD, RENEW, RESET, Call
+from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW, RESET, Call
 from django_redis_lock.protocol.validation import milliseconds
 from django_redis_lock.redlock.votes import VOTE
 from django_redis_lock.transport import execute

@@ -19,10 +19,10 @@ from redis.exceptions import ResponseError
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
+from django_redis_lock.protocol.inventory_scripts import HELD
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
     EXTEND,
-    HELD,
     LEAVE,
     RELEASE,
     RENEW,

@@ -110,9 +110,17 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if last >= 2^53 then return 1 end  -- Not from here: Lua cannot count on from there.",
     ): "the clock is far beyond 1",
     ("_DESCRIBE", "if left <= 0 then"): "a lock with 0 ms left is gone",
-    ("_GRANT", "redis.call('LPUSH', KEYS[2], token .. ':' .. fence)"): "the list is empty",
-    ("_NOTE", "if now() % 16 ~= 0 then prune() end"): "it only prunes more often",
-    ("_NOTE", "if not (now() % 16 == 0) then prune() end"): "it only prunes more often",
+    (
+        "_PASS_ON",
+        "redis.call('LPUSH', KEYS[2], successor .. ':' .. fence .. ending)",
+    ): "the list is empty",
+    (
+        "RELEASE_FIRST",
+        "-- if plain and hand_over(ARGV[2], ARGV[3]) then return 1 end",
+    ): "pass_on does the same, only more slowly",
+    ("_NOTE", "if now() % 16 == 0 then return end"): "it only prunes more often",
+    ("_NOTE", "if not (now() % 16 ~= 0) then return end"): "it only prunes more often",
+    ("_NOTE", "-- if now() % 16 ~= 0 then return end"): "it only prunes more often",
     (
         "_NOTE",
         "for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', at, 'LIMIT', 0, 64)) do",

@@ -11,12 +11,12 @@ import pytest
 import redis
 
 from django_redis_lock.locking.operations import MARK
+from django_redis_lock.protocol.inventory_scripts import HELD
 from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
     CLOCK,
     EXTEND,
-    HELD,
     LEAVE,
     RELEASE,
     RENEW,

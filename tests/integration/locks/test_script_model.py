@@ -27,8 +27,9 @@ from hypothesis.stateful import (
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest, new_token
+from django_redis_lock.protocol.inventory_scripts import HELD
 from django_redis_lock.protocol.keys import lock_keys, wake_key
-from django_redis_lock.protocol.lock_scripts import EXTEND, HELD, RENEW, RESET, Call
+from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW, RESET, Call
 from django_redis_lock.transport import execute
 from tests.model.lock_reference import DAY, LockReference
 
