@@ -128,6 +128,8 @@ def test_the_description_has_no_link_that_is_dead_on_a_package_index(
     text = str(metadata.get_payload())
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert "## Quick start" in text
+    assert "## Which part do I need?" in text
+    assert "make demo" not in text, "it needs the sources, which have no URL yet"
     targets = re.findall(r"\]\(([^)]*)\)", text)
     assert [target for target in targets if not re.match(r"https?://", target)] == []
 
