@@ -1,8 +1,5 @@
-"""The page "Held locks" in Django's admin.
-
-It shows ``held_locks``. There is no table behind it, so it uses only the style of Django's change
-list.
-"""
+"""The page "Held locks" in Django's admin: there is no table behind it, so it uses only the style
+of Django's change list."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Export metrics and traces to Prometheus, OpenTelemetry and Sentry.
-
-Each exporter is a listener, started by the setting ``EXPORTERS`` or by its ``start()``. Its errors
-are logged and affect no lock.
-"""
+"""Metrics and traces for Prometheus, OpenTelemetry and Sentry: each exporter is a listener, started
+by the setting ``EXPORTERS`` or by its ``start()``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Lists of held locks and running computations, and the details of one.
-
-The lists come from an index, so their cost depends on the number of held locks, not on the number
-of keys in the database. They are bounded, and say whether they are complete.
-"""
+"""Lists of held locks and running computations, and the details of one. The lists come from an
+index, so their cost does not depend on the number of keys in the database; they are bounded."""
 
 from __future__ import annotations
 

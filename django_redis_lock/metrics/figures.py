@@ -1,11 +1,5 @@
 """Figures of one group: as a process counts them, as Redis stores them, and as users read them,
-also as small charts.
-
-The charts are SVG without scripts, inline styles or external files. They use ``currentColor``, so
-they have the colour of the surrounding text. Style sheets can use the classes ``redis-lock-chart``,
-``redis-lock-bar``, ``redis-lock-axis``, ``redis-lock-label`` and ``redis-lock-line``. A screen
-reader reads the title and the description; the tooltip of a bar shows its numbers.
-"""
+also as small charts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""For every request: caches whole pages (``pages``), and notes what a request or a task is doing,
-for the description of a lock's holder: requests by a middleware, tasks by the signals of Celery and
-of Django's tasks."""
+"""Whole pages (``pages``); and what a request or a task is doing, for the description of a lock's
+holder: requests by a middleware, tasks by the signals of Celery and of Django's tasks."""
 
 from __future__ import annotations
 
