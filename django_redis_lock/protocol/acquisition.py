@@ -239,13 +239,14 @@ class AcquireRequest(NamedTuple):
 
     def taken(self, grant: Grant, came_at: float, until: float) -> Acquisition:
         held_with = self.token if self.chosen else grant.token
-        how: Any = {"attempt": self.attempt, "place": grant.place}
+        how: Any = {"attempt": self.attempt, "place": grant.place, "contended": True}
         return Acquisition(held_with, grant.fence, came_at, until, **how)
 
     def granted(self, grant: Grant, age: float, came_at: float) -> Acquisition:
         """A fresh grant, which counts until its short lifetime is over."""
         until = min(came_at + self.grant_timeout - max(age, 0.0), self.until(came_at))
-        return Acquisition(grant.token, grant.fence, came_at, until, place=grant.place)
+        token, fence, place = grant
+        return Acquisition(token, fence, came_at, until, contended=True, place=place)
 
 
 def release_call(

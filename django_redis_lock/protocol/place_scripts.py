@@ -161,7 +161,7 @@ end
 
 # try(token, lifetime, attempt): the fence if a place could be taken, else nil; what set_lock
 # returns; and the place. A token holds one place at most.
-_TRY = shared(
+_TRY_PLACE = shared(
     """
 local function choose(token, attempt)
   local others, held, free = {}, {}, nil

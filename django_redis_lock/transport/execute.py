@@ -98,7 +98,7 @@ def pack_words(*words: bytes) -> bytes:
 
 
 def _bulks(words: Sequence[bytes]) -> bytes:
-    return b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
 
 def pack(call: Call, *, known: bool = True) -> bytes:

@@ -70,6 +70,13 @@ TESTS = {
         "test_lock_waiting.py",
         "test_lost_replies.py",
     ),
+    ("PLACE_*", "HOLDERS"): (
+        "test_limit.py",
+        "test_limit_model.py",
+        "test_companions.py",
+        "test_out_of_memory.py",
+        "test_lost_replies.py",
+    ),
     ("VOTE",): (
         "test_lock_scripts.py",
         "test_redlock_decisions.py",
@@ -133,7 +140,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "_REGISTER",
         "local dead = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', at, 'LIMIT', 0, 64)",
     ): "a waiter is dead a millisecond earlier",
-    ("RELEASE", "redis.call('DEL', KEYS[5])"): "set_lock deletes both; this is to write first",
     ("RENEW", "if left > 0 and wanted * 0.99 > left then"): "a lock with 0 ms left is gone",
     ("_SEEN", "if left == -2 then return '', '1' end"): "without a digest nobody looks at it",
     (

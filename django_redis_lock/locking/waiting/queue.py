@@ -192,7 +192,7 @@ class WaitQueue(ABC):
             return None
         if len(reply) > 3:
             note_vanished(self.server, request.keys, reply[3], request.subject)
-        return request.acquired(reply, sent_at)
+        return request.acquired(reply, sent_at)._replace(contended=True)
 
     def next_look(self, pttl: int, clock: Clock) -> float:
         """When the keeper looks at the lock again, in monotonic seconds: ``pttl`` is how long the

@@ -119,8 +119,7 @@ class Waiter(ABC, Generic[AnyQueue]):
         while turn is not None and not (yield turn.wait(self._request.left())):
             if self._request.deadline is not None:
                 return None
-        acquired = yield from self._wait_through_outages()
-        return acquired and acquired._replace(contended=True)
+        return (yield from self._wait_through_outages())
 
     def _ask(self) -> Steps:
         """Take the lock if it is free, else register the queue."""
