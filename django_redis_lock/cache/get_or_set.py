@@ -1,10 +1,10 @@
-"""``get_or_set`` and ``compute``: Django's arguments for ``singleflight``."""
+"""``get_or_set``, ``get_or_set_many`` and ``compute``: Django's arguments for ``singleflight``."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
@@ -13,10 +13,8 @@ from django.utils import timezone, translation
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
-from .. import events
 from ..clock import time
 from ..conf import GetOrSetOptions, Timeout
-from ..events import Read
 from ..exceptions import LockNotAcquired
 from ..singleflight import (
     TOO_LATE,
@@ -24,30 +22,24 @@ from ..singleflight import (
     CoordinationError,
     DeferredCall,
     Flights,
-    InProcessFlight,
+    MultiFlight,
     Producer,
     Runner,
     Steps,
     ThreadRunner,
-    in_flight,
 )
 from ..threads import Work
-from ..transport import asyncio_client, server_of
+from ..transport import asyncio_client
 from .reading import MISSING, CacheReader
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..conf import GetOrSetArguments
+    from ..conf import GetOrSetArguments, GetOrSetManyArguments
 
 
 class GetOrSet(CacheReader):
     """The part of ``RedisCache`` and ``LocMemCache`` that computes missing values."""
-
-    #: The methods that tools replace to observe reads; see ``originals``.
-    _methods: ClassVar[dict[str, tuple[Any, Any]]]
-    #: Those of them that take what reads give them.
-    _usable: Collection[str] = ("get",)
 
     def get_or_set(
         self,
@@ -152,6 +144,41 @@ class GetOrSet(CacheReader):
         runner, what = self._async_runner(), (key, awaitable(default), timeout, version)
         return await runner.do(self._computed(runner, *what, options))
 
+    def get_or_set_many(
+        self,
+        keys: Iterable[str],
+        default_many: Callable[[list[str]], Mapping[str, Any]],
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        **options: Unpack[GetOrSetManyArguments],
+    ) -> dict[str, Any]:
+        """The values of ``keys``; one call of ``default_many`` computes the missing ones.
+
+        ``default_many`` gets the list of the keys that no other caller is computing, and returns a
+        dict; a key that is not in it is not in the result either. This call waits for the values
+        that others compute. If ``default_many`` raises, the caller gets the exception.
+
+        Args and Raises: as for ``get_or_set``, without ``stale``, ``background`` and
+        ``soft_timeout``. All keys are counted in one metrics group; the default is that of the
+        first key.
+        """
+        runner, what = self._thread_runner(), (keys, default_many, timeout, version)
+        values: dict[str, Any] = runner.do(self._values(runner, *what, options, read=True))
+        return values
+
+    async def aget_or_set_many(
+        self,
+        keys: Iterable[str],
+        default_many: Callable[[list[str]], Any],
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        **options: Unpack[GetOrSetManyArguments],
+    ) -> dict[str, Any]:
+        """``get_or_set_many`` for asyncio."""
+        runner, what = self._async_runner(), (keys, awaitable(default_many), timeout, version)
+        values: dict[str, Any] = await runner.do(self._values(runner, *what, options))
+        return values
+
     def locked_get_or_set(
         self,
         key: str,
@@ -180,51 +207,6 @@ class GetOrSet(CacheReader):
                 return value_creator()
 
         return self.get_or_set(key, create, timeout, version)
-
-    # -- a hit ---------------------------------------------------------------------------------
-
-    def _read_or_join(self, key: str, version: int | None) -> Any:
-        """The value; MISSING also if the caller is to join a computation of this process. Raises
-        ConnectionInterrupted."""
-        raise NotImplementedError
-
-    def _read_many(
-        self, names: list[str], version: int | None
-    ) -> tuple[dict[str, Any], BaseException | None]:
-        """The stored values, and the error if Redis is down."""
-        raise NotImplementedError
-
-    def _in_flight(self, key: str, version: int | None) -> InProcessFlight | None:
-        if not in_flight:
-            return None
-        flight_id = (server_of(self._lock_client()), self._encoded_key(key, version), None)
-        return in_flight.get(flight_id)
-
-    def _is_replaced(self, method: str) -> bool:
-        """Whether a tool observes ``method``: has replaced it on the class (django-prometheus), on
-        this instance (Sentry), or its code (Datadog). Then reads go through it."""
-        return not self._is_original(method) and method in self._usable
-
-    def _is_original(self, method: str) -> bool:
-        function, code = self._methods[method]
-        is_own = getattr(type(self), method) is function and function.__code__ is code
-        return is_own and method not in self.__dict__
-
-    def _record_read(
-        self,
-        key: str,
-        group: str | None,
-        result: str,
-        began: float,
-        seconds: float | None = None,
-        values: int = 1,
-    ) -> None:
-        """Count a read, and emit a ``Read``; see there. Without ``seconds`` it ends now."""
-        if events.count_read is not None:
-            events.count_read(self, key, group or "", result, values)
-        if events.read_listeners:
-            seconds = time.monotonic() - began if seconds is None else seconds
-            events.emit(Read(self, str(key), group or "", result, values, began, seconds))
 
     # -- the steps -----------------------------------------------------------------------------
 
@@ -301,6 +283,63 @@ class GetOrSet(CacheReader):
         if chosen.on_wait_timeout == "default":
             return None if callable(default) else default
         return (yield from flights.compute_anyway(nkey, producer, outage))
+
+    def _values(
+        self,
+        runner: Runner,
+        keys: Iterable[str],
+        default_many: Callable[[list[str]], Any],
+        timeout: Timeout,
+        version: int | None,
+        options: GetOrSetManyArguments,
+        read: bool = False,
+    ) -> Steps:
+        """The steps of ``get_or_set_many``; ``read`` all values first, with one command."""
+        for name in ("stale", "background", "soft_timeout"):
+            if name in options:
+                raise TypeError(f"get_or_set_many has no option {name!r}")
+        chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options, stale=0.0)
+        deadline = time.monotonic() + chosen.wait
+        names = list(dict.fromkeys(keys))
+        began = time.monotonic()
+        found, outage = self._read_many(names, version) if read else ({}, None)
+        read_at, hits = (began, time.monotonic() - began), len(found)
+        missing = {self._encoded_key(name, version): name for name in names if name not in found}
+        if missing:
+            producer = self._producer(names[0], default_many, timeout, chosen)
+            flight = MultiFlight(runner, self.conf.FLIGHT_TIMEOUT, producer, missing)
+            try:
+                got = yield from self._missing_values(flight, missing, chosen, deadline, outage)
+            finally:
+                hits += flight.were_there
+                if misses := len(names) - hits:
+                    self._record_read(names[0], chosen.group, "miss", *read_at, values=misses)
+            found.update((missing[nkey], value) for nkey, value in got.items())
+        if hits:
+            self._record_read(names[0], chosen.group, "hit", *read_at, values=hits)
+        return {name: found[name] for name in names if name in found}
+
+    def _missing_values(
+        self,
+        flight: MultiFlight,
+        missing: Mapping[bytes, str],
+        chosen: GetOrSetOptions,
+        deadline: float,
+        outage: BaseException | None,
+    ) -> Steps:
+        got, late = {}, list(missing)
+        if outage is None:
+            try:
+                got, late = yield from flight.get_or_compute(late, deadline)
+            except CoordinationError as error:
+                outage = self._without_redis(error.__cause__ or error)
+        if outage is not None:
+            return (yield from flight.compute_alone(late, outage))
+        if late and chosen.on_wait_timeout == "raise":
+            raise LockNotAcquired("Another caller is still computing a value", missing[late[0]])
+        if late and chosen.on_wait_timeout == "compute":
+            got.update((yield from flight.compute_anyway(late)))
+        return got
 
     def _without_redis(self, error: BaseException) -> BaseException:
         """``error``, an outage or a refusal of Redis, or raise it (VALUES_ON_REDIS_DOWN)."""

@@ -27,8 +27,7 @@ from ..conf import SETTING, GetOrSetOptions
 from ..protocol import Call, Script, flight_key
 from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, MARK_STALE, WRITE, Runner, Steps
 from ..transport import asyncio_client, command, is_cluster, run_all
-from .get_or_set import waiting_thread
-from .get_or_set_many import GetOrSetMany
+from .get_or_set import GetOrSet, waiting_thread
 from .reading import MISSING
 
 
@@ -156,7 +155,7 @@ def flight_ending(client: Any) -> FlightEnding:
 _PROBES = ("9d41f0", "c7e25a" * 100)
 
 
-class Writes(GetOrSetMany):
+class Writes(GetOrSet):
     """The part of both backends that writes by several requests."""
 
     def _change_version(

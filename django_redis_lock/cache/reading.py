@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from django_redis.exceptions import ConnectionInterrupted
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from ..events import Subject
+from .. import events
+from ..clock import time
+from ..events import Read, Subject
 from ..singleflight import (
     FlightKey,
+    InProcessFlight,
     Runner,
     Steps,
     ThreadRunner,
@@ -129,7 +132,55 @@ def takes_client(method: Callable[..., Any]) -> bool:
 
 
 class CacheReader(LockCache):
-    """The part of ``RedisCache`` and ``LocMemCache`` that reads a value with its lifetime."""
+    """The part of ``RedisCache`` and ``LocMemCache`` that reads."""
+
+    #: The methods that tools replace to observe reads; see ``originals``.
+    _methods: ClassVar[dict[str, tuple[Any, Any]]]
+    #: Those of them that take what reads give them.
+    _usable: Collection[str] = ("get",)
+
+    def _read_or_join(self, key: str, version: int | None) -> Any:
+        """The value; MISSING also if the caller is to join a computation of this process. Raises
+        ConnectionInterrupted."""
+        raise NotImplementedError
+
+    def _read_many(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        """The stored values, and the error if Redis is down."""
+        raise NotImplementedError
+
+    def _in_flight(self, key: str, version: int | None) -> InProcessFlight | None:
+        if not in_flight:
+            return None
+        flight_id = (server_of(self._lock_client()), self._encoded_key(key, version), None)
+        return in_flight.get(flight_id)
+
+    def _is_replaced(self, method: str) -> bool:
+        """Whether a tool observes ``method``: has replaced it on the class (django-prometheus), on
+        this instance (Sentry), or its code (Datadog). Then reads go through it."""
+        return not self._is_original(method) and method in self._usable
+
+    def _is_original(self, method: str) -> bool:
+        function, code = self._methods[method]
+        is_own = getattr(type(self), method) is function and function.__code__ is code
+        return is_own and method not in self.__dict__
+
+    def _record_read(
+        self,
+        key: str,
+        group: str | None,
+        result: str,
+        began: float,
+        seconds: float | None = None,
+        values: int = 1,
+    ) -> None:
+        """Count a read, and emit a ``Read``; see there. Without ``seconds`` it ends now."""
+        if events.count_read is not None:
+            events.count_read(self, key, group or "", result, values)
+        if events.read_listeners:
+            seconds = time.monotonic() - began if seconds is None else seconds
+            events.emit(Read(self, str(key), group or "", result, values, began, seconds))
 
     def _read_observed(self, runner: Runner, steps: Steps, key: str, version: int | None) -> Steps:
         """As ``_get_observed``. In an event loop ``get`` must not wait: it is called afterwards."""
