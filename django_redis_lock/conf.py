@@ -19,8 +19,7 @@ from django.core.signals import setting_changed
 from django.dispatch import receiver
 
 from .events import check_group
-from .fallback import ON_REDIS_DOWN
-from .protocol import check_count, check_seconds, check_share
+from .protocol import ON_REDIS_DOWN, check_count, check_seconds, check_share
 from .transport import set_limits
 
 __all__ = [

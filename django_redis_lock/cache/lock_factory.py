@@ -18,11 +18,10 @@ from ..fallback import (
     AsyncFallbackRedlock,
     FallbackLock,
     FallbackRedlock,
-    check_policy,
 )
 from ..inventory import Inventory, Outcome, list_held, release
 from ..locking import AsyncLock, AsyncMultiLock, Lock, MultiLock, check_names
-from ..protocol import RESERVED, check_name_in_cache, longest_hold, refuse_reserved
+from ..protocol import RESERVED, check_name_in_cache, check_policy, longest_hold, refuse_reserved
 from ..redlock import AsyncRedlock, Redlock
 from ..transport import asyncio_client
 

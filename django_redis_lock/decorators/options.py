@@ -12,9 +12,8 @@ from ..cache import check_using
 from ..conf import SETTING, Conf
 from ..contention import OnConflict
 from ..events import as_group, check_group
-from ..fallback import check_policy
 from ..locking import check_names
-from ..protocol import check_count, check_limit, check_seconds
+from ..protocol import check_count, check_limit, check_policy, check_seconds
 
 OnLost = Callable[[], Any] | None
 

@@ -23,43 +23,35 @@ from ..clock import time
 from ..events import FellBack
 from ..exceptions import LockError, TooFewReplicas
 from ..locking import AsyncLock, Hold, Lock, LockOperations
-from ..protocol import AcquireRequest, HolderInfo, Owner, named_token, new_token, printable
+from ..protocol import (
+    AcquireRequest,
+    HolderInfo,
+    Owner,
+    check_policy,
+    named_token,
+    new_token,
+    printable,
+)
 from ..redlock import AsyncRedlock, Redlock
 from ..threads import free_after_fork, get_logger
 from ..transport import Breaker, Steps, is_outage
 from .file_lock import LocalLock, held_locally, pauses
 
 __all__ = [
-    "ON_REDIS_DOWN",
     "AsyncFallbackLock",
     "AsyncFallbackRedlock",
     "FallbackLock",
     "FallbackRedlock",
-    "check_policy",
     "held_locally",
 ]
 
 logger = get_logger("django_redis_lock.outage")
 
-ON_REDIS_DOWN = ("raise", "local", "run")
 #: For which a waiter tries to reach a Redis that went down, before it falls back.
 OUTAGE_PATIENCE_SECONDS = 3.0
 LOG_EVERY_SECONDS = 60.0
 #: An acquisition of this host's lock that took longer had to wait.
 NO_WAIT_SECONDS = 0.05
-
-
-def check_policy(on_redis_down: Any, critical: Any = False) -> None:
-    """Raises TypeError or ValueError if one is invalid, or they contradict each other."""
-    if on_redis_down not in (None, *ON_REDIS_DOWN):
-        allowed = "'raise', 'local' or 'run'"
-        raise ValueError(f"on_redis_down must be {allowed}, not {on_redis_down!r}")
-    if not isinstance(critical, bool):
-        raise TypeError(f"critical must be True or False, not {critical!r}")
-    if critical and on_redis_down not in (None, "raise"):
-        raise ValueError(
-            f"a critical lock always needs Redis: leave on_redis_down={on_redis_down!r} out"
-        )
 
 
 class FallbackHold(Hold):

@@ -80,10 +80,12 @@ from .place_scripts import PLACE_RELEASE as PLACE_RELEASE
 from .place_scripts import PLACE_RENEW as PLACE_RENEW
 from .place_scripts import PLACE_RESET as PLACE_RESET
 from .validation import MAX_LIMIT as MAX_LIMIT
+from .validation import ON_REDIS_DOWN as ON_REDIS_DOWN
 from .validation import check_count as check_count
 from .validation import check_limit as check_limit
 from .validation import check_name as check_name
 from .validation import check_name_in_cache as check_name_in_cache
+from .validation import check_policy as check_policy
 from .validation import check_seconds as check_seconds
 from .validation import check_share as check_share
 from .validation import check_token as check_token

@@ -12,6 +12,8 @@ MIN_SECONDS = 0.001
 MAX_SECONDS = 100 * 365 * 24 * 3600.0
 #: The scripts look at each place, in about a millisecond.
 MAX_LIMIT = 1000
+#: What a lock can do while Redis is down; see ``fallback``.
+ON_REDIS_DOWN = ("raise", "local", "run")
 
 
 def check_seconds(
@@ -73,6 +75,19 @@ def _number(what: str, value: Any, allowed: str, types: Any, most: float) -> Any
     if not 0 <= value <= most:
         raise ValueError(f"{what} must be {allowed}, not {value!r}")
     return value
+
+
+def check_policy(on_redis_down: Any, critical: Any = False) -> None:
+    """Raises TypeError or ValueError if one is invalid, or they contradict each other."""
+    if on_redis_down not in (None, *ON_REDIS_DOWN):
+        allowed = "'raise', 'local' or 'run'"
+        raise ValueError(f"on_redis_down must be {allowed}, not {on_redis_down!r}")
+    if not isinstance(critical, bool):
+        raise TypeError(f"critical must be True or False, not {critical!r}")
+    if critical and on_redis_down not in (None, "raise"):
+        raise ValueError(
+            f"a critical lock always needs Redis: leave on_redis_down={on_redis_down!r} out"
+        )
 
 
 def check_name(value: Any) -> str | bytes:
