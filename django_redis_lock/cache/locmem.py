@@ -31,7 +31,7 @@ _ON_VALUES = frozenset(script.source for script in ON_VALUES)
 
 
 class LocMemServer(Database):
-    """Of one LOCATION, to which the values of Django's cache are strings."""
+    """The server of one LOCATION, to which the values of Django's cache are strings."""
 
     def __init__(self, cache: Any) -> None:
         super().__init__("the memory of this process")

@@ -153,8 +153,7 @@ class Section:
     def leave(self, error: BaseException | None = None) -> Any:
         """Release the lock, now or when the transaction ends. An error from that is logged: it must
         not cost the result of the work. Raises LockLost if the work's ``error`` is the cancellation
-        of its task for that.
-        """
+        of its task because the lock was lost."""
         return self._drive(self._leave(error))
 
     def conflict(self) -> Any:

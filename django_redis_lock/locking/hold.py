@@ -49,12 +49,13 @@ BROKEN = "on_lost failed: %r"
 #: A lock held longer than this many seconds gets its holder described in Redis. Shorter ones
 #: are gone before anybody could look, and the name would cost them a round trip.
 DESCRIBE_AFTER = 0.5
-#: Of a held lock that has no lifetime.
+#: Between two looks at a held lock that has no lifetime.
 CHECK_INTERVAL_SECONDS = 10.0
 
 
 class Hold:
-    """
+    """One acquisition, shared by the lock object and the keeper.
+
     Attributes:
         attempt: identifies this acquisition among others with the same chosen token.
         deadline: monotonic time until which it counts as held.
@@ -143,7 +144,7 @@ class Hold:
 
     @property
     def released(self) -> bool:
-        """Also if that was only tried."""
+        """Whether its holder has released it, or tried to."""
         return self.ended and not self._lost
 
     def held_until(self, deadline: float, asked_at: float) -> None:

@@ -62,8 +62,8 @@ return redis.call('PEXPIRE', KEYS[2], '86400000')
 
 
 class LockOperations(BaseLock):
-    """The steps of the methods. What the first of these methods return, or what it awaits, is a
-    step."""
+    """The steps of the methods. What the first methods here return is a step: the result for
+    threads, an awaitable for tasks."""
 
     def _run(self, call: Call) -> Any:
         """An ``Answer``."""

@@ -275,8 +275,8 @@ class Quorum(LockOperations):
                 return None
 
     def _order(self) -> list[int]:
-        """In which all callers wait for the servers. It differs between locks, to distribute the
-        load."""
+        """The order in which all callers wait for the servers. It differs between locks, to
+        distribute the load."""
         count = len(self.redis)
         first = zlib.crc32(self.keys.lock) % count
         return [(first + n) % count for n in range(count)]

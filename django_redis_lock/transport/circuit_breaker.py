@@ -46,7 +46,7 @@ class Outage:
 
 
 class Breaker:
-    """Of one server and process. While it is not ``failing``, nothing else here needs to be asked.
+    """That of one server. While it is not ``failing``, nothing else here needs to be asked.
     ``timeout``: seconds after which a call, or an attempt to connect, is given up otherwise."""
 
     def __init__(
