@@ -121,6 +121,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "_PASS_ON",
         "redis.call('LPUSH', KEYS[2], successor .. ':' .. fence .. ending)",
     ): "the list is empty",
+    ("ACQUIRE_FIRST", "-- if fence then return {1, fence, fence} end"): "it is done once more",
+    (
+        "PLACE_ACQUIRE_FIRST",
+        "-- if fence then return {number, fence, fence} end",
+    ): "it is done once more",
     (
         "RELEASE_FIRST",
         "-- if plain and hand_over(ARGV[2], ARGV[3]) then return 1 end",
