@@ -58,12 +58,13 @@ async def connect_to(
     """
     settings = own_settings(pool.connection_class, pool.connection_kwargs, timeout)
     connection = pool.connection_class(**settings | {"retry": Retry(NoBackoff(), 0)})
+    loop = asyncio.get_running_loop()
     try:
         await connection.connect()
     except RuntimeError:
-        if asyncio._get_running_loop() is not None:
+        if asyncio._get_running_loop() is loop:
             raise
-        raise GeneratorExit from None  # The loop was thrown away, and redis-py found none.
+        raise GeneratorExit from None  # The loop was thrown away, and redis-py cannot close in it.
     plain = type(connection) in (Connection, SSLConnection, UnixDomainSocketConnection)
     kind = DirectConnection if plain and hiredis is not None else IndirectConnection
     return kind(connection, reply_timeout)
