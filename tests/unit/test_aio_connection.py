@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from django_redis_lock.transport.aio_connection import (
     AsyncRawConnection,
     DirectConnection,
     IndirectConnection,
+    connect_to,
 )
 from tests.processes import PATIENCE
 
@@ -39,9 +41,12 @@ def over(request: pytest.FixtureRequest) -> Callable[..., None]:
 
     def run(test: Test, timeout: float | None = None) -> None:
         async def main() -> None:
+            complaints: list[Any] = []
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, context: complaints.append(context))
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
-            redis_py = Connection(socket_timeout=PATIENCE)
+            redis_py = Connection(socket_timeout=0.01)  # Of no effect once it is connected.
             redis_py._reader, redis_py._writer = await asyncio.open_connection(sock=ours)
             redis_py._parser.on_connect(redis_py)
             connection = request.param(redis_py, timeout)
@@ -49,6 +54,7 @@ def over(request: pytest.FixtureRequest) -> Callable[..., None]:
                 await asyncio.wait_for(test(connection, theirs), PATIENCE)
                 connection.disconnect()
                 await asyncio.sleep(0)
+            assert not complaints
 
         asyncio.run(main())
 
@@ -113,16 +119,24 @@ def test_the_reply_to_a_task_that_was_cancelled_is_dropped(over: Any) -> None:
 
 def test_each_call_has_its_time_and_no_other_ones_late_reply(over: Any) -> None:
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        late = connection.ask(b"late")
-        await asyncio.sleep(0.03)  # So that the second one's time is not over with the first one's.
-        second = connection.ask(b"second")
+        late, second = connection.ask(b"late"), connection.ask(b"second")
+        connection._calls[1].sent_at += 2 * PATIENCE
         with pytest.raises(RedisTimeoutError):
             await late
-        if not second.done():  # As on a machine that is not busy.
-            server.sendall(b":1\r\n:2\r\n")
-            assert await second == 2
+        server.sendall(b":1\r\n:2\r\n")
+        assert await second == 2
 
-    over(test, 0.06)
+    over(test, 0.01)
+
+
+def test_without_a_timeout_a_reply_may_take_for_ever(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        call = connection.ask(b"one")
+        await asyncio.sleep(0.05)
+        server.sendall(b":1\r\n")
+        assert await call == 1
+
+    over(test)
 
 
 def test_a_connection_on_which_all_time_is_over_is_closed(over: Any) -> None:
@@ -204,6 +218,33 @@ def test_a_retired_connection_is_closed_after_its_last_reply(over: Any) -> None:
     over(test)
 
 
+def test_an_idle_connection_that_is_retired_is_closed_at_once(over: Any) -> None:
+    async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
+        connection.retire()
+        assert await heard(server) == b""
+        assert not connection.takes_calls()
+
+    over(test)
+
+
+def test_a_loop_that_is_thrown_away_while_it_connects_makes_no_noise() -> None:
+    """redis-py then looks for a running loop to close the connection in."""
+
+    class Lost(Connection):
+        async def connect(self) -> None:
+            try:
+                await asyncio.Event().wait()
+            except GeneratorExit:
+                raise RuntimeError("no running event loop") from None
+
+    async def begin() -> Any:
+        connecting = connect_to(SimpleNamespace(connection_class=Lost, connection_kwargs={}), 1.0)
+        connecting.send(None)
+        return connecting
+
+    asyncio.run(begin()).close()
+
+
 def test_the_end_of_an_idle_connection_is_seen_before_the_loop_hears_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -228,10 +269,12 @@ def test_it_can_be_cut_when_its_loop_no_longer_runs(over: Any) -> None:
     kept: list[tuple[AsyncRawConnection, socket.socket]] = []
 
     async def test(connection: AsyncRawConnection, server: socket.socket) -> None:
-        connection.ask(b"one")
+        call = connection.ask(b"one")
         assert await heard(server) == b"one"
         await asyncio.to_thread(connection.cut)
         assert await heard(server) == b""
+        with pytest.raises(RedisConnectionError):
+            await call
         kept.append((connection, server))
 
     over(test)
