@@ -279,7 +279,9 @@ class Renewal(Job):
         if wanted and self._renewing(now):
             fields = (*fields, "renewals", str(self._renewals + 1))
         renew = RENEW if hold.limit == 1 else PLACE_RENEW
-        return Call(renew, hold.keys, (hold.token, wanted, hold.attempt, *fields))
+        return Call(
+            renew, hold.keys.renewed(hold.attempt), (hold.token, wanted, hold.attempt, *fields)
+        )
 
     def _release(self, grant_timeout: float, min_hold: float) -> None:
         hold = self.hold

@@ -72,6 +72,12 @@ class LockKeys(NamedTuple):
         key = self._places + b"%d" % number
         return self._replace(lock=key, owner=key + b":owner")
 
+    def renewed(self, attempt: bytes) -> LockKeys:
+        """For RENEW, with ``lock`` instead of the keys that it does not read. For the ``Listener``,
+        Redis before 7.2 remembers all keys of a script, each with 160 bytes."""
+        fence = self.fence if attempt else self.lock
+        return LockKeys(self.lock, self.lock, self.lock, fence, self.owner, self.held_index)
+
     @property
     def place(self) -> int:
         places = self._places

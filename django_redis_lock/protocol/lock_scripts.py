@@ -444,7 +444,7 @@ RESET = script(RESET_BODY)
 #: What the keeper does for a held lock: push its end out (never pull it in), say who holds it,
 #: and when its keeper was last seen.
 #:
-#: KEYS  lock keys
+#: KEYS  ``LockKeys.renewed``
 #: ARGV  token, lifetime (0 to leave it as it is, -1 for none), the attempt that must have acquired
 #:       it ('' for any), then the owner's fields and values, if any
 #: returns the remaining lifetime as PTTL gives it, or -2 if this token does not hold the lock

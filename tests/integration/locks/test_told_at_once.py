@@ -286,6 +286,22 @@ def test_the_other_locks_of_the_process_are_not_asked_about(
         assert asked.count(b"other") == 2
 
 
+def test_the_server_remembers_few_keys_of_each_lock(own_server: RedisServer) -> None:
+    """Redis before 7.2 remembers each key that a script is given: here the lock's, and the owner's
+    where RENEW has cleaned up the index."""
+    with own_server.client() as client:
+        locks = [Lock(client, f"{NAME}-{n}", timeout=600, limit=1 + n % 2) for n in range(20)]
+        assert all(lock.acquire(blocking=False) for lock in locks)
+        until(lambda: all(client.exists(lock.keys.owner) for lock in locks))
+        listen(client)
+        keeper().hurry(time.monotonic())
+        settle()
+        remembered = client.info("stats")["tracking_total_keys"]
+        assert 20 <= remembered <= 2 * 20 + 1  # And the index.
+        for lock in locks:
+            lock.release()
+
+
 def test_a_lock_in_memory() -> None:
     with client_of(Database("memory")) as client, held(client) as lock:
         until(listeners)
