@@ -32,6 +32,7 @@ from ..protocol import (
     check_seconds,
     milliseconds,
     new_token,
+    parse_acquire,
     printable,
     script,
 )
@@ -125,7 +126,7 @@ class LockOperations(BaseLock):
             return (yield self._wait(request._replace(waiter=b""), None))
         sent_at, refusal = time.monotonic(), None
         try:
-            reply = yield self._ask(request)
+            reply = parse_acquire((yield self._ask(request)))
             if reply[0]:
                 if len(reply) > 3:
                     note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)

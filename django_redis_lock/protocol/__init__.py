@@ -10,6 +10,7 @@ from .acquisition import Grant as Grant
 from .acquisition import PendingLifetime as PendingLifetime
 from .acquisition import named_token as named_token
 from .acquisition import new_token as new_token
+from .acquisition import parse_acquire as parse_acquire
 from .acquisition import parse_grant as parse_grant
 from .acquisition import release_call as release_call
 from .acquisition import waiter_id as waiter_id

@@ -249,6 +249,16 @@ class AcquireRequest(NamedTuple):
         return Acquisition(token, fence, came_at, until, contended=True, place=place)
 
 
+def parse_acquire(reply: Any) -> Any:
+    """ACQUIRE's reply as a table: place (0: refused), fence or PTTL, server time, perhaps more."""
+    if isinstance(reply, list):
+        return reply
+    if isinstance(reply, int):
+        return 1, reply, reply
+    pttl, server_us = reply.split()
+    return 0, int(pttl), int(server_us)
+
+
 def release_call(
     keys: LockKeys,
     token: bytes,

@@ -167,17 +167,17 @@ local function vanished()
 end
 """)
 
-# note(lifetime): the index knows when the lock ends. One use in sixteen removes locks that ended by
-# themselves, four for each that a use can add. A lock that another program has extended (redis-py
+# note(lifetime): the index knows when the lock ends. One use in 64 removes locks that ended by
+# themselves, two for each that a use can add. A lock that another program has extended (redis-py
 # does not know the index) stays, with its true end.
 _NOTE = shared("""
 local function note(lifetime)
   local expiry = '+inf'
   if lifetime ~= '0' then expiry = string.format('%d', now() / 1000 + lifetime) end
   put('ZADD', KEYS[6], expiry, KEYS[1])
-  if now() % 16 ~= 0 then return end
+  if now() % 64 ~= 0 then return end
   local at = math.floor(now() / 1000)
-  for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', '(' .. at, 'LIMIT', 0, 64)) do
+  for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', '(' .. at, 'LIMIT', 0, 128)) do
     local left = redis.pcall('PTTL', key)
     if type(left) ~= 'number' or left == -2 then
       redis.call('ZREM', KEYS[6], key)
@@ -221,7 +221,7 @@ end
 _PASS_ON = shared("""
 local function set_new(token, lifetime)
   local fence, last = now(), tonumber(redis.pcall('GET', KEYS[4]) or 0)
-  if not last or last >= fence or fence % 16 == 0 then return nil end
+  if not last or last >= fence or fence % 64 == 0 then return nil end
   local expiry = string.format('%d', fence / 1000 + lifetime)
   if type(redis.pcall('ZADD', KEYS[6], expiry, KEYS[1])) ~= 'number' then return nil end
   local text = string.format('%d', fence)
@@ -307,12 +307,12 @@ end
 ACQUIRE_FIRST = """
 if ARGV[2] ~= '0' and ARGV[3] == '' and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[5]) == 0 then
   local fence = set_new(ARGV[1], ARGV[2])
-  if fence then return {1, fence, fence} end
+  if fence then return fence end
 end
 
 if not may_take(redis.call('GET', KEYS[1]), ARGV[1], ARGV[3]) then
   if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
-  return {0, redis.call('PTTL', KEYS[1]), now()}
+  return redis.call('PTTL', KEYS[1]) .. ' ' .. string.format('%d', now())
 end
 """
 
@@ -322,8 +322,8 @@ end
 #: KEYS  lock keys
 #: ARGV  token, lifetime, attempt ('' if the token is fresh and so names the attempt itself),
 #:       waiter ('' not to wait), alive
-#: returns {1, fence, server time in microseconds, vanished()}
-#:         or {0, the holder's remaining lifetime as PTTL gives it, server time in microseconds}
+#: returns the fence, if that is the server time in microseconds as well (a table takes longer)
+#:         or {1, fence, server time, vanished()}, or the holder's PTTL and the server time as text
 #: atomic because between "it is held" and "I wait" a release would find no waiter.
 ACQUIRE = script(
     """

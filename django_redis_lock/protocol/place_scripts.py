@@ -218,14 +218,14 @@ PLACE_ACQUIRE_FIRST = """
 local number, holder = choose(ARGV[1], ARGV[3])
 if not number then
   if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
-  return {0, earliest_end(), now()}
+  return earliest_end() .. ' ' .. string.format('%d', now())
 end
 use_place(number)
 
 local fresh = not holder and ARGV[2] ~= '0' and ARGV[3] == ''
 if fresh and redis.call('EXISTS', KEYS[2], KEYS[5]) == 0 then
   local fence = set_new(ARGV[1], ARGV[2])
-  if fence then return {number, fence, fence} end
+  if fence then return number == 1 and fence or {number, fence, fence} end
 end
 """
 
@@ -233,8 +233,8 @@ end
 #:
 #: KEYS  lock keys
 #: ARGV  as ACQUIRE's, then the limit
-#: returns {the number of the place, fence, server time in microseconds, vanished()}
-#:         or {0, the lifetime left to the place that ends first, server time in microseconds}
+#: returns as ACQUIRE, with the number of the place instead of 1, and the lifetime left to the place
+#:         that ends first
 #: atomic for the same reason as ACQUIRE.
 PLACE_ACQUIRE = script(
     """
@@ -249,7 +249,8 @@ return {number, fence, now(), gone}
 #:
 #: KEYS  lock keys, then the waiter's wake list
 #: ARGV  as LEAVE's, then the limit
-#: returns as PLACE_ACQUIRE
+#: returns as LEAVE, with the number of the place instead of 1, and the lifetime left to the place
+#:         that ends first
 #: atomic for the same reason as LEAVE.
 PLACE_LEAVE = script(
     """

@@ -130,12 +130,13 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "RELEASE_FIRST",
         "-- if plain and hand_over(ARGV[2], ARGV[3]) then return 1 end",
     ): "pass_on does the same, only more slowly",
-    ("_NOTE", "if now() % 16 == 0 then return end"): "it only prunes more often",
-    ("_NOTE", "if not (now() % 16 ~= 0) then return end"): "it only prunes more often",
-    ("_NOTE", "-- if now() % 16 ~= 0 then return end"): "it only prunes more often",
+    ("_NOTE", "if now() % 64 == 0 then return end"): "it only prunes more often",
+    ("_NOTE", "if not (now() % 64 ~= 0) then return end"): "it only prunes more often",
+    ("_NOTE", "-- if now() % 64 ~= 0 then return end"): "it only prunes more often",
     (
         "_NOTE",
-        "for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', at, 'LIMIT', 0, 64)) do",
+        "for _, key in ipairs(redis.call("
+        "'ZRANGEBYSCORE', KEYS[6], '-inf', at, 'LIMIT', 0, 128)) do",
     ): "a lock is looked at a millisecond earlier",
     (
         "_SET_LOCK",

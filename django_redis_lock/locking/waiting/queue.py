@@ -23,6 +23,7 @@ from ...protocol import (
     Call,
     Clock,
     Grant,
+    parse_acquire,
     parse_grant,
     waiter_id,
 )
@@ -172,6 +173,7 @@ class WaitQueue(ABC):
 
     def asked(self, request: AcquireRequest, reply: Any, sent_at: float) -> Acquisition | None:
         """The answer to ACQUIRE: the lock, or None for a queue that is registered now."""
+        reply = parse_acquire(reply)
         acquired = self.acquired(request, reply, sent_at)
         if acquired is None:
             self.refused(reply, sent_at)

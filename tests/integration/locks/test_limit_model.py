@@ -20,7 +20,12 @@ from hypothesis.stateful import (
 )
 
 from django_redis_lock.protocol import INDEX, Call, lock_keys, new_token, parse_grant
-from django_redis_lock.protocol.acquisition import AcquireRequest, Grant, release_call
+from django_redis_lock.protocol.acquisition import (
+    AcquireRequest,
+    Grant,
+    parse_acquire,
+    release_call,
+)
 from django_redis_lock.transport import execute
 
 LIMIT = 2
@@ -123,7 +128,8 @@ class Places(RuleBasedStateMachine):
             place = 1 if 1 not in self.tokens or first == 1 else None
         else:
             place = self._choose(caller.limit)
-        reply = self._run(caller.request.acquire(caller.waiter if waits else b""), twice)
+        request = caller.request.acquire(caller.waiter if waits else b"")
+        reply = parse_acquire(self._run(request, twice))
         assert reply[0] == (place or 0)
         if place:
             self._put(place, caller.request.token)

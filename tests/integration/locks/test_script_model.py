@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol import acquisition
-from django_redis_lock.protocol.acquisition import AcquireRequest, new_token
+from django_redis_lock.protocol.acquisition import AcquireRequest, new_token, parse_acquire
 from django_redis_lock.protocol.inventory_scripts import HELD
 from django_redis_lock.protocol.keys import lock_keys, wake_key
 from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW, RESET, Call
@@ -116,7 +116,8 @@ class Scripts(RuleBasedStateMachine):
         for _ in range(times):
             ended = self.model.ended
             got = self.model.acquire(request.token, lifetime, request.attempt, waiter)
-            self._tried(caller, self._run(request.acquire(waiter)), got, ended)
+            reply = parse_acquire(self._run(request.acquire(waiter)))
+            self._tried(caller, reply, got, ended)
 
     @rule(who=CALLERS, tries=st.booleans(), unregisters=st.booleans(), twice=TWICE)
     def leave(self, who: int, tries: bool, unregisters: bool, twice: bool) -> None:
