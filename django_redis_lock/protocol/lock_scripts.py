@@ -312,7 +312,7 @@ end
 
 if not may_take(redis.call('GET', KEYS[1]), ARGV[1], ARGV[3]) then
   if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
-  return redis.call('PTTL', KEYS[1]) .. ' ' .. string.format('%d', now())
+  return string.format('%d %d', redis.call('PTTL', KEYS[1]), now())
 end
 """
 

@@ -218,7 +218,7 @@ PLACE_ACQUIRE_FIRST = """
 local number, holder = choose(ARGV[1], ARGV[3])
 if not number then
   if ARGV[4] ~= '' then register(ARGV[4], tonumber(ARGV[5])) end
-  return earliest_end() .. ' ' .. string.format('%d', now())
+  return string.format('%d %d', earliest_end(), now())
 end
 use_place(number)
 

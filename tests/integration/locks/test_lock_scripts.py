@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
+from django_redis_lock import Lock
 from django_redis_lock.locking.operations import MARK
 from django_redis_lock.protocol.acquisition import parse_acquire
 from django_redis_lock.protocol.inventory_scripts import HELD
@@ -228,6 +229,17 @@ def test_register(scripts: Scripts, script: str) -> None:
     assert abs(scripts.client.zscore(KEYS.waiters, "w") - at - ALIVE) < TOLERANCE
     assert scripts.lasts(KEYS.waiters, ALIVE)
     assert scripts.state().grants == []
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_refusal_by_a_lock_with_a_great_lifetime(any_client: redis.Redis, limit: int) -> None:
+    """Another program's. Lua would write so great a number with an exponent."""
+    places = [lock_keys(b"name").at_place(number).lock for number in range(1, limit + 1)]
+    for key in places:
+        any_client.set(key, "token", px=10**15)
+    assert not Lock(any_client, "name", timeout=30, limit=limit).acquire(blocking=False)
+    lock = Lock(any_client, "name", timeout=30, limit=limit)
+    assert not lock.acquire(blocking_timeout=0.01)
 
 
 def test_index_loses_what_has_ended(scripts: Scripts) -> None:
