@@ -46,7 +46,7 @@ class Backend(ABC):
 
     @abstractmethod
     def expire_in(self, name: str, seconds: float) -> None:
-        """Let the lifetime of ``name`` run out in so many seconds, and nobody is told."""
+        """Let the lifetime of ``name`` run out in so many seconds."""
 
     def expire_now(self, name: str) -> None:
         """Let the lifetime of ``name`` run out."""
