@@ -3,7 +3,6 @@ are away."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from django.core.cache import caches
 
 from django_redis_lock import Lock
+from django_redis_lock.clock import time
 from django_redis_lock.keeper import Job, keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat

@@ -27,6 +27,7 @@ from django_redis_lock import LockError, LockLost, LockNotAcquired, LockNotOwned
 from django_redis_lock.events import Acquired, Contended, Lost, Rejected, Released, TimedOut
 from tests.events import RecordedEvents, recording_events
 from tests.holding import hurry
+from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, in_threads, until
 
 YEAR = 365 * 24 * 3600
@@ -44,8 +45,12 @@ class Backend(ABC):
         """The token of who has the lock ``name``."""
 
     @abstractmethod
+    def expire_in(self, name: str, seconds: float) -> None:
+        """Let the lifetime of ``name`` run out in so many seconds."""
+
     def expire_now(self, name: str) -> None:
         """Let the lifetime of ``name`` run out."""
+        self.expire_in(name, 0)
 
     @abstractmethod
     def delete_key(self, name: str) -> None:
@@ -141,6 +146,12 @@ class LockContract:
             return backend.make_lock(self.name, **options)
 
         return make
+
+    @pytest.fixture
+    def pass_time(self) -> Iterator[Callable[[float], None]]:
+        """Lets so many seconds pass in this process, but not where the locks live."""
+        with moved_clock() as pass_time:
+            yield pass_time
 
     def wait_for_waiters(self, backend: Backend, count: int = 1) -> None:
         until(lambda: backend.waiting(self.name) >= count)
@@ -614,12 +625,11 @@ class LockContract:
         assert 0 < lock.ttl() <= 30
         lock.release()
 
-    def test_what_is_extended_counts_longer(self, make: Any) -> None:
-        lock = make(timeout=0.3)
-        began = time.monotonic()
+    def test_what_is_extended_counts_longer(self, make: Any, pass_time: Any) -> None:
+        lock = make(timeout=30)
         lock.acquire()
-        lock.extend(30)
-        until(lambda: time.monotonic() > began + 0.4)
+        lock.extend(60)
+        pass_time(45)
         assert not lock.lost
         lock.ensure_held()
         lock.release()
@@ -665,28 +675,36 @@ class LockContract:
         assert caught.value.lock_name == self.name
         for_ever.release()
 
-    def test_it_is_renewed(self, backend: Backend, make: Any) -> None:
-        lock = make(timeout=1.2, renew=True)
+    def expect_renewal(self, backend: Backend, lock: Any, pass_time: Any) -> None:
+        """The next one, a third of the lifetime of 30 s after the last."""
+        backend.expire_in(self.name, 20)
+        assert lock.ttl() <= 20
+        pass_time(10.1)
+        assert lock.ttl() > 25
+        assert backend.value(self.name) == lock.local.token
+        assert not lock.lost
+
+    def test_it_is_renewed(self, backend: Backend, make: Any, pass_time: Any) -> None:
+        lock = make(timeout=30, renew=True)
         lock.acquire()
-        # Renewed once, after a third of its lifetime, it would be gone after 1.6 s.
-        ends = time.monotonic() + 1.7
-        while time.monotonic() < ends:
-            assert backend.value(self.name) == lock.local.token
-            assert not lock.lost
-            time.sleep(0.05)
+        # Renewed once, it would be lost after 40 s.
+        for _ in range(5):
+            self.expect_renewal(backend, lock, pass_time)
         assert lock.owned()
         lock.release()
         assert not lock.locked()
         assert not lock.lost
 
-    def test_it_is_renewed_after_waiting_for_it(self, backend: Backend, make: Any) -> None:
+    def test_it_is_renewed_after_waiting_for_it(
+        self, backend: Backend, make: Any, pass_time: Any
+    ) -> None:
         holder = make(timeout=30)
         holder.acquire()
 
         def wait() -> bool:
-            with make(timeout=3, renew=True) as lock:
-                until(lambda: lock.ttl() < 2.8)
-                until(lambda: lock.ttl() > 2.8)
+            with make(timeout=30, renew=True) as lock:
+                until(lambda: lock.ttl() > 25)  # The grant is confirmed.
+                self.expect_renewal(backend, lock, pass_time)
                 return bool(lock.owned())
 
         waiter = Background(wait)
@@ -694,15 +712,22 @@ class LockContract:
         holder.release()
         assert waiter.result()
 
-    def test_it_is_renewed_for_so_long_and_no_longer(self, make: Any) -> None:
+    def test_it_is_renewed_for_so_long_and_no_longer(
+        self, backend: Backend, make: Any, pass_time: Any
+    ) -> None:
         told = threading.Event()
-        lock = make(timeout=1, renew=True, max_hold=1.2, on_lost=told.set)
-        began = time.monotonic()
+        lock = make(timeout=30, renew=True, max_hold=50, on_lost=told.set)
         lock.acquire()
+        for left, renewed in ((18, 30), (18, 26), (10, 14)):
+            backend.expire_in(self.name, left)
+            pass_time(12)
+            assert left < lock.ttl() <= renewed
+        assert not lock.lost
+        assert not told.is_set()
+        pass_time(15)
         assert told.wait(PATIENCE)
-        assert time.monotonic() - began > 1.1
         assert lock.lost
-        until(lambda: not lock.locked())
+        assert make().ttl() <= 14
 
     def test_released_early_it_stays_taken_for_so_long(self, backend: Backend, make: Any) -> None:
         lock, other = make(timeout=30, min_hold=0.4), make(timeout=30)
@@ -773,13 +798,12 @@ class LockContract:
         with pytest.raises(LockLost):
             lock.ensure_held()
 
-    def test_released_is_not_lost(self, make: Any) -> None:
+    def test_released_is_not_lost(self, make: Any, pass_time: Any) -> None:
         calls: list[int] = []
-        lock = make(timeout=1, renew=True, on_lost=lambda: calls.append(1))
+        lock = make(timeout=30, renew=True, on_lost=lambda: calls.append(1))
         lock.acquire()
         lock.release()
-        ends = time.monotonic() + 1.2
-        until(lambda: time.monotonic() > ends)
+        pass_time(31)
         assert not lock.lost
         assert not calls
         with pytest.raises(LockLost):

@@ -97,8 +97,10 @@ class TestMinority:
         """Also if it is the server they wait at that is gone."""
         holder = five.lock()
         assert holder.acquire()
-        waiter = Background(lambda: five.lock().acquire(blocking_timeout=PATIENCE))
-        until(lambda: places("faulty"))
+        # No limit: the last try before it would have the lock, too, and nobody would have woken it.
+        waiter = Background(five.lock().acquire)
+        first = five.clients[five.order()[0]]
+        until(lambda: places("faulty") and first.info("clients")["blocked_clients"])
         getattr(five.servers[five.order()[which]], how)()
         assert not waiter.done
         holder.release()

@@ -61,8 +61,8 @@ class AtPlace(OnRedis):
         value: bytes | None = self.client.get(self.key(name))
         return value
 
-    def expire_now(self, name: str) -> None:
-        assert self.client.pexpire(self.key(name), 0)
+    def expire_in(self, name: str, seconds: float) -> None:
+        assert self.client.pexpire(self.key(name), int(seconds * 1000))
 
     def delete_key(self, name: str) -> None:
         assert self.client.delete(self.key(name))

@@ -40,8 +40,8 @@ class OnRedis(Backend):
         value: bytes | None = self.client.get(name)
         return value
 
-    def expire_now(self, name: str) -> None:
-        assert self.client.pexpire(name, 0)
+    def expire_in(self, name: str, seconds: float) -> None:
+        assert self.client.pexpire(name, int(seconds * 1000))
 
     def delete_key(self, name: str) -> None:
         assert self.client.delete(name)
@@ -57,6 +57,18 @@ class TestLock(LockContract):
     @pytest.fixture
     def backend(self, any_client: redis.Redis) -> Backend:
         return OnRedis(any_client)
+
+    def test_it_is_renewed_in_real_time(self, backend: Backend, make: Callable[..., Any]) -> None:
+        lock = make(timeout=1.2, renew=True)
+        lock.acquire()
+        # Renewed once, after a third of its lifetime, it would be gone after 1.6 s.
+        ends = time.monotonic() + 1.7
+        while time.monotonic() < ends:
+            assert backend.value(self.name) == lock.local.token
+            assert not lock.lost
+            time.sleep(0.05)
+        assert lock.owned()
+        lock.release()
 
     def test_on_lost_is_called_for_a_lock_that_is_not_renewed(
         self, backend: Backend, make: Callable[..., Any]

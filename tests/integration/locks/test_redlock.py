@@ -60,8 +60,9 @@ class OnFive(Backend):
         ((value, count),) = Counter(client.get(name) for client in self.clients).most_common(1)
         return value if count > FIVE // 2 else None
 
-    def expire_now(self, name: str) -> None:
-        assert sum(client.pexpire(name, 0) for client in self.clients) > FIVE // 2
+    def expire_in(self, name: str, seconds: float) -> None:
+        milliseconds = int(seconds * 1000)
+        assert sum(client.pexpire(name, milliseconds) for client in self.clients) > FIVE // 2
 
     def delete_key(self, name: str) -> None:
         assert sum(client.delete(name) for client in self.clients) > FIVE // 2

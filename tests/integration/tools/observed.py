@@ -125,6 +125,8 @@ def elastic() -> tuple[Any, Recorder]:
         def queue(self, event_type: str, data: Any, flush: bool = False) -> None:
             if event_type == "span":
                 spans.append(data)
+            elif event_type == "close":  # As the process ends, which waits 10 s for it.
+                super().queue(event_type, data, flush)
 
     spans: list[Any] = []
     module: Any = types.ModuleType("recording")

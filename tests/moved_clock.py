@@ -1,0 +1,75 @@
+"""The clock by which locks are renewed and lost in this process, put forward by a test. That of the
+servers goes on as ever: what lives there ends no sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from django_redis_lock.clock import Clock, time
+from django_redis_lock.keeper import Subscription, keeper
+from django_redis_lock.locking.records import Heartbeat
+from django_redis_lock.transport import server
+from tests.holding import settle
+from tests.processes import until
+
+__all__ = ["moved_clock"]
+
+
+class _AheadOfTime(Clock):
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return Clock.monotonic() + self.ahead
+
+
+@contextmanager
+def moved_clock() -> Iterator[Callable[[float], None]]:
+    """What lets so many seconds pass at once, and waits until the keeper has done what came due. It
+    hears of no changes of its locks: it would look at them at once, and not when it is time to."""
+    before, clock = time.clock, _AheadOfTime()
+
+    def pass_time(seconds: float) -> None:
+        clock.ahead += seconds
+        with keeper()._mutex:
+            keeper()._condition.notify_all()
+        settle()
+
+    _end_heartbeats()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeper(), "subscribe", _hears_nothing)
+        time.use(clock)
+        try:
+            yield pass_time
+        finally:
+            time.use(before)
+            until(lambda: not keeper()._under_way)
+            keeper().hurry(time.monotonic())
+            _end_heartbeats()
+            # The next ones would be late by all the time that has passed.
+            for known in tuple(server._servers.values()):
+                for node in known.nodes():
+                    if node.heartbeat is not None:
+                        node.heartbeat._beat_at = time.monotonic()
+
+
+def _hears_nothing(*args: Any) -> Subscription:
+    subscription = Subscription(*args)
+    subscription.subscribed = True
+    return subscription
+
+
+def _end_heartbeats() -> None:
+    """Those of tests before, and what they listen with."""
+
+    def are_gone() -> bool:
+        beats = [job for job in tuple(keeper()._jobs) if isinstance(job, Heartbeat)]
+        for beat in beats:
+            beat._renewals.clear()
+            keeper().reschedule(beat, time.monotonic())
+        return not beats
+
+    until(are_gone)
