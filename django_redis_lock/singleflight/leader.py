@@ -119,6 +119,7 @@ class Leader:
         self._replaced: Mapping[bytes, Seen] = {}
         self._lifetimes: Mapping[bytes, int] = {}
         self._runner = runner
+        self._pid = os.getpid()
 
     def __str__(self) -> str:
         first = printable(self.keys[0])
@@ -339,8 +340,9 @@ class Leader:
         return key, flight_key(key), flight_stream(key, self.token)
 
     def _end_later(self, calls: Sequence[Call]) -> None:
-        """Have the keeper repeat ``calls``, which failed: until then the followers wait."""
-        for call in calls:
+        """Have the keeper repeat ``calls``, which failed: until then the followers wait. Not in a
+        forked child, because its parent leads."""
+        for call in calls if os.getpid() == self._pid else ():
             keeper().add(DeferredRelease(self.server, call, self.timeout))
 
 

@@ -19,7 +19,7 @@ from django_redis.serializers.pickle import PickleSerializer
 
 from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.keeper import keeper
+from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight import flight, runners
 from django_redis_lock.singleflight.leader import FlightRenewal
@@ -417,7 +417,8 @@ def test_a_forked_child_leaves_the_flight_to_its_parent(cache: RedisCache) -> No
         child = os.fork()
         if not child:
             raise SystemExit
-        os.waitpid(child, 0)
+        requests = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert requests == 0, "its keeper would end the flight"
         return "the parent's"
 
     parent = os.getpid()
@@ -425,7 +426,7 @@ def test_a_forked_child_leaves_the_flight_to_its_parent(cache: RedisCache) -> No
         found = cache.get_or_set("report", fork)
     finally:
         if os.getpid() != parent:
-            os._exit(0)
+            os._exit(sum(isinstance(job, DeferredRelease) for job in keeper()._jobs))
     assert found == cache.get("report") == "the parent's"
 
 
