@@ -169,8 +169,13 @@ class AcquireRequest(NamedTuple):
         return max(0.0, self.deadline - self.margin - time.monotonic())
 
     def patience(self) -> float | None:
+        """Seconds to wait for a reply; None for as long as the client does."""
+        if self.deadline is None:
+            return None
+        # A frozen server costs a waiter that can do without it no more than a dead connection.
+        longest = max(self.outage_patience, WATCH_INTERVAL_SECONDS)
         # The operating system limits it to 24 days.
-        return None if self.deadline is None else min(self.left(), 3600.0) + LAST_TRY_SECONDS
+        return min(self.left(), longest, 3600.0) + LAST_TRY_SECONDS
 
     def with_margin(self, asked_at: float) -> AcquireRequest:
         """The request with a margin, after a reply to a command sent at ``asked_at``: one round

@@ -106,6 +106,25 @@ class TestMinority:
         holder.release()
         assert waiter.result() is True
 
+    def test_a_server_that_freezes_before_the_wait_there(
+        self, five: Five, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It has granted or refused its vote, and does not answer what registers the waiter."""
+        holder, frozen, wait_at = five.lock(), threading.Event(), Redlock._wait_at
+
+        def freeze_first(lock: Redlock, place: int, request: Any) -> Any:
+            if not frozen.is_set():
+                five.servers[place].pause()
+                frozen.set()
+            return wait_at(lock, place, request)
+
+        monkeypatch.setattr(Redlock, "_wait_at", freeze_first)
+        assert holder.acquire()
+        waiter = Background(lambda: five.lock().acquire(blocking_timeout=20 * PATIENCE))
+        assert frozen.wait(PATIENCE)
+        holder.release()
+        assert waiter.result() is True
+
     def test_a_server_that_comes_back_empty_is_asked_again(self, five: Five) -> None:
         """So all can be restarted under a lock, one after the other."""
         told = threading.Event()
