@@ -241,7 +241,7 @@ class TestFences:
         """Also when the server with the fastest clock votes for one and not for the next."""
         fast = five.clients[0]
         fast.set("{faulty}:fence", int(time.time() * 1e6) + 3_600_000_000)
-        with five.lock() as lock:
+        with five.lock(server_timeout=PATIENCE) as lock:  # Its vote counts, also if it is late.
             first = lock.fence
         five.servers[0].kill()
         with five.lock() as lock:
