@@ -109,7 +109,7 @@ class TestMinority:
     def test_a_server_that_freezes_before_the_wait_there(
         self, five: Five, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It has granted or refused its vote, and does not answer what registers the waiter."""
+        """It has refused its vote, and does not answer what registers the waiter."""
         holder, frozen, wait_at = five.lock(), threading.Event(), Redlock._wait_at
 
         def freeze_first(lock: Redlock, place: int, request: Any) -> Any:

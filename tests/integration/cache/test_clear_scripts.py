@@ -126,7 +126,7 @@ def test_a_lock_in_its_last_millisecond_does_not_stay_on_the_index(client: redis
     client.set("ending", "token", px=60_000)
     time = ANSWERING % ("TIME", "{'1700000000', '000064'}")
     source = time + ANSWERING % ("PTTL", "0") + ACQUIRE.source
-    assert client.eval(source, 6, *ONE, "token", 60_000, "", "", 0)
+    assert client.eval(source, 6, *ONE, "token", 60_000, "", "", 0)[0] == 1
     assert client.zscore(INDEX, "ending") == 1_700_000_000_000
 
 

@@ -59,7 +59,7 @@ def test_a_forked_child_reads_on_its_own_connection(cache: RedisCache) -> None:
     assert cache.get_or_set("report", never) == "there"
 
 
-class CountingClient(DefaultClient):  # type: ignore[misc]  # no types
+class CountingClient(DefaultClient):
     reads = 0
 
     def get(self, *args: Any, **options: Any) -> Any:

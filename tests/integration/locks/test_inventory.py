@@ -128,14 +128,15 @@ def test_the_index_may_be_wrong_about_the_end(client: redis.Redis) -> None:
     assert lock.ttl == pytest.approx(60, abs=5)
 
 
-def test_the_index_cleans_itself_with_each_use(client: redis.Redis) -> None:
+@pytest.mark.parametrize("token", [None, "chosen"])
+def test_the_index_cleans_itself_with_each_use(client: redis.Redis, token: str | None) -> None:
     """Locks taken for a moment and never released, nor renewed, nor listed: a usual throttle."""
     dead = {f"dead {number}": number for number in range(2000)}
     client.zadd(INDEX, dead)
     lock = Lock(client, "throttle", timeout=60)
     most, entries = 0, client.zcard(INDEX)
     for _ in range(5000):
-        lock.acquire(token="chosen")
+        lock.acquire(token=token)
         lock.release()
         entries, before = client.zcard(INDEX), entries
         most = max(most, before - entries)

@@ -302,6 +302,17 @@ def test_the_server_remembers_few_keys_of_each_lock(own_server: RedisServer) -> 
             lock.release()
 
 
+def test_another_acquisition_with_the_same_token_is_not_renewed(client: redis.Redis) -> None:
+    first, second = Lock(client, NAME, timeout=600), Lock(client, NAME, timeout=600)
+    assert first.acquire(token="chosen")
+    by_del(client)
+    assert second.acquire(token="chosen")
+    hurry()
+    until(lambda: first.lost)
+    assert not second.lost
+    second.release()
+
+
 def test_a_lock_in_memory() -> None:
     with client_of(Database("memory")) as client, held(client) as lock:
         until(listeners)

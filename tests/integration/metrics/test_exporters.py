@@ -445,7 +445,7 @@ def test_an_exporter_that_fails_touches_nothing(
         for _, counter in exporter._metrics:
             monkeypatch.setattr(counter, "labels", broken)
     elif name == "sentry":
-        pytest.importorskip("sentry_sdk")
+        pytest.importorskip("sentry_sdk", reason="sentry_sdk is not installed")
         exporter = exporters.load("sentry").start()
         for verb in ("record", "begin", "end"):
             monkeypatch.setattr(exporter, verb, broken)
