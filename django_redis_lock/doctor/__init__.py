@@ -208,10 +208,10 @@ WRITES_REJECTED = ("NOREPLICAS", "MISCONF", "OOM", "READONLY")
 TRIED = (
     *("SET @1 trial PX 5000", "GET @1", "EXISTS @1", "STRLEN @1", "GETRANGE @1 0 0", "PTTL @1"),
     *("PERSIST @1", "PEXPIRE @1 5000", "RPUSH @2 trial", "LINDEX @2 0", "LLEN @2"),
-    *("ZADD @3 1 trial", "ZCOUNT @3 -inf +inf", "ZREM @3 trial", "HSET @5 trial 1"),
-    *("HGET @5 trial", "HGETALL @5", "HLEN @5", "XADD @6 * trial 1", "ZCARD @3", "ZRANGE @3 0 0"),
+    *("ZADD @3 1 trial", "ZCOUNT @3 -inf +inf", "ZREM @3 trial", "HSET @4 trial 1"),
+    *("HGET @4 trial", "HGETALL @4", "HLEN @4", "XADD @5 * trial 1", "ZCARD @3", "ZRANGE @3 0 0"),
     *("ZRANGEBYSCORE @3 -inf +inf", "ZREVRANGEBYSCORE @3 +inf -inf", "TIME", "DEL @1"),
-    "DEL @2 @3 @4 @5 @6",
+    *("ZSCORE @3 trial", "DEL @2 @3 @4 @5"),
 )
 #: The same for the index of held locks, for the figures, and for the channel of a process.
 TRIED_IN_INDEX = ("ZADD @1 1 doctor", "ZREM @1 doctor")
@@ -246,7 +246,7 @@ return rejected
 def access(target: Target) -> Iterator[Finding]:
     name = f"{target.conf.LOCK_PREFIX}doctor-{secrets.token_hex(4)}"
     key = bytes(target.cache._encoded_key(name, None))
-    keys = (*lock_keys(key)[:5], flight_stream(key, b"trial"))
+    keys = (*lock_keys(key)[:4], flight_stream(key, b"trial"))
     try:
         rejected = fields_of(run(target.client, Call(TRY, keys, TRIED)).value)
     except NoPermissionError as error:

@@ -101,7 +101,8 @@ class LocalLock:
 
     def _describe(self, owner: Owner, in_addition: bool) -> None:
         assert self._file is not None
-        described = {"name": self.name, "in_addition": in_addition, "fields": owner.fields()}
+        fields = [*owner.fields(), "since", str(owner.since)]
+        described = {"name": self.name, "in_addition": in_addition, "fields": fields}
         text = json.dumps(described)
         with suppress(OSError):  # A full disk does not matter: the lock is held.
             os.truncate(self._file.fileno(), 0)

@@ -35,6 +35,7 @@ from ..protocol import (
     keys_at,
     milliseconds,
     new_token,
+    quorum_fence_key,
     script,
     slot_tag,
 )
@@ -102,11 +103,11 @@ def release(
     if held.owner.id != owner_id:
         return Outcome.NOT_OWNER
     grant = (new_token(), milliseconds(grant_timeout))
+    seen = (held.fence or MAX_FENCE) if fence is None else fence
     if keys.place > 1 or held.limit > 1:
         limit = held.limit if held.limit > 1 else MAX_LIMIT
-        ending = Call(PLACE_RESET, keys, (*grant, held.token, MAX_FENCE, limit))
+        ending = Call(PLACE_RESET, keys, (*grant, held.token, seen, limit))
     else:
-        seen = held.fence if fence is None else fence
         ending = Call(RESET, keys, (*grant, held.token, seen))
     answer = send(ending)
     if not answer.value and not answer.sent_twice:
@@ -187,8 +188,8 @@ local function keep(key)
 end
 for _, index in ipairs(indexes) do
   if keep(index) then
-    local locks = redis.call('ZRANGE', index, 0, most)
-    if #locks > most or room < 0 then return 0 end
+    local locks = redis.call('ZRANGE', index, 0, most + 1)
+    if #locks > most + 1 or room < 0 then return 0 end
     for _, key in ipairs(locks) do keep(key) end
   end
 end
@@ -211,7 +212,8 @@ def indexed_locks(client: Any, most: int) -> list[bytes]:
     found: list[bytes] = []
     for index in indexes(client, INDEX):
         if len(found) < most:
-            found += map(as_bytes, client.zrange(index, 0, most - len(found) - 1))
+            # One more, for LAST_FENCE.
+            found += map(as_bytes, client.zrange(index, 0, most - len(found)))
     return [key for key in found if is_lock(key)]
 
 
@@ -293,7 +295,8 @@ def _emptied_at_once(client: Any) -> bool:
     locks = indexed_locks(client, MAX_KEPT_LOCKS + 1)
     if len(locks) > MAX_KEPT_LOCKS:
         return False
-    kept = [*(part for key in locks for part in keys_at(key)[1:5]), *FIGURES.values()]
+    kept = [*(part for key in locks for part in keys_at(key)[1:4]), *FIGURES.values()]
+    kept += (quorum_fence_key(key) for key in locks if key_of_companion(key) is None)
     bounds = (MAX_KEPT_LOCKS, MAX_KEPT_BYTES)
     server = server_of(client)
     if not isinstance(server, Cluster):

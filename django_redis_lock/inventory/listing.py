@@ -29,6 +29,7 @@ from ..protocol import (
     as_bytes,
     bounded,
     events_key,
+    fence_of,
     fields_of,
     fingerprint,
     flight_key,
@@ -62,13 +63,16 @@ MAX_WAITERS = 200
 #:
 #: KEYS  none: they are in many slots, all of them this node's
 #: ARGV  what each index is called, then the tags of the slots
-#: returns the places of the tags, from 1, whose index exists
+#: returns the places of the tags, from 1, whose index has entries, besides the last fence
 #: atomic because one script is cheaper than many requests: about three milliseconds.
 EXISTING = script("""
 local found = {}
 for i = 2, #ARGV do
   -- A slot may have moved to another node.
-  if redis.pcall('EXISTS', ARGV[1] .. ':{' .. ARGV[i] .. '}') == 1 then
+  local index = ARGV[1] .. ':{' .. ARGV[i] .. '}'
+  local entries = redis.pcall('ZCARD', index)
+  if type(entries) == 'number' and entries > 0
+    and (entries > 1 or not redis.call('ZSCORE', index, 'django_redis_lock:fence')) then
     found[#found + 1] = i - 1
   end
 end
@@ -87,7 +91,7 @@ class LockInfo:
         ttl: seconds until the lock expires unless renewed; ``inf`` if it never does.
         held_for: seconds since the acquisition, by the server's clock; None until the holder
             describes itself, after half a second.
-        fence: the fencing token of the acquisition; None if unknown.
+        fence: the fencing token of the acquisition; None until the holder describes itself.
         waiters: number of waiting processes; None for a computation.
         lifetime: seconds that each renewal gives; None if unknown, ``inf`` if it never expires.
         renews: whether the holder's keeper renews the lock; None if unknown.
@@ -235,7 +239,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
     if kind != LOCK or not is_lock(key):
         return Inspection(held, (), (), holders)
     keys = keys_at(key)
-    asking = Call(WAITING, (*keys[:5], events_key(keys.name)), (MAX_WAITERS,))
+    asking = Call(WAITING, (*keys[:4], events_key(keys.name)), (MAX_WAITERS,))
     now_us, ids, stored, *vanished = run(client, asking, patience=REPLY_TIMEOUT_SECONDS).value
     waiters = [_waiter(as_bytes(id), int(now_us) / 1e6) for id in ids]
     return Inspection(
@@ -320,7 +324,7 @@ def _with_heartbeats(client: Any, locks: Sequence[LockInfo]) -> list[LockInfo]:
 
 def _named(kind: str, keys: Sequence[bytes]) -> tuple[Script, tuple[bytes, ...]]:
     if kind == LOCK:
-        return DESCRIBE, tuple(part for key in keys for part in keys_at(key)[:5])
+        return DESCRIBE, tuple(part for key in keys for part in keys_at(key)[:4])
     return DESCRIBE_FLIGHTS, tuple(p for key in keys for p in (flight_key(key), flight_leader(key)))
 
 
@@ -329,14 +333,12 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Lock
     described = fields_of(fields)
     owner = Owner.from_fields(described, fingerprint(as_bytes(token)))
     resting = described.get("rests", "").encode() == as_bytes(token)
+    fence = fence_of(described, owner.id)
     if described.get("id") != owner.id:
         described = {}  # The description of a former holder.
-    fence, waiters = of_a_lock or (b"", None)
+    (waiters,) = of_a_lock or (None,)
     keys = keys_at(key) if kind == LOCK else None
     place, shown = (keys.place, keys.name) if keys else (1, key)
-    if place > 1 or "limit" in described:  # The name's last fence may be that of another place.
-        fence = described.get("fence", "").encode()
-    digits = as_bytes(fence).partition(b" ")[0]
     seen, lifetime = _number(described, "seen"), _number(described, "lifetime")
     name = shown.removeprefix(prefix).decode(errors="backslashreplace")
     return LockInfo(
@@ -345,7 +347,7 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Lock
         owner=owner,
         ttl=math.inf if int(pttl) < 0 else int(pttl) / 1000,
         held_for=None if owner.since is None else max(0.0, now_us / 1e6 - owner.since),
-        fence=int(digits) if digits.isdigit() and len(digits) < 20 else None,
+        fence=fence,
         waiters=None if waiters is None else int(waiters),
         kind=kind,
         # Redis stores milliseconds, and 0 for no end.

@@ -279,9 +279,7 @@ class Renewal(Job):
         if wanted and self._renewing(now):
             fields = (*fields, "renewals", str(self._renewals + 1))
         renew = RENEW if hold.limit == 1 else PLACE_RENEW
-        return Call(
-            renew, hold.keys.renewed(hold.attempt), (hold.token, wanted, hold.attempt, *fields)
-        )
+        return Call(renew, hold.keys.renewed, (hold.token, wanted, hold.attempt, *fields))
 
     def _release(self, grant_timeout: float, min_hold: float) -> None:
         hold = self.hold
@@ -298,9 +296,9 @@ class Renewal(Job):
         """Of the description, what is not about the holder."""
         hold = self.hold
         lifetime = 0 if hold.lifetime is None else milliseconds(hold.lifetime)
-        terms = ["lifetime", str(lifetime)]
+        terms = ["lifetime", str(lifetime), "fence", str(hold.fence)]
         if hold.limit != 1:
-            terms += ("limit", str(hold.limit), "fence", str(hold.fence))
+            terms += ("limit", str(hold.limit))
         if hold.renews_until > -math.inf:
             terms += ("renews", "1")
         subject = hold.subject

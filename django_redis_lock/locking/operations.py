@@ -51,14 +51,16 @@ MIN_PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 3.0
 #: The answer to a WAIT may be late.
 REPLY_MARGIN_SECONDS = 1.0
 
-#: A write that leaves everything as it is, sent before WAIT on the same connection: a confirmation
+#: A write that only passes over a fence, sent before WAIT on the same connection: a confirmation
 #: is of use only for what came before it in the primary's stream.
 #:
-#: KEYS  lock, fence        ARGV  token        returns 1, or 0 if this token does not hold the lock
+#: KEYS  lock keys        ARGV  token        returns 1, or 0 if this token does not hold the lock
 #: atomic because it must be of the same primary as the look at the lock.
 MARK = script("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('PEXPIRE', KEYS[2], '86400000')
+describe_until(redis.call('PTTL', KEYS[1]))  -- Never refused, so the next is not either.
+next_fence()
+return 1
 """)
 
 
@@ -390,6 +392,6 @@ def patience_of(request: AcquireRequest, until: float | None) -> float:
 
 
 def question_to_replicas(keys: LockKeys, token: bytes, replicas: int, patience: float) -> bytes:
-    mark = pack(Call(MARK, (keys.lock, keys.fence), (token,)), known=False)
+    mark = pack(Call(MARK, keys, (token,)), known=False)
     words = (b"WAIT", b"%d" % replicas, b"%d" % milliseconds(patience))
     return mark + b"*3\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)

@@ -268,12 +268,24 @@ class Commands:
 
     # -- sorted sets -------------------------------------------------------------------------
 
-    def zadd(self, key: bytes, *pairs: bytes) -> int:
-        scores = [float(score) for score in pairs[::2]]
+    def zadd(self, key: bytes, *words: bytes) -> int:
+        if words[:2] == (b"GT", b"CH"):
+            return self._raise_scores(key, words[2:])
+        scores = [float(score) for score in words[::2]]
         found = self._kept(_SortedSet, key)
         before = len(found)
-        found.update(zip(pairs[1::2], scores, strict=True))
+        found.update(zip(words[1::2], scores, strict=True))
         return len(found) - before
+
+    def _raise_scores(self, key: bytes, pairs: Sequence[bytes]) -> int:
+        found = self._kept(_SortedSet, key)
+        greater = {
+            member: score
+            for score, member in zip(map(float, pairs[::2]), pairs[1::2], strict=True)
+            if score > found.get(member, -math.inf)
+        }
+        found.update(greater)
+        return len(greater)
 
     def zrem(self, key: bytes, *members: bytes) -> int:
         found = self._of(_SortedSet, key)

@@ -43,6 +43,7 @@ from .keys import keys_at as keys_at
 from .keys import lock_keys as lock_keys
 from .keys import printable as printable
 from .keys import process_key as process_key
+from .keys import quorum_fence_key as quorum_fence_key
 from .keys import refuse_reserved as refuse_reserved
 from .keys import slot_of as slot_of
 from .keys import slot_tag as slot_tag
@@ -69,6 +70,7 @@ from .owner import as_bytes as as_bytes
 from .owner import bounded as bounded
 from .owner import described as described
 from .owner import encodable as encodable
+from .owner import fence_of as fence_of
 from .owner import fields_of as fields_of
 from .owner import fingerprint as fingerprint
 from .owner import hostname as hostname

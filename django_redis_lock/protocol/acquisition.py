@@ -275,10 +275,11 @@ def release_call(
     limit: int = 1,
 ) -> Call:
     """Release the lock that ``token`` holds; with ``attempt``, only if that attempt acquired it.
+    ``fence``: of the holder, 0 if the caller may not be it: then the attempt must be on record.
     ``limit``: the number of places that are passed on; 0 for none."""
     rest = milliseconds(min_hold) if min_hold else 0
     grant = milliseconds(grant_timeout)
-    since = fence if rest else 0
+    since = fence if rest or attempt else 0
     args = (token, successor, grant, rest, since, attempt)
     if limit == 1:
         return Call(RELEASE, keys, args)

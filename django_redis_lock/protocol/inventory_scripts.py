@@ -6,12 +6,12 @@ from .lock_scripts import script, shared
 #:
 #: KEYS  lock keys
 #: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
-#:         server time in microseconds, fence (0 if it is not on record)} or nil
+#:         server time in microseconds} or nil
 HELD_BODY = """
 local holder = redis.call('GET', KEYS[1])
 if not holder or untaken(holder) then return nil end
-local owner = redis.pcall('HGETALL', KEYS[5])
-return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now(), (last_fence())}
+local owner = redis.pcall('HGETALL', KEYS[4])
+return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now()}
 """
 HELD = script(HELD_BODY)
 
@@ -63,7 +63,7 @@ local start = tonumber(ARGV[3])
 local keys, dropped = {}, 0
 local entries = redis.call('ZRANGE', KEYS[1], start, start + ARGV[4] - 1, 'REV')
 for _, key in ipairs(entries) do
-  if matches(lock_of(key)) then
+  if key ~= 'django_redis_lock:fence' and matches(lock_of(key)) then
     if redis.call('EXISTS', key) == 0 then
       redis.call('ZREM', KEYS[1], key)
       dropped = dropped + 1
@@ -78,16 +78,15 @@ return {passed, redis.call('ZCARD', KEYS[1]) - passed, keys}
 
 #: Describe the locks that are held; others are left out.
 #:
-#: KEYS  of each lock in turn: the lock, grants, waiters, fence, owner
+#: KEYS  of each lock in turn: the lock, grants, waiters, owner
 #: returns {server time in microseconds, then of each lock that is held {its index among those
 #:         asked for, from 1; the token; remaining lifetime as PTTL gives it; owner's fields and
-#:         values; the parts that cannot be read; what the fence's key holds; number of live
-#:         waiters}}
+#:         values; the parts that cannot be read; number of live waiters}}
 #: atomic because token, owner and lifetime must be of one and the same acquisition.
 DESCRIBE = script("""
 local at = now()
 local found = {at}
-for i = 1, #KEYS, 5 do
+for i = 1, #KEYS, 4 do
   broken = {}
   local holder = redis.pcall('GET', KEYS[i])
   local held = type(holder) == 'string'
@@ -98,12 +97,11 @@ for i = 1, #KEYS, 5 do
   end
   if held then
     found[#found + 1] = {
-      (i + 4) / 5,
+      (i + 3) / 4,
       holder,
       redis.call('PTTL', KEYS[i]),
-      fields('owner', KEYS[i + 4]),
+      fields('owner', KEYS[i + 3]),
       broken,
-      read('fence', 'GET', KEYS[i + 3]) or '',
       read('waiters', 'ZCOUNT', KEYS[i + 2], math.floor(at / 1000), '+inf') or 0,
     }
   end
@@ -163,11 +161,11 @@ return found
 WAITING = script("""
 local at = math.floor(now() / 1000)
 broken = {}
-local readable = #fields('owner', KEYS[5]) > 0
+local readable = #fields('owner', KEYS[4]) > 0
 return {
   now(),
   read('waiters', 'ZRANGEBYSCORE', KEYS[3], at, '+inf', 'LIMIT', 0, ARGV[1]) or {},
-  read('events', 'GET', KEYS[6]) or '',
+  read('events', 'GET', KEYS[5]) or '',
   readable and redis.call('EXISTS', KEYS[1]) == 0 and vanished() or nil,
 }
 """)

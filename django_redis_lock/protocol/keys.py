@@ -4,9 +4,9 @@ A lock named ``K`` has the key ``K``, like a plain redis-py lock, and companion 
 all of them must be in one slot, so a companion has a hash tag:
 
 =====================  =========================================================================
-``report``             ``{report}:fence``: ``K`` has no ``}``, so it can be the tag
-``{shop:7}:report``    ``{shop:7}|{shop:7}:report|fence``: ``K`` has a tag
-``a}b``                ``{<n>}|a}b|fence``: ``K`` cannot be a tag; the number ``n`` is in its slot
+``report``             ``{report}:owner``: ``K`` has no ``}``, so it can be the tag
+``{shop:7}:report``    ``{shop:7}|{shop:7}:report|owner``: ``K`` has a tag
+``a}b``                ``{<n>}|a}b|owner``: ``K`` cannot be a tag; the number ``n`` is in its slot
 =====================  =========================================================================
 
 Each companion belongs to one key: the character after the first ``}`` distinguishes the forms, and
@@ -25,7 +25,9 @@ from typing import NamedTuple
 #: Sorted set of the locks held in one database: key of the lock -> Unix time in ms of its expiry.
 #: Emptying the database must restore the locks of every site. On a cluster, see ``index_key``.
 INDEX = b"django_redis_lock:locks"
-#: The same for computations that have run for a while.
+#: Its entry for the last fence given to any of these locks; no lock has this name.
+LAST_FENCE = b"django_redis_lock:fence"
+#: The same as INDEX for computations that have run for a while.
 FLIGHTS = b"django_redis_lock:flights"
 
 #: Metrics by period; in one slot of a cluster.
@@ -45,7 +47,7 @@ _COMPANION = re.compile(
     re.DOTALL,
 )
 _OF_A_DATABASE = re.compile(
-    rb"django_redis_lock:(locks|flights)(:\{\d+\})?|django_redis_lock:process:.*"
+    rb"django_redis_lock:(locks|flights)(:\{\d+\})?|django_redis_lock:(fence|process:.*)"
     rb"|\{django_redis_lock:metrics\}:(hour|day)",
     re.DOTALL,
 )
@@ -58,7 +60,6 @@ class LockKeys(NamedTuple):
     lock: bytes
     grants: bytes
     waiters: bytes
-    fence: bytes
     owner: bytes
     held_index: bytes = INDEX
 
@@ -72,11 +73,11 @@ class LockKeys(NamedTuple):
         key = self._places + b"%d" % number
         return self._replace(lock=key, owner=key + b":owner")
 
-    def renewed(self, attempt: bytes) -> LockKeys:
+    @property
+    def renewed(self) -> LockKeys:
         """For RENEW, with ``lock`` instead of the keys that it does not read. For the ``Listener``,
         Redis before 7.2 remembers all keys of a script, each with 160 bytes."""
-        fence = self.fence if attempt else self.lock
-        return LockKeys(self.lock, self.lock, self.lock, fence, self.owner, self.held_index)
+        return self._replace(grants=self.lock, waiters=self.lock)
 
     @property
     def place(self) -> int:
@@ -175,7 +176,6 @@ def lock_keys(key: bytes, on_cluster: bool = False) -> LockKeys:
         key,
         prefix + b"grants",
         prefix + b"waiters",
-        prefix + b"fence",
         prefix + b"owner",
         index_key(INDEX, slot_of(key)) if on_cluster else INDEX,
     )
@@ -212,6 +212,12 @@ def wake_key(key: bytes, waiter: bytes) -> bytes:
     # A waiter id may contain any text; a "|" in it would be parsed as a separator.
     quoted = waiter.replace(b"%", b"%25").replace(b"|", b"%7C")
     return _prefix(key) + b"wake:" + quoted
+
+
+def quorum_fence_key(key: bytes) -> bytes:
+    """The key of the last fence of a lock over several servers. These have to store the same fence,
+    so it cannot be LAST_FENCE, which the other locks of each server increase."""
+    return _prefix(key) + b"fence"
 
 
 def events_key(key: bytes) -> bytes:

@@ -77,48 +77,27 @@ local function now()
 end
 """)
 
-# last_fence(): the last fence of this lock, 0 if it is not on record (any more), and the attempt
-# that got it ('' for a fresh token), nil if neither is on record.
-#
-# next_fence(attempt, floor): a number greater than all this lock has had, and at least `floor` and
-# the clock, so that a lost counter cannot start again from 1. `attempt` is kept behind the number:
-# it tells a repeated acquire from a second one. Without one, that on record stays: it is of a
-# holder that still is one.
+# next_fence(): a number greater than all that locks on this index have had, and at least the time,
+# so that a lost index cannot let it start again from 1.
 _FENCE = shared("""
-local function last_fence()
-  local kept = redis.pcall('GET', KEYS[4])
-  if type(kept) ~= 'string' then return 0 end
-  local last = tonumber(string.match(kept, '^%d+')) or 0
-  if last >= 2^53 then return 0 end  -- Not from here: Lua cannot count on from there.
-  return last, string.match(kept, '^%d+ ?(.*)$')
-end
-
-local function next_fence(attempt, floor)
-  local last, before = last_fence()
-  local fence = math.max(last + 1, now(), floor or 0)
-  local kept = string.format('%d', fence)
-  attempt = attempt or before or ''
-  if attempt ~= '' then kept = kept .. ' ' .. attempt end
-  redis.call('SET', KEYS[4], kept, 'PX', '86400000')
+local function next_fence()
+  local last = redis.pcall('ZSCORE', KEYS[5], 'django_redis_lock:fence')
+  local broken = type(last) == 'table' and string.find(last.err, 'WRONGTYPE')
+  if broken then redis.call('DEL', KEYS[5]) end
+  last = tonumber(last) or 0
+  if last >= 2^53 then last = 0 end  -- Not from here: Lua cannot count on from there.
+  local fence = math.max(last + 1, now())
+  redis.call('ZADD', KEYS[5], string.format('%d', fence), 'django_redis_lock:fence')
   return fence
 end
 """)
 
-# What differs for a lock with places. by_attempt(attempt, unknown): whether the present holder
-# acquired the lock with just this call; `unknown` if that is not on record any more.
-#
-# untaken(holder): whether `holder` is a grant that is still on the list, so that the lock has no
-# owner. `grants` names another lock's list.
+# What differs for a lock with places. untaken(holder): whether `holder` is a grant that is still on
+# the list, so that the lock has no owner. `grants` names another lock's list.
 #
 # void_grants(): those on the list do not count any more. grant_end(): how a grant ends; nil for a
 # place that is not passed on.
 _OF_PLACE = shared("""
-local function by_attempt(attempt, unknown)
-  local _, kept = last_fence()
-  if not kept then return unknown end
-  return kept == attempt
-end
-
 local function untaken(holder, grants)
   local first = redis.pcall('LINDEX', grants or KEYS[2], 0)
   return type(first) == 'string' and string.sub(first, 1, #holder + 1) == holder .. ':'
@@ -144,25 +123,40 @@ end
 
 local function describe_until(left)
   if left < 0 then
-    redis.call('PERSIST', KEYS[5])
+    redis.call('PERSIST', KEYS[4])
   else
-    redis.call('PEXPIRE', KEYS[5], string.format('%d', left + 86400000))
+    redis.call('PEXPIRE', KEYS[4], string.format('%d', left + 86400000))
   end
 end
 
 local function describe(left, ...)
   describe_until(left)  -- Never refused, so the next is not either.
-  put('HSET', KEYS[5], ...)
+  put('HSET', KEYS[4], ...)
   describe_until(left)
+end
+""")
+
+# by_attempt(attempt, unknown): whether the present holder of a chosen token acquired the lock with
+# just this call; `unknown` if that is not on record any more. keep_attempt: put it there.
+_BY_ATTEMPT = shared("""
+local function by_attempt(attempt, unknown)
+  local kept = redis.pcall('HGET', KEYS[4], 'attempt')
+  if type(kept) ~= 'string' then return unknown end
+  return kept == attempt
+end
+
+local function keep_attempt(attempt, fence, lifetime)
+  local left = lifetime == '0' and -1 or tonumber(lifetime)
+  describe(left, 'attempt', attempt, 'fence', string.format('%d', fence))
 end
 """)
 
 # vanished(): of a holder gone so: {when its lifetime was over, or else now; owner's description}.
 _VANISHED = shared("""
 local function vanished()
-  local owner = redis.pcall('HGETALL', KEYS[5])
+  local owner = redis.pcall('HGETALL', KEYS[4])
   if #owner == 0 then return nil end  -- Nor has an error any.
-  local left = redis.call('PTTL', KEYS[5])
+  local left = redis.call('PTTL', KEYS[4])
   return {now() - (left < 0 and 0 or math.max(0, 86400000 - left)) * 1000, owner}
 end
 """)
@@ -174,15 +168,15 @@ _NOTE = shared("""
 local function note(lifetime)
   local expiry = '+inf'
   if lifetime ~= '0' then expiry = string.format('%d', now() / 1000 + lifetime) end
-  put('ZADD', KEYS[6], expiry, KEYS[1])
+  put('ZADD', KEYS[5], expiry, KEYS[1])
   if now() % 64 ~= 0 then return end
   local at = math.floor(now() / 1000)
-  for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', '(' .. at, 'LIMIT', 0, 128)) do
+  for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', '(' .. at, 'LIMIT', 0, 128)) do
     local left = redis.pcall('PTTL', key)
     if type(left) ~= 'number' or left == -2 then
-      redis.call('ZREM', KEYS[6], key)
+      redis.call('ZREM', KEYS[5], key)
     else
-      redis.call('ZADD', KEYS[6], left < 0 and '+inf' or at + left, key)
+      redis.call('ZADD', KEYS[5], left < 0 and '+inf' or at + left, key)
     end
   end
 end
@@ -200,19 +194,19 @@ local function set_lock(token, lifetime, before)
     redis.call('SET', KEYS[1], token, 'PX', lifetime)
   end
   note(lifetime)
-  if redis.call('EXISTS', KEYS[2], KEYS[5]) == 0 then return nil end  -- Nearly always.
+  if redis.call('EXISTS', KEYS[2], KEYS[4]) == 0 then return nil end  -- Nearly always.
   local gone = not before and vanished() or nil
-  redis.call('DEL', KEYS[5])
+  redis.call('DEL', KEYS[4])
   void_grants()
   return gone
 end
 """)
 
-# set_new(token, lifetime): next_fence and set_lock for nearly all calls, where nothing is left of a
-# former holder and the time is a new fence. Returns that, as number and text; nil for other calls.
+# set_new(token, lifetime): next_fence and set_lock for nearly all calls, with nothing left of a
+# former holder, and a later time and end than on the index. Returns the fence; nil for others.
 #
 # is_awaited(): whether there is a live waiter. hand_over(successor, lifetime): pass_on for nearly
-# all calls with one; whether it was done.
+# all calls with one; whether it was done. The index has the lock already, and TAKE_GRANT its end.
 #
 # grant(token, lifetime): pass the lock to the first waiter. Redis hands an element pushed to a list
 # to the client that has been blocked on it longest.
@@ -220,14 +214,14 @@ end
 # pass_on(successor, lifetime): give the lock to the first live waiter; without one, delete it.
 _PASS_ON = shared("""
 local function set_new(token, lifetime)
-  local fence, last = now(), tonumber(redis.pcall('GET', KEYS[4]) or 0)
-  if not last or last >= fence or fence % 64 == 0 then return nil end
-  local expiry = string.format('%d', fence / 1000 + lifetime)
-  if type(redis.pcall('ZADD', KEYS[6], expiry, KEYS[1])) ~= 'number' then return nil end
-  local text = string.format('%d', fence)
-  redis.call('SET', KEYS[4], text, 'PX', '86400000')
+  local fence = now()
+  if fence % 64 == 0 then return nil end
+  local text, expiry = string.format('%d', fence), string.format('%d', fence / 1000 + lifetime)
+  local last = 'django_redis_lock:fence'
+  local risen = redis.pcall('ZADD', KEYS[5], 'GT', 'CH', text, last, expiry, KEYS[1])
+  if risen ~= 2 then return nil end
   redis.call('SET', KEYS[1], token, 'PX', lifetime)
-  return fence, text
+  return fence
 end
 
 local function is_awaited()
@@ -238,18 +232,21 @@ end
 local function hand_over(successor, lifetime)
   local ending = grant_end()
   if not ending or not is_awaited() or redis.call('EXISTS', KEYS[2]) == 1 then return false end
-  redis.call('DEL', KEYS[5])  -- Never refused, so the rest is not either.
-  local _, fence = set_new(successor, lifetime)
-  if not fence then return false end
+  redis.call('DEL', KEYS[4])  -- Never refused, so the rest is not either.
+  local fence = string.format('%d', now())
+  if redis.pcall('ZADD', KEYS[5], 'GT', 'CH', fence, 'django_redis_lock:fence') ~= 1 then
+    return false
+  end
+  redis.call('SET', KEYS[1], successor, 'PX', lifetime)
   redis.call('RPUSH', KEYS[2], successor .. ':' .. fence .. ending)
   redis.call('PEXPIRE', KEYS[2], lifetime)
   return true
 end
 
 local function grant(token, lifetime)
-  redis.call('DEL', KEYS[5])  -- Never refused, so the rest is not either.
+  redis.call('DEL', KEYS[4])  -- Never refused, so the rest is not either.
   void_grants()
-  local fence = string.format('%d', next_fence(''))
+  local fence = string.format('%d', next_fence())
   redis.call('SET', KEYS[1], token, 'PX', lifetime)
   note(lifetime)
   redis.call('RPUSH', KEYS[2], token .. ':' .. fence .. grant_end())
@@ -260,9 +257,9 @@ local function pass_on(successor, lifetime)
   if grant_end() and is_awaited() then
     grant(successor, lifetime)
   else
-    redis.call('DEL', KEYS[1], KEYS[5])
+    redis.call('DEL', KEYS[1], KEYS[4])
     void_grants()
-    redis.pcall('ZREM', KEYS[6], KEYS[1])
+    redis.pcall('ZREM', KEYS[5], KEYS[1])
   end
 end
 """)
@@ -283,9 +280,9 @@ end
 #: What a lock with places shares, too.
 common: Library = [each for each in _shared if each[1] not in _OF_PLACE]
 
-# may_take(holder, token, attempt): whether the lock can be taken. try(token, lifetime, attempt,
-# floor): the fence if it could be, else nil; and what set_lock returns. Out of memory, only a free
-# lock is refused, before anything is written.
+# may_take(holder, token, attempt): whether the lock can be taken. try(token, lifetime, attempt):
+# the fence if it could be, else nil; and what set_lock returns. Out of memory, only a free lock is
+# refused, before anything is written.
 _TRY = shared("""
 local function may_take(holder, token, attempt)
   if not holder then return true end
@@ -294,18 +291,20 @@ local function may_take(holder, token, attempt)
   return mine or untaken(holder)
 end
 
-local function try(token, lifetime, attempt, floor)
+local function try(token, lifetime, attempt)
   local holder = redis.call('GET', KEYS[1])
   if not may_take(holder, token, attempt) then return nil end
   if holder then redis.call('DEL', KEYS[2]) end
-  local fence = next_fence(attempt, floor)
-  return fence, set_lock(token, lifetime, holder)
+  local fence = next_fence()
+  local gone = set_lock(token, lifetime, holder)
+  if attempt ~= '' then keep_attempt(attempt, fence, lifetime) end
+  return fence, gone
 end
 """)
 
 #: The first parts, for nearly all calls: nothing is left of a former holder; it is held.
 ACQUIRE_FIRST = """
-if ARGV[2] ~= '0' and ARGV[3] == '' and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[5]) == 0 then
+if ARGV[2] ~= '0' and ARGV[3] == '' and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[4]) == 0 then
   local fence = set_new(ARGV[1], ARGV[2])
   if fence then return fence end
 end
@@ -342,12 +341,12 @@ return {1, fence, now(), gone}
 #:         or {0, PTTL, server time in microseconds}
 #: atomic because a grant made between the last try and the end of the wait would be lost.
 LEAVE = script("""
-redis.call('DEL', KEYS[7])
+redis.call('DEL', KEYS[6])
 if ARGV[4] ~= '' then redis.pcall('ZREM', KEYS[3], ARGV[4]) end
 local fence, gone
 if ARGV[1] ~= '' then fence, gone = try(ARGV[1], ARGV[2], ARGV[3]) end
-redis.call('RPUSH', KEYS[7], 'leave')
-redis.call('PEXPIRE', KEYS[7], 2000)
+redis.call('RPUSH', KEYS[6], 'leave')
+redis.call('PEXPIRE', KEYS[6], 2000)
 if fence then return {1, fence, now(), gone} end
 return {0, redis.call('PTTL', KEYS[1]), now()}
 """)
@@ -371,8 +370,7 @@ else
 end
 if ARGV[4] ~= '' then
   redis.call('SET', KEYS[1], ARGV[4], 'KEEPTTL')
-  local fence = string.format('%d', math.max(last_fence(), tonumber(ARGV[6])))
-  redis.call('SET', KEYS[4], fence .. ' ' .. ARGV[5], 'PX', '86400000')
+  keep_attempt(ARGV[5], tonumber(ARGV[6]), ARGV[2])
 end
 note(ARGV[2])
 return 1
@@ -383,24 +381,24 @@ return 1
 #:
 #: KEYS  lock keys
 #: ARGV  token, successor (a fresh token for the waiter; it also marks this release as done),
-#:       lifetime of the grant, rest, fence of the holder (its acquisition time, if rest > 0),
-#:       the attempt that must have acquired it ('' for any)
+#:       lifetime of the grant, rest, fence of the holder (its acquisition time), or 0 if the caller
+#:       may not be it, the attempt that must have acquired it ('' for any)
 #: returns 1 released, 0 not this token's lock
 #: atomic because looking for waiters and passing the lock on must not be parted by a new waiter.
 RELEASE_BODY = """
 if not holder then return 0 end
 if holder ~= ARGV[1] then return holder == ARGV[2] and 1 or 0 end
-if ARGV[6] ~= '' and not by_attempt(ARGV[6], true) then return 0 end
+if ARGV[6] ~= '' and not by_attempt(ARGV[6], ARGV[5] ~= '0') then return 0 end
 local left = tonumber(ARGV[4])
 if left > 0 then
   left = math.min(left, math.ceil(left - (now() - tonumber(ARGV[5])) / 1000))
 end
 if left > 0 then
   left = string.format('%d', left)
-  redis.call('DEL', KEYS[5])  -- Never refused, so the rest is not either.
+  redis.call('DEL', KEYS[4])  -- Never refused, so the rest is not either.
   set_lock(ARGV[2], left, holder)
-  redis.call('HSET', KEYS[5], 'rests', ARGV[2])
-  redis.call('PEXPIRE', KEYS[5], left)
+  redis.call('HSET', KEYS[4], 'rests', ARGV[2])
+  redis.call('PEXPIRE', KEYS[4], left)
 else
   pass_on(ARGV[2], ARGV[3])
 end
@@ -412,13 +410,13 @@ local holder = redis.call('GET', KEYS[1])
 local plain = holder == ARGV[1] and ARGV[4] == '0' and ARGV[6] == ''
 if plain and redis.call('EXISTS', KEYS[3]) == 0 then
   redis.call('DEL', KEYS[1], %s)
-  redis.pcall('ZREM', KEYS[6], KEYS[1])
+  redis.pcall('ZREM', KEYS[5], KEYS[1])
   return 1
 end
 
 if plain and hand_over(ARGV[2], ARGV[3]) then return 1 end
 """
-RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[5]")
+RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[4]")
 
 #: End the lock of the holder that HELD named, so that it is safe to send twice; the first live
 #: waiter gets it.
@@ -430,9 +428,11 @@ RELEASE = script(RELEASE_BODY, first=RELEASE_FIRST % "KEYS[2], KEYS[5]")
 #: atomic for the same reason as RELEASE. The holder's process is told which lock it was.
 RESET_BODY = """
 local holder = redis.call('GET', KEYS[1])
-if not holder then redis.pcall('ZREM', KEYS[6], KEYS[1]) end
-if holder ~= ARGV[3] or last_fence() > tonumber(ARGV[4]) or untaken(holder) then return 0 end
-local process = redis.pcall('HGET', KEYS[5], 'process')
+if not holder then redis.pcall('ZREM', KEYS[5], KEYS[1]) end
+if holder ~= ARGV[3] or untaken(holder) then return 0 end
+local fence = tonumber(redis.pcall('HGET', KEYS[4], 'fence')) or 0
+if fence > tonumber(ARGV[4]) then return 0 end
+local process = redis.pcall('HGET', KEYS[4], 'process')
 pass_on(ARGV[1], ARGV[2])
 if type(process) == 'string' then
   redis.pcall('PUBLISH', 'django_redis_lock:process:' .. process, KEYS[1])
@@ -483,7 +483,7 @@ if ARGV[4] ~= '' and not by_attempt(ARGV[4], true) then return 0 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
 if ARGV[3] == '0' then
   if left < 0 then return -1 end
-  if redis.pcall('HGET', KEYS[5], 'extension') == ARGV[5] then return 1 end
+  if redis.pcall('HGET', KEYS[4], 'extension') == ARGV[5] then return 1 end
   wanted = wanted + left
 end
 redis.call('PEXPIRE', KEYS[1], string.format('%d', wanted))

@@ -74,6 +74,14 @@ def bounded(value: Any, most: float) -> float | None:
     return number if 0 <= number <= most else None
 
 
+def fence_of(described: Mapping[str, str], id: str) -> int | None:
+    """The fence in the description of the holder with this id; None if it is not there (yet)."""
+    # That of a chosen token has a fence before its holder describes itself.
+    if described.get("id", id) != id:
+        return None
+    return int(bounded(described.get("fence"), MAX_FENCE) or 0) or None
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """The holder of a lock.
@@ -100,11 +108,11 @@ class Owner:
     doing: str = ""
 
     def fields(self) -> list[str]:
-        """Alternating names and values, for HSET."""
+        """Alternating names and values, for HSET, without the time: that is a lock's fence."""
         return [
-            *("id", self.id, "host", self.host, "pid", str(self.pid)),
+            *("id", self.id, "host", self.host, "pid", str(self.pid), "thread", self.thread),
             *(("process", self.process) if self.process else ()),
-            *("thread", self.thread, "label", self.label, "since", f"{self.since or 0:.6f}"),
+            *(("label", self.label) if self.label else ()),
             *(("doing", self.doing) if self.doing else ()),
         ]
 
@@ -113,13 +121,14 @@ class Owner:
         """Only ``id`` if ``fields`` describe another one."""
         if fields.get("id") != id:
             return cls(id)
+        since = (fence_of(fields, id) or 0) / 1e6
         return cls(
             id,
             fields.get("host", ""),
             int(bounded(fields.get("pid"), MAX_PID) or 0),
             fields.get("thread", ""),
             fields.get("label", ""),
-            bounded(fields.get("since"), MAX_UNIX_TIME) or None,
+            bounded(fields.get("since", since), MAX_UNIX_TIME) or None,
             fields.get("process", ""),
             doing=fields.get("doing", ""),
         )
@@ -156,7 +165,7 @@ class HolderInfo:
         overdue: whether a renewal is overdue: the holder is stopped, cut off or dead. A renewed
             lock has less than two thirds of its lifetime left only for a moment.
         resting: whether it was released and stays taken until its ``min_hold`` is over.
-        fence: its fence, 0 if unknown.
+        fence: its fence, 0 until the owner is known.
         place, limit: the number of its place, and of all places of the lock.
         name: of several names of one lock, that which this holder has; None for one name.
     """
@@ -170,9 +179,8 @@ class HolderInfo:
         return self.owner if self.owner.host else Owner.from_token(self.token) or self.owner
 
     def __init__(self, reply: Any, limit: int = 1) -> None:
-        token, pttl, fields, server_us, fence, *place = reply
+        token, pttl, fields, server_us, *place = reply
         self.token = as_bytes(token)
-        self.fence = int(fence)
         self.place = int(place[0]) if place else 1
         self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
         described = fields_of(fields)
@@ -182,8 +190,7 @@ class HolderInfo:
         if seen is not None:
             owner = replace(owner, seen=max(0.0, (int(server_us) - seen) / 1e6))
         self.owner = owner
-        if place:  # What the name has on record is the fence of another place's holder, perhaps.
-            self.fence = int(bounded(described.get("fence"), MAX_FENCE) or 0) if of_this else 0
+        self.fence = fence_of(described, owner.id) or 0
         self.limit = limit
         if of_this and "limit" in described:
             self.limit = int(bounded(described["limit"], MAX_FENCE) or 0) or limit

@@ -9,7 +9,7 @@ A place is passed on only within the limit of the process that releases it. So o
 the larger one holds, until its processes have ended and released their places.
 
 The scripts are those of ``lock_scripts`` with other functions for what concerns places. The limit
-is the last argument. The functions act on the place whose keys are in KEYS[1] and KEYS[5].
+is the last argument. The functions act on the place whose keys are in KEYS[1] and KEYS[4].
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _library: Library = []
 # token.
 _USE_PLACE = shared(
     """
-local name, owner, places = KEYS[1], KEYS[5], string.sub(KEYS[2], 1, -7) .. 'place:'
+local name, owner, places = KEYS[1], KEYS[4], string.sub(KEYS[2], 1, -7) .. 'place:'
 local function use_place(number)
   if number < 2 then
-    KEYS[1], KEYS[5] = name, owner
+    KEYS[1], KEYS[4] = name, owner
   else
-    KEYS[1], KEYS[5] = places .. number, places .. number .. ':owner'
+    KEYS[1], KEYS[4] = places .. number, places .. number .. ':owner'
   end
 end
 local function place_number()
@@ -120,22 +120,6 @@ end
 
 _library += common
 
-# by_attempt, as in lock_scripts. The attempt is kept with the place's owner.
-_BY_ATTEMPT = shared(
-    """
-local function by_attempt(attempt, unknown)
-  local kept = redis.pcall('HGET', KEYS[5], 'attempt')
-  if type(kept) ~= 'string' then return unknown end
-  return kept == attempt
-end
-
-local function keep_attempt(attempt, lifetime)
-  describe(lifetime == '0' and -1 or tonumber(lifetime), 'attempt', attempt)
-end
-""",
-    _library,
-)
-
 # unregister(waiter): it waits no more. Two releases may have made grants for it; those that have no
 # waiter are taken back.
 _UNREGISTER = shared(
@@ -150,7 +134,7 @@ local function unregister(waiter)
     local token = token_at(place_of(grant))
     if token and untaken(token, grants) then
       redis.call('DEL', KEYS[1])
-      redis.pcall('ZREM', KEYS[6], KEYS[1])
+      redis.pcall('ZREM', KEYS[5], KEYS[1])
     end
   end
   use_place(0)
@@ -187,10 +171,10 @@ local function try(token, lifetime, attempt)
   local number, holder = choose(token, attempt)
   if not number then return nil end
   use_place(number)
-  if holder then redis.call('DEL', KEYS[5]) end  -- Never refused, so the rest is not either.
+  if holder then redis.call('DEL', KEYS[4]) end  -- Never refused, so the rest is not either.
   local fence = next_fence()
   local gone = set_lock(token, lifetime, holder)
-  if attempt ~= '' then keep_attempt(attempt, lifetime) end
+  if attempt ~= '' then keep_attempt(attempt, fence, lifetime) end
   return fence, gone, number
 end
 """,
@@ -223,7 +207,7 @@ end
 use_place(number)
 
 local fresh = not holder and ARGV[2] ~= '0' and ARGV[3] == ''
-if fresh and redis.call('EXISTS', KEYS[2], KEYS[5]) == 0 then
+if fresh and redis.call('EXISTS', KEYS[2], KEYS[4]) == 0 then
   local fence = set_new(ARGV[1], ARGV[2])
   if fence then return number == 1 and fence or {number, fence, fence} end
 end
@@ -254,12 +238,12 @@ return {number, fence, now(), gone}
 #: atomic for the same reason as LEAVE.
 PLACE_LEAVE = script(
     """
-redis.call('DEL', KEYS[7])
+redis.call('DEL', KEYS[6])
 local fence, gone, number
 if ARGV[1] ~= '' then fence, gone, number = try(ARGV[1], ARGV[2], ARGV[3]) end
 unregister(ARGV[4])
-redis.call('RPUSH', KEYS[7], 'leave')
-redis.call('PEXPIRE', KEYS[7], 2000)
+redis.call('RPUSH', KEYS[6], 'leave')
+redis.call('PEXPIRE', KEYS[6], 2000)
 if fence then return {number, fence, now(), gone} end
 return {0, earliest_end(), now()}
 """,
@@ -284,7 +268,7 @@ else
 end
 if ARGV[4] ~= '' then
   redis.call('SET', KEYS[1], ARGV[4], 'KEEPTTL')
-  keep_attempt(ARGV[5], ARGV[2])
+  keep_attempt(ARGV[5], tonumber(ARGV[6]), ARGV[2])
 end
 note(ARGV[2])
 return 1
@@ -323,13 +307,13 @@ return {earliest_end(), now(), made > 0 and 1 or 0, unpack(vanishings)}
 #: returns as RELEASE
 #: atomic for the same reason as RELEASE.
 PLACE_RELEASE = script(
-    f"holder = find(ARGV[1]){RELEASE_BODY}", _library, first=RELEASE_FIRST % "KEYS[5]"
+    f"holder = find(ARGV[1]){RELEASE_BODY}", _library, first=RELEASE_FIRST % "KEYS[4]"
 )
 
-#: As RESET, of one place. The last fence may be another's, so only the token counts.
+#: As RESET, of one place.
 #:
 #: KEYS  lock keys of the place
-#: ARGV  as RESET's, with MAX_FENCE for the fence, then the limit
+#: ARGV  as RESET's, then the limit
 #: returns as RESET
 #: atomic for the same reason as RESET.
 PLACE_RESET = script(RESET_BODY, _library)
@@ -353,9 +337,9 @@ local grants, found = untaken_grants(), {}
 for number = 1, max_places() do
   local holder = token_at(number)
   if holder and not untaken(holder, grants) then
-    local owner = redis.pcall('HGETALL', KEYS[5])
+    local owner = redis.pcall('HGETALL', KEYS[4])
     local left = redis.call('PTTL', KEYS[1])
-    found[#found + 1] = {holder, left, owner.err and {} or owner, now(), 0, number}
+    found[#found + 1] = {holder, left, owner.err and {} or owner, now(), number}
   end
 end
 return found

@@ -41,7 +41,6 @@ from ..protocol import (
 )
 from ..transport import Server, Steps, Topology, is_outage, may_have_run, server_of
 from .votes import (
-    VOTE,
     Ballot,
     QuorumAcquisition,
     QuorumHold,
@@ -50,6 +49,7 @@ from .votes import (
     majority,
     merged,
     too_few,
+    vote_call,
 )
 
 #: The shortest lifetime that the clock drift leaves usable.
@@ -104,7 +104,7 @@ class Election:
         if request.deadline is not None:
             limit = min(limit, request.left() + LAST_TRY_SECONDS)
         asked = (request.token, milliseconds(request.lifetime), request.attempt)
-        call = Call(VOTE, request.keys, (*asked, floor or self._floor()))
+        call = vote_call(request.keys, *asked, floor or self._floor())
         sent_at = time.monotonic()
         answers = yield self._lock._ask_servers(dict.fromkeys(self._places, call), limit)
         for place, answer in answers.items():

@@ -22,10 +22,12 @@ from ..protocol import (
     HELD,
     Acquisition,
     Call,
+    LockKeys,
     as_bytes,
     fingerprint,
     new_token,
     printable,
+    quorum_fence_key,
     release_call,
     script,
 )
@@ -34,21 +36,33 @@ from ..transport import Server
 
 logger = get_logger("django_redis_lock.keeper")
 
-#: Take one server's part of the lock, as ACQUIRE does, with a fence of at least ``floor``. Redis
+#: Take one server's part of the lock, as ACQUIRE does, with a fence of at least ``floor``. The last
+#: one is the quorum's: other locks increase that of the index, and servers have to agree. Redis
 #: out of memory does not refuse it: only one server grants the lock to a waiter, who takes the
 #: other servers with this script.
 #:
-#: KEYS  lock keys
+#: KEYS  lock keys, then the quorum's fence
 #: ARGV  token, lifetime, attempt, floor
 #: returns {1, fence, server time in microseconds, vanished()}
 #:         or {0, the holder's remaining lifetime as PTTL gives it, server time in microseconds}
 #: atomic for the same reason as ACQUIRE.
 VOTE = script("""
-redis.call('PEXPIRE', KEYS[4], '86400000')  -- Never refused, so the rest is not either.
-local fence, gone = try(ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]))
-if fence then return {1, fence, now(), gone} end
-return {0, redis.call('PTTL', KEYS[1]), now()}
+redis.call('PEXPIRE', KEYS[6], '86400000')  -- Never refused, so the rest is not either.
+if not may_take(redis.call('GET', KEYS[1]), ARGV[1], ARGV[3]) then
+  return {0, redis.call('PTTL', KEYS[1]), now()}
+end
+local _, gone = try(ARGV[1], ARGV[2], '')
+local last = tonumber(redis.pcall('GET', KEYS[6])) or 0
+if last >= 2^53 then last = 0 end
+local fence = math.max(last + 1, now(), tonumber(ARGV[4]))
+redis.call('SET', KEYS[6], string.format('%d', fence), 'PX', '86400000')
+keep_attempt(ARGV[3], fence, ARGV[2])
+return {1, fence, now(), gone}
 """)
+
+
+def vote_call(keys: LockKeys, token: bytes, lifetime: int, attempt: bytes, floor: int) -> Call:
+    return Call(VOTE, (*keys, quorum_fence_key(keys.lock)), (token, lifetime, attempt, floor))
 
 
 def majority(servers: int) -> int:
@@ -153,7 +167,7 @@ class VotedRenewal(Renewal):
         if renewal is None or not wanted or has_vote or now < self._votes_again_at:
             return renewal
         self._requesting_vote = True
-        return Call(VOTE, hold.keys, (hold.token, max(wanted, 0), hold.attempt, hold.fence))
+        return vote_call(hold.keys, hold.token, max(wanted, 0), hold.attempt, hold.fence)
 
     def answered(self, value: Any, sent_at: float) -> None:
         hold = self.hold
@@ -227,8 +241,7 @@ def _held(replies: Sequence[Any], needed: int) -> Any:
             lives = sorted(math.inf if int(r[1]) < 0 else int(r[1]) for r in of_it)[-needed]
             id = fingerprint(token).encode()
             described = next((r for r in of_it if id in map(as_bytes, r[2])), of_it[0])
-            fence = max(int(r[4]) for r in of_it)
-            return [token, -1 if math.isinf(lives) else lives, described[2], described[3], fence]
+            return [token, -1 if math.isinf(lives) else lives, described[2], described[3]]
     return None
 
 

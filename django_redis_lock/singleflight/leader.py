@@ -378,7 +378,7 @@ class FlightRenewal(Job):
         facts: tuple[str, ...] = ("lifetime", str(lifetime), "renews", "1")
         if self._group:
             facts = (*facts, "group", self._group)
-        return (f"{(now - self._began) * 1000:.0f}", *leader.fields()[:-2], *facts)
+        return (f"{(now - self._began) * 1000:.0f}", *leader.fields(), *facts)
 
     def answered(self, value: Any, sent_at: float) -> None:
         self._named = True

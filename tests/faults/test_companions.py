@@ -11,11 +11,12 @@ import pytest
 import redis
 
 from django_redis_lock import Lock, LockNotOwnedError
+from django_redis_lock.inventory import list_held
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest, parse_grant
 from django_redis_lock.protocol.inventory_scripts import HELD
-from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, quorum_fence_key
 from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW, RESET, Call
 from django_redis_lock.protocol.validation import milliseconds
 from django_redis_lock.redlock.votes import VOTE
@@ -36,7 +37,7 @@ FORMS: dict[str, Callable[[redis.Redis, bytes], Any]] = {
     "hash": lambda client, key: client.hset(key, "what is", "this"),
     "sorted set": lambda client, key: client.zadd(key, {"what is this": 1}),
 }
-PARTS = ("grants", "waiters", "fence", "owner", "held_index")
+PARTS = ("grants", "waiters", "owner", "held_index")
 
 
 def first() -> AcquireRequest:
@@ -70,7 +71,7 @@ def steps(client: redis.Redis) -> list[Call | Callable[[redis.Redis], Call]]:
         acquisition.release_call(KEYS, b"first", b"granted", 2.0),
         taken_grant,
         renewed(b"second"),
-        Call(VOTE, KEYS, vote),
+        Call(VOTE, (*KEYS, quorum_fence_key(b"name")), vote),
         acquisition.release_call(
             KEYS, b"second", b"resting", 2.0, min_hold=0.001, attempt=b"this attempt"
         ),
@@ -125,23 +126,7 @@ def test_a_waiter_is_served(client: redis.Redis, part: str, form: str, token: st
     waiter.extend(10)
     waiter.release()
     with Lock(client, "name", timeout=30, blocking_timeout=5) as lock:
-        assert lock.fence > (waiter.fence if part != "fence" else 0)
-
-
-def test_a_fence_that_is_lost_between_grant_and_lock_is_put_back(client: redis.Redis) -> None:
-    """It was kept by appending to it, which made a counter without a number or a lifetime; and
-    after it no acquire was possible."""
-    holder = Lock(client, "name", timeout=30)
-    assert holder.acquire()
-    execute.run(client, second().acquire(b"waiter"))
-    holder.release()
-    granted = client.lindex(KEYS.grants, 0)
-    client.delete(KEYS.fence)
-    assert execute.run(client, taken_grant(client)).value == 1
-    number = granted.rpartition(b":")[2]
-    assert client.get(KEYS.fence) == number + b" this attempt"
-    assert client.pttl(KEYS.fence) > 0
-    assert client.get("name") == b"second"
+        assert lock.fence > waiter.fence
 
 
 def test_an_acquire_that_fails_takes_nothing(
@@ -155,18 +140,18 @@ def test_an_acquire_that_fails_takes_nothing(
     ):
         Lock(limited, "name").acquire(blocking=False)
     client.acl_deluser("cannot")
-    assert client.keys() == []
+    assert client.keys() in ([], [KEYS.held_index])
+    assert list_held(client, b"").locks == ()
 
 
 def test_fences_increase_while_clock_or_counter_is_there(client: redis.Redis) -> None:
-    """Each of them is enough: the counter for a day after the last acquisition, or a clock that is
-    not set back."""
+    """Each of them is enough: the last fence on the index, or a clock that is not set back."""
     fences = []
     ahead = 10**10
     for change in itertools.chain(
-        [lambda: None, lambda: client.delete(KEYS.fence), client.flushall],
+        [lambda: None, lambda: client.delete(KEYS.held_index), client.flushall],
         # As after the clock was set back: the counter is far ahead of it.
-        [lambda: client.set(KEYS.fence, fences[-1] + ahead), lambda: None],
+        [lambda: client.zadd(KEYS.held_index, {LAST_FENCE: fences[-1] + ahead}), lambda: None],
     ):
         change()
         with Lock(client, "name", timeout=30) as lock:

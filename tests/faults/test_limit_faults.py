@@ -18,6 +18,7 @@ from redis.retry import Retry
 from django_redis_lock import Lock
 from django_redis_lock.locking.waiting.threads import PendingReply, ThreadQueue
 from django_redis_lock.protocol import INDEX, lock_keys
+from django_redis_lock.protocol.keys import LAST_FENCE
 from django_redis_lock.protocol.place_scripts import (
     PLACE_ACQUIRE,
     PLACE_EXTEND,
@@ -429,4 +430,5 @@ def test_holders_and_waiters_live_through_a_restart_with_the_data() -> None:
         assert taken.fence > holders[1].fence
         for lock in (holders[0], taken):
             lock.release()
-        assert not client.exists(KEYS.lock, SECOND, INDEX)
+        assert not client.exists(KEYS.lock, SECOND)
+        assert client.zrange(INDEX, 0, -1) == [LAST_FENCE]

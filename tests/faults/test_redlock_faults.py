@@ -288,7 +288,7 @@ class TestContenders:
         waiters = [Background(wait) for _ in range(8)]
         until(lambda: places("faulty") == 8)
         until(lambda: any(c.info("clients")["blocked_clients"] for c in five.clients))
-        until(lambda: all(c.exists("{faulty}:owner") for c in five.clients))
+        until(lambda: all(c.hexists("{faulty}:owner", "id") for c in five.clients))
         settle()
         began, before = time.monotonic(), calls(five)
         time.sleep(2.2)

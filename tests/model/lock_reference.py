@@ -23,10 +23,12 @@ class LockReference:
     Attributes:
         until: when each key that exists expires, by its part of the name (``lock`` for the lock).
         waiters: until when each registered waiter counts as alive.
-        fence, attempt: what the fence key holds; None and empty if there is no such key.
+        fence: the last one, as the index has it; None if it has none.
         last_fence: the greatest fence given out, which no script may fall behind.
+        fences: how many were given out.
         index: when each lock on the index ends. Locks that ended without a release are left out:
-            any script may drop them.
+            any script may drop them. So is a lock whose grant was not taken: the index has the end
+            of its former holder's lock, if it was not lost.
     """
 
     alive: float
@@ -34,8 +36,8 @@ class LockReference:
     grant: tuple[bytes, int] | None = None
     waiters: dict[bytes, float] = field(default_factory=dict)
     fence: int | None = None
-    attempt: bytes = b""
     last_fence: int = 0
+    fences: int = 0
     owner: dict[bytes, bytes] = field(default_factory=dict)
     index: dict[bytes, float] = field(default_factory=dict)
     until: dict[str, float] = field(default_factory=dict)
@@ -67,9 +69,10 @@ class LockReference:
         if self.token != granted:
             return False
         if token:
-            self.token, self.attempt, self.fence = token, attempt, fence
-            self.until["fence"] = time.monotonic() + DAY
+            self.token = token
         self._lives(lifetime)
+        if token:
+            self._keep_attempt(attempt, b"%d" % fence)
         return True
 
     def release(
@@ -94,7 +97,7 @@ class LockReference:
         if self.token is None:
             self.index.pop(self.name, None)
             return False
-        if token != self.token or fence < (self.fence or 0) or self.untaken:
+        if token != self.token or fence < int(self.owner.get(b"fence", 0)) or self.untaken:
             return False
         self._pass_on(successor, grant)
         return True
@@ -158,11 +161,12 @@ class LockReference:
         elif part == "waiters":
             self.waiters.clear()
         elif part == "fence":
-            self.fence, self.attempt = None, b""
+            self.fence = None
         elif part == "owner":
             self.owner = {}
         elif part == "index":
             self.index.clear()
+            self.fence = None
 
     # -- what is known -------------------------------------------------------------------------
 
@@ -181,25 +185,29 @@ class LockReference:
         """A script has given out this fence."""
         assert fence > self.last_fence
         self.fence = self.last_fence = fence
+        if b"fence" in self.owner:
+            self.owner = {**self.owner, b"fence": b"%d" % fence}
 
     # -- what scripts share --------------------------------------------------------------------
 
     def _is_mine(self, token: bytes, attempt: bytes) -> bool:
-        known = bool(attempt) and self.fence is not None
-        return self.token == token and (not known or self.attempt == attempt)
+        known = self.owner.get(b"attempt", attempt) if attempt else attempt
+        return self.token == token and known == attempt
 
     def _try(self, token: bytes, lifetime: float, attempt: bytes) -> bool:
-        mine = self.token == token and (not attempt or self.attempt == attempt)
+        mine = self.token == token and (not attempt or self.owner.get(b"attempt") == attempt)
         if self.token is not None and not self.untaken and not mine:
             return False
         self._set_lock(token, lifetime)
-        self._next_fence(attempt)
+        self.fences += 1
+        if attempt:
+            self._keep_attempt(attempt, b"")
         return True
 
-    def _next_fence(self, attempt: bytes) -> None:
-        """The number itself is the script's choice: ``fence_given``."""
-        self.attempt = attempt
-        self.until["fence"] = time.monotonic() + DAY
+    def _keep_attempt(self, attempt: bytes, fence: bytes) -> None:
+        """A new fence is the script's choice: ``fence_given``."""
+        self.owner = {**self.owner, b"attempt": attempt, b"fence": fence}
+        self._describe()
 
     def _set_lock(self, token: bytes, lifetime: float) -> None:
         self.vanish("grants")
@@ -215,7 +223,8 @@ class LockReference:
 
     def _grant(self, successor: bytes, lifetime: float) -> None:
         self._set_lock(successor, lifetime)
-        self._next_fence(b"")
+        self.index.pop(self.name, None)
+        self.fences += 1
         self.grant = successor, 0
         self.until["grants"] = time.monotonic() + lifetime
 

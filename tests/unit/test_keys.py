@@ -30,6 +30,7 @@ from django_redis_lock.protocol.keys import (
     keys_at,
     lock_keys,
     process_key,
+    quorum_fence_key,
     wake_key,
 )
 
@@ -79,8 +80,9 @@ thorough = settings(max_examples=400, derandomize=True, database=None, deadline=
 def companions(name: bytes, token: bytes = TOKEN) -> list[bytes]:
     """All keys that are kept for a lock, or a cache key, called ``name``."""
     return [
-        *lock_keys(name)[1:5],
-        *(key for number in (2, 13) for key in lock_keys(name).at_place(number)[::4]),
+        *lock_keys(name)[1:4],
+        *(key for number in (2, 13) for key in lock_keys(name).at_place(number)[0:4:3]),
+        quorum_fence_key(name),
         events_key(name),
         wake_key(name, token),
         flight_key(name),
@@ -128,7 +130,7 @@ def test_the_keys_of_a_place_say_which_it_is(name: bytes, number: int) -> None:
     keys = lock_keys(name).at_place(number)
     assert (keys.name, keys.place) == (name, number)
     assert keys_at(keys.lock) == keys
-    assert lock_keys(name)[1:4] == keys[1:4]
+    assert lock_keys(name)[1:3] == keys[1:3]
 
 
 @thorough
@@ -205,7 +207,6 @@ def test_the_names_an_operator_sees() -> None:
         b"report",
         b"{report}:grants",
         b"{report}:waiters",
-        b"{report}:fence",
         b"{report}:owner",
         INDEX,
     )

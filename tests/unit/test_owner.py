@@ -20,9 +20,10 @@ OWNER = Owner("c0ffee", "web-1", 4711, "MainThread", "nightly report", 1_750_000
 
 
 def written(owner: Owner) -> dict[str, str]:
-    """The hash in Redis that describes ``owner``."""
+    """The hash in Redis that describes ``owner``, who holds a lock."""
     fields = owner.fields()
-    return dict(zip(fields[::2], fields[1::2], strict=True))
+    since = {} if owner.since is None else {"fence": str(round(owner.since * 1e6))}
+    return dict(zip(fields[::2], fields[1::2], strict=True)) | since
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,9 @@ def test_what_describes_an_earlier_holder_is_not_believed() -> None:
         {"since": "yesterday"},
         {"since": "nan"},
         {"since": "inf"},
+        {"fence": ""},
+        {"fence": "-7"},
+        {"fence": "9" * 5000},
     ],
     ids=str,
 )
@@ -88,7 +92,7 @@ def test_a_spoilt_field_costs_no_more_than_itself(spoilt: dict[str, str]) -> Non
     found = Owner.from_fields(written(OWNER) | spoilt, "c0ffee")
     assert (found.id, found.host, found.label) == ("c0ffee", "web-1", "nightly report")
     assert found.pid == (0 if "pid" in spoilt else 4711)
-    assert found.since == (None if "since" in spoilt else OWNER.since)
+    assert found.since == (OWNER.since if "pid" in spoilt else None)
 
 
 def test_as_a_text() -> None:
@@ -129,15 +133,15 @@ def test_a_token_names_process_and_thread() -> None:
 def test_other_tokens_name_no_holder(token: bytes) -> None:
     assert Owner.from_token(token) is None
     owner = Owner(fingerprint(token))
-    assert HolderInfo([token, 1000, [], 0, 1]).in_the_way == owner
+    assert HolderInfo([token, 1000, [], 0]).in_the_way == owner
 
 
 def test_a_description_comes_before_the_token() -> None:
     token = named_token()
     described = Owner(fingerprint(token), "web-1", 7, "MainThread", "report").fields()
-    assert HolderInfo([token, 1000, described, 0, 1]).in_the_way.label == "report"
-    assert HolderInfo([token, 1000, [], 0, 1]).in_the_way == Owner.from_token(token)
-    assert HolderInfo([token, 1000, [], 0, 1]).owner == Owner(fingerprint(token))
+    assert HolderInfo([token, 1000, described, 0]).in_the_way.label == "report"
+    assert HolderInfo([token, 1000, [], 0]).in_the_way == Owner.from_token(token)
+    assert HolderInfo([token, 1000, [], 0]).owner == Owner(fingerprint(token))
 
 
 def test_a_forked_child_is_named_as_such() -> None:

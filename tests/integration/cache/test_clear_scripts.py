@@ -9,7 +9,7 @@ import redis
 
 from django_redis_lock.inventory import CLEAR, DELETE_UNHELD
 from django_redis_lock.inventory.listing import EXISTING
-from django_redis_lock.protocol.keys import INDEX, index_key, lock_keys, slot_tag
+from django_redis_lock.protocol.keys import INDEX, LAST_FENCE, index_key, lock_keys, slot_tag
 from django_redis_lock.protocol.lock_scripts import ACQUIRE, Script, script
 
 ONE, OTHER = lock_keys(b"one"), lock_keys(b"other")
@@ -34,17 +34,17 @@ class Database:
         self.indexes = [index_key(INDEX, slot) if on_cluster else INDEX for slot in (1, 2)]
         for keys, index, lifetime in zip((ONE, OTHER), self.indexes, (60_000, None), strict=True):
             client.set(keys.lock, "token", px=lifetime)
-            client.set(keys.fence, "7", px=60_000)
-            client.zadd(index, {keys.lock: 1})
+            client.set(keys.owner, "7", px=60_000)
+            client.zadd(index, {keys.lock: 1, LAST_FENCE: 7})
         client.set("value", "stays not")
         client.set(slot_tag(1), "nor this")
-        self.kept = {*self.indexes, ONE.lock, ONE.fence, OTHER.lock, OTHER.fence}
+        self.kept = {*self.indexes, ONE.lock, ONE.owner, OTHER.lock, OTHER.owner}
 
     def size(self, *keys: bytes) -> int:
-        return sum(len(self.client.dump(key) or b"") for key in keys or self.kept)
+        return sum(len(self.client.dump(key) or b"") for key in {*keys} or self.kept)
 
     def clear(self, most: int = 9, room: int = 10**6, script: Script = CLEAR) -> Any:
-        companions = ONE.fence, ONE.owner, OTHER.fence
+        companions = ONE.owner, ONE.grants, OTHER.owner
         if self.on_cluster:
             tags = slot_tag(1), slot_tag(2), slot_tag(3)
             words = (most, room, 3, INDEX, *tags, *companions)
@@ -65,10 +65,11 @@ def test_clear_keeps_the_locks_as_they_are(database: Database) -> None:
     assert database.keys() == database.kept
     client = database.client
     assert 0 < client.pttl(ONE.lock) <= 60_000
-    assert 0 < client.pttl(OTHER.fence) <= 60_000
+    assert 0 < client.pttl(OTHER.owner) <= 60_000
     assert client.pttl(OTHER.lock) == -1
-    assert (client.get(ONE.lock), client.get(OTHER.fence)) == (b"token", b"7")
+    assert (client.get(ONE.lock), client.get(OTHER.owner)) == (b"token", b"7")
     assert client.zrange(database.indexes[0], 0, 0) == [ONE.lock]
+    assert client.zscore(database.indexes[1], LAST_FENCE) == 7
 
 
 def test_clear_of_a_database_without_locks(database: Database) -> None:
@@ -126,7 +127,7 @@ def test_a_lock_in_its_last_millisecond_does_not_stay_on_the_index(client: redis
     client.set("ending", "token", px=60_000)
     time = ANSWERING % ("TIME", "{'1700000000', '000064'}")
     source = time + ANSWERING % ("PTTL", "0") + ACQUIRE.source
-    assert client.eval(source, 6, *ONE, "token", 60_000, "", "", 0)[0] == 1
+    assert client.eval(source, 5, *ONE, "token", 60_000, "", "", 0)[0] == 1
     assert client.zscore(INDEX, "ending") == 1_700_000_000_000
 
 
@@ -139,8 +140,10 @@ def test_what_belongs_to_a_held_lock_is_not_deleted(client: redis.Redis) -> None
     assert {*client.keys()} == {b"held", b"of the held one", INDEX}
 
 
-def test_which_indexes_exist(client: redis.Redis) -> None:
+def test_which_indexes_have_locks(client: redis.Redis) -> None:
     for slot in (1, 3):
         client.zadd(index_key(INDEX, slot), {"lock": 1})
+    client.zadd(index_key(INDEX, 3), {LAST_FENCE: 7})
+    client.zadd(index_key(INDEX, 4), {LAST_FENCE: 7})
     tags = [slot_tag(slot) for slot in range(5)]
     assert client.eval(EXISTING.source, 0, INDEX, *tags) == [2, 4]

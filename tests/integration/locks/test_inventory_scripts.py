@@ -18,7 +18,7 @@ from django_redis_lock.protocol.inventory_scripts import (
     RECORD_EVENT,
     WAITING,
 )
-from django_redis_lock.protocol.keys import lock_keys
+from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
 from django_redis_lock.protocol.lock_scripts import CLOCK, Call, Script
 from django_redis_lock.transport import execute
 
@@ -47,7 +47,6 @@ class Scripts:
 
     def hold(self, keys: Any, token: str = "token") -> None:
         self.client.set(keys.lock, token, px=LONG)
-        self.client.set(keys.fence, "7 attempt")
         self.client.hset(keys.owner, "host", "here")
 
 
@@ -86,6 +85,14 @@ def test_list_drops_what_is_gone(scripts: Scripts) -> None:
     assert scripts.client.zrange("index", 0, -1) == [b"a:there", b"b:gone", b"a:last"]
 
 
+def test_list_passes_over_the_last_fence(scripts: Scripts) -> None:
+    scripts.client.zadd("index", {"a": scripts.now(), LAST_FENCE: scripts.now() * 1000})
+    scripts.client.set("a", "token")
+    assert scripts.run(LIST, ("index",), "", "", 0, 10) == [2, 0, [b"a"]]
+    assert scripts.run(LIST, ("index",), "", "", 0, 1) == [1, 1, []]
+    assert scripts.client.zcard("index") == 2
+
+
 def test_list_of_flights_passes_over_what_has_ended(scripts: Scripts) -> None:
     scripts.client.zadd("index", {"a": scripts.now() - TOLERANCE, "b": scripts.now() + LONG})
     assert scripts.run(LIST_FLIGHTS, ("index",), "", "", 0, 10) == [1, 0, [b"b"]]
@@ -97,11 +104,11 @@ def test_list_of_flights_passes_over_what_has_ended(scripts: Scripts) -> None:
 def test_describe(scripts: Scripts) -> None:
     scripts.hold(OTHER)
     scripts.client.zadd(OTHER.waiters, {"dead": scripts.now() - LONG, "w": scripts.now() + LONG})
-    at, lock = scripts.run(DESCRIBE, (*KEYS[:5], *OTHER[:5]))
+    at, lock = scripts.run(DESCRIBE, (*KEYS[:4], *OTHER[:4]))
     assert scripts.is_now(at)
-    place, token, left, owner, broken, fence, waiters = lock
+    place, token, left, owner, broken, waiters = lock
     assert (place, token, owner, broken) == (2, b"token", [b"host", b"here"], [])
-    assert (fence, waiters) == (b"7 attempt", 1)
+    assert waiters == 1
     assert abs(left - LONG) < TOLERANCE
 
 
@@ -111,26 +118,24 @@ def test_describe(scripts: Scripts) -> None:
 def test_describe_passes_over_a_grant_on_its_way(scripts: Scripts, grant: str, owned: bool) -> None:
     scripts.hold(KEYS)
     scripts.client.rpush(KEYS.grants, grant)
-    assert (len(scripts.run(DESCRIBE, KEYS[:5])) == 2) == owned
+    assert (len(scripts.run(DESCRIBE, KEYS[:4])) == 2) == owned
 
 
 def test_describe_without_companions(scripts: Scripts) -> None:
     scripts.client.set(KEYS.lock, "token")
-    [_, lock] = scripts.run(DESCRIBE, KEYS[:5])
-    assert lock == [1, b"token", -1, [], [], b"", 0]
+    [_, lock] = scripts.run(DESCRIBE, KEYS[:4])
+    assert lock == [1, b"token", -1, [], [], 0]
 
 
 def test_describe_names_what_is_broken(scripts: Scripts) -> None:
     scripts.hold(KEYS)
     scripts.hold(OTHER)
-    for part in ("grants", "waiters", "fence", "owner"):
+    for part in ("grants", "waiters", "owner"):
         scripts.client.delete(getattr(KEYS, part))
         scripts.client.set(getattr(KEYS, part), "x")
-    scripts.client.delete(KEYS.fence)
-    scripts.client.rpush(KEYS.fence, "x")
-    [_, lock, other] = scripts.run(DESCRIBE, (*KEYS[:5], *OTHER[:5]))
-    assert lock[3:] == [[], lock[4], b"", 0]
-    assert sorted(lock[4]) == [b"fence", b"grants", b"owner", b"waiters"]
+    [_, lock, other] = scripts.run(DESCRIBE, (*KEYS[:4], *OTHER[:4]))
+    assert lock[3:] == [[], lock[4], 0]
+    assert sorted(lock[4]) == [b"grants", b"owner", b"waiters"]
     assert other[4] == []
 
 
@@ -138,7 +143,7 @@ def test_describe_names_what_is_broken(scripts: Scripts) -> None:
 def test_describe_reads_no_large_description(scripts: Scripts, number: int, readable: bool) -> None:
     scripts.client.set(KEYS.lock, "token")
     scripts.client.hset(KEYS.owner, mapping={f"field {n}": n for n in range(number)})
-    [_, lock] = scripts.run(DESCRIBE, KEYS[:5])
+    [_, lock] = scripts.run(DESCRIBE, KEYS[:4])
     assert len(lock[3]) == (128 if readable else 0)
     assert lock[4] == ([] if readable else [b"owner"])
 
@@ -161,7 +166,7 @@ def test_describe_flights(scripts: Scripts) -> None:
 
 
 def test_waiting(scripts: Scripts) -> None:
-    keys = (*KEYS[:5], b"events")
+    keys = (*KEYS[:4], b"events")
     assert scripts.run(WAITING, keys, 5)[1:] == [[], b""]
     scripts.hold(KEYS)
     scripts.client.set("events", "lines")
@@ -181,7 +186,7 @@ def test_waiting(scripts: Scripts) -> None:
 def test_waiting_reads_what_it_can(scripts: Scripts) -> None:
     for key in (KEYS.waiters, KEYS.owner, b"events"):
         scripts.client.rpush(key, "x")
-    assert scripts.run(WAITING, (*KEYS[:5], b"events"), 2)[1:] == [[], b""]
+    assert scripts.run(WAITING, (*KEYS[:4], b"events"), 2)[1:] == [[], b""]
 
 
 def test_note(scripts: Scripts) -> None:

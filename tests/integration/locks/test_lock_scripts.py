@@ -14,7 +14,7 @@ from django_redis_lock import Lock
 from django_redis_lock.locking.operations import MARK
 from django_redis_lock.protocol.acquisition import parse_acquire
 from django_redis_lock.protocol.inventory_scripts import HELD
-from django_redis_lock.protocol.keys import lock_keys, process_key
+from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, process_key, quorum_fence_key
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
     CLOCK,
@@ -33,6 +33,7 @@ from django_redis_lock.transport import execute, server_of
 from tests.redis_server import RedisServer
 
 KEYS = lock_keys(b"name")
+VOTE_KEYS = (*KEYS, quorum_fence_key(b"name"))
 WAKE = b"wake"
 DAY = 86_400_000
 #: Milliseconds; so far apart that no delay of the machine can confuse them.
@@ -41,13 +42,14 @@ TOLERANCE = 100_000
 
 
 class State(NamedTuple):
-    """What there is in Redis, with lifetimes in milliseconds (-1 none, -2 no such key)."""
+    """What there is in Redis, with lifetimes in milliseconds (-1 none, -2 no such key). ``fence``:
+    the last one."""
 
     lock: bytes | None
     left: int
     grants: list[bytes]
     waiters: list[bytes]
-    fence: bytes | None
+    fence: float | None
     owner: dict[bytes, bytes]
     index: list[bytes]
 
@@ -89,9 +91,9 @@ class Scripts:
             client.pttl(KEYS.lock),
             client.lrange(KEYS.grants, 0, -1),
             client.zrange(KEYS.waiters, 0, -1),
-            client.get(KEYS.fence),
+            client.zscore(KEYS.held_index, LAST_FENCE),
             client.hgetall(KEYS.owner),
-            client.zrange(KEYS.held_index, 0, -1),
+            [name for name in client.zrange(KEYS.held_index, 0, -1) if name != LAST_FENCE],
         )
 
     def ends(self, name: bytes = b"name") -> float:
@@ -113,10 +115,9 @@ def test_acquire_free(scripts: Scripts) -> None:
     assert won == 1
     assert before <= fence <= at <= scripts.now()
     assert scripts.state()[:1] == (b"a",)
-    assert set(scripts.client.keys()) == {KEYS.lock, KEYS.fence, KEYS.held_index}
+    assert set(scripts.client.keys()) == {KEYS.lock, KEYS.held_index}
     assert scripts.lasts(KEYS.lock, LIFETIME)
-    assert scripts.lasts(KEYS.fence, DAY)
-    assert scripts.state().fence == b"%d" % fence
+    assert scripts.state().fence == fence
     assert abs(scripts.ends() - LIFETIME) < TOLERANCE
 
 
@@ -153,26 +154,43 @@ def test_acquire_again(scripts: Scripts, attempt: str, other: str, mine: bool) -
 
 def test_acquire_chosen_token_without_a_record(scripts: Scripts) -> None:
     scripts.acquire("a", attempt="first")
-    scripts.client.delete(KEYS.fence)
+    scripts.client.delete(KEYS.owner)
     assert scripts.acquire("a", attempt="first")[0] == 0
 
 
-def test_acquire_keeps_the_attempt(scripts: Scripts) -> None:
-    fence = scripts.acquire("a", attempt="first")[1]
-    assert scripts.state().fence == b"%d first" % fence
+@pytest.mark.parametrize("lifetime", [0, LIFETIME])
+def test_acquire_keeps_the_attempt(scripts: Scripts, lifetime: int) -> None:
+    fence = scripts.acquire("a", lifetime, attempt="first")[1]
+    assert scripts.state().owner == {b"attempt": b"first", b"fence": b"%d" % fence}
+    assert scripts.client.pttl(KEYS.owner) == -1 or scripts.lasts(KEYS.owner, lifetime + DAY)
 
 
 @pytest.mark.parametrize("ahead", [2**52, 2**53 - 1])
-def test_fence_follows_the_last_one(scripts: Scripts, ahead: int) -> None:
-    scripts.client.set(KEYS.fence, f"{ahead} attempt")
-    assert scripts.acquire("a")[1] == ahead + 1
-    assert scripts.state().fence == b"%d" % (ahead + 1)
+@pytest.mark.parametrize("attempt", ["", "first"])
+def test_fence_follows_the_last_one(scripts: Scripts, ahead: int, attempt: str) -> None:
+    """Of whichever lock it was."""
+    scripts.client.zadd(KEYS.held_index, {LAST_FENCE: ahead})
+    assert scripts.acquire("a", attempt=attempt)[1] == ahead + 1
+    assert scripts.state().fence == ahead + 1
 
 
-@pytest.mark.parametrize("unusable", [str(2**53), "9" * 30, "x"])
-def test_fence_that_cannot_be_counted_on_from_is_replaced(scripts: Scripts, unusable: str) -> None:
-    scripts.client.set(KEYS.fence, unusable)
-    assert scripts.now() - 10**9 < scripts.acquire("a")[1] <= scripts.now()
+def test_a_grants_fence_follows_the_last_one(scripts: Scripts) -> None:
+    scripts.acquire("a")
+    scripts.acquire("waiting", waiter="w")
+    scripts.client.zadd(KEYS.held_index, {LAST_FENCE: 2**52})
+    scripts.release("a")
+    assert scripts.state().grants == [b"next:%d" % (2**52 + 1)]
+    assert scripts.state().fence == 2**52 + 1
+
+
+@pytest.mark.parametrize("unusable", [2**53, 1e30, float("inf")])
+def test_fence_that_cannot_be_counted_on_from_is_replaced(
+    scripts: Scripts, unusable: float
+) -> None:
+    scripts.client.zadd(KEYS.held_index, {LAST_FENCE: unusable})
+    fence = scripts.acquire("a")[1]
+    assert scripts.now() - 10**9 < fence <= scripts.now()
+    assert scripts.state().fence == fence
 
 
 def test_acquire_takes_an_untaken_grant(scripts: Scripts) -> None:
@@ -251,11 +269,11 @@ def test_index_loses_what_has_ended(scripts: Scripts) -> None:
     scripts.client.set("extended", "token", px=LIFETIME)
     scripts.client.set("endless", "token")
     sizes = [scripts.client.zcard(KEYS.held_index)]
-    while scripts.client.zcard(KEYS.held_index) > 4:
+    while scripts.client.zcard(KEYS.held_index) > 5:
         scripts.acquire("a")
         sizes.append(scripts.client.zcard(KEYS.held_index))
         assert len(sizes) < 5000
-    assert any(4 < size < 400 for size in sizes), "128 of them at a time"
+    assert any(5 < size < 400 for size in sizes), "128 of them at a time"
     assert scripts.ends(b"endless") == float("inf")
     for name in (b"extended", b"current", b"name"):
         assert abs(scripts.ends(name) - LIFETIME) < TOLERANCE
@@ -289,7 +307,7 @@ def test_leave(scripts: Scripts, free: bool, tries: bool) -> None:
     assert reply[2 if free and tries else -1] // 10**9 == scripts.now() // 10**9
     if free and tries:
         assert scripts.state().lock == b"b"
-        assert scripts.state().fence == b"%d attempt" % reply[1]
+        assert scripts.state().owner == {b"attempt": b"attempt", b"fence": b"%d" % reply[1]}
         assert scripts.lasts(KEYS.lock, LIFETIME)
         assert scripts.state().index == [b"name"]
     else:
@@ -319,23 +337,15 @@ def test_take_grant(scripts: Scripts, lifetime: int, chosen: str, waiter: str) -
     assert scripts.run(TAKE_GRANT, "next", lifetime, waiter, chosen, "attempt", fence) == 1
     state = scripts.state()
     assert state.lock == (b"chosen" if chosen else b"next")
-    assert state.fence == (b"%d attempt" % fence if chosen else b"%d" % fence)
+    kept = {b"attempt": b"attempt", b"fence": b"%d" % fence}
+    assert state.owner == (kept if chosen else {})
     assert sorted(state.waiters) == ([b""] if waiter else [b"", b"w"])
-    assert scripts.lasts(KEYS.fence, DAY)
     if lifetime:
         assert scripts.lasts(KEYS.lock, lifetime)
         assert abs(scripts.ends() - lifetime) < TOLERANCE
     else:
         assert state.left == -1
         assert scripts.ends() == float("inf")
-
-
-def test_take_grant_never_lowers_the_fence(scripts: Scripts) -> None:
-    fence = scripts.grant()
-    for of_the_grant, expected in ((fence - 5, fence), (fence + 5, fence + 5)):
-        scripts.client.set(KEYS.lock, "next", px=GRANT)
-        scripts.run(TAKE_GRANT, "next", LIFETIME, "", "chosen", "x", of_the_grant)
-        assert scripts.state().fence == b"%d x" % expected
 
 
 def test_take_grant_that_is_over(scripts: Scripts) -> None:
@@ -375,7 +385,7 @@ def test_end_passes_the_lock_on(scripts: Scripts, how: str, waiting: int | None)
         assert state.lock == b"next"
         assert scripts.lasts(KEYS.lock, GRANT)
         assert scripts.lasts(KEYS.grants, GRANT)
-        assert abs(scripts.ends() - GRANT) < TOLERANCE
+        assert state.index == [b"name"]
         [(token, granted)] = [each.split(b":") for each in state.grants]
         assert (token, int(granted)) == (b"next", int(state.fence or 0))
         assert int(granted) > fence
@@ -388,24 +398,26 @@ def test_end_passes_the_lock_on(scripts: Scripts, how: str, waiting: int | None)
 
 
 @pytest.mark.parametrize(
-    ("token", "attempt", "known", "released"),
+    ("token", "attempt", "known", "fence", "released"),
     [
-        ("a", "", True, 1),
-        ("a", "x", True, 1),
-        ("a", "y", True, 0),
-        ("a", "y", False, 1),
-        ("b", "", True, 0),
-        ("next", "", True, 0),
+        ("a", "", True, 0, 1),
+        ("a", "x", True, 0, 1),
+        ("a", "y", True, 1, 0),
+        ("a", "y", False, 1, 1),
+        ("a", "y", False, 0, 0),
+        ("b", "", True, 1, 0),
+        ("next", "", True, 1, 0),
     ],
 )
 def test_release_asks_whose_it_is(
-    scripts: Scripts, token: str, attempt: str, known: bool, released: int
+    scripts: Scripts, token: str, attempt: str, known: bool, fence: int, released: int
 ) -> None:
+    """If that is not on record, it believes who knows the fence."""
     scripts.acquire("a", attempt="x")
     if not known:
-        scripts.client.delete(KEYS.fence)
+        scripts.client.delete(KEYS.owner)
     before = scripts.state()
-    assert scripts.release(token, attempt=attempt) == released
+    assert scripts.release(token, fence=fence, attempt=attempt) == released
     assert (scripts.state().lock is None) == released
     if not released:
         assert scripts.state()._replace(left=before.left) == before
@@ -437,9 +449,14 @@ def test_release_before_the_rest_is_over(scripts: Scripts, held: int, left: int)
 
 
 @pytest.mark.parametrize(("token", "fence"), [("a", -1), ("b", 0), ("b", 5)])
-def test_reset_ends_only_what_it_names(scripts: Scripts, token: str, fence: int) -> None:
-    """``fence``: beside the holder's."""
-    at = scripts.acquire("a")[1]
+@pytest.mark.parametrize("described", [True, False])
+def test_reset_ends_only_what_it_names(
+    scripts: Scripts, token: str, fence: int, described: bool
+) -> None:
+    """``fence``: beside the holder's, of a chosen token at once, of others with the description."""
+    at = scripts.acquire("a", attempt="" if described else "x")[1]
+    if described:
+        scripts.client.hset(KEYS.owner, "fence", at)
     before = scripts.state()
     assert scripts.run(RESET, "next", GRANT, token, at + fence) == 0
     assert scripts.state()._replace(left=before.left) == before
@@ -541,7 +558,7 @@ def test_renew_and_extend_ask_whose_it_is(
 ) -> None:
     scripts.acquire("a", GRANT, attempt="x")
     if not known:
-        scripts.client.delete(KEYS.fence)
+        scripts.client.delete(KEYS.owner)
     before = scripts.state()
     renewed = scripts.run(RENEW, token, LIFETIME, attempt)
     assert (renewed > GRANT) == mine
@@ -608,20 +625,18 @@ def test_watch_grants_a_lock_that_is_free(scripts: Scripts) -> None:
     assert (lying, owner) == (1, [b"host", b"there"])
     state = scripts.state()
     assert (state.lock, state.owner) == (b"next", {})
-    assert state.grants == [b"next:" + (state.fence or b"")]
+    assert state.grants == [b"next:%d" % (state.fence or 0)]
     assert scripts.lasts(KEYS.lock, GRANT)
     assert scripts.lasts(KEYS.grants, GRANT)
 
 
 def test_held(scripts: Scripts) -> None:
     assert scripts.run(HELD) is None
-    fence = scripts.acquire("a", attempt="x")[1]
-    for expected in (fence, 0):
-        token, left, owner, at, found = scripts.run(HELD)
-        assert (token, owner, found) == (b"a", [], expected)
-        assert abs(left - LIFETIME) < TOLERANCE
-        assert abs(at - scripts.now()) < TOLERANCE * 1000
-        scripts.client.delete(KEYS.fence)
+    scripts.acquire("a")
+    token, left, owner, at = scripts.run(HELD)
+    assert (token, owner) == (b"a", [])
+    assert abs(left - LIFETIME) < TOLERANCE
+    assert abs(at - scripts.now()) < TOLERANCE * 1000
     scripts.client.hset(KEYS.owner, "host", "here")
     assert scripts.run(HELD)[2] == [b"host", b"here"]
     scripts.client.delete(KEYS.owner)
@@ -646,33 +661,58 @@ def test_clock(scripts: Scripts) -> None:
 
 def test_mark_is_a_write_for_the_holder_only(scripts: Scripts) -> None:
     """What replicas confirm is that this token holds the lock."""
-    scripts.acquire("a")
-    scripts.client.pexpire(KEYS.fence, LIFETIME)
+    fence = scripts.acquire("a")[1]
     for token, written in (("b", 0), ("a", 1)):
-        assert scripts.run(MARK, token, keys=(KEYS.lock, KEYS.fence)) == written
-        assert scripts.lasts(KEYS.fence, 86_400_000 if written else LIFETIME)
+        before = scripts.state()
+        assert scripts.run(MARK, token) == written
+        after = scripts.state()
+        assert after._replace(left=before.left, fence=fence) == before
+        assert ((after.fence or 0) > fence) == written
 
 
 # -- VOTE ------------------------------------------------------------------------------------------
 
 
 def test_vote(scripts: Scripts) -> None:
-    floor = 2**52
+    floor, own = 2**52, VOTE_KEYS[-1]
     for _ in range(2):
-        won, fence, at = scripts.run(VOTE, "a", LIFETIME, "attempt", floor)
+        won, fence, at = scripts.run(VOTE, "a", LIFETIME, "attempt", floor, keys=VOTE_KEYS)
         assert (won, fence) == (1, floor)
         assert abs(at - scripts.now()) < TOLERANCE * 1000
-        assert scripts.state().fence == b"%d attempt" % floor
+        assert scripts.client.get(own) == b"%d" % floor
+        assert scripts.state().owner == {b"attempt": b"attempt", b"fence": b"%d" % floor}
         assert scripts.lasts(KEYS.lock, LIFETIME)
-        assert scripts.lasts(KEYS.fence, DAY)
+        assert scripts.lasts(own, DAY)
         scripts.client.pexpire(KEYS.lock, GRANT)
         floor += 1
-    lost, left, at = scripts.run(VOTE, "a", LIFETIME, "another", floor)
+    lost, left, at = scripts.run(VOTE, "a", LIFETIME, "another", floor, keys=VOTE_KEYS)
     assert lost == 0
     assert abs(left - GRANT) < TOLERANCE
     assert abs(at - scripts.now()) < TOLERANCE * 1000
     assert scripts.lasts(KEYS.lock, GRANT)
-    assert scripts.lasts(KEYS.fence, DAY)
+    assert scripts.lasts(own, DAY)
+
+
+def test_votes_of_several_servers_are_equal(scripts: Scripts) -> None:
+    """Whatever other locks of one of them have increased its last fence to."""
+    scripts.client.zadd(KEYS.held_index, {LAST_FENCE: 2**52 + 7})
+    assert scripts.run(VOTE, "a", LIFETIME, "x", 2**52, keys=VOTE_KEYS)[1] == 2**52
+
+
+@pytest.mark.parametrize("kept", ["x", str(2**53), None])
+def test_vote_replaces_a_fence_that_cannot_be_counted_on_from(
+    scripts: Scripts, kept: str | None
+) -> None:
+    if kept is None:
+        scripts.client.hset(VOTE_KEYS[-1], "another", "type")
+    else:
+        scripts.client.set(VOTE_KEYS[-1], kept)
+    assert scripts.run(VOTE, "a", LIFETIME, "x", 2**52, keys=VOTE_KEYS)[1] == 2**52
+
+
+def test_vote_follows_the_last_fence(scripts: Scripts) -> None:
+    scripts.client.set(VOTE_KEYS[-1], 2**52)
+    assert scripts.run(VOTE, "a", LIFETIME, "x", 1, keys=VOTE_KEYS)[1] == 2**52 + 1
 
 
 # -- Redis out of memory ---------------------------------------------------------------------------
@@ -718,6 +758,10 @@ def test_take_grant_out_of_memory(full: Scripts) -> None:
     assert full.state().lock == b"chosen"
 
 
+def test_mark_out_of_memory(full: Scripts) -> None:
+    assert full.run(MARK, "a") == 1
+
+
 def test_acquire_again_out_of_memory(full: Scripts) -> None:
     assert full.acquire("a")[0] == 1
 
@@ -731,7 +775,7 @@ def test_leave_wakes_out_of_memory(full: Scripts, token: str) -> None:
 def test_vote_out_of_memory(full: Scripts) -> None:
     """The lock is passed on by one server only: the others must not refuse its next holder."""
     full.client.delete(KEYS.lock)
-    assert full.run(VOTE, "b", LIFETIME, "attempt", 1)[0] == 1
+    assert full.run(VOTE, "b", LIFETIME, "attempt", 1, keys=VOTE_KEYS)[0] == 1
 
 
 def test_acquire_is_refused_as_a_whole_out_of_memory(full: Scripts) -> None:

@@ -95,7 +95,7 @@ class TestRedlock(LockContract):
     def test_who_died_is_remembered_on_each_server(self, clients: list[redis.Redis]) -> None:
         dead = Redlock(clients, "left", timeout=2, label="nightly")
         assert dead.acquire()
-        until(lambda: all(client.exists("{left}:owner") for client in clients))
+        until(lambda: all(client.hexists("{left}:owner", "id") for client in clients))
         dead.local.renewal.discard()  # All that a killed process leaves undone.
         until(lambda: not any(client.exists("left") for client in clients))
         with Redlock(clients, "left", timeout=30, server_timeout=AMPLE):

@@ -28,15 +28,19 @@ from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest, new_token, parse_acquire
 from django_redis_lock.protocol.inventory_scripts import HELD
-from django_redis_lock.protocol.keys import lock_keys, wake_key
+from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, wake_key
 from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW, RESET, Call
 from django_redis_lock.transport import execute
 from tests.model.lock_reference import DAY, LockReference
 
 NAME = b"model"
 KEYS = lock_keys(NAME)
-PARTS = {"lock": NAME, "index": KEYS.held_index} | {
-    part: getattr(lock_keys(NAME), part) for part in ("grants", "waiters", "fence", "owner")
+PARTS = {
+    "lock": NAME,
+    "index": KEYS.held_index,
+    "grants": KEYS.grants,
+    "waiters": KEYS.waiters,
+    "owner": KEYS.owner,
 }
 #: Seconds. They are so far apart, and so long, that no delay of the machine can confuse them.
 LIFETIMES = st.sampled_from((300.0, 3000.0, math.inf))
@@ -54,10 +58,10 @@ TWICE = st.booleans()
 #: What happens just before a call: a companion key is gone, holds something else than it should
 #: ("!"), memory is full, or all waiters are dead.
 BEFORE = st.sampled_from(
-    ("", "", "dead", "full", "fence", "!fence", "owner", "!owner", "!waiters", "!grants")
+    ("", "", "dead", "full", "fence", "!fence", "owner", "!owner", "!waiters", "!grants", "!index")
 )
-#: What a companion key may hold that is of no use: another type, no number, too great a number.
-BROKEN = {"fence": ("no number", "9" * 17), "owner": ("a string",)}
+#: Fences that cannot be counted on from.
+UNUSABLE_FENCES = (10**17, math.inf)
 
 
 class Caller:
@@ -218,7 +222,7 @@ class Scripts(RuleBasedStateMachine):
         )
         left = min(rest, rest - held) if rest else 0.0
         for _ in range(2):
-            fence = self.model.until.get("fence")
+            fence = self.model.fences
             released = self.model.release(
                 caller.token,
                 call.args[1],
@@ -227,7 +231,7 @@ class Scripts(RuleBasedStateMachine):
                 call.args[5],
             )
             assert self._run(call) == released
-            if self.model.until.get("fence") != fence:
+            if self.model.fences != fence:
                 self._granted()
         self._look()
 
@@ -238,10 +242,10 @@ class Scripts(RuleBasedStateMachine):
         token, fence = caller.token, caller.fence - later
         args = (successor, int(GRANT * 1000), token, fence)
         for _ in range(2):
-            known = self.model.until.get("fence")
+            known = self.model.fences
             ended = self.model.reset(successor, GRANT, token, fence)
             assert self._run(Call(RESET, KEYS, args)) == ended
-            if self.model.until.get("fence") != known:
+            if self.model.fences != known:
                 self._granted()
         self._look()
 
@@ -289,14 +293,14 @@ class Scripts(RuleBasedStateMachine):
         caller = self.callers[who]
         for _ in range(1 + twice):
             call = caller.request.watch(caller.waiter)
-            ended, fence = self.model.ended, self.model.until.get("fence")
+            ended, fence = self.model.ended, self.model.fences
             untaken = self.model.watch(caller.waiter, call.args[2], GRANT)
             reply = self._run(call)
             self._lasts(reply[0], self.model.until["lock"])
             assert abs(reply[1] - self._server_us()) < TOLERANCE * 1e6
             assert reply[2] == untaken
             assert (len(reply) > 3) == (ended is not None)
-            if self.model.until.get("fence") != fence:
+            if self.model.fences != fence:
                 self._granted()
         self._look()
 
@@ -306,7 +310,6 @@ class Scripts(RuleBasedStateMachine):
             assert reply is None
             return
         assert reply[0] == self.model.token
-        assert reply[4] == (self.model.fence or 0)
         self._lasts(reply[1], self.model.until["lock"])
         assert set(reply[2][::2]) == set(self.model.owner)
         assert abs(reply[3] - self._server_us()) < TOLERANCE * 1e6
@@ -366,17 +369,19 @@ class Scripts(RuleBasedStateMachine):
         """Then the last fence is ahead of it."""
         if self.model.fence is not None:
             self.model.fence = self.model.last_fence = self.model.last_fence + 10**9
-            self.client.set(KEYS.fence, self._kept(), keepttl=True)
+            self.client.zadd(KEYS.held_index, {LAST_FENCE: self.model.fence})
 
     def _another_lock_ended(self, _: int) -> None:
         """Without a release, so that it is still on the index: any script may drop it."""
-        self.client.zadd(KEYS.held_index, {ENDED: self._server_us() / 1000 - 7_200_000})
+        if "index" not in self.broken:
+            self.client.zadd(KEYS.held_index, {ENDED: self._server_us() / 1000 - 7_200_000})
 
     def _another_lock_was_extended(self, _: int) -> None:
         """By a program that does not know the index: no script may drop it."""
-        self.client.set(EXTENDED, "token", px=3_000_000)
-        self.client.zadd(KEYS.held_index, {EXTENDED: self._server_us() / 1000 - 7_200_000})
-        self.model.index[EXTENDED] = time.monotonic() + 3000
+        if "index" not in self.broken:
+            self.client.set(EXTENDED, "token", px=3_000_000)
+            self.client.zadd(KEYS.held_index, {EXTENDED: self._server_us() / 1000 - 7_200_000})
+            self.model.index[EXTENDED] = time.monotonic() + 3000
 
     def _another_library_takes_it(self, which: int) -> None:
         """It sets the key, knows nothing of companions, and deletes it in the end."""
@@ -391,7 +396,7 @@ class Scripts(RuleBasedStateMachine):
 
     def _vanished(self, part: str) -> None:
         self.model.vanish(part)
-        if part == "fence":
+        if self.model.fence is None:
             # Without a counter the clock is the floor. Of a clock that was set back as well nobody
             # knows.
             self.model.last_fence = min(self.model.last_fence, self._server_us())
@@ -444,18 +449,18 @@ class Scripts(RuleBasedStateMachine):
             self.full = True
         elif what == "dead":
             self._a_waiter_dies(0)
-        elif part and part != "full":
+        elif part == "fence" and "index" not in self.broken:
+            self.client.zrem(KEYS.held_index, LAST_FENCE)
+            self._vanished(part)
+            if part != what:
+                self.turns += 1
+                self.client.zadd(KEYS.held_index, {LAST_FENCE: UNUSABLE_FENCES[self.turns % 2]})
+        elif part and part not in ("full", "fence"):
             self.client.delete(PARTS[part])
             self._vanished(part)
-        if part != what:
-            self.turns += 1
-            forms = (None, *BROKEN.get(part, ()))
-            form = forms[self.turns % len(forms)]
-            if form is None and part != "owner":
-                self.client.hset(PARTS[part], "another", "type")
-            else:
-                self.client.set(PARTS[part], form or "another type")
-            self.broken.add(part)
+            if part != what:
+                self.client.set(PARTS[part], "another type")
+                self.broken.add(part)
 
     def _look(self) -> None:
         """Every key is as the reference has it, and there is no other."""
@@ -466,14 +471,12 @@ class Scripts(RuleBasedStateMachine):
         model = self.model
         with self.client.pipeline(transaction=False) as pipe:
             pipe.keys("*").get(NAME).lrange(KEYS.grants, 0, -1)
-            pipe.zrange(KEYS.waiters, 0, -1, withscores=True).get(KEYS.fence)
+            pipe.zrange(KEYS.waiters, 0, -1, withscores=True)
             pipe.hgetall(KEYS.owner).zrange(KEYS.held_index, 0, -1, withscores=True)
             for key in PARTS.values():
                 pipe.pttl(key)
-            keys, token, listed, waiters, fence, owner, index, *ttls = pipe.execute(
-                raise_on_error=False
-            )
-        self.broken -= set(model.until)
+            keys, token, listed, waiters, owner, index, *ttls = pipe.execute(raise_on_error=False)
+        self.broken -= {*model.until, *(["index"] if model.index or model.fence else [])}
         broken = {PARTS[part] for part in self.broken}
         there = {PARTS[part] for part in model.until}
         assert set(keys) - {KEYS.held_index, EXTENDED} - broken == there
@@ -482,17 +485,19 @@ class Scripts(RuleBasedStateMachine):
                 self._lasts(pttl, model.until.get(part))
         server_ms = self._server_us() / 1000
         assert token == model.token
-        listed, waiters, fence, owner = (
+        listed, waiters, owner, index = (
             empty if part in self.broken else value
             for part, value, empty in (
                 ("grants", listed, []),
                 ("waiters", waiters, []),
-                ("fence", fence, None),
                 ("owner", owner, {}),
+                ("index", index, []),
             )
         )
         assert listed == ([b"%b:%d" % model.grant] if model.grant else [])
-        assert fence == (None if model.fence is None else self._kept())
+        last = dict(index).pop(LAST_FENCE, None)
+        assert last == model.fence or (model.fence is None and last in UNUSABLE_FENCES)
+        index = [entry for entry in index if entry[0] != LAST_FENCE]
         assert {field: value for field, value in owner.items() if field != b"seen"} == {
             field: value for field, value in model.owner.items() if field != b"seen"
         }
@@ -504,11 +509,8 @@ class Scripts(RuleBasedStateMachine):
         current = {
             lock: end for lock, end in model.index.items() if not (stale and lock == EXTENDED)
         }
-        self._ends([each for each in index if each[0] != ENDED and each not in stale], current)
-
-    def _kept(self) -> bytes:
-        attempt = self.model.attempt
-        return b"%d" % (self.model.fence or 0) + (b" " + attempt if attempt else b"")
+        ignored = {ENDED} if NAME in current else {ENDED, NAME}
+        self._ends([e for e in index if e[0] not in ignored and e not in stale], current)
 
     def _ends(self, listed: list[tuple[bytes, float]], expected: dict[bytes, float]) -> None:
         assert {member for member, _ in listed} == set(expected)
