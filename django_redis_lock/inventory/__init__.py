@@ -16,11 +16,8 @@ from ..locking import note_call
 from ..protocol import (
     FIGURES,
     INDEX,
-    MAX_FENCE,
     MAX_LIMIT,
     PLACE_HELD,
-    PLACE_RESET,
-    RESET,
     Call,
     HolderInfo,
     as_bytes,
@@ -33,9 +30,8 @@ from ..protocol import (
     is_reserved,
     key_of_companion,
     keys_at,
-    milliseconds,
-    new_token,
     quorum_fence_key,
+    reset_call,
     script,
     slot_tag,
 )
@@ -102,14 +98,8 @@ def release(
     held = HolderInfo(reply)
     if held.owner.id != owner_id:
         return Outcome.NOT_OWNER
-    grant = (new_token(), milliseconds(grant_timeout))
-    seen = (held.fence or MAX_FENCE) if fence is None else fence
-    if keys.place > 1 or held.limit > 1:
-        limit = held.limit if held.limit > 1 else MAX_LIMIT
-        ending = Call(PLACE_RESET, keys, (*grant, held.token, seen, limit))
-    else:
-        ending = Call(RESET, keys, (*grant, held.token, seen))
-    answer = send(ending)
+    limit = MAX_LIMIT if keys.place > 1 and held.limit == 1 else held.limit
+    answer = send(reset_call(keys, held, grant_timeout, limit, fence))
     if not answer.value and not answer.sent_twice:
         return Outcome.FREE if send(asking).value is None else Outcome.NOT_OWNER
     with suppress(RedisError, OSError):  # It is released nevertheless.

@@ -18,11 +18,8 @@ from ..protocol import (
     EXTEND,
     HELD,
     HOLDERS,
-    MAX_FENCE,
     PLACE_EXTEND,
     PLACE_HELD,
-    PLACE_RESET,
-    RESET,
     AcquireRequest,
     Acquisition,
     Call,
@@ -31,9 +28,9 @@ from ..protocol import (
     Owner,
     check_seconds,
     milliseconds,
-    new_token,
     parse_acquire,
     printable,
+    reset_call,
     script,
 )
 from ..threads import get_logger
@@ -309,22 +306,15 @@ class LockOperations(BaseLock):
         if self.limit > 1:
             holders = yield from self._holders_steps()
             for held in holders:
-                yield self._run(self._place_reset_call(held))
+                yield self._run(self._reset_call(held))
             return bool(holders)
         reply = (yield self._run(self._held_call())).value
         if reply is not None:
-            yield self._run(self._reset_call(reply))
+            yield self._run(self._reset_call(HolderInfo(reply)))
         return reply is not None
 
-    def _reset_call(self, reply: Any) -> Call:
-        """Ends the lock of the holder that HELD has named."""
-        held, grant = HolderInfo(reply), (new_token(), milliseconds(self.grant_timeout))
-        return Call(RESET, self.keys, (*grant, held.token, held.fence))
-
-    def _place_reset_call(self, held: HolderInfo) -> Call:
-        grant = (new_token(), milliseconds(self.grant_timeout))
-        ended = (held.token, MAX_FENCE, self.limit)
-        return Call(PLACE_RESET, self.keys.at_place(held.place), (*grant, *ended))
+    def _reset_call(self, held: HolderInfo) -> Call:
+        return reset_call(self.keys, held, self.grant_timeout, self.limit)
 
     # -- what listeners and the log hear -----------------------------------------------------
 

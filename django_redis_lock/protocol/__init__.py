@@ -13,6 +13,7 @@ from .acquisition import new_token as new_token
 from .acquisition import parse_acquire as parse_acquire
 from .acquisition import parse_grant as parse_grant
 from .acquisition import release_call as release_call
+from .acquisition import reset_call as reset_call
 from .acquisition import waiter_id as waiter_id
 from .inventory_scripts import DESCRIBE as DESCRIBE
 from .inventory_scripts import DESCRIBE_FLIGHTS as DESCRIBE_FLIGHTS
@@ -53,13 +54,11 @@ from .lock_scripts import EXTEND as EXTEND
 from .lock_scripts import LEAVE as LEAVE
 from .lock_scripts import RELEASE as RELEASE
 from .lock_scripts import RENEW as RENEW
-from .lock_scripts import RESET as RESET
 from .lock_scripts import Call as Call
 from .lock_scripts import Script as Script
 from .lock_scripts import script as script
 from .lock_scripts import shared as shared
 from .owner import HEARTBEAT_EVERY as HEARTBEAT_EVERY
-from .owner import MAX_FENCE as MAX_FENCE
 from .owner import MAX_PID as MAX_PID
 from .owner import MAX_UNIX_TIME as MAX_UNIX_TIME
 from .owner import SILENT_AFTER as SILENT_AFTER
@@ -81,7 +80,6 @@ from .place_scripts import PLACE_HELD as PLACE_HELD
 from .place_scripts import PLACE_LEAVE as PLACE_LEAVE
 from .place_scripts import PLACE_RELEASE as PLACE_RELEASE
 from .place_scripts import PLACE_RENEW as PLACE_RENEW
-from .place_scripts import PLACE_RESET as PLACE_RESET
 from .validation import MAX_LIMIT as MAX_LIMIT
 from .validation import ON_REDIS_DOWN as ON_REDIS_DOWN
 from .validation import check_count as check_count

@@ -21,12 +21,13 @@ from ..clock import time
 from ..events import Subject
 from ..threads import after_fork
 from .keys import LockKeys
-from .lock_scripts import ACQUIRE, LEAVE, RELEASE, TAKE_GRANT, WATCH, Call
-from .owner import hostname
+from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RESET, TAKE_GRANT, WATCH, Call
+from .owner import MAX_FENCE, HolderInfo, hostname
 from .place_scripts import (
     PLACE_ACQUIRE,
     PLACE_LEAVE,
     PLACE_RELEASE,
+    PLACE_RESET,
     PLACE_TAKE_GRANT,
     PLACE_WATCH,
 )
@@ -284,6 +285,21 @@ def release_call(
     if limit == 1:
         return Call(RELEASE, keys, args)
     return Call(PLACE_RELEASE, keys, (*args, limit))
+
+
+def reset_call(
+    keys: LockKeys,
+    held: HolderInfo,
+    grant_timeout: float,
+    limit: int = 1,
+    fence: int | None = None,
+) -> Call:
+    """End the lock of the holder that HELD named, whose ``fence`` may be known from before."""
+    last = (held.fence or MAX_FENCE) if fence is None else fence
+    args = (new_token(), milliseconds(grant_timeout), held.token, last)
+    if limit == 1:
+        return Call(RESET, keys, args)
+    return Call(PLACE_RESET, keys.at_place(held.place), (*args, limit))
 
 
 def parse_grant(element: bytes) -> Grant:

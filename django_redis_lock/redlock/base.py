@@ -35,6 +35,7 @@ from ..protocol import (
     Acquisition,
     Call,
     Clock,
+    HolderInfo,
     check_seconds,
     milliseconds,
     named_token,
@@ -288,7 +289,8 @@ class Quorum(LockOperations):
         question = self._held_call()
         answers = yield self._ask_servers(self._calls(question), self.server_timeout)
         held = {p: a for p, a in answers.items() if a and not isinstance(a, Exception)}
-        resets = {p: self._reset_call(held[p]) for p in reversed(self._order()) if p in held}
+        order = [p for p in reversed(self._order()) if p in held]
+        resets = {p: self._reset_call(HolderInfo(held[p])) for p in order}
         ended = (yield self._ask_servers(resets, self.server_timeout)) if resets else {}
         found = merged(question, answers, len(self.redis), self._shown)
         away = {p: a for p, a in {**answers, **ended}.items() if isinstance(a, Exception)}

@@ -19,6 +19,7 @@ from redis.exceptions import ResponseError
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
+from django_redis_lock.protocol import HolderInfo
 from django_redis_lock.protocol.inventory_scripts import HELD
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
@@ -314,7 +315,7 @@ class TestReset:
         waiting = Background(lambda: waiter.acquire(token=token))
         until(lambda: client.info("clients")["blocked_clients"])
         held = execute.run(client, Call(HELD, holder.keys, ())).value
-        late = holder._reset_call(held)
+        late = holder._reset_call(HolderInfo(held))
         rule = proxy.lose_reply(RESET)
         assert Lock(shaky, "shaky", grant_timeout=GRANT).reset() is True
         assert rule.left == 0

@@ -23,6 +23,7 @@ import redis.lock
 
 from django_redis_lock import AsyncLock, Lock, LockError
 from django_redis_lock.locking.waiting import queues
+from django_redis_lock.transport import run
 from tests.holding import hurry
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
@@ -327,6 +328,17 @@ class TestClients:
                 assert waiter.result() is True
                 assert Lock(client, "name").reset()
             works_in_tasks(redis.asyncio.Redis(**options))
+
+
+def test_reset_of_a_holder_that_describes_itself_just_then(client: redis.Redis) -> None:
+    lock = Lock(client, "late", timeout=1000)
+    lock.acquire()
+    held = lock.held()
+    assert held is not None
+    assert held.fence == 0
+    client.hset("{late}:owner", mapping={"id": held.owner.id, "fence": lock.fence})
+    assert run(client, lock._reset_call(held)).value == 1
+    assert not client.exists("late")
 
 
 def test_a_chosen_token_is_released_when_its_attempt_is_not_on_record(client: redis.Redis) -> None:
