@@ -114,7 +114,7 @@ OTHER_TESTS = ("test_lock_scripts.py", "test_cache.py", "test_get_or_set.py", "t
 EQUIVALENT: dict[tuple[str, str], str] = {
     (
         "_FENCE",
-        "if last >= 2^53 then return 1 end  -- Not from here: Lua cannot count on from there.",
+        "if last >= 2^53 then last = 1 end  -- Not from here: Lua cannot count on from there.",
     ): "the clock is far beyond 1",
     ("_DESCRIBE", "if left <= 0 then"): "a lock with 0 ms left is gone",
     (
@@ -136,11 +136,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     (
         "_NOTE",
         "for _, key in ipairs(redis.call("
-        "'ZRANGEBYSCORE', KEYS[6], '-inf', at, 'LIMIT', 0, 128)) do",
+        "'ZRANGEBYSCORE', KEYS[5], '-inf', at, 'LIMIT', 0, 128)) do",
     ): "a lock is looked at a millisecond earlier",
     (
         "_SET_LOCK",
-        "-- if redis.call('EXISTS', KEYS[2], KEYS[5]) == 0 then return nil end  -- Nearly always.",
+        "-- if redis.call('EXISTS', KEYS[2], KEYS[4]) == 0 then return nil end  -- Nearly always.",
     ): "there is nothing to tell and nothing to delete, only more slowly",
     (
         "_REGISTER",
