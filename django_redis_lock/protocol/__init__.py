@@ -54,10 +54,6 @@ from .lock_scripts import EXTEND as EXTEND
 from .lock_scripts import LEAVE as LEAVE
 from .lock_scripts import RELEASE as RELEASE
 from .lock_scripts import RENEW as RENEW
-from .lock_scripts import Call as Call
-from .lock_scripts import Script as Script
-from .lock_scripts import script as script
-from .lock_scripts import shared as shared
 from .owner import HEARTBEAT_EVERY as HEARTBEAT_EVERY
 from .owner import MAX_PID as MAX_PID
 from .owner import MAX_UNIX_TIME as MAX_UNIX_TIME
@@ -80,6 +76,10 @@ from .place_scripts import PLACE_HELD as PLACE_HELD
 from .place_scripts import PLACE_LEAVE as PLACE_LEAVE
 from .place_scripts import PLACE_RELEASE as PLACE_RELEASE
 from .place_scripts import PLACE_RENEW as PLACE_RENEW
+from .script import Call as Call
+from .script import Script as Script
+from .script import script as script
+from .script import shared as shared
 from .validation import MAX_LIMIT as MAX_LIMIT
 from .validation import ON_REDIS_DOWN as ON_REDIS_DOWN
 from .validation import check_count as check_count

@@ -21,7 +21,7 @@ from ..clock import time
 from ..events import Subject
 from ..threads import after_fork
 from .keys import LockKeys
-from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RESET, TAKE_GRANT, WATCH, Call
+from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RESET, TAKE_GRANT, WATCH
 from .owner import MAX_FENCE, HolderInfo, hostname
 from .place_scripts import (
     PLACE_ACQUIRE,
@@ -31,6 +31,7 @@ from .place_scripts import (
     PLACE_TAKE_GRANT,
     PLACE_WATCH,
 )
+from .script import Call
 from .validation import milliseconds
 
 WAITER_LIFETIME_SECONDS = 6.0

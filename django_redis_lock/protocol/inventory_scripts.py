@@ -1,6 +1,6 @@
-"""The Lua scripts that look at locks and flights for people, in the manner of ``scripts``."""
+"""The Lua scripts that look at locks and flights for people, in the manner of ``lock_scripts``."""
 
-from .lock_scripts import script, shared
+from .script import script, shared
 
 #: The holder of the lock. An untaken grant has none.
 #:

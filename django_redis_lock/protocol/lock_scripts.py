@@ -1,4 +1,4 @@
-"""Every Lua script, each under its contract: KEYS, ARGV, what it returns, why it must be atomic.
+"""The Lua scripts of a lock, each under its contract: KEYS, ARGV, what it returns, why atomic.
 
 Keys of a lock are always passed in the order of ``LockKeys``. Times are milliseconds unless a name
 says otherwise; a lifetime of 0 means none. Redis's own clock judges all of them.
@@ -14,56 +14,7 @@ passes it on begins with one of those. Only ACQUIRE of a free lock may be refuse
 
 from __future__ import annotations
 
-import hashlib
-import re
-from typing import NamedTuple
-
-
-class Script(NamedTuple):
-    """``body``: without the shared functions, and for one lock."""
-
-    source: str
-    sha: str
-    body: str = ""
-
-
-class Call(NamedTuple):
-    script: Script
-    keys: tuple[bytes, ...]
-    args: tuple[bytes | str | int, ...]
-
-
-#: What finds a call of one of the functions that scripts share, and their text.
-Library = list[tuple[re.Pattern[str], str]]
-_shared: Library = []
-
-
-def shared(functions: str, library: Library = _shared) -> str:
-    """For each script that calls these functions; those behind a blank line, if it calls them. They
-    may call those that are shared before."""
-    for part in functions.split("\n\n"):
-        names = "|".join(re.findall(r"local function (\w+)", part))
-        library.append((re.compile(rf"(?<![.\w])({names})\("), part))
-    return functions
-
-
-def script(body: str, library: Library = _shared, *, first: str = "") -> Script:
-    """A script of a body and the shared functions that it calls. Each part of ``first``, which
-    answers most calls, comes before the functions that only what follows calls: to make a dozen of
-    them takes a quarter of the time of a script. A blank line ends a part."""
-    source = ""
-    for part in (*first.split("\n\n"), body):
-        source += _with_functions(part, library, known=source)
-    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    return Script(source, sha, first + body)
-
-
-def _with_functions(source: str, library: Library, known: str) -> str:
-    for calls, functions in reversed(library):
-        if calls.search(source) and functions not in known:
-            source = f"{functions}\n{source}"
-    return source
-
+from .script import Library, script, shared, shared_functions
 
 # now(): the server's time in microseconds; exact in Lua's numbers until the year 2255.
 _NOW = shared("""
@@ -234,9 +185,8 @@ local function hand_over(successor, lifetime)
   if not ending or not is_awaited() or redis.call('EXISTS', KEYS[2]) == 1 then return false end
   redis.call('DEL', KEYS[4])  -- Never refused, so the rest is not either.
   local fence = string.format('%d', now())
-  if redis.pcall('ZADD', KEYS[5], 'GT', 'CH', fence, 'django_redis_lock:fence') ~= 1 then
-    return false
-  end
+  local risen = redis.pcall('ZADD', KEYS[5], 'GT', 'CH', fence, 'django_redis_lock:fence')
+  if risen ~= 1 then return false end
   redis.call('SET', KEYS[1], successor, 'PX', lifetime)
   redis.call('RPUSH', KEYS[2], successor .. ':' .. fence .. ending)
   redis.call('PEXPIRE', KEYS[2], lifetime)
@@ -278,7 +228,7 @@ end
 """)
 
 #: What a lock with places shares, too.
-common: Library = [each for each in _shared if each[1] not in _OF_PLACE]
+common: Library = [each for each in shared_functions if each[1] not in _OF_PLACE]
 
 # may_take(holder, token, attempt): whether the lock can be taken. try(token, lifetime, attempt):
 # the fence if it could be, else nil; and what set_lock returns. Out of memory, only a free lock is
@@ -360,8 +310,7 @@ return {0, redis.call('PTTL', KEYS[1]), now()}
 #:       grant's fence
 #: returns 1, or 0 if the grant is over
 #: atomic because the lifetime must not be given to another holder's lock.
-TAKE_GRANT = script("""
-if ARGV[3] ~= '' then redis.pcall('ZREM', KEYS[3], ARGV[3]) end
+TAKE_GRANT_BODY = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] == '0' then
   redis.call('PERSIST', KEYS[1])
@@ -374,7 +323,13 @@ if ARGV[4] ~= '' then
 end
 note(ARGV[2])
 return 1
-""")
+"""
+TAKE_GRANT = script(
+    """
+if ARGV[3] ~= '' then redis.pcall('ZREM', KEYS[3], ARGV[3]) end
+"""
+    + TAKE_GRANT_BODY
+)
 
 #: Release the lock, and pass it to the first live waiter. Until `rest` ms after the acquisition, it
 #: stays taken without a holder, by the token that is stored as the owner's `rests`.

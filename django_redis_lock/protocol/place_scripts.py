@@ -21,11 +21,10 @@ from .lock_scripts import (
     RELEASE_FIRST,
     RENEW_BODY,
     RESET_BODY,
-    Library,
+    TAKE_GRANT_BODY,
     common,
-    script,
-    shared,
 )
+from .script import Library, script, shared
 
 _library: Library = []
 
@@ -257,23 +256,7 @@ return {0, earliest_end(), now()}
 #: returns 1, or 0 if the grant is over
 #: atomic for the same reason as TAKE_GRANT.
 PLACE_TAKE_GRANT = script(
-    """
-unregister(ARGV[3])
-use_place(tonumber(ARGV[7]))
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-if ARGV[2] == '0' then
-  redis.call('PERSIST', KEYS[1])
-else
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-end
-if ARGV[4] ~= '' then
-  redis.call('SET', KEYS[1], ARGV[4], 'KEEPTTL')
-  keep_attempt(ARGV[5], tonumber(ARGV[6]), ARGV[2])
-end
-note(ARGV[2])
-return 1
-""",
-    _library,
+    f"unregister(ARGV[3]) use_place(tonumber(ARGV[7])){TAKE_GRANT_BODY}", _library
 )
 
 #: As WATCH: grant the places of holders that have vanished, one for each member of the caller's

@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock.protocol import lock_scripts, place_scripts
-from django_redis_lock.protocol.lock_scripts import Script
+from django_redis_lock.protocol.script import Script
 from tests.redis_server import RedisServer
 
 

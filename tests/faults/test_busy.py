@@ -13,7 +13,8 @@ import redis
 
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.protocol.lock_scripts import CLOCK, Call
+from django_redis_lock.protocol.lock_scripts import CLOCK
+from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.execute import run_all
 from django_redis_lock.transport.retry import RetryPolicy, ServerBusy, is_outage

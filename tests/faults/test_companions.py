@@ -17,7 +17,8 @@ from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest, parse_grant
 from django_redis_lock.protocol.inventory_scripts import HELD
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, quorum_fence_key
-from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW, RESET, Call
+from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW, RESET
+from django_redis_lock.protocol.script import Call
 from django_redis_lock.protocol.validation import milliseconds
 from django_redis_lock.redlock.votes import VOTE
 from django_redis_lock.transport import execute

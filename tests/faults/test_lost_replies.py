@@ -29,9 +29,8 @@ from django_redis_lock.protocol.lock_scripts import (
     RENEW,
     RESET,
     TAKE_GRANT,
-    Call,
-    script,
 )
+from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.transport import aio_execute, execute
 from django_redis_lock.transport.server import server_of
 from tests.faults.proxy import Proxy

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.protocol.lock_scripts import Call, script
+from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.transport.execute import pack, pack_all
 
 ECHO = script("return ARGV[1]")

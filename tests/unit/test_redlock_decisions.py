@@ -17,7 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_redis_lock import Redlock
 from django_redis_lock.protocol import acquisition
-from django_redis_lock.protocol.lock_scripts import Call
+from django_redis_lock.protocol.script import Call
 from django_redis_lock.redlock import base, votes
 from django_redis_lock.redlock.votes import VOTE
 

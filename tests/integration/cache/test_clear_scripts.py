@@ -10,7 +10,8 @@ import redis
 from django_redis_lock.inventory import CLEAR, DELETE_UNHELD
 from django_redis_lock.inventory.listing import EXISTING
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE, index_key, lock_keys, slot_tag
-from django_redis_lock.protocol.lock_scripts import ACQUIRE, Script, script
+from django_redis_lock.protocol.lock_scripts import ACQUIRE
+from django_redis_lock.protocol.script import Script, script
 
 ONE, OTHER = lock_keys(b"one"), lock_keys(b"other")
 #: Replaces, in a script after it, the answer to one command.

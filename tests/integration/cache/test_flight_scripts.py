@@ -11,7 +11,7 @@ import redis
 from django_redis_lock import clock
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol.keys import FLIGHTS, flight_key, flight_leader, flight_stream
-from django_redis_lock.protocol.lock_scripts import Call, Script
+from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.singleflight.scripts import (
     DELETE,
     END_FLIGHT,

@@ -24,7 +24,8 @@ from asgiref.sync import async_to_sync
 
 from django_redis_lock import AsyncLock, Lock, LockError, events
 from django_redis_lock.protocol.acquisition import WAITER_LIFETIME_SECONDS
-from django_redis_lock.protocol.lock_scripts import RELEASE, Call
+from django_redis_lock.protocol.lock_scripts import RELEASE
+from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport.aio_client import asyncio_client
 from tests.integration.locks.test_lock import OnRedis, places
 from tests.lock_contract import Backend, LockContract

@@ -46,8 +46,9 @@ from django_redis_lock.protocol.keys import (
     lock_keys,
     process_key,
 )
-from django_redis_lock.protocol.lock_scripts import CLOCK, Call
+from django_redis_lock.protocol.lock_scripts import CLOCK
 from django_redis_lock.protocol.owner import Owner, fingerprint, process_id
+from django_redis_lock.protocol.script import Call
 from django_redis_lock.singleflight import Producer, ThreadRunner
 from django_redis_lock.singleflight.leader import FlightRenewal, Leader
 from django_redis_lock.transport.execute import run

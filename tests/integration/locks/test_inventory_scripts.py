@@ -19,7 +19,8 @@ from django_redis_lock.protocol.inventory_scripts import (
     WAITING,
 )
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
-from django_redis_lock.protocol.lock_scripts import CLOCK, Call, Script
+from django_redis_lock.protocol.lock_scripts import CLOCK
+from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.transport import execute
 
 KEYS = lock_keys(b"name")

@@ -14,7 +14,8 @@ import redis
 from django_redis_lock import Lock, LockNotOwnedError
 from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.locking.waiting import queues
-from django_redis_lock.protocol.lock_scripts import RELEASE, Call
+from django_redis_lock.protocol.lock_scripts import RELEASE
+from django_redis_lock.protocol.script import Call
 from tests.lock_contract import Backend, Background, LockContract
 from tests.processes import PATIENCE, until
 

@@ -25,9 +25,8 @@ from django_redis_lock.protocol.lock_scripts import (
     RESET,
     TAKE_GRANT,
     WATCH,
-    Call,
-    Script,
 )
+from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.redlock.votes import VOTE
 from django_redis_lock.transport import execute, server_of
 from tests.redis_server import RedisServer
