@@ -68,8 +68,8 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
             question.answer_seen.wait(max(0.0, until - time.monotonic()))
             keeper().discard(question)
         for row in self._locks:
-            if row.get("fence") == row.get("holder_fence"):
-                row.pop("holder", None)  # The answer came when the request had got the lock.
+            if "fence" in row and row.get("holder_fence") in (0, row["fence"]):
+                row.pop("holder")  # The answer came when the request had got the lock, perhaps.
         stats = {"locks": self._locks, "computations": self._computations, "reads": self._reads}
         self.record_stats(stats)
 

@@ -63,6 +63,23 @@ def viewer(client: redis.Redis) -> Client:
 # -- asking ------------------------------------------------------------------------------------
 
 
+def test_a_lock_that_was_listed_before_its_holder_described_itself(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    lock = hold("report", label="the nightly report", timeout=60)
+    (choice,) = choices(admin_client)
+    assert choice.endswith(".")  # Its fence is not known yet.
+    named(lock, client)
+    owner = lock.holder()
+    assert owner is not None
+    place = f"{owner.host}, process {owner.pid}"
+    assert place in text_of(admin_client.post(RELEASE, {"selected": choice}))
+    answer = said(admin_client, confirm(admin_client, choice))
+    assert "is released" in answer
+    assert place.split(",")[0] in answer
+    assert not lock.owned()
+
+
 def test_it_is_asked_first(admin_client: Client, client: redis.Redis) -> None:
     lock = named(hold("report", label="the nightly report", timeout=60), client)
     (choice,) = choices(admin_client)

@@ -67,6 +67,29 @@ def test_a_wait_names_the_holder_that_was_in_the_way(recorded: Any) -> None:
     assert row["waited"] > row["held"] > 0
 
 
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"what": "acquired", "fence": 7, "holder_fence": 5, "holder": "another"}, True),
+        ({"what": "acquired", "fence": 7, "holder_fence": 7, "holder": "itself"}, False),
+        ({"what": "acquired", "fence": 7, "holder_fence": 0, "holder": "itself, perhaps"}, False),
+        ({"what": "timed_out", "holder_fence": 0, "holder": "unnamed"}, True),
+    ],
+)
+def test_a_request_is_not_named_as_its_own_holder(
+    row: dict[str, Any], named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to "who holds it" may come when the request itself does."""
+    from django_redis_lock.debug_toolbar import LocksPanel
+
+    panel = LocksPanel(None, None)
+    panel._locks = [row]
+    stats: dict[str, Any] = {}
+    monkeypatch.setattr(panel, "record_stats", stats.update)
+    panel.generate_stats(None, None)
+    assert ("holder" in stats["locks"][0]) == named
+
+
 def test_a_request_that_is_in_its_own_way(recorded: Any) -> None:
     assert recorded["itself"].count("<td>diese Anfrage</td>") == 1
 
