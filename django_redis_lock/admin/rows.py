@@ -164,7 +164,7 @@ def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
     name = shown(holding.name)
     label, doing = shown(lock.owner.label), shown(lock.owner.doing)
     return {
-        "id": choice,
+        "id": f"{ref}.{lock.owner.id}",  # A row stays where its lock's fence becomes known.
         "choice": choice,
         "url": url_of(ref),
         "name": name,

@@ -177,9 +177,15 @@ local function keep(key)
   return true
 end
 for _, index in ipairs(indexes) do
+  local before = room
   if keep(index) then
     local locks = redis.call('ZRANGE', index, 0, most + 1)
-    if #locks > most + 1 or room < 0 then return 0 end
+    local fence = redis.call('ZSCORE', index, 'django_redis_lock:fence')
+    if #locks == 1 and fence and tonumber(fence) < now() then  -- The time is greater.
+      kept[#kept], room = nil, before
+    elseif #locks > most + 1 or room < 0 then
+      return 0
+    end
     for _, key in ipairs(locks) do keep(key) end
   end
 end
@@ -203,8 +209,9 @@ def indexed_locks(client: Any, most: int) -> list[bytes]:
     for index in indexes(client, INDEX):
         if len(found) < most:
             # One more, for LAST_FENCE.
-            found += map(as_bytes, client.zrange(index, 0, most - len(found)))
-    return [key for key in found if is_lock(key)]
+            keys = map(as_bytes, client.zrange(index, 0, most - len(found)))
+            found += filter(is_lock, keys)
+    return found
 
 
 def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) -> int:

@@ -91,7 +91,8 @@ class LockInfo:
         ttl: seconds until the lock expires unless renewed; ``inf`` if it never does.
         held_for: seconds since the acquisition, by the server's clock; None until the holder
             describes itself, after half a second.
-        fence: the fencing token of the acquisition; None until the holder describes itself.
+        fence: the fencing token of the acquisition; None until the holder describes itself, unless
+            it chose its token.
         waiters: number of waiting processes; None for a computation.
         lifetime: seconds that each renewal gives; None if unknown, ``inf`` if it never expires.
         renews: whether the holder's keeper renews the lock; None if unknown.
@@ -99,7 +100,7 @@ class LockInfo:
             of any listed lock; None if there was none.
         heartbeats: whether that process sends heartbeats, as far as is known.
         broken: parts that cannot be read because their keys contain other data: "owner", "waiters",
-            "fence", "grants" or "leader".
+            "grants" or "leader".
         resting: whether the lock was released and stays taken until its ``min_hold`` is over.
         limit: how many may hold the lock at a time, each in a place; None until the holder
             describes itself.

@@ -83,9 +83,9 @@ def find(options: dict[str, Any]) -> Found:
     return looked[0]
 
 
-def _acquisitions(found: Found) -> frozenset[tuple[bytes, str, int | None]]:
-    """What is the same wherever the same lock is found."""
-    return frozenset((h.key, h.owner.id, h.fence) for h in found.inspection.holders)
+def _acquisitions(found: Found) -> frozenset[tuple[bytes, str]]:
+    """What is the same wherever the same lock is found, and whenever."""
+    return frozenset((h.key, h.owner.id) for h in found.inspection.holders)
 
 
 def _look(alias: str, key: bytes, kind: str) -> Found:

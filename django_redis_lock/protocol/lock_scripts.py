@@ -88,7 +88,9 @@ end
 """)
 
 # by_attempt(attempt, unknown): whether the present holder of a chosen token acquired the lock with
-# just this call; `unknown` if that is not on record any more. keep_attempt: put it there.
+# just this call; `unknown` if that is not on record any more.
+#
+# describe_taken(lifetime, ...): as describe, when it is taken; the attempt of a chosen token so.
 _BY_ATTEMPT = shared("""
 local function by_attempt(attempt, unknown)
   local kept = redis.pcall('HGET', KEYS[4], 'attempt')
@@ -96,9 +98,8 @@ local function by_attempt(attempt, unknown)
   return kept == attempt
 end
 
-local function keep_attempt(attempt, fence, lifetime)
-  local left = lifetime == '0' and -1 or tonumber(lifetime)
-  describe(left, 'attempt', attempt, 'fence', string.format('%d', fence))
+local function describe_taken(lifetime, ...)
+  describe(lifetime == '0' and -1 or tonumber(lifetime), ...)
 end
 """)
 
@@ -157,7 +158,7 @@ end
 # former holder, and a later time and end than on the index. Returns the fence; nil for others.
 #
 # is_awaited(): whether there is a live waiter. hand_over(successor, lifetime): pass_on for nearly
-# all calls with one; whether it was done. The index has the lock already, and TAKE_GRANT its end.
+# all calls with one; whether it was done.
 #
 # grant(token, lifetime): pass the lock to the first waiter. Redis hands an element pushed to a list
 # to the client that has been blocked on it longest.
@@ -187,6 +188,7 @@ local function hand_over(successor, lifetime)
   local fence = string.format('%d', now())
   local risen = redis.pcall('ZADD', KEYS[5], 'GT', 'CH', fence, 'django_redis_lock:fence')
   if risen ~= 1 then return false end
+  redis.call('ZADD', KEYS[5], string.format('%d', now() / 1000 + lifetime), KEYS[1])
   redis.call('SET', KEYS[1], successor, 'PX', lifetime)
   redis.call('RPUSH', KEYS[2], successor .. ':' .. fence .. ending)
   redis.call('PEXPIRE', KEYS[2], lifetime)
@@ -247,7 +249,9 @@ local function try(token, lifetime, attempt)
   if holder then redis.call('DEL', KEYS[2]) end
   local fence = next_fence()
   local gone = set_lock(token, lifetime, holder)
-  if attempt ~= '' then keep_attempt(attempt, fence, lifetime) end
+  if attempt ~= '' then
+    describe_taken(lifetime, 'attempt', attempt, 'fence', string.format('%d', fence))
+  end
   return fence, gone
 end
 """)
@@ -319,7 +323,7 @@ else
 end
 if ARGV[4] ~= '' then
   redis.call('SET', KEYS[1], ARGV[4], 'KEEPTTL')
-  keep_attempt(ARGV[5], tonumber(ARGV[6]), ARGV[2])
+  describe_taken(ARGV[2], 'attempt', ARGV[5], 'fence', ARGV[6])
 end
 note(ARGV[2])
 return 1
@@ -386,7 +390,7 @@ local holder = redis.call('GET', KEYS[1])
 if not holder then redis.pcall('ZREM', KEYS[5], KEYS[1]) end
 if holder ~= ARGV[3] or untaken(holder) then return 0 end
 local fence = tonumber(redis.pcall('HGET', KEYS[4], 'fence')) or 0
-if fence > tonumber(ARGV[4]) then return 0 end
+if fence > tonumber(ARGV[4]) and fence < 2^53 then return 0 end
 local process = redis.pcall('HGET', KEYS[4], 'process')
 pass_on(ARGV[1], ARGV[2])
 if type(process) == 'string' then

@@ -165,7 +165,7 @@ class HolderInfo:
         overdue: whether a renewal is overdue: the holder is stopped, cut off or dead. A renewed
             lock has less than two thirds of its lifetime left only for a moment.
         resting: whether it was released and stays taken until its ``min_hold`` is over.
-        fence: its fence, 0 until the owner is known.
+        fence: its fence; 0 until the owner is known, unless it chose its token.
         place, limit: the number of its place, and of all places of the lock.
         name: of several names of one lock, that which this holder has; None for one name.
     """

@@ -1,9 +1,9 @@
 """The scripts of a lock with ``limit=N``: N places, of which each has one holder.
 
 A place has a key for its token and one for its owner's description; ``LockKeys.at_place`` names
-them. Place 1 has the keys of a plain lock. Grants, waiters, and the fence are the name's, so that
-waiters get places in the order of their arrival, whichever is released, and fences increase over
-all places. A grant for another place than the first ends with ``/`` and the place's number.
+them. Place 1 has the keys of a plain lock. Grants and waiters are the name's, so that waiters get
+places in the order of their arrival, whichever is released. A grant for another place than the
+first ends with ``/`` and the place's number.
 
 A place is passed on only within the limit of the process that releases it. So of different limits
 the larger one holds, until its processes have ended and released their places.
@@ -173,7 +173,9 @@ local function try(token, lifetime, attempt)
   if holder then redis.call('DEL', KEYS[4]) end  -- Never refused, so the rest is not either.
   local fence = next_fence()
   local gone = set_lock(token, lifetime, holder)
-  if attempt ~= '' then keep_attempt(attempt, fence, lifetime) end
+  if attempt ~= '' then
+    describe_taken(lifetime, 'attempt', attempt, 'fence', string.format('%d', fence))
+  end
   return fence, gone, number
 end
 """,

@@ -95,7 +95,7 @@ class Election:
 
     def _record_token(self) -> None:
         """Record the token before sending it; see ``AcquireRequest.may_hold``."""
-        mine, recorded = (self.request.token, self.request.attempt), self.request.may_hold
+        mine, recorded = (self.request.token, self._attempt), self.request.may_hold
         if mine not in recorded:
             recorded.append(mine)
 
@@ -104,7 +104,7 @@ class Election:
         request, limit = self.request, self._limit
         if request.deadline is not None:
             limit = min(limit, request.left() + LAST_TRY_SECONDS)
-        asked = (request.token, milliseconds(request.lifetime), request.attempt)
+        asked = (request.token, milliseconds(request.lifetime), self._attempt)
         call = vote_call(request.keys, *asked, floor or self._floor())
         sent_at = time.monotonic()
         answers = yield self._lock._ask_servers(dict.fromkeys(self._places, call), limit)
@@ -164,8 +164,19 @@ class Election:
             self._unanswered.update(p for p, a in answers.items() if isinstance(a, Exception))
 
     @property
+    def _attempt(self) -> bytes:
+        """Empty for a random token, which names the attempt itself."""
+        return self.request.attempt if self._chosen else b""
+
+    @property
     def _back(self) -> Call:
-        return self.request.give_back(self.request.token)
+        return self.request._replace(attempt=self._attempt).give_back(self.request.token)
+
+    def acquired(self, ballot: Ballot, fence: int, contended: bool) -> QuorumAcquisition:
+        facts = (self.request.token, fence, ballot.sent_at, ballot.deadline, self._attempt)
+        elected = QuorumAcquisition(*facts, contended=contended)
+        elected.votes = ballot.votes
+        return elected
 
 
 class Quorum(LockOperations):
@@ -251,7 +262,7 @@ class Quorum(LockOperations):
                 if not stored:
                     ballot = yield from election.vote(fence)
                 if ballot.won:
-                    return _acquisition(election.request, ballot, fence, contended)
+                    return election.acquired(ballot, fence, contended)
             if ballot.refused and not contended:
                 self._emit_contended()
             left = 0.0 if wait == 0 else election.request.left()
@@ -338,15 +349,6 @@ class Quorum(LockOperations):
 
     def _hand_over(self, release: Call) -> None:
         self._release_later(range(len(self.redis)), release)
-
-
-def _acquisition(
-    request: AcquireRequest, ballot: Ballot, fence: int, contended: bool
-) -> QuorumAcquisition:
-    facts = (request.token, fence, ballot.sent_at, ballot.deadline, request.attempt)
-    elected = QuorumAcquisition(*facts, contended=contended)
-    elected.votes = ballot.votes
-    return elected
 
 
 def _checked(redis: Iterable[Any]) -> tuple[Any, ...]:

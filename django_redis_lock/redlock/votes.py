@@ -48,15 +48,15 @@ logger = get_logger("django_redis_lock.keeper")
 #: atomic for the same reason as ACQUIRE.
 VOTE = script("""
 redis.call('PEXPIRE', KEYS[6], '86400000')  -- Never refused, so the rest is not either.
-if not may_take(redis.call('GET', KEYS[1]), ARGV[1], ARGV[3]) then
-  return {0, redis.call('PTTL', KEYS[1]), now()}
-end
-local _, gone = try(ARGV[1], ARGV[2], '')
-local last = tonumber(redis.pcall('GET', KEYS[6])) or 0
+local holder = redis.call('GET', KEYS[1])
+if not may_take(holder, ARGV[1], ARGV[3]) then return {0, redis.call('PTTL', KEYS[1]), now()} end
+local kept = redis.pcall('GET', KEYS[6])
+local last = type(kept) == 'string' and tonumber(string.match(kept, '^%d+')) or 0
 if last >= 2^53 then last = 0 end
 local fence = math.max(last + 1, now(), tonumber(ARGV[4]))
 redis.call('SET', KEYS[6], string.format('%d', fence), 'PX', '86400000')
-keep_attempt(ARGV[3], fence, ARGV[2])
+local gone = set_lock(ARGV[1], ARGV[2], holder)
+if ARGV[3] ~= '' then describe_taken(ARGV[2], 'attempt', ARGV[3]) end
 return {1, fence, now(), gone}
 """)
 
@@ -195,7 +195,8 @@ class VotedRenewal(Renewal):
     def _give_back(self) -> None:
         """The vote has arrived after the release."""
         hold = self.hold
-        call = release_call(hold.keys, hold.token, new_token(), 2.0, attempt=hold.attempt)
+        how: Any = {"fence": hold.fence, "attempt": hold.attempt}
+        call = release_call(hold.keys, hold.token, new_token(), 2.0, **how)
         keeper().add(DeferredRelease(self.server, call, hold.lifetime))
 
     def failed(self, error: Exception, now: float) -> None:

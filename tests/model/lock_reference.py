@@ -27,8 +27,7 @@ class LockReference:
         last_fence: the greatest fence given out, which no script may fall behind.
         fences: how many were given out.
         index: when each lock on the index ends. Locks that ended without a release are left out:
-            any script may drop them. So is a lock whose grant was not taken: the index has the end
-            of its former holder's lock, if it was not lost.
+            any script may drop them.
     """
 
     alive: float
@@ -223,7 +222,6 @@ class LockReference:
 
     def _grant(self, successor: bytes, lifetime: float) -> None:
         self._set_lock(successor, lifetime)
-        self.index.pop(self.name, None)
         self.fences += 1
         self.grant = successor, 0
         self.until["grants"] = time.monotonic() + lifetime

@@ -314,8 +314,18 @@ def test_a_database_without_locks_is_empty_after(cache: RedisCache, client: redi
     with cache.lock("report"):
         pass
     cache.clear()
-    assert client.keys() == [INDEX]
+    assert client.keys() == []
+
+
+def test_a_fence_that_is_ahead_of_the_clock_outlasts_it(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    ahead = int((time.time() + 3600) * 1e6)
+    client.zadd(INDEX, {LAST_FENCE: ahead})
+    cache.clear()
     assert client.zrange(INDEX, 0, -1) == [LAST_FENCE]
+    with cache.lock("report") as lock:
+        assert lock.fence == ahead + 1
 
 
 def test_it_returns_what_django_redis_returns(cache: RedisCache) -> None:

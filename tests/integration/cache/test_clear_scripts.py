@@ -80,6 +80,22 @@ def test_clear_of_a_database_without_locks(database: Database) -> None:
     assert database.keys() == set()
 
 
+def test_clear_needs_no_room_for_indexes_without_locks(database: Database) -> None:
+    """A cluster's slot keeps its index when it has been used once."""
+    for keys, index in zip((ONE, OTHER), database.indexes, strict=True):
+        database.client.delete(*keys)
+        database.client.zrem(index, keys.lock)
+    assert database.clear(room=0) == 1
+    assert database.keys() == set()
+
+
+def test_clear_keeps_a_fence_that_is_ahead_of_the_clock(database: Database) -> None:
+    index = database.indexes[0]
+    database.client.zadd(index, {LAST_FENCE: 2**52})
+    assert database.clear() == 1
+    assert database.client.zscore(index, LAST_FENCE) == 2**52
+
+
 def test_clear_keeps_at_most_so_many_locks(database: Database) -> None:
     before, most = database.keys(), 1 if database.on_cluster else 2
     assert database.clear(most=most - 1) == 0

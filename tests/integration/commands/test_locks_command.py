@@ -21,6 +21,7 @@ from django.core.management import CommandError, call_command
 
 from django_redis_lock import Lock, events, metrics
 from django_redis_lock.locking.records import note_call
+from django_redis_lock.management import by_name
 from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.middleware import doing
 from django_redis_lock.protocol.owner import Owner, hostname
@@ -122,6 +123,24 @@ def test_what_the_holder_is_doing(run: Run, client: redis.Redis) -> None:
         assert "doing          GET /report/" in run("show", "nightly")[1]
         (listed,) = json.loads(run("--json")[1])["locks"]
         assert listed["holder"]["doing"] == "GET /report/"
+
+
+def test_a_lock_that_is_described_between_two_looks_is_one_lock(
+    run: Run, client: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.CACHES = {**settings.CACHES, "other": settings.CACHES["default"]}
+    look, lock = by_name.look_closely, caches["default"].lock("import", timeout=60)
+
+    def look_and_describe(*ref: Any) -> Any:
+        looked = look(*ref)
+        described = {"id": lock.held().owner.id, "fence": lock.fence}
+        client.hset(lock.keys.owner, mapping=described)
+        return looked
+
+    monkeypatch.setattr(by_name, "look_closely", look_and_describe)
+    with lock:
+        code, _, err = run("show", "import")
+    assert (code, err) == (0, "")
 
 
 def test_locks_of_other_caches_and_of_none(run: Run, client: redis.Redis, settings: Any) -> None:

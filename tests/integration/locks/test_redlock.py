@@ -104,6 +104,20 @@ class TestRedlock(LockContract):
             (event,) = inspect(client, b"left").events
             assert (event.what, event.owner.label) == ("crashed", "nightly")
 
+    def test_what_too_few_servers_granted_is_given_back(self, clients: list[redis.Redis]) -> None:
+        """Also where the description was evicted."""
+
+        class Evicting(Redlock):
+            def _ask_servers(self, calls: Any, patience: float) -> Any:
+                for client in clients:
+                    client.delete("{part}:owner")
+                return super()._ask_servers(calls, patience)
+
+        for client in clients[:3]:
+            client.set("part", "another", px=60_000)
+        assert not Evicting(clients, "part", 60, server_timeout=AMPLE).acquire(blocking=False)
+        assert [client.get("part") for client in clients] == [b"another"] * 3 + [None] * 2
+
 
 class InTasks(OnFive):
     def __init__(self, clients: list[redis.Redis], async_clients: Any, tasks: Tasks) -> None:

@@ -510,8 +510,7 @@ class Scripts(RuleBasedStateMachine):
         current = {
             lock: end for lock, end in model.index.items() if not (stale and lock == EXTENDED)
         }
-        ignored = {ENDED} if NAME in current else {ENDED, NAME}
-        self._ends([e for e in index if e[0] not in ignored and e not in stale], current)
+        self._ends([each for each in index if each[0] != ENDED and each not in stale], current)
 
     def _ends(self, listed: list[tuple[bytes, float]], expected: dict[bytes, float]) -> None:
         assert {member for member, _ in listed} == set(expected)

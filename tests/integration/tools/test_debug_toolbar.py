@@ -16,6 +16,7 @@ from tests.redis_server import GivenServer, RedisServer
 ROOT = Path(__file__).parents[3]
 
 pytest.importorskip("debug_toolbar", reason="the package django-debug-toolbar is not installed")
+panels = pytest.importorskip("django_redis_lock.debug_toolbar", reason="as above")
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +81,7 @@ def test_a_request_is_not_named_as_its_own_holder(
     row: dict[str, Any], named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer to "who holds it" may come when the request itself does."""
-    from django_redis_lock.debug_toolbar import LocksPanel
-
-    panel = LocksPanel(None, None)
+    panel = panels.LocksPanel(None, None)
     panel._locks = [row]
     stats: dict[str, Any] = {}
     monkeypatch.setattr(panel, "record_stats", stats.update)

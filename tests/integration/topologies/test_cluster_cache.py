@@ -13,6 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis.cache import RedisCache as PlainCache
 
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.protocol.keys import is_of_a_database
+from tests.holding import hurry
 from tests.integration.cache.test_cache import OPERATIONS, make, outcome
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, in_threads, until
@@ -184,6 +186,29 @@ def test_emptying_the_cache_keeps_the_locks(cache: RedisCache, how: str) -> None
     assert cache.held_locks().total == len(MANY)
     locks[0].release()
     assert waiter.result()
+
+
+@pytest.mark.parametrize("held", [20, 60], ids=["at once", "step by step"])
+def test_clear_keeps_the_descriptions_of_the_holders(
+    cache: RedisCache, cluster_client: redis.RedisCluster, held: int
+) -> None:
+    locks = [cache.lock(name, timeout=60) for name in MANY]
+    for lock in locks:
+        assert lock.acquire()
+    for lock in locks[held:]:
+        lock.release()
+    cache.set("value", 1)
+    owners = [lock.keys.owner for lock in locks[:held]]
+    hurry()
+    until(lambda: all(cluster_client.hexists(owner, "id") for owner in owners))
+    cache.clear()
+    assert all(cluster_client.hexists(owner, "id") for owner in owners)
+    assert all(lock.owned() for lock in locks[:held])
+    for lock in locks[:held]:
+        lock.release()
+    cache.clear()
+    left = {key for key in cluster_client.keys() if not is_of_a_database(key)}
+    assert left == set()
 
 
 def test_clear_by_prefix_deletes_from_all_nodes(cluster_servers: ClusterServers) -> None:
