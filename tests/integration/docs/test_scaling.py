@@ -12,7 +12,7 @@ CYCLES = 50
 #: How often to count, if the keeper wrote something each time, or a server was late.
 ATTEMPTS = 100
 #: Calls, bytes to Redis and bytes from it, for each cycle.
-CALLS, SENT, RECEIVED = 2, 760, 60
+CALLS, SENT, RECEIVED = 2, 710, 60
 
 
 def cost(server: RedisServer, work: Callable[[], Any]) -> tuple[float, float, float]:
