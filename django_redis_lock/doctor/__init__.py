@@ -246,7 +246,7 @@ return rejected
 def access(target: Target) -> Iterator[Finding]:
     name = f"{target.conf.LOCK_PREFIX}doctor-{secrets.token_hex(4)}"
     key = bytes(target.cache._encoded_key(name, None))
-    keys = (*lock_keys(key)[:4], flight_stream(key, b"trial"))
+    keys = (*lock_keys(key).own, flight_stream(key, b"trial"))
     try:
         rejected = fields_of(run(target.client, Call(TRY, keys, TRIED)).value)
     except NoPermissionError as error:
@@ -385,7 +385,7 @@ def trial(target: Target) -> Iterator[Finding]:
         yield Finding("trial", Level.ERROR, f"a lock could not be acquired: {error}")
         return
     finally:
-        for key in (*lock.keys[:5], events_key(lock.keys.lock)):  # They would stay for a day.
+        for key in (*lock.keys.own, events_key(lock.keys.lock)):  # They would stay for a day.
             with suppress(RedisError, OSError):
                 lock.redis.delete(key)
     if was_passed_on:

@@ -292,7 +292,7 @@ def _emptied_at_once(client: Any) -> bool:
     locks = indexed_locks(client, MAX_KEPT_LOCKS + 1)
     if len(locks) > MAX_KEPT_LOCKS:
         return False
-    kept = [*(part for key in locks for part in keys_at(key)[1:4]), *FIGURES.values()]
+    kept = [*(part for key in locks for part in keys_at(key).own[1:]), *FIGURES.values()]
     kept += (quorum_fence_key(key) for key in locks if key_of_companion(key) is None)
     bounds = (MAX_KEPT_LOCKS, MAX_KEPT_BYTES)
     server = server_of(client)

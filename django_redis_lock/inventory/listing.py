@@ -240,7 +240,7 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
     if kind != LOCK or not is_lock(key):
         return Inspection(held, (), (), holders)
     keys = keys_at(key)
-    asking = Call(WAITING, (*keys[:4], events_key(keys.name)), (MAX_WAITERS,))
+    asking = Call(WAITING, (*keys.own, events_key(keys.name)), (MAX_WAITERS,))
     now_us, ids, stored, *vanished = run(client, asking, patience=REPLY_TIMEOUT_SECONDS).value
     waiters = [_waiter(as_bytes(id), int(now_us) / 1e6) for id in ids]
     return Inspection(
@@ -325,7 +325,7 @@ def _with_heartbeats(client: Any, locks: Sequence[LockInfo]) -> list[LockInfo]:
 
 def _named(kind: str, keys: Sequence[bytes]) -> tuple[Script, tuple[bytes, ...]]:
     if kind == LOCK:
-        return DESCRIBE, tuple(part for key in keys for part in keys_at(key)[:4])
+        return DESCRIBE, tuple(part for key in keys for part in keys_at(key).own)
     return DESCRIBE_FLIGHTS, tuple(p for key in keys for p in (flight_key(key), flight_leader(key)))
 
 

@@ -64,6 +64,11 @@ class LockKeys(NamedTuple):
     held_index: bytes = INDEX
 
     @property
+    def own(self) -> tuple[bytes, ...]:
+        """Those of this lock only: all but the index."""
+        return self[:-1]
+
+    @property
     def _places(self) -> bytes:
         return self.grants[: -len(b"grants")] + b"place:"
 

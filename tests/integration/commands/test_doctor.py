@@ -20,6 +20,7 @@ from django_redis_lock import doctor as probes
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.doctor import Finding, Level, Target
 from django_redis_lock.management.commands.locks import Command
+from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers
@@ -92,6 +93,17 @@ def test_the_trial_is_in_no_figures(
     assert doctor()[1]["trial"]["level"] == "ok"
     metrics.flush()
     assert metrics.summaries() == []
+
+
+def test_the_trial_leaves_other_locks_and_the_index_alone(
+    doctor: Doctor, at: Callable[..., None], own_server: RedisServer
+) -> None:
+    at(own_server.url)
+    with own_server.client() as client, caches["default"].lock("held", timeout=60) as lock:
+        assert doctor()[1]["trial"]["level"] == "ok"
+        assert set(client.zrange(INDEX, 0, -1)) == {lock.keys.lock, LAST_FENCE}
+        kept = [key for key in client.keys() if b"doctor" not in key]
+        assert {INDEX, lock.keys.lock} <= {*kept}
 
 
 def test_the_trial_wants_what_the_sites_locks_want(
