@@ -17,6 +17,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from ..cache import lock_cache
 from ..conf import Conf
+from ..formatting import ENGLISH
 from ..keeper import CHANGES, TRACK
 from ..locking import Lock
 from ..protocol import (
@@ -351,6 +352,8 @@ def _error_at(target: Target, key: bytes, commands: Collection[str]) -> str:
 
 #: Seconds in which the trial must acquire the lock and pass it on.
 TRIAL_TIMEOUT = 5.0
+#: By which fences may be ahead of the server's clock.
+MAX_AHEAD_SECONDS = 60.0
 
 
 class TrialLock(Lock):
@@ -377,6 +380,7 @@ def trial(target: Target) -> Iterator[Finding]:
     try:
         with ThreadPoolExecutor(1, "doctor") as threads:
             lock.acquire()
+            ahead = (lock.fence or 0) / 1e6 - run(target.client, Call(CLOCK, (), ())).value / 1e6
             waiter = threads.submit(_acquire_and_release, make())
             _until_registered(lock, waiter)
             lock.release()
@@ -388,6 +392,12 @@ def trial(target: Target) -> Iterator[Finding]:
         for key in (*lock.keys.own, events_key(lock.keys.lock)):  # They would stay for a day.
             with suppress(RedisError, OSError):
                 lock.redis.delete(key)
+    if ahead > MAX_AHEAD_SECONDS:
+        text = (
+            f"fences are {ENGLISH.brief(ahead)} ahead of the server's clock, which was wrong once"
+        )
+        hint = "See docs/how_it_works.md, One fence for all locks on an index."
+        yield Finding("clock", Level.WARNING, text, hint, number="W106")
     if was_passed_on:
         yield Finding("trial", Level.OK, "a lock was acquired, passed to a waiter and released")
     else:
