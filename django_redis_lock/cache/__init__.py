@@ -222,27 +222,17 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         nx: bool = False,
         xx: bool = False,
     ) -> Any:
-        return self._set(key, value, timeout, version, client, nx, xx)
+        return self._set((key, value, timeout, version), client, nx=nx, xx=xx)
 
-    def _set(
-        self,
-        key: str,
-        value: Any,
-        timeout: float | None,
-        version: int | None,
-        client: Any,
-        nx: bool,
-        xx: bool = False,
-    ) -> Any:
-        values = (key, value, timeout, version)
+    def _set(self, values: tuple[Any, ...], client: Any, **how: bool) -> Any:
         try:
-            return self.client.set(*values, nx=nx, xx=xx, **self._by(client))
+            return self.client.set(*values, **how, **self._by(client))
         except ConnectionInterrupted:
             if client is not None or self.client._replica_read_only:
                 raise
             # django-redis tries its other servers. The first, which stores the flights, is down, so
             # there are none to end.
-            return self.client.set(*values, nx=nx, xx=xx)
+            return self.client.set(*values, **how)
 
     @_ignoring_outages
     def add(
@@ -253,7 +243,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         version: int | None = None,
         client: Any = None,
     ) -> Any:
-        return self._set(key, value, timeout, version, client, nx=True)
+        return self._set((key, value, timeout, version), client, nx=True)
 
     @_ignoring_outages
     def delete(
@@ -274,19 +264,13 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         **options: Any,
     ) -> list[Any]:
         """As in Django, returns the keys that could not be set."""
-        return [] if self._set_many(data, timeout, version, client, options) else list(data)
+        done = self._set_many(data, timeout, version, client=client, **options)
+        return [] if done else list(data)
 
     @_ignoring_outages
-    def _set_many(
-        self,
-        data: dict[str, Any],
-        timeout: float | None,
-        version: int | None,
-        client: Any,
-        options: dict[str, Any],
-    ) -> bool:
+    def _set_many(self, data: dict[str, Any], *args: Any, client: Any, **options: Any) -> bool:
         if data:
-            self.client.set_many(data, timeout, version, **self._by(client), **options)
+            self.client.set_many(data, *args, **self._by(client), **options)
         return True
 
     @_ignoring_outages

@@ -208,9 +208,8 @@ def indexed_locks(client: Any, most: int) -> list[bytes]:
     found: list[bytes] = []
     for index in indexes(client, INDEX):
         if len(found) < most:
-            # One more, for LAST_FENCE.
-            keys = map(as_bytes, client.zrange(index, 0, most - len(found)))
-            found += filter(is_lock, keys)
+            keys = client.zrange(index, 0, most - len(found))  # One more, for LAST_FENCE.
+            found += filter(is_lock, map(as_bytes, keys))
     return found
 
 

@@ -119,6 +119,13 @@ class Hold:
         thread, label, doing = map(encodable, (self.thread, self.label, described(self.activity)))
         return Owner(name, hostname(), self.pid, thread, label, since, process_id(), doing=doing)
 
+    def deferred_release(
+        self, server: Server, grant_timeout: float, min_hold: float = 0.0
+    ) -> DeferredRelease:
+        of_it = (min_hold, self.fence, self.attempt, self.limit)
+        call = release_call(self.keys, self.token, new_token(), grant_timeout, *of_it)
+        return DeferredRelease(server, call, self.lifetime)
+
     @property
     def from_parent_process(self) -> bool:
         return self.pid != os.getpid()
@@ -288,9 +295,7 @@ class Renewal(Job):
             logger.warning("Lock %s was garbage-collected inside its with block: released", name)
             hold.end()
         self.stop()
-        how = (grant_timeout, min_hold, hold.fence, hold.attempt, hold.limit)
-        call = release_call(hold.keys, hold.token, new_token(), *how)
-        keeper().add(DeferredRelease(self.server, call, hold.lifetime))
+        keeper().add(hold.deferred_release(self.server, grant_timeout, min_hold))
 
     def _terms(self) -> list[str]:
         """Of the description, what is not about the holder."""

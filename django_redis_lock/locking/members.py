@@ -10,7 +10,7 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-from ..keeper import DeferredRelease, keeper
+from ..keeper import keeper
 from ..protocol import Call, Script, new_token, release_call, script
 from ..transport import Answer, Server, Steps
 from .hold import Hold
@@ -71,9 +71,7 @@ class MultiHold:
         for hold in self._holds:
             # One without a fence was taken without Redis.
             if hold.lose("another name that was held with it was lost") and hold.fence:
-                of_it = (hold.keys, hold.token, new_token(), self._grant_timeout)
-                release = release_call(*of_it, attempt=hold.attempt)
-                keeper().add(DeferredRelease(self._server, release, hold.lifetime))
+                keeper().add(hold.deferred_release(self._server, self._grant_timeout))
         for tell in (self._on_lost, self.cancellation and self.cancellation.request):
             if tell is not None:
                 tell()

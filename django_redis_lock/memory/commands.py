@@ -269,23 +269,14 @@ class Commands:
     # -- sorted sets -------------------------------------------------------------------------
 
     def zadd(self, key: bytes, *words: bytes) -> int:
-        if words[:2] == (b"GT", b"CH"):
-            return self._raise_scores(key, words[2:])
-        scores = [float(score) for score in words[::2]]
+        """Without options, or with GT and CH."""
+        raises = words[0] == b"GT"
+        pairs = words[2:] if raises else words
+        given = dict(zip(pairs[1::2], map(float, pairs[::2]), strict=True))
         found = self._kept(_SortedSet, key)
-        before = len(found)
-        found.update(zip(words[1::2], scores, strict=True))
-        return len(found) - before
-
-    def _raise_scores(self, key: bytes, pairs: Sequence[bytes]) -> int:
-        found = self._kept(_SortedSet, key)
-        greater = {
-            member: score
-            for score, member in zip(map(float, pairs[::2]), pairs[1::2], strict=True)
-            if score > found.get(member, -math.inf)
-        }
-        found.update(greater)
-        return len(greater)
+        counted = [m for m in given if m not in found or (raises and given[m] > found[m])]
+        found.update({m: given[m] for m in counted} if raises else given)
+        return len(counted)
 
     def zrem(self, key: bytes, *members: bytes) -> int:
         found = self._of(_SortedSet, key)

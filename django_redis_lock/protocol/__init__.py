@@ -55,6 +55,7 @@ from .lock_scripts import LEAVE as LEAVE
 from .lock_scripts import RELEASE as RELEASE
 from .lock_scripts import RENEW as RENEW
 from .owner import HEARTBEAT_EVERY as HEARTBEAT_EVERY
+from .owner import MAX_FENCE as MAX_FENCE
 from .owner import MAX_PID as MAX_PID
 from .owner import MAX_UNIX_TIME as MAX_UNIX_TIME
 from .owner import SILENT_AFTER as SILENT_AFTER

@@ -227,8 +227,6 @@ class AcquireRequest(NamedTuple):
     def give_back(self, token: bytes, attempt: bytes = b"", place: int = 1) -> Call:
         """Release the lock if ``token``, of a grant or of this request, holds it. A ``place`` above
         the limit is where no script looks for the token."""
-        if token == self.token:
-            attempt = self.attempt
         keys = self.keys if place == 1 else self.keys.at_place(place)
         how: Any = {"attempt": attempt, "limit": self.limit if place <= self.limit else 0}
         return release_call(keys, token, new_token(), self.grant_timeout, **how)
@@ -277,7 +275,7 @@ def release_call(
     limit: int = 1,
 ) -> Call:
     """Release the lock that ``token`` holds; with ``attempt``, only if that attempt acquired it.
-    ``fence``: of the holder, 0 if the caller may not be it: then the attempt must be on record.
+    ``fence``: the holder's; 0 if the caller may not be it, and the attempt must be on record.
     ``limit``: the number of places that are passed on; 0 for none."""
     rest = milliseconds(min_hold) if min_hold else 0
     grant = milliseconds(grant_timeout)
@@ -295,7 +293,7 @@ def reset_call(
     limit: int = 1,
     fence: int | None = None,
 ) -> Call:
-    """End the lock of the holder that HELD named, whose ``fence`` may be known from before."""
+    """End the lock of the holder that HELD named; ``fence``: known from before."""
     last = (held.fence or MAX_FENCE) if fence is None else fence
     args = (new_token(), milliseconds(grant_timeout), held.token, last)
     if limit == 1:

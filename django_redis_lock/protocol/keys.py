@@ -220,8 +220,8 @@ def wake_key(key: bytes, waiter: bytes) -> bytes:
 
 
 def quorum_fence_key(key: bytes) -> bytes:
-    """The key of the last fence of a lock over several servers. These have to store the same fence,
-    so it cannot be LAST_FENCE, which the other locks of each server increase."""
+    """Of the last fence of a lock over several servers, which have to store the same one; other
+    locks increase each server's LAST_FENCE."""
     return _prefix(key) + b"fence"
 
 

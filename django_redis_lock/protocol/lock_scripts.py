@@ -28,16 +28,20 @@ local function now()
 end
 """)
 
-# next_fence(): a number greater than all that locks on this index have had, and at least the time,
-# so that a lost index cannot let it start again from 1.
+# fence_after(last): greater than that, and at least the time, so that a lost one cannot let fences
+# start again from 1. next_fence(): greater than all of the locks on this index.
 _FENCE = shared("""
+local function fence_after(last)
+  last = tonumber(last) or 0
+  if not (last < 2^53) then last = 0 end  -- Not from here: Lua cannot count on from there.
+  return math.max(last + 1, now())
+end
+
 local function next_fence()
   local last = redis.pcall('ZSCORE', KEYS[5], 'django_redis_lock:fence')
   local broken = type(last) == 'table' and string.find(last.err, 'WRONGTYPE')
   if broken then redis.call('DEL', KEYS[5]) end
-  last = tonumber(last) or 0
-  if last >= 2^53 then last = 0 end  -- Not from here: Lua cannot count on from there.
-  local fence = math.max(last + 1, now())
+  local fence = fence_after(last)
   redis.call('ZADD', KEYS[5], string.format('%d', fence), 'django_redis_lock:fence')
   return fence
 end

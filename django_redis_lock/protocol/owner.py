@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +109,9 @@ class Owner:
 
     def fields(self) -> list[str]:
         """Alternating names and values, for HSET, without the time: that is a lock's fence."""
-        return [
-            *("id", self.id, "host", self.host, "pid", str(self.pid), "thread", self.thread),
-            *(("process", self.process) if self.process else ()),
-            *(("label", self.label) if self.label else ()),
-            *(("doing", self.doing) if self.doing else ()),
-        ]
+        names = ("id", "host", "thread", "label", "process", "doing")
+        known = {name: value for name in names if (value := getattr(self, name))}
+        return [*chain(*known.items()), "pid", str(self.pid)]
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, str], id: str) -> Owner:

@@ -170,7 +170,7 @@ class Election:
 
     @property
     def _back(self) -> Call:
-        return self.request._replace(attempt=self._attempt).give_back(self.request.token)
+        return self.request.give_back(self.request.token, self._attempt)
 
     def acquired(self, ballot: Ballot, fence: int, contended: bool) -> QuorumAcquisition:
         facts = (self.request.token, fence, ballot.sent_at, ballot.deadline, self._attempt)

@@ -14,21 +14,21 @@ from typing import Any
 
 from ..clock import time
 from ..exceptions import TooFewServers
-from ..keeper import DeferredRelease, keeper
+from ..keeper import keeper
 from ..locking import Hold, Renewal
 from ..protocol import (
     EXTEND,
     HEARTBEATS,
     HELD,
+    MAX_FENCE,
     Acquisition,
     Call,
     LockKeys,
     as_bytes,
+    bounded,
     fingerprint,
-    new_token,
     printable,
     quorum_fence_key,
-    release_call,
     script,
 )
 from ..threads import get_logger
@@ -36,8 +36,7 @@ from ..transport import Server
 
 logger = get_logger("django_redis_lock.keeper")
 
-#: Take one server's part of the lock, as ACQUIRE does, with a fence of at least ``floor``. The last
-#: one is the quorum's: other locks increase that of the index, and servers have to agree. Redis
+#: Take one server's part of the lock, as ACQUIRE does, with a fence of at least ``floor``. Redis
 #: out of memory does not refuse it: only one server grants the lock to a waiter, who takes the
 #: other servers with this script.
 #:
@@ -50,10 +49,7 @@ VOTE = script("""
 redis.call('PEXPIRE', KEYS[6], '86400000')  -- Never refused, so the rest is not either.
 local holder = redis.call('GET', KEYS[1])
 if not may_take(holder, ARGV[1], ARGV[3]) then return {0, redis.call('PTTL', KEYS[1]), now()} end
-local kept = redis.pcall('GET', KEYS[6])
-local last = type(kept) == 'string' and tonumber(string.match(kept, '^%d+')) or 0
-if last >= 2^53 then last = 0 end
-local fence = math.max(last + 1, now(), tonumber(ARGV[4]))
+local fence = math.max(fence_after(redis.pcall('GET', KEYS[6])), tonumber(ARGV[4]))
 redis.call('SET', KEYS[6], string.format('%d', fence), 'PX', '86400000')
 local gone = set_lock(ARGV[1], ARGV[2], holder)
 if ARGV[3] ~= '' then describe_taken(ARGV[2], 'attempt', ARGV[3]) end
@@ -187,17 +183,11 @@ class VotedRenewal(Renewal):
         else:
             hold.vote(self._place, sent_at + left / 1000 - drift(left / 1000), sent_at)
             if hold.ended and self._requesting_vote:
-                self._give_back()
+                # The vote has arrived after the release.
+                keeper().add(hold.deferred_release(self.server, 2.0))
             elif not self._requesting_vote:
                 self._described()
         self._schedule(sent_at)
-
-    def _give_back(self) -> None:
-        """The vote has arrived after the release."""
-        hold = self.hold
-        how: Any = {"fence": hold.fence, "attempt": hold.attempt}
-        call = release_call(hold.keys, hold.token, new_token(), 2.0, **how)
-        keeper().add(DeferredRelease(self.server, call, hold.lifetime))
 
     def failed(self, error: Exception, now: float) -> None:
         # Not a warning: the lock is held as long as a majority replies.
@@ -219,16 +209,11 @@ def merged(call: Call, answers: Mapping[int, Any], servers: int, name: str | byt
     if call.script is HELD:
         return _held(replies, needed)
     if call.script is HEARTBEATS:
-        return min(replies, key=lambda reply: int(reply[0]) - _number(reply[1]))
+        return min(replies, key=lambda reply: int(reply[0]) - (bounded(reply[1], MAX_FENCE) or 0))
     if call.script is EXTEND:
         return next((n for n in (1, -1) if sum(int(r) == n for r in replies) >= needed), 0)
     # A release: a server that is down has not refused it.
     return int(sum(not int(reply) for reply in replies) < needed)
-
-
-def _number(stored: Any) -> int:
-    digits = as_bytes(stored)
-    return int(digits) if digits.isdigit() and len(digits) < 20 else 0
 
 
 def _held(replies: Sequence[Any], needed: int) -> Any:

@@ -86,7 +86,7 @@ LONGEST = 420
 #: Modules that are longer, and the number of lines they must not exceed either.
 LONGER = {
     # All Lua of locks in one place, each script under its contract.
-    "protocol.lock_scripts": 480,
+    "protocol.lock_scripts": 490,
 }
 #: Files in one folder.
 MOST_FILES = 14
