@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from django_redis_lock.protocol import lock_scripts
+from django_redis_lock.protocol import Script, lock_scripts
 from tests.model.mutations import Workshop, blocks, files_for, mutants
 
 
@@ -24,7 +24,7 @@ def test_each_script_has_mutants_and_tests_to_catch_them(block) -> None:
 
 
 def test_all_scripts_are_found() -> None:
-    known = {n for n, value in vars(lock_scripts).items() if isinstance(value, lock_scripts.Script)}
+    known = {n for n, value in vars(lock_scripts).items() if isinstance(value, Script)}
     assert known <= {block.name for block in blocks()}
     shared = next(block for block in blocks() if block.name == "_REGISTER")
     assert {"ACQUIRE", "WATCH"} <= shared.scripts
