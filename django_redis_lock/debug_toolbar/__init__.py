@@ -69,7 +69,7 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
             keeper().discard(question)
         for row in self._locks:
             if "fence" in row and row.get("holder_fence") in (0, row["fence"]):
-                row.pop("holder")  # The answer came when the request had got the lock, perhaps.
+                row.pop("holder")  # It may be the request itself.
         stats = {"locks": self._locks, "computations": self._computations, "reads": self._reads}
         self.record_stats(stats)
 

@@ -396,7 +396,7 @@ def trial(target: Target) -> Iterator[Finding]:
         text = (
             f"fences are {ENGLISH.brief(ahead)} ahead of the server's clock, which was wrong once"
         )
-        hint = "See docs/how_it_works.md, One fence for all locks on an index."
+        hint = "See docs/how_it_works.md, One fence for all locks."
         yield Finding("clock", Level.WARNING, text, hint, number="W106")
     if was_passed_on:
         yield Finding("trial", Level.OK, "a lock was acquired, passed to a waiter and released")

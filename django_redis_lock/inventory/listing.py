@@ -332,7 +332,7 @@ def _named(kind: str, keys: Sequence[bytes]) -> tuple[Script, tuple[bytes, ...]]
 def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> LockInfo:
     _, token, pttl, fields, broken, *of_a_lock = reply
     described = fields_of(fields)
-    owner = Owner.from_fields(described, fingerprint(as_bytes(token)))
+    owner = Owner.from_fields(described, fingerprint(as_bytes(token)), now_us)
     resting = described.get("rests", "").encode() == as_bytes(token)
     fence = fence_of(described, owner.id)
     if described.get("id") != owner.id:

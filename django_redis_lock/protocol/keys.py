@@ -65,7 +65,7 @@ class LockKeys(NamedTuple):
 
     @property
     def own(self) -> tuple[bytes, ...]:
-        """Those of this lock only: all but the index."""
+        """All but the index."""
         return self[:-1]
 
     @property
@@ -220,8 +220,7 @@ def wake_key(key: bytes, waiter: bytes) -> bytes:
 
 
 def quorum_fence_key(key: bytes) -> bytes:
-    """Of the last fence of a lock over several servers, which have to store the same one; other
-    locks increase each server's LAST_FENCE."""
+    """Of the last fence of a lock over several servers, which have to store the same one."""
     return _prefix(key) + b"fence"
 
 

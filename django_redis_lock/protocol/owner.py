@@ -108,17 +108,19 @@ class Owner:
     doing: str = ""
 
     def fields(self) -> list[str]:
-        """Alternating names and values, for HSET, without the time: that is a lock's fence."""
+        """Alternating names and values, for HSET; a lock's fence is the time."""
         names = ("id", "host", "thread", "label", "process", "doing")
         known = {name: value for name in names if (value := getattr(self, name))}
         return [*chain(*known.items()), "pid", str(self.pid)]
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, str], id: str) -> Owner:
-        """Only ``id`` if ``fields`` describe another one."""
+    def from_fields(cls, fields: Mapping[str, str], id: str, now: float = MAX_FENCE) -> Owner:
+        """Only ``id`` if ``fields`` describe another one. ``now``: the server's time in
+        microseconds."""
         if fields.get("id") != id:
             return cls(id)
-        since = (fence_of(fields, id) or 0) / 1e6
+        # A fence that is ahead is no time: the server's clock was ahead once.
+        since = (bounded(fields.get("fence"), now + 1e6) or 0) / 1e6
         return cls(
             id,
             fields.get("host", ""),
@@ -181,16 +183,15 @@ class HolderInfo:
         self.place = int(place[0]) if place else 1
         self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
         described = fields_of(fields)
-        owner = Owner.from_fields(described, fingerprint(self.token))
+        owner = Owner.from_fields(described, fingerprint(self.token), int(server_us))
         of_this = described.get("id") == owner.id
         seen = bounded(described.get("seen"), MAX_UNIX_TIME * 1e6) if of_this else None
         if seen is not None:
             owner = replace(owner, seen=max(0.0, (int(server_us) - seen) / 1e6))
         self.owner = owner
         self.fence = fence_of(described, owner.id) or 0
-        self.limit = limit
-        if of_this and "limit" in described:
-            self.limit = int(bounded(described["limit"], MAX_FENCE) or 0) or limit
+        places = bounded(described.get("limit"), MAX_FENCE) if of_this else None
+        self.limit = int(places or limit)
         self.renews = of_this and "renews" in described
         lifetime = bounded(described.get("lifetime"), MAX_UNIX_TIME * 1e3)  # In milliseconds.
         self.overdue = self.renews and lifetime is not None and int(pttl) < lifetime / 2

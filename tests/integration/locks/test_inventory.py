@@ -222,6 +222,17 @@ def test_who_holds_it_and_for_how_long(client: redis.Redis) -> None:
     assert listed.waiters == 0
 
 
+def test_a_fence_that_is_ahead_of_the_clock_is_no_time(client: redis.Redis) -> None:
+    """Better unknown than in the future, or for no time."""
+    client.zadd(INDEX, {LAST_FENCE: (time.time() + 3600) * 1e6})
+    lock = hold(client, "a")
+    listed = described(client, "a")
+    assert listed.fence == lock.fence
+    assert (listed.held_for, listed.owner.since) == (None, None)
+    held = lock.held()
+    assert (held.fence, held.held_for) == (lock.fence, None)
+
+
 def test_the_token_is_not_given_away(client: redis.Redis) -> None:
     lock = hold(client, "a")
     assert lock.local.token.decode() not in repr(list_held(client, b""))
