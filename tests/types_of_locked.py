@@ -81,6 +81,7 @@ async def check() -> None:
     async with locked("work") as either:
         assert_type(either, AsyncLock | Lock)
 
+    # mypy must refuse these: an ignore that is not needed would be an error.
     bare("1")  # type: ignore[arg-type]
     named(1, length=2)  # type: ignore[call-arg]
     or_none("1")  # type: ignore[arg-type]

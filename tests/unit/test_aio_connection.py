@@ -249,7 +249,7 @@ def test_the_end_of_an_idle_connection_is_seen_before_the_loop_hears_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With redis-py's parser the call fails, and is sent again."""
-    pytest.importorskip("hiredis")
+    pytest.importorskip("hiredis", reason="this is about its parser")
     monkeypatch.setattr(aio_connection, "CHECK_AFTER_SECONDS", 0.0)
 
     async def main() -> None:

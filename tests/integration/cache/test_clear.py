@@ -13,7 +13,14 @@ from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.conf import Conf
 from django_redis_lock.inventory import KEYS_PER_SCRIPT
-from django_redis_lock.protocol.keys import FIGURES, INDEX, LAST_FENCE, flight_key, lock_keys
+from django_redis_lock.protocol.keys import (
+    FIGURES,
+    INDEX,
+    LAST_FENCE,
+    flight_key,
+    lock_keys,
+    quorum_fence_key,
+)
 from tests.holding import hurry, settle
 from tests.processes import Link, processes, until
 from tests.redis_server import RedisServer
@@ -101,6 +108,17 @@ def test_fences_go_on_rising(cache: RedisCache) -> None:
             cache.clear()
         cache.clear()
     assert fences == sorted(set(fences))
+
+
+def test_the_fence_of_a_lock_over_several_servers_stays_with_it(
+    cache: RedisCache, client: redis.Redis
+) -> None:
+    """Each of them is emptied by its own cache."""
+    fence = quorum_fence_key(KEYS.lock)
+    with cache.lock("report"):
+        client.set(fence, 2**52, px=60_000)
+        cache.clear()
+        assert client.get(fence) == b"%d" % 2**52
 
 
 def test_a_lock_is_still_renewed(cache: RedisCache, client: redis.Redis) -> None:
