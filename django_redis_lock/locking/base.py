@@ -32,7 +32,7 @@ from ..protocol import (
 )
 from ..transport import Server, is_cluster, may_have_run, server_of
 from .hold import Hold, Renewal, Renewals
-from .local_state import Entry, SharedState, ThreadState
+from .local_state import Entry, State, ThreadState, ThreadStateWithToken
 from .waiting import unregister
 
 
@@ -155,8 +155,11 @@ class BaseLock:
         self.local: Any = self._new_state()
 
     def _new_state(self) -> Any:
-        state = ThreadState(self.id)
-        return state if self.thread_local else SharedState(**vars(state))
+        if self.thread_local:
+            return ThreadState() if self.id is None else ThreadStateWithToken(self.id)
+        state = State()
+        state.token = self.id
+        return state
 
     def _encode(self, value: str | bytes) -> bytes:
         encoded: bytes = self.redis.get_encoder().encode(value)

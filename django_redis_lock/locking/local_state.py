@@ -7,7 +7,6 @@ import copy
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -30,21 +29,25 @@ def acting_task() -> Task:
     return caller if runner is running else running
 
 
-class ThreadState(threading.local):
-    """What one thread knows; the token is where redis-py keeps it."""
+class State:
+    """What is known through a lock object; the token is where redis-py keeps it."""
 
-    def __init__(self, token: bytes | None = None) -> None:
+    token: bytes | None = None
+    hold: Hold | None = None
+    renewal: Any = None
+    file_lock: Any = None
+    entry: Entry | None = None
+
+
+class ThreadState(State, threading.local):
+    """What each thread knows."""
+
+
+class ThreadStateWithToken(ThreadState):
+    """Each thread may at first release the lock that another handle has acquired with ``token``."""
+
+    def __init__(self, token: bytes) -> None:
         self.token = token
-        self.hold: Hold | None = None
-        self.renewal: Any = None
-        self.file_lock: Any = None
-        self.entry: Entry | None = None
-
-
-class SharedState(SimpleNamespace):
-    """The same for all threads or tasks."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]  # two of them never are the same
 
 
 class _OfTheTask:
@@ -68,15 +71,15 @@ class TaskState:
 
     def __init__(self, token: bytes | None) -> None:
         self._initial = token
-        self._states: WeakKeyDictionary[asyncio.Task[Any], SimpleNamespace] = WeakKeyDictionary()
+        self._states: WeakKeyDictionary[asyncio.Task[Any], State] = WeakKeyDictionary()
         self._of_no_task = self._new()
 
-    def _new(self) -> SimpleNamespace:
-        return SimpleNamespace(
-            token=self._initial, hold=None, renewal=None, file_lock=None, entry=None
-        )
+    def _new(self) -> State:
+        state = State()
+        state.token = self._initial
+        return state
 
-    def _mine(self) -> SimpleNamespace:
+    def _mine(self) -> State:
         task = acting_task()
         if task is None:
             return self._of_no_task
