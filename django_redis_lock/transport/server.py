@@ -315,9 +315,15 @@ class DirectConnection:
 def direct(connection: Any) -> RawConnection:
     plain = type(connection) in (Connection, UnixDomainSocketConnection)
     if hiredis is None or not plain or not hasattr(select, "poll"):
+        connection._connect = _refuse_to_connect
         own: RawConnection = connection
         return own
     return DirectConnection(connection)
+
+
+def _refuse_to_connect() -> None:
+    """redis-py's connect again before they send or read, to whatever server is there by then."""
+    raise RedisConnectionError("The connection was closed.")
 
 
 def allow(connection: Any, timeout: float) -> None:
