@@ -59,7 +59,7 @@ def test_one_that_was_closed_does_not_connect_again(fresh: redis.Redis, use: str
     that was sent elsewhere."""
     connection: Any = server_of(fresh).checkout()
     connection.disconnect()
-    with pytest.raises(redis.ConnectionError, match="[Cc]losed"):
+    with pytest.raises(redis.ConnectionError, match=r"[Cc]losed"):
         connection.send_command("PING") if use == "send" else getattr(connection, use)()
 
 
