@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _socket
 import select
+import signal
 import socket
 import struct
 import sys
@@ -249,7 +250,7 @@ class DirectConnection:
         system knows costs nothing."""
         # A socket of gevent's must stay as it is: it never blocks.
         known = sys.platform == "linux" and isinstance(self._open, _socket.socket)
-        if known:
+        if known := known and not _has_periodic_signals():
             seconds, rest = divmod(timeout, 1)
             limit = struct.pack("ll", int(seconds), max(1, int(rest * 1e6)))
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -310,6 +311,12 @@ class DirectConnection:
             raise RedisTimeoutError("Redis did not answer in time") from error
         if isinstance(error, OSError):
             raise RedisConnectionError(f"The connection to Redis broke: {error}") from error
+
+
+def _has_periodic_signals() -> bool:
+    """A wait that the system limits begins again after each signal, so it would never end."""
+    timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+    return any(signal.getitimer(timer)[1] for timer in timers)
 
 
 def direct(connection: Any) -> RawConnection:
