@@ -104,16 +104,18 @@ class Breaker:
                 self.outage += 1
                 self._costly = self._spared = self.fallbacks = 0
             self._error = str(error)
-            opened = self._counted(cost, timeout or self._timeout)
+            opened = self._counted(error, cost, timeout or self._timeout)
         if opened:
             logger.warning("Calls to Redis at %s fail at once until it answers", self.server)
         if began:
             logger.warning("Redis at %s does not answer: %s", self.server, error)
             events.emit(ServerDown(self.server, error))
 
-    def _counted(self, cost: float, timeout: float) -> bool:
+    def _counted(self, error: BaseException, cost: float, timeout: float) -> bool:
         """Whether this failure is the one after which calls are held back."""
         if cost < 0.9 * min(COSTLY_SECONDS, timeout):
+            if self._open_until is not None and isinstance(error, RedisConnectionError):
+                self._open_until = self._now()  # Refused: the next call costs no time, either.
             return False
         self._costly += 1
         most, pause = _limits()

@@ -63,7 +63,7 @@ class Topology(Server):
         super().__init__(common)
         self._common = common
         self._nodes: dict[tuple[str, int], Server] = {}
-        self._discovering = free_after_fork(threading.Lock())
+        self._discovering = free_after_fork(threading.RLock())
         self._discovered_at = self._discover_at = -math.inf
         self._in_vain = 0  # Discoveries that failed in a row.
         self._trouble = True  # There was an error since the last discovery.
@@ -98,24 +98,29 @@ class Topology(Server):
 
     def _discover_or_wait(self, patience: float) -> None:
         until = time.monotonic() + patience
-        # Without errors the other threads go on with what is known.
-        if not self._discovering.acquire(timeout=patience if self._trouble else 0):
-            return
         try:
-            if not self.must_discover():
-                return  # Another thread has just done it.
-            try:
-                self._look(until)
-            except (RedisError, OSError) as error:
-                logger.warning("Could not read the address of %s: %s", self, error)
-                pause = min(FIRST_RETRY_SECONDS * 2**self._in_vain, LAST_RETRY_SECONDS)
-                self._in_vain += 1
-            else:
-                self._trouble, self._in_vain, pause = False, 0, self.STALE
-            self._discovered_at = time.monotonic()
-            self._discover_at = self._discovered_at + pause
+            # Without errors the other threads go on with what is known.
+            if not self._discovering.acquire(timeout=patience if self._trouble else 0):
+                return
+            if self.must_discover():  # No other thread has just done it.
+                self._discover(until)
         finally:
-            self._discovering.release()
+            try:  # Also if a signal handler raised just when it was acquired.
+                self._discovering.release()
+            except RuntimeError:
+                pass  # Another thread has it.
+
+    def _discover(self, until: float) -> None:
+        try:
+            self._look(until)
+        except (RedisError, OSError) as error:
+            logger.warning("Could not read the address of %s: %s", self, error)
+            pause = min(FIRST_RETRY_SECONDS * 2**self._in_vain, LAST_RETRY_SECONDS)
+            self._in_vain += 1
+        else:
+            self._trouble, self._in_vain, pause = False, 0, self.STALE
+        self._discovered_at = time.monotonic()
+        self._discover_at = self._discovered_at + pause
 
     def nodes(self) -> Sequence[Server]:
         return [self, *self._nodes.values()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _socket
 import select
+import signal
 import socket
 import struct
 import sys
@@ -156,7 +157,11 @@ class Server:
         if idle is not None:
             return idle
         try:
-            return self.connect(None if patience is None else min(patience, self.timeout)), None
+            if patience is None or patience >= self.timeout:
+                return self.connect(), None
+            connection = self.connect(patience)
+            allow(connection, self.timeout)  # It will be kept, also for callers with patience.
+            return connection, None
         except Exception as error:
             note_sent(error, False)
             raise
@@ -189,12 +194,8 @@ class Server:
         return None
 
     def checkin(self, connection: RawConnection, unread: PendingLifetime | None = None) -> None:
-        """Keep ``connection`` for the next caller, unless enough are kept, or it was made with a
-        shorter timeout."""
-        if (
-            len(self._idle) < self.MAX_IDLE_CONNECTIONS
-            and connection.socket_timeout == self.timeout
-        ):
+        """Keep ``connection`` for the next caller, unless enough are kept."""
+        if len(self._idle) < self.MAX_IDLE_CONNECTIONS:
             self._idle.append((connection, unread, time.monotonic()))
         else:
             connection.disconnect()
@@ -242,19 +243,19 @@ class DirectConnection:
             replyError=connection._parser.parse_error,
             notEnoughData=_INCOMPLETE,
         )
-        self.socket_timeout: float = connection.socket_timeout
-        self._let_the_system_watch_the_time()
+        self.let_the_system_watch_the_time(connection.socket_timeout)
 
-    def _let_the_system_watch_the_time(self) -> None:
-        """Python asks the system before each call on a socket with a timeout; a timeout that the
+    def let_the_system_watch_the_time(self, timeout: float) -> None:
+        """Python asks the system before each call on a socket with a ``timeout``; one that the
         system knows costs nothing."""
         # A socket of gevent's must stay as it is: it never blocks.
-        if sys.platform == "linux" and isinstance(self._sock, _socket.socket):
-            seconds, rest = divmod(self.socket_timeout, 1)
+        known = sys.platform == "linux" and isinstance(self._open, _socket.socket)
+        if known := known and not _has_periodic_signals():
+            seconds, rest = divmod(timeout, 1)
             limit = struct.pack("ll", int(seconds), max(1, int(rest * 1e6)))
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._sock.setsockopt(socket.SOL_SOCKET, option, limit)
-            self._sock.settimeout(None)
+                self._open.setsockopt(socket.SOL_SOCKET, option, limit)
+        self._open.settimeout(None if known else timeout)
 
     def connect(self) -> None:
         """It is connected."""
@@ -312,12 +313,34 @@ class DirectConnection:
             raise RedisConnectionError(f"The connection to Redis broke: {error}") from error
 
 
+def _has_periodic_signals() -> bool:
+    """A wait that the system limits begins again after each signal, so it would never end."""
+    timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+    return any(signal.getitimer(timer)[1] for timer in timers)
+
+
 def direct(connection: Any) -> RawConnection:
     plain = type(connection) in (Connection, UnixDomainSocketConnection)
     if hiredis is None or not plain or not hasattr(select, "poll"):
+        connection._connect = _refuse_to_connect
         own: RawConnection = connection
         return own
     return DirectConnection(connection)
+
+
+def _refuse_to_connect() -> None:
+    """redis-py's connect again before they send or read, to whatever server is there by then."""
+    raise RedisConnectionError("The connection was closed.")
+
+
+def allow(connection: Any, timeout: float) -> None:
+    """From now on a reply on ``connection`` may take so many seconds."""
+    if isinstance(connection, DirectConnection):
+        connection.let_the_system_watch_the_time(timeout)
+    elif hasattr(connection._sock, "settimeout"):  # Not in memory.
+        connection.socket_timeout = timeout
+        connection._sock.settimeout(timeout)
+        connection._parser.on_connect(connection)  # It knows the timeout, too.
 
 
 # -- the registry --------------------------------------------------------------------------------

@@ -108,6 +108,33 @@ def test_its_failure_begins_another_pause(breaker: Breaker, clock: Clock) -> Non
             breaker.admit(None)
 
 
+def test_when_it_is_refused_the_next_one_follows_at_once(breaker: Breaker, clock: Clock) -> None:
+    """The server hung, and now it restarts."""
+    trip(breaker)
+    clock.time += PAUSE
+    breaker.admit(None)
+    breaker.failed(redis.ConnectionError("refused"), 0.001)
+    assert not breaker.held_back
+    assert breaker.admit(None) == PROBE_TIMEOUT_SECONDS
+
+
+def test_a_call_that_is_never_held_back_and_refused_ends_the_pause(breaker: Breaker) -> None:
+    trip(breaker)
+    breaker.insist(None)
+    breaker.failed(redis.ConnectionError("refused"), 0.001)
+    assert breaker.admit(None) == PROBE_TIMEOUT_SECONDS
+
+
+def test_a_hasty_one_that_gets_no_answer_is_not_followed_at_once(
+    breaker: Breaker, clock: Clock
+) -> None:
+    trip(breaker)
+    clock.time += PAUSE
+    breaker.admit(0.05)
+    breaker.failed(ERROR, 0.05)
+    assert breaker.held_back
+
+
 def test_its_answer_ends_the_outage(breaker: Breaker, clock: Clock) -> None:
     trip(breaker)
     clock.time += PAUSE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -89,6 +90,26 @@ def test_a_server_that_reads_nothing_does_not_hold_up_a_request_for_ever(ends: A
     with pytest.raises(RedisTimeoutError):
         connection.send_packed_command([b"x" * 50_000_000])
     with pytest.raises(RedisConnectionError):
+        connection.read_response()
+
+
+@pytest.fixture
+def _periodic_signals() -> Iterator[None]:
+    """As a sampling profiler has them, faster than the connection's timeout."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_periodic_signals")
+def test_a_signal_that_comes_again_and_again_does_not_prolong_the_wait(
+    request: pytest.FixtureRequest,
+) -> None:
+    connection, _ = request.getfixturevalue("ends")
+    assert connection._sock.gettimeout() == 0.05
+    with pytest.raises(RedisTimeoutError):
         connection.read_response()
 
 

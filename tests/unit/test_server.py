@@ -12,6 +12,7 @@ import pytest
 import redis
 import redis.sentinel
 
+from django_redis_lock.transport.discovery import SentinelService
 from django_redis_lock.transport.server import Server, server_of
 from tests.processes import in_threads
 
@@ -76,6 +77,34 @@ def test_a_pool_is_not_kept_for_ever() -> None:
     del client
     gc.collect()
     assert kept() is None
+
+
+class TestDiscovery:
+    @pytest.fixture
+    def service(self) -> SentinelService:
+        sentinel = redis.sentinel.Sentinel([])
+        return SentinelService(sentinel.master_for("nowhere").connection_pool)
+
+    def test_one_that_is_interrupted_is_followed_by_others(self, service: Any) -> None:
+        """A signal handler raises just when the thread has the mutex."""
+        mutex = service._discovering
+
+        class Interrupted:
+            release = mutex.release
+
+            def acquire(self, **options: float) -> bool:
+                assert mutex.acquire(**options)
+                raise KeyboardInterrupt
+
+        service._discovering = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            service.at((b"key",))
+        assert in_threads(1, lambda: mutex.acquire(timeout=0)) == [True]
+
+    def test_one_that_another_thread_does_is_waited_for(self, service: Any) -> None:
+        assert in_threads(1, service._discovering.acquire) == [True]
+        with pytest.raises(redis.ConnectionError, match="No server says"):
+            service.at((b"key",), 0.01)
 
 
 class TestAddresses:

@@ -1,0 +1,72 @@
+"""What becomes of the connections of our own after a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_redis_lock import Lock
+from django_redis_lock.transport import server_of
+from tests.redis_server import RedisServer
+from tests.redis_topologies import SentinelServers
+
+
+class Own(redis.Connection):
+    """Read and written by redis-py, as are those with TLS."""
+
+
+@pytest.fixture(params=[redis.Connection, Own])
+def fresh(request: Any, redis_server: RedisServer, client: redis.Redis) -> Iterator[redis.Redis]:
+    """A client to whose server this process has no idle connections."""
+    settings = {**client.connection_pool.connection_kwargs, "socket_timeout": 7.5}
+    with redis.Redis(connection_pool=redis.ConnectionPool(request.param, **settings)) as found:
+        server_of(found).close()
+        yield found
+
+
+def connections_made(client: redis.Redis) -> int:
+    return int(client.info("stats")["total_connections_received"])
+
+
+def test_a_connection_made_by_a_hasty_caller_is_kept(
+    fresh: redis.Redis, client: redis.Redis
+) -> None:
+    before = connections_made(client)
+    lock = Lock(fresh, "name", renew=False)
+    assert lock.acquire(blocking_timeout=1)
+    lock.release()
+    assert connections_made(client) - before == 1
+
+
+def test_its_next_caller_waits_as_long_as_usual(fresh: redis.Redis) -> None:
+    server = server_of(fresh)
+    hasty = server.checkout(0.2)
+    server.checkin(hasty)
+    connection = server.checkout()
+    assert connection is hasty
+    assert not connection.can_read(0.01)
+    connection.send_command("BLPOP", "nothing", "0.5")
+    assert connection.read_response() is None
+    connection.disconnect()
+
+
+@pytest.mark.parametrize("use", ["send", "can_read", "read_response"])
+def test_one_that_was_closed_does_not_connect_again(fresh: redis.Redis, use: str) -> None:
+    """It would lead to a server of which nothing is known, and wait there for a reply to a call
+    that was sent elsewhere."""
+    connection: Any = server_of(fresh).checkout()
+    connection.disconnect()
+    with pytest.raises(redis.ConnectionError, match=r"[Cc]losed"):
+        connection.send_command("PING") if use == "send" else getattr(connection, use)()
+
+
+def test_a_question_to_a_sentinel_leaves_its_connection_for_the_next(
+    sentinel_servers: SentinelServers,
+) -> None:
+    with sentinel_servers.client() as client:
+        service: Any = server_of(client)
+        service.at(())
+        assert any(not sentinel.must_connect() for sentinel in service._sentinels)
