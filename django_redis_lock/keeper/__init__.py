@@ -92,16 +92,14 @@ class DeferredRelease(Job):
     still lie unread in the server's buffers; for ``lifetime`` seconds at most.
     """
 
+    flush_at_exit = True
+
     def __init__(self, server: Server, release: Call, lifetime: float | None) -> None:
         now = time.monotonic()
         super().__init__(server, now)
         self._call = release
         self._gives_up_at = math.inf if lifetime is None else now + lifetime
         self._answers = 0
-
-    @property
-    def flush_at_exit(self) -> bool:  # type: ignore[override]  # of other jobs: a plain value
-        return self._answers == 0
 
     def call(self, now: float) -> Call | None:
         if self._answers < 2 and now < self._gives_up_at:
