@@ -477,7 +477,8 @@ end
 return {redis.call('PTTL', KEYS[1]), now(), lying and 1 or 0, gone}
 """)
 
-#: The server's time in microseconds, from a script so that every user who may lock may ask.
+#: The server's time in microseconds. A script, so that it is sent as the calls of a lock are: on the
+#: same connections, and once more if the reply is lost.
 #:
 #: KEYS  none        ARGV  none        returns microseconds
 CLOCK = script("return now()")
