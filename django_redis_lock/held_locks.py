@@ -8,7 +8,7 @@ of another site or version) is listed by its whole key, under the first cache of
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -119,9 +119,9 @@ def held_locks(
     """
     wanted = list(lock_caches() if aliases is None else aliases)
     result = HeldLocks()
-    databases = list(_databases(result))
+    databases, failed = _databases()
     asked = [database for database in databases if not database.prefixes.keys().isdisjoint(wanted)]
-    result.failures = [failure for failure in result.failures if failure.alias in wanted]
+    result.failures = [_failure(alias, failed[alias]) for alias in failed if alias in wanted]
 
     def ask(database: _Database) -> list[Inventory] | Exception:
         try:
@@ -181,9 +181,10 @@ def release(
     return release_forced(client, key, owner_id, fence=fence, kind=kind, grant_timeout=grant, by=by)
 
 
-def _databases(result: HeldLocks) -> Iterator[_Database]:
-    """Adds wrongly configured caches to the failures."""
+def _databases() -> tuple[Iterable[_Database], dict[str, Exception]]:
+    """Also returns the caches that are wrongly configured, and why."""
     found: dict[Any, _Database] = {}
+    failed: dict[str, Exception] = {}
     for alias in lock_caches():
         try:
             cache: Any = lock_cache(alias)
@@ -194,16 +195,18 @@ def _databases(result: HeldLocks) -> Iterator[_Database]:
             }
             database = found.setdefault(server_of(client).database, _Database(client, {}))
         except UNAVAILABLE as error:
-            result.failures.append(_failure(alias, error))
+            failed[alias] = error
         else:
             database.prefixes[alias] = prefixes
-    yield from found.values()
+    return found.values(), failed
 
 
 def _database_of(alias: str) -> _Database:
-    # This raises the configuration error of this cache; `_databases` collects errors.
-    database = server_of(lock_cache(alias)._lock_client()).database
-    return next(d for d in _databases(HeldLocks()) if server_of(d.client).database == database)
+    lock_cache(alias)  # Raises if it is no cache for locks.
+    databases, failed = _databases()
+    if alias in failed:
+        raise failed[alias]
+    return next(database for database in databases if alias in database.prefixes)
 
 
 def _cache_of(database: _Database, key: bytes, kind: str) -> tuple[str, bytes, bool]:

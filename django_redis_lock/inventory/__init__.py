@@ -15,9 +15,9 @@ from redis.exceptions import RedisError
 from ..locking import note_call
 from ..protocol import (
     FIGURES,
+    HELD,
     INDEX,
     MAX_LIMIT,
-    PLACE_HELD,
     Call,
     HolderInfo,
     as_bytes,
@@ -91,7 +91,7 @@ def release(
         return Outcome.FREE
     send = partial(run, client, patience=REPLY_TIMEOUT_SECONDS)
     keys = keys_at(key, is_cluster(client))
-    asking = Call(PLACE_HELD, keys, ())
+    asking = Call(HELD, keys, ())
     reply = send(asking).value
     if reply is None:
         return Outcome.FREE

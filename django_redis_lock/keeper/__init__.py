@@ -92,16 +92,14 @@ class DeferredRelease(Job):
     still lie unread in the server's buffers; for ``lifetime`` seconds at most.
     """
 
+    flush_at_exit = True
+
     def __init__(self, server: Server, release: Call, lifetime: float | None) -> None:
         now = time.monotonic()
         super().__init__(server, now)
         self._call = release
         self._gives_up_at = math.inf if lifetime is None else now + lifetime
         self._answers = 0
-
-    @property
-    def flush_at_exit(self) -> bool:  # type: ignore[override]  # of other jobs: a plain value
-        return self._answers == 0
 
     def call(self, now: float) -> Call | None:
         if self._answers < 2 and now < self._gives_up_at:
@@ -111,6 +109,7 @@ class DeferredRelease(Job):
 
     def answered(self, value: Any, sent_at: float) -> None:
         self._answers += 1
+        self.flush_at_exit = False
         self.due = sent_at + 1.0
 
     def failed(self, error: Exception, now: float) -> None:
@@ -269,31 +268,27 @@ class Keeper:
 
     def _serve(self, batch: list[Job]) -> None:
         by_server: defaultdict[Server, list[tuple[Job, bytes]]] = defaultdict(list)
+        known: set[tuple[Server, str]] = set()
         now = time.monotonic()
         shortest = min((job.deadline_scale for job in tuple(self._jobs)), default=1.0)
         reply_timeout = max(min(REPLY_TIMEOUT_SECONDS, shortest / 6), MIN_REPLY_TIMEOUT_SECONDS)
         for job in batch:
             with _isolated(job):
                 call = job.call(now)
-                if call is not None:
-                    self._assign(job, call, reply_timeout, by_server)
+                if call is None:
+                    continue
+                try:
+                    server = job.server.at(call.keys, reply_timeout)
+                except OUTAGE as error:
+                    job.failed(error, time.monotonic())
+                    continue
+                # The first of each script with the source: an EVALSHA of an unknown one would need
+                # a second request.
+                script = server, call.script.sha
+                by_server[server].append((job, pack(call, known=script in known)))
+                known.add(script)
         for server, work in by_server.items():
             self._exchange(server, work, reply_timeout)
-
-    def _assign(
-        self,
-        job: Job,
-        call: Call,
-        reply_timeout: float,
-        by_server: defaultdict[Server, list[tuple[Job, bytes]]],
-    ) -> None:
-        try:
-            server = job.server.at(call.keys, reply_timeout)
-        except OUTAGE as error:
-            job.failed(error, time.monotonic())
-        else:
-            # With the source, since an EVALSHA of an unknown script would need a second request.
-            by_server[server].append((job, pack(call, known=False)))
 
     def _exchange(self, server: Server, work: list[tuple[Job, bytes]], timeout: float) -> None:
         unanswered = deque(job for job, _ in work)

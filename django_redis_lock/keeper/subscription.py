@@ -119,6 +119,8 @@ class Subscription:
         except ResponseError as error:  # This user may not, or this service cannot.
             logger.info(NO_REPORTS, error)
         self._ask("SUBSCRIBE", self._channel)
+        if self._closed.is_set():
+            return node  # Another may have taken its place.
         node.listener = listener
         node.answered()
         self._received(None)

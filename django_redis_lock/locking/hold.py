@@ -21,7 +21,6 @@ from ..clock import time
 from ..events import Lost, Subject, group_of
 from ..keeper import DeferredRelease, Job, keeper
 from ..protocol import (
-    PLACE_RENEW,
     RENEW,
     Call,
     LockKeys,
@@ -285,8 +284,7 @@ class Renewal(Job):
         wanted = self._wanted(now)
         if wanted and self._renewing(now):
             fields = (*fields, "renewals", str(self._renewals + 1))
-        renew = RENEW if hold.limit == 1 else PLACE_RENEW
-        return Call(renew, hold.keys.renewed, (hold.token, wanted, hold.attempt, *fields))
+        return Call(RENEW, hold.keys.renewed, (hold.token, wanted, hold.attempt, *fields))
 
     def _release(self, grant_timeout: float, min_hold: float) -> None:
         hold = self.hold

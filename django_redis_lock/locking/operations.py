@@ -19,7 +19,6 @@ from ..protocol import (
     HELD,
     HOLDERS,
     PLACE_EXTEND,
-    PLACE_HELD,
     AcquireRequest,
     Acquisition,
     Call,
@@ -238,9 +237,7 @@ class LockOperations(BaseLock):
 
     def _held_call(self, hold: Hold | None = None) -> Call:
         """Asks who has the lock; with ``hold``, who has its place."""
-        if hold is None or hold.limit == 1:
-            return Call(HELD, self.keys, ())
-        return Call(PLACE_HELD, hold.keys, ())
+        return Call(HELD, self.keys if hold is None else hold.keys, ())
 
     def _held_steps(self) -> Steps[HolderInfo | None]:
         if self.limit > 1:

@@ -19,7 +19,6 @@ from .inventory_scripts import DESCRIBE as DESCRIBE
 from .inventory_scripts import DESCRIBE_FLIGHTS as DESCRIBE_FLIGHTS
 from .inventory_scripts import HEARTBEAT as HEARTBEAT
 from .inventory_scripts import HEARTBEATS as HEARTBEATS
-from .inventory_scripts import HELD as HELD
 from .inventory_scripts import LIST as LIST
 from .inventory_scripts import LIST_FLIGHTS as LIST_FLIGHTS
 from .inventory_scripts import RECORD_EVENT as RECORD_EVENT
@@ -71,12 +70,11 @@ from .owner import fields_of as fields_of
 from .owner import fingerprint as fingerprint
 from .owner import hostname as hostname
 from .owner import process_id as process_id
+from .place_scripts import HELD as HELD
 from .place_scripts import HOLDERS as HOLDERS
 from .place_scripts import PLACE_EXTEND as PLACE_EXTEND
-from .place_scripts import PLACE_HELD as PLACE_HELD
 from .place_scripts import PLACE_LEAVE as PLACE_LEAVE
 from .place_scripts import PLACE_RELEASE as PLACE_RELEASE
-from .place_scripts import PLACE_RENEW as PLACE_RENEW
 from .script import Call as Call
 from .script import Script as Script
 from .script import script as script

@@ -2,19 +2,6 @@
 
 from .script import script, shared
 
-#: The holder of the lock. An untaken grant has none.
-#:
-#: KEYS  lock keys
-#: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
-#:         server time in microseconds} or nil
-HELD_BODY = """
-local holder = redis.call('GET', KEYS[1])
-if not holder or untaken(holder) then return nil end
-local owner = redis.pcall('HGETALL', KEYS[4])
-return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now()}
-"""
-HELD = script(HELD_BODY)
-
 # read(part, ...): what a command answers; nil where the key of that part of a lock is of another
 # kind or too large, and then `broken` names the part.
 _READ = shared("""

@@ -404,8 +404,8 @@ return 1
 """
 RESET = script(RESET_BODY)
 
-#: What the keeper does for a held lock: push its end out (never pull it in), say who holds it,
-#: and when its keeper was last seen.
+#: What the keeper does for a held lock, or one place of it: push its end out (never pull it in),
+#: say who holds it, and when its keeper was last seen.
 #:
 #: KEYS  ``LockKeys.renewed``
 #: ARGV  token, lifetime (0 to leave it as it is, -1 for none), the attempt that must have acquired
@@ -414,7 +414,7 @@ RESET = script(RESET_BODY)
 #: A lock that was renewed a moment ago stays as it is: a report of a change must not lead to the
 #: next.
 #: atomic because both must apply to this token's lock and to no other.
-RENEW_BODY = """
+RENEW = script("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -2 end
 if ARGV[3] ~= '' and not by_attempt(ARGV[3], true) then return -2 end
 local left, wanted = redis.call('PTTL', KEYS[1]), tonumber(ARGV[2])
@@ -429,8 +429,7 @@ redis.call('EXISTS', KEYS[1])  -- What comes last is a read: see ``Listener``.
 describe(left, 'seen', string.format('%d', now()), unpack(ARGV, 4))
 note(left < 0 and '0' or left)
 return left
-"""
-RENEW = script(RENEW_BODY)
+""")
 
 #: Change the lifetime at the holder's wish.
 #:
@@ -477,7 +476,8 @@ end
 return {redis.call('PTTL', KEYS[1]), now(), lying and 1 or 0, gone}
 """)
 
-#: The server's time in microseconds, from a script so that every user who may lock may ask.
+#: The server's time in microseconds. A script, so that it is sent as the calls of a lock are: on
+#: the same connections, and once more if the reply is lost.
 #:
 #: KEYS  none        ARGV  none        returns microseconds
 CLOCK = script("return now()")

@@ -14,12 +14,10 @@ is the last argument. The functions act on the place whose keys are in KEYS[1] a
 
 from __future__ import annotations
 
-from .inventory_scripts import HELD_BODY
 from .lock_scripts import (
     EXTEND_BODY,
     RELEASE_BODY,
     RELEASE_FIRST,
-    RENEW_BODY,
     RESET_BODY,
     TAKE_GRANT_BODY,
     common,
@@ -303,13 +301,28 @@ PLACE_RELEASE = script(
 #: atomic for the same reason as RESET.
 PLACE_RESET = script(RESET_BODY, _library)
 
-#: As RENEW, EXTEND and HELD, of one place; of EXTEND, the place may be unknown.
+#: As EXTEND.
 #:
-#: KEYS  lock keys of the place, or of the name        ARGV  as theirs; EXTEND's then the limit
-#: returns as theirs        atomic for the same reasons.
-PLACE_RENEW = script(RENEW_BODY, _library)
+#: KEYS  lock keys of the place, or of the name if the place is unknown
+#: ARGV  as EXTEND's, then the limit
+#: returns as EXTEND
+#: atomic for the same reason as EXTEND.
 PLACE_EXTEND = script(f"find(ARGV[1]){EXTEND_BODY}", _library)
-PLACE_HELD = script(HELD_BODY, _library)
+
+#: The holder of a plain lock, or of one place. An untaken grant has none.
+#:
+#: KEYS  lock keys of the place
+#: returns {the token, remaining lifetime as PTTL gives it, owner's fields and values,
+#:         server time in microseconds} or nil
+HELD = script(
+    """
+local holder = redis.call('GET', KEYS[1])
+if not holder or untaken(holder) then return nil end
+local owner = redis.pcall('HGETALL', KEYS[4])
+return {holder, redis.call('PTTL', KEYS[1]), owner.err and {} or owner, now()}
+""",
+    _library,
+)
 
 #: The holders of all places.
 #:

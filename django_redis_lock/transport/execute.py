@@ -21,7 +21,6 @@ from ..protocol import (
     PLACE_EXTEND,
     PLACE_LEAVE,
     PLACE_RELEASE,
-    PLACE_RENEW,
     RELEASE,
     RENEW,
     Call,
@@ -41,7 +40,7 @@ NEVER_HELD_BACK = frozenset(
     script.body
     for script in (
         *(RELEASE, EXTEND, RENEW, LEAVE),
-        *(PLACE_RELEASE, PLACE_EXTEND, PLACE_RENEW, PLACE_LEAVE),
+        *(PLACE_RELEASE, PLACE_EXTEND, PLACE_LEAVE),
     )
 )
 

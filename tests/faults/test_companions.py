@@ -15,9 +15,9 @@ from django_redis_lock.inventory import list_held
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest, parse_grant
-from django_redis_lock.protocol.inventory_scripts import HELD
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, quorum_fence_key
 from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW, RESET
+from django_redis_lock.protocol.place_scripts import HELD
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.protocol.validation import milliseconds
 from django_redis_lock.redlock.votes import VOTE

@@ -17,14 +17,13 @@ from redis.retry import Retry
 
 from django_redis_lock import Lock
 from django_redis_lock.locking.waiting.threads import PendingReply, ThreadQueue
-from django_redis_lock.protocol import INDEX, lock_keys
+from django_redis_lock.protocol import INDEX, RENEW, lock_keys
 from django_redis_lock.protocol.keys import LAST_FENCE
 from django_redis_lock.protocol.place_scripts import (
     PLACE_ACQUIRE,
     PLACE_EXTEND,
     PLACE_LEAVE,
     PLACE_RELEASE,
-    PLACE_RENEW,
     PLACE_RESET,
     PLACE_TAKE_GRANT,
     PLACE_WATCH,
@@ -321,7 +320,7 @@ def test_what_a_holder_sends_is_done_once(
     assert 1100 < client.pttl(SECOND) / 1000 <= 1200
     lock.release()
     renewed = held(shaky, timeout=9, renew=True)
-    rules = [proxy.lose_reply(PLACE_RENEW), proxy.lose_request(PLACE_RENEW)]
+    rules = [proxy.lose_reply(RENEW), proxy.lose_request(RENEW)]
     for rule in rules:
         assert rule.applied.acquire(timeout=PATIENCE)
     until(lambda: client.pttl(SECOND) > 8500)

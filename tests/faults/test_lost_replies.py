@@ -20,7 +20,6 @@ from django_redis_lock import AsyncLock, Lock, LockNotOwnedError
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol import HolderInfo
-from django_redis_lock.protocol.inventory_scripts import HELD
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
     EXTEND,
@@ -30,6 +29,7 @@ from django_redis_lock.protocol.lock_scripts import (
     RESET,
     TAKE_GRANT,
 )
+from django_redis_lock.protocol.place_scripts import HELD
 from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.transport import aio_execute, execute
 from django_redis_lock.transport.server import server_of

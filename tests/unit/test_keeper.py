@@ -316,6 +316,38 @@ class TestTrouble:
         until(lambda: job.answers)
 
 
+def test_the_source_of_a_script_is_sent_once_in_a_batch_to_a_server(keeper: Keeper) -> None:
+    first, second = FakeServer(), FakeServer()
+    sent: dict[FakeServer, list[bytes]] = {first: [], second: []}
+    for server, commands in sent.items():
+        server.answer = lambda command, commands=commands: commands.append(command) or 1
+    together = threading.Barrier(2, timeout=PATIENCE)
+
+    class Blocking(Counting):
+        def call(self, now: float) -> None:
+            keeper.discard(self)
+            together.wait()
+            together.wait()
+
+    class Renewing(Counting):
+        def call(self, now: float) -> Call:
+            return Call(RENEW, (), ())
+
+    jobs = [kind(server, keeper) for kind in (Counting, Renewing) for server in sent for _ in "123"]
+    for _ in range(2):  # A server may have been restarted since the last batch.
+        keeper.add(Blocking(first, keeper))
+        together.wait()
+        for job in jobs:
+            job.due, job.pause = time.monotonic(), math.inf
+            keeper.add(job)
+        together.wait()
+        until(lambda: all(len(commands) == 6 for commands in sent.values()))
+        for commands in sent.values():
+            known = [b"EVALSHA" in command for command in commands]
+            assert known == [False, True, True, False, True, True]
+            commands.clear()
+
+
 class TestTime:
     def test_it_sleeps_until_something_is_due(self, keeper: Keeper) -> None:
         server = FakeServer()

@@ -19,6 +19,7 @@ import redis
 from django.contrib.admin import site
 from django.contrib.auth.models import Permission, User
 from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
@@ -26,7 +27,7 @@ from django.urls import reverse
 
 from django_redis_lock import Lock
 from django_redis_lock.admin import listing
-from django_redis_lock.admin.rows import Ref, duration
+from django_redis_lock.admin.rows import Choice, Ref, duration
 from django_redis_lock.inventory import listing as inventory
 from django_redis_lock.inventory.listing import LOCK
 from django_redis_lock.locking.records import Heartbeat, note_call
@@ -641,6 +642,41 @@ def test_a_cache_that_cannot_lock(
         "default": {"BACKEND": OURS, "LOCATION": [redis_server.url], "OPTIONS": options}
     }
     assert "ShardClient cannot lock" in box(admin_client.get(PAGE))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"OPTIONS": {"LOCK_LOCK_PREFIX": 5}}, "LOCK_LOCK_PREFIX"),
+        ({"KEY_FUNCTION": "tests.integration.admin.test_admin.refuse_keys"}, "no key"),
+    ],
+)
+def test_a_cache_whose_configuration_is_wrong(
+    admin_client: Client,
+    settings: Any,
+    redis_server: RedisServer,
+    wrong: dict[str, Any],
+    message: str,
+    shared: bool,
+) -> None:
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": redis_server.url, **wrong}}
+    if shared:
+        settings.CACHES["other"] = {"BACKEND": OURS, "LOCATION": redis_server.url}
+    assert message in text_of(admin_client.get(PAGE))
+    ref = str(Ref("default", b"key", LOCK))
+    response = admin_client.get(f"{PAGE}{ref}/change/")
+    assert message in text_of(response)
+    assert "free" not in text_of(response)
+    sent = {"selected": str(Choice(Ref("default", b"key", LOCK), "0" * 8, None))}
+    assert message in text_of(admin_client.post(f"{PAGE}release/", sent))
+    sent["confirmed"] = "yes"
+    response = admin_client.post(f"{PAGE}release/", sent, follow=True)
+    assert "was not released" in response.content.decode()
+
+
+def refuse_keys(key: str, prefix: str, version: int) -> str:
+    raise ImproperlyConfigured("no key can be made")
 
 
 # -- the model without a table -----------------------------------------------------------------

@@ -531,6 +531,36 @@ def test_it_follows_the_primary(
         until(lambda: not listeners())
 
 
+def test_one_that_is_closed_while_it_connects_leaves_the_place_to_its_successor(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with own_server.client() as client:
+        server = server_of(client)
+        connects, connected, connect = threading.Event(), threading.Event(), server.connect
+
+        def connect_slowly(**settings: Any) -> Any:
+            connects.set()
+            assert connected.wait(PATIENCE)
+            return connect(**settings)
+
+        first, second = (subscription.Subscription(server, b"channel", Mock()) for _ in "12")
+        with monkeypatch.context() as patch:
+            patch.setattr(server, "connect", connect_slowly)
+            first.start()
+            assert connects.wait(PATIENCE)
+        first.close()
+        second.start()
+        try:
+            until(lambda: server.listener is not None)
+            successor = server.listener
+            connected.set()
+            until(lambda: len(listeners()) == 1)
+            assert server.listener is successor
+        finally:
+            second.close()
+        until(lambda: not listeners())
+
+
 def test_a_connection_that_died_without_a_word_is_replaced(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
