@@ -251,9 +251,7 @@ class Quorum(LockOperations):
 
     def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Any]:
         """Raises TooFewServers after the first round, or at the end of the wait."""
-        deadline = None if not wait else time.monotonic() + wait
-        request = request._replace(deadline=deadline, outage_patience=0.0)
-        election = Election(self, request)
+        election = Election(self, request._replace(outage_patience=0.0))
         pause, contended = FIRST_PAUSE_SECONDS, False
         while True:
             ballot = yield from election.vote()
