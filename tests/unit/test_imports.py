@@ -240,6 +240,10 @@ assert "{PACKAGE}.models" not in sys.modules
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=FOLDER.parent, check=True)
 
 
+def test_an_editor_that_completes_names_finds_all_of_the_package() -> None:
+    assert {"__version__", *django_redis_lock.__all__} == set(dir(django_redis_lock))
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_all_names_resolve(module: str) -> None:
     names = _names_of(module)
