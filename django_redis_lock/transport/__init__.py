@@ -6,7 +6,6 @@ from .address import may_have_run as may_have_run
 from .address import note_sent as note_sent
 from .address import own_settings as own_settings
 from .aio_client import asyncio_client as asyncio_client
-from .aio_client import command as command
 from .aio_connection import AsyncRawConnection as AsyncRawConnection
 from .aio_connection import wait_awake as wait_awake
 from .aio_execute import aconnect as aconnect

@@ -221,6 +221,7 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
             replyError=connection._parser.parse_error,
             notEnoughData=_INCOMPLETE,
         )
+        self._unsent: list[bytes] = []
         self._writer = connection._writer  # Kept, as its end would close the transport.
         self._transport = self._writer.transport
         self._transport.set_protocol(self)
@@ -237,7 +238,16 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
         return bool(poll.poll(0))
 
     def _send(self, command: bytes) -> None:
-        self._transport.write(command)
+        if len(self._calls) == 1:
+            self._transport.write(command)
+        else:  # With what other tasks send in this turn of the loop.
+            if not self._unsent:
+                self._loop.call_soon(self._flush)
+            self._unsent.append(command)
+
+    def _flush(self) -> None:
+        self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     def data_received(self, data: bytes) -> None:
         try:
