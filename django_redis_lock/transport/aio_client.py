@@ -204,7 +204,7 @@ async def ask(
     command: bytes,
     patience: float | None = None,
     calls: Sequence[Call] = (),
-    replies: int = 1,
+    replies: int | None = None,
 ) -> Any:
     """The reply to ``command``, which sends ``calls``, or a list of so many ``replies``."""
     breaker = node.breaker

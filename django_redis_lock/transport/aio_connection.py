@@ -84,16 +84,16 @@ class _Call:
 
     __slots__ = ("missing", "replies", "reply", "sent_at")
 
-    def __init__(self, reply: asyncio.Future[Any], missing: int) -> None:
+    def __init__(self, reply: asyncio.Future[Any], replies: int | None) -> None:
         self.reply = reply
-        self.missing = missing
-        self.replies: list[Any] = []
+        self.missing = replies or 1
+        self.replies: list[Any] | None = None if replies is None else []
         self.sent_at = time.monotonic()
 
     def add(self, reply: Any) -> bool:
         """The next ``reply`` has come; returns whether it was the last."""
         self.missing -= 1
-        if self.missing or self.replies:
+        if self.replies is not None:
             self.replies.append(reply)
             if self.missing:
                 return False
@@ -137,8 +137,8 @@ class AsyncRawConnection(ABC):
             return now - self._calls[0].sent_at < CHECK_AFTER_SECONDS
         return now - self._answered_at < CHECK_AFTER_SECONDS or not self._has_ended()
 
-    def ask(self, command: bytes, replies: int = 1) -> asyncio.Future[Any]:
-        """Send ``command``; its reply, or a list of so many. Of several, the first error is raised
+    def ask(self, command: bytes, replies: int | None = None) -> asyncio.Future[Any]:
+        """Send ``command``; its reply, or a list of so many. Of these, the first error is raised
         when all have come.
 
         Raises:
