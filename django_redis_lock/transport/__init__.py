@@ -1,6 +1,5 @@
 """How a script reaches a server: connections, retries, discovery of primaries. Knows redis-py."""
 
-from .address import RawConnection as RawConnection
 from .address import is_observed as is_observed
 from .address import may_have_run as may_have_run
 from .address import note_sent as note_sent
@@ -17,13 +16,14 @@ from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
 from .circuit_breaker import Outage as Outage
 from .circuit_breaker import set_limits as set_limits
+from .connection import RawConnection as RawConnection
+from .connection import pack_words as pack_words
 from .discovery import Cluster as Cluster
 from .discovery import Topology as Topology
 from .execute import admitted as admitted
 from .execute import adrive as adrive
 from .execute import drive as drive
 from .execute import pack as pack
-from .execute import pack_words as pack_words
 from .execute import read_value as read_value
 from .execute import receive as receive
 from .execute import run as run

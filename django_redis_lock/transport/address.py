@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from types import FunctionType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -45,15 +45,6 @@ class Address(NamedTuple):
 
     connection_class: Any
     connection_kwargs: dict[str, Any]
-
-
-class RawConnection(Protocol):
-    def connect(self) -> None: ...
-    def disconnect(self) -> None: ...
-    def send_command(self, *args: Any) -> None: ...
-    def send_packed_command(self, command: list[bytes]) -> None: ...
-    def can_read(self, timeout: float = 0) -> bool: ...
-    def read_response(self) -> Any: ...
 
 
 def own_settings(

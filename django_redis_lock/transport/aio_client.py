@@ -23,8 +23,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..protocol import Call
 from .address import TWINS, common_settings, is_observed, may_have_run, note_sent, timeout_of
 from .aio_connection import AsyncRawConnection, connect_to, wait_awake
+from .connection import pack_words
 from .discovery import ASYNC_PARSER, Node, Primary, Topology, expect_primary
-from .execute import admitted, pack_words
+from .execute import admitted
 from .server import Server, server_of
 
 

@@ -24,15 +24,11 @@ from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocket
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .address import own_settings
-
-try:
-    import hiredis
-except ImportError:
-    hiredis = None  # type: ignore[assignment]  # an extra
+from .connection import HAS_HIREDIS, INCOMPLETE, reader_for
 
 #: A connection that has not answered for so many seconds is given no further calls; one that was
 #: idle for so long is checked before it is.
@@ -42,9 +38,6 @@ READ_FIRST_SECONDS = 0.01
 
 #: Into how many parts the time to wait is divided. A standstill of the loop counts as one part.
 WAIT_PARTS = 10
-
-#: What the parser returns for a reply that has not come as a whole.
-_INCOMPLETE = object()
 
 
 async def connect_to(
@@ -66,7 +59,7 @@ async def connect_to(
             raise
         raise GeneratorExit from None  # The loop was thrown away, and redis-py cannot close in it.
     plain = type(connection) in (Connection, SSLConnection, UnixDomainSocketConnection)
-    kind = DirectConnection if plain and hiredis is not None else IndirectConnection
+    kind = DirectConnection if plain and HAS_HIREDIS else IndirectConnection
     return kind(connection, reply_timeout)
 
 
@@ -216,11 +209,7 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         super().__init__(connection, timeout)
-        self._parser = hiredis.Reader(
-            protocolError=InvalidResponse,
-            replyError=connection._parser.parse_error,
-            notEnoughData=_INCOMPLETE,
-        )
+        self._parser = reader_for(connection)
         self._unsent: list[bytes] = []
         self._writer = connection._writer  # Kept, as its end would close the transport.
         self._transport = self._writer.transport
@@ -252,7 +241,7 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed(data)
-            while (reply := self._parser.gets()) is not _INCOMPLETE:
+            while (reply := self._parser.gets()) is not INCOMPLETE:
                 self._came(reply)
         except Exception as error:  # Not what Redis would send.
             self._fail(error)

@@ -38,7 +38,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import SLOTS, index_key, slot_of
 from ..threads import free_after_fork, get_logger
-from .address import Address, RawConnection, note_sent, without_address
+from .address import Address, note_sent, without_address
+from .connection import RawConnection, pack_words
 from .server import Server, is_cluster, topologies
 
 logger = get_logger("django_redis_lock.topology")
@@ -149,22 +150,11 @@ class Topology(Server):
             node.close()
 
 
-def ask(server: Server, until: float, *command: Any) -> Any:
+def ask(server: Server, until: float, *command: bytes) -> Any:
     """The answer of ``server`` to a command that can be repeated. Raises an outage if there is none
     ``until`` then (monotonic), or within a second."""
     patience = min(REPLY_TIMEOUT_SECONDS, max(0.05, until - time.monotonic()))
-    connection = server.checkout(patience)
-    try:
-        connection.send_command(*command)
-        if not connection.can_read(patience):
-            raise RedisTimeoutError(f"no answer within {patience:.2f} s")
-        answer = connection.read_response()
-    except BaseException:
-        connection.disconnect()
-        raise
-    server.answered()
-    server.checkin(connection)
-    return answer
+    return server.exchange(pack_words(*command), patience=patience)
 
 
 class SentinelService(Topology):
@@ -225,7 +215,7 @@ class SentinelService(Topology):
 
     def _as_seen_by(self, sentinel: Server, until: float) -> tuple[int, str, int]:
         """The configuration epoch, and the primary's host and port."""
-        said = ask(sentinel, until, "SENTINEL", "MASTER", self._name)
+        said = ask(sentinel, until, b"SENTINEL", b"MASTER", self._name.encode())
         if not isinstance(said, dict):
             said = dict(zip(said[::2], said[1::2], strict=True))
         facts = {_text(name): _text(value) for name, value in said.items()}
@@ -358,7 +348,7 @@ class Cluster(Topology):
             if errors and time.monotonic() >= until:
                 break  # The next search begins with those that were not asked.
             try:
-                ranges = ask(node, until, "CLUSTER", "SLOTS")
+                ranges = ask(node, until, b"CLUSTER", b"SLOTS")
             except (RedisError, OSError) as error:
                 errors.append(str(error))
                 self._known = [*(each for each in self._known or nodes if each is not node), node]

@@ -22,17 +22,11 @@ from django_redis_lock.transport.aio_connection import (
     IndirectConnection,
     connect_to,
 )
+from django_redis_lock.transport.connection import HAS_HIREDIS
 from tests.processes import PATIENCE
 
 Test = Callable[[AsyncRawConnection, socket.socket], Awaitable[None]]
-KINDS = (
-    [IndirectConnection]
-    if aio_connection.hiredis is None
-    else [
-        DirectConnection,
-        IndirectConnection,
-    ]
-)
+KINDS = [DirectConnection, IndirectConnection] if HAS_HIREDIS else [IndirectConnection]
 
 
 @pytest.fixture(params=KINDS)
