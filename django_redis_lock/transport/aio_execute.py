@@ -43,7 +43,7 @@ async def arun(client: Any, call: Call, *, patience: float | None = None) -> Ans
         return Answer(await _run(client, node, call, patience), sent_twice=False)
     except REPORTED as error:
         exchange = _Awaiting(client, server)
-        return await adrive(run_again(exchange, node, error, call, patience))
+        return await adrive(run_again(exchange, call, patience, node, error))
 
 
 async def aread_value(client: Any, key: bytes) -> Any:
@@ -71,17 +71,11 @@ class _Awaiting(NamedTuple):
     def run_all(self, node: Server, calls: Sequence[Call]) -> Any:
         return ask(self.client, node, pack_all(calls), None, calls, len(calls))
 
-    def answer(self, call: Call) -> Any:
-        return arun(self.client, call)
-
     def locate(self, keys: Sequence[bytes]) -> Any:
         return located(self.server, keys)
 
     def sleep(self, seconds: float) -> Any:
         return asyncio.sleep(seconds)
-
-    def close_idle(self, node: Server) -> None:
-        pass  # A connection that broke is closed.
 
 
 async def located(server: Server, keys: Sequence[bytes]) -> Server:

@@ -171,7 +171,7 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
         node = server.at(call.keys)
         return Answer(_run(node, call, patience), False)
     except REPORTED as error:
-        return drive(run_again(_Blocking(client, server), node, error, call, patience))
+        return drive(run_again(_Blocking(server), call, patience, node, error))
 
 
 def read_value(client: Any, key: bytes, *, lifetime: bool = False) -> Any:
@@ -198,13 +198,12 @@ def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]
-    return drive(run_all_steps(_Blocking(client, server_of(client)), calls))
+    return drive(run_all_steps(_Blocking(server_of(client)), calls))
 
 
 class _Blocking(NamedTuple):
     """``Exchange`` for threads."""
 
-    client: Any
     server: Server
 
     def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Any:
@@ -213,17 +212,11 @@ class _Blocking(NamedTuple):
     def run_all(self, node: Server, calls: Sequence[Call]) -> list[Any]:
         return _run_all(node, calls)
 
-    def answer(self, call: Call) -> Answer:
-        return run(self.client, call)
-
     def locate(self, keys: Sequence[bytes]) -> Server:
         return self.server.at(keys)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
-
-    def close_idle(self, node: Server) -> None:
-        node.close()
 
 
 def run_at(server: Server, node: Server, call: Call) -> Any:
