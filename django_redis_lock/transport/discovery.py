@@ -12,13 +12,12 @@ discovered within a bounded time.
 
 from __future__ import annotations
 
-import bisect
 import math
 import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis.asyncio.cluster
 import redis.cluster
@@ -264,18 +263,6 @@ class Node(Server):
     """One server of a cluster."""
 
 
-class Slots(NamedTuple):
-    """The first and last slot of each range, and its primary."""
-
-    first: list[int]
-    last: list[int]
-    owner: list[Server]
-
-    def owner_of(self, slot: int) -> Server | None:
-        place = bisect.bisect_right(self.first, slot) - 1
-        return self.owner[place] if place >= 0 and slot <= self.last[place] else None
-
-
 class Cluster(Topology):
     """Of redis-py's ``RedisCluster``, for threads or for asyncio."""
 
@@ -286,9 +273,8 @@ class Cluster(Topology):
         self._remap = getattr(manager, "address_remap", None)
         self._first = [(node.host, int(node.port)) for node in manager.startup_nodes.values()]
         self._known: list[Server] = []
-        self._slots = Slots([], [], [])
-        #: Slots that have moved since the last discovery.
-        self._moved: dict[int, Server] = {}
+        #: By slot.
+        self._owners: list[Server | None] = [None] * SLOTS
 
     def __str__(self) -> str:
         return f"the cluster of {self._first[0][0]}:{self._first[0][1]}"
@@ -301,10 +287,7 @@ class Cluster(Topology):
         return (connection_class, where, *who, id(settings.get("credential_provider")))
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
-        slot = slot_of(keys[0]) if keys else 0
-        if self._moved and slot in self._moved:
-            return self._moved[slot]
-        return self._slots.owner_of(slot)
+        return self._owners[slot_of(keys[0]) if keys else 0]
 
     def in_one_call(self, keys: Sequence[bytes]) -> Sequence[bytes]:
         slot = slot_of(keys[0])
@@ -317,8 +300,7 @@ class Cluster(Topology):
         """All servers that have slots, with their slots."""
         self.at(())
         found: dict[Server, list[int]] = {}
-        for slot in range(SLOTS):
-            owner = self._moved.get(slot) or self._slots.owner_of(slot)
+        for slot, owner in enumerate(self._owners):
             if owner is not None:
                 found.setdefault(owner, []).append(slot)
         return found
@@ -332,7 +314,7 @@ class Cluster(Topology):
 
     def on_error(self, error: BaseException) -> None:
         if isinstance(error, MovedError):
-            self._moved[error.slot_id] = self.sent_to(error)
+            self._owners[error.slot_id] = self.sent_to(error)
         super().on_error(error)
 
     def sent_to(self, error: Any) -> Server:
@@ -362,15 +344,13 @@ class Cluster(Topology):
         raise RedisConnectionError("; ".join(errors) or "no node has any slots")
 
     def _take_in(self, asked: Server, ranges: Any) -> None:
-        slots = Slots([], [], [])
+        owners: list[Server | None] = [None] * SLOTS
         known = {}
-        for first, last, *nodes in sorted(ranges, key=lambda found: int(found[0])):
+        for first, last, *nodes in ranges:
             servers = [self._named(asked, node) for node in nodes]
-            slots.first.append(int(first))
-            slots.last.append(int(last))
-            slots.owner.append(servers[0])
+            owners[first : last + 1] = servers[:1] * (last + 1 - first)
             known.update(dict.fromkeys(servers))
-        self._slots, self._moved = slots, {}
+        self._owners = owners
         # Replicas too: they can say which primary replaced one that failed.
         self._known = list(known)
         self._keep_only(known)
