@@ -6,6 +6,7 @@ from .address import note_sent as note_sent
 from .address import own_settings as own_settings
 from .aio_client import asyncio_client as asyncio_client
 from .aio_connection import AsyncRawConnection as AsyncRawConnection
+from .aio_connection import in_background as in_background
 from .aio_connection import wait_awake as wait_awake
 from .aio_execute import aconnect as aconnect
 from .aio_execute import aread_value as aread_value
@@ -15,7 +16,6 @@ from .aio_execute import cancellable as cancellable
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
 from .circuit_breaker import Outage as Outage
-from .circuit_breaker import set_limits as set_limits
 from .connection import RawConnection as RawConnection
 from .connection import pack_words as pack_words
 from .discovery import Cluster as Cluster

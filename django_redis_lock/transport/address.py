@@ -129,6 +129,12 @@ def without_address(pool: Any) -> Address:
     return Address(SSLConnection if tls else Connection, settings)
 
 
+def who(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Equal for connections to one database as one user."""
+    names = ("db", "username", "password")
+    return (*map(settings.get, names), id(settings.get("credential_provider")))
+
+
 def _without_the_pool(settings: Mapping[str, Any]) -> dict[str, Any]:
     """``settings`` but for what leads back to the pool, and would never let it go."""
     return {n: v for n, v in settings.items() if not n.startswith("maint_notifications")}

@@ -22,7 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import Call
 from .address import TWINS, common_settings, is_observed, may_have_run, note_sent, timeout_of
-from .aio_connection import AsyncRawConnection, connect_to, wait_awake
+from .aio_connection import AsyncRawConnection, connect_to, in_background, wait_awake
 from .connection import pack_words
 from .discovery import ASYNC_PARSER, Node, Primary, Topology, expect_primary
 from .execute import admitted
@@ -59,15 +59,12 @@ class _OfLoop:
             self.connections.pop(old).retire()
         for old in [each for each in self.clients if each.retired]:
             closing = self.clients.pop(old).connection_pool.disconnect(inuse_connections=False)
-            _background.add(task := asyncio.ensure_future(closing))
-            task.add_done_callback(_background.discard)
+            in_background(closing)
 
 
 #: A plain dictionary, each step of which is atomic: threads come and go with their loops. (Weak
 #: keys would not help: what is kept for a loop leads back to it.)
 _loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
-#: Tasks that nothing else refers to.
-_background: set[asyncio.Future[None]] = set()
 
 
 def _of_the_running_loop() -> _OfLoop:

@@ -72,6 +72,18 @@ async def wait_awake(tasks: Collection[asyncio.Future[Any]], seconds: float) -> 
             _, pending = await asyncio.wait(pending, timeout=seconds / WAIT_PARTS)
 
 
+#: Tasks that nothing else refers to.
+_background: set[asyncio.Future[Any]] = set()
+
+
+def in_background(work: Any) -> asyncio.Future[Any]:
+    """Run ``work`` as a task that is kept until it is done."""
+    task: asyncio.Future[Any] = asyncio.ensure_future(work)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+    return task
+
+
 class _Call:
     """A call whose replies are to come."""
 

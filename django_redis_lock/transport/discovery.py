@@ -37,7 +37,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import SLOTS, index_key, slot_of
 from ..threads import free_after_fork, get_logger
-from .address import Address, note_sent, without_address
+from .address import Address, note_sent, who, without_address
 from .connection import RawConnection, pack_words
 from .server import Server, is_cluster, topologies
 
@@ -177,9 +177,7 @@ class SentinelService(Topology):
         sentinels = (s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels)
         where = frozenset((s.get("host"), s.get("port")) for s in sentinels)
         connection_class, settings = without_address(pool)
-        who = [settings.get(name) for name in ("db", "username", "password")]
-        provider = id(settings.get("credential_provider"))
-        return (connection_class, where, pool.service_name, *who, provider)
+        return (connection_class, where, pool.service_name, *who(settings))
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
         return self._primary
@@ -282,9 +280,7 @@ class Cluster(Topology):
     @classmethod
     def identity(cls, pool: Any) -> tuple[Any, ...]:
         connection_class, settings = _common(pool)
-        who = [settings.get(name) for name in ("username", "password")]
-        where = frozenset(pool.nodes_manager.startup_nodes)
-        return (connection_class, where, *who, id(settings.get("credential_provider")))
+        return (connection_class, frozenset(pool.nodes_manager.startup_nodes), *who(settings))
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
         return self._owners[slot_of(keys[0]) if keys else 0]

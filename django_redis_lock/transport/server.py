@@ -16,7 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import PendingLifetime
 from ..threads import after_fork, free_after_fork
-from .address import for_threads, note_sent, own_settings, timeout_of
+from .address import for_threads, note_sent, own_settings, timeout_of, who
 from .circuit_breaker import Breaker
 from .connection import RawConnection, allow, direct
 
@@ -59,9 +59,7 @@ class Server:
         where = [settings.get(name) for name in ("host", "port", "path", "database")]
         if not any(where):
             return (object(),)  # Only the pool itself knows where its server is.
-        who = [settings.get(name) for name in ("db", "username", "password")]
-        provider = id(settings.get("credential_provider"))
-        return (for_threads(pool).connection_class, *where, *who, provider)
+        return (for_threads(pool).connection_class, *where, *who(settings))
 
     @staticmethod
     def patience(settings: Mapping[str, Any]) -> tuple[float, float]:
