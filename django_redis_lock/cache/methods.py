@@ -26,7 +26,7 @@ from redis.exceptions import DataError, NoScriptError, RedisError
 from ..conf import SETTING, GetOrSetOptions
 from ..protocol import Call, Script, flight_key
 from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, MARK_STALE, WRITE, Runner, Steps
-from ..transport import asyncio_client, command, is_cluster, run_all
+from ..transport import asyncio_client, is_cluster, run_all
 from .get_or_set import GetOrSet, waiting_thread
 from .reading import MISSING
 
@@ -293,9 +293,7 @@ class Replies:
         found = getattr(self._client, name)
         if name in ("connection_pool", "get_encoder"):
             return found
-        return lambda *args, **options: self._next(
-            partial(command, self._client, name, *args, **options)
-        )
+        return lambda *args, **options: self._next(partial(found, *args, **options))
 
     def pipeline(self) -> Any:
         return _Pipeline(self._client.pipeline(), self._next)

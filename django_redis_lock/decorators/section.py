@@ -24,9 +24,9 @@ from ..conf import SETTING, Conf
 from ..contention import Conflict
 from ..events import as_group
 from ..exceptions import LockError
-from ..locking import AsyncLock, BaseLock, Lock, in_background, is_inside
+from ..locking import AsyncLock, BaseLock, Lock, is_inside
 from ..protocol import printable
-from ..transport import Steps, adrive, drive, is_outage
+from ..transport import Steps, adrive, drive, in_background, is_outage
 from . import transactions
 from .options import Defaults, OnLost, Options
 
