@@ -29,6 +29,7 @@ ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
     "call current_lock().ensure_held() before each step that needs the lock"
 )
+PLAIN_ON_LOST = "on_lost must be a plain function, because {} is one"
 
 
 class LockedFunction:
@@ -42,10 +43,12 @@ class LockedFunction:
             )
         if options.on_lost == "terminate" and getattr(function, "__name__", "") != "handle":
             raise TypeError(f'on_lost="terminate" means nothing for {dotted}: {ONLY_COMMANDS}')
-        if iscoroutinefunction(options.on_lost) and not _is_async(function):
-            raise TypeError(f"on_lost must be a plain function, because {dotted} is one")
-        if options.cancel_on_lost and not (_is_async(function) or _is_dispatch(function)):
-            raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
+        self._awaits_on_lost = iscoroutinefunction(options.on_lost)
+        if not (_is_async(function) or _is_dispatch(function) or _is_djangos_dummy(function)):
+            if self._awaits_on_lost:
+                raise TypeError(PLAIN_ON_LOST.format(dotted))
+            if options.cancel_on_lost:
+                raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
         self.options = options
         self.function = function
         self.dotted = dotted
@@ -58,7 +61,7 @@ class LockedFunction:
     def wrapper(self) -> Callable[..., Any]:
         function, wrapper = self.function, self._wrapper()
         functools.update_wrapper(wrapper, function)
-        if getattr(function, "__module__", "") != "django.utils.decorators":  # Its dummy.
+        if not _is_djangos_dummy(function):
             declare(wrapper, self.dotted, self.template, self.options)
         return wrapper
 
@@ -80,8 +83,11 @@ class LockedFunction:
                 # Django awaits the result if the view's methods are coroutine functions.
                 method = bound_method(function)
                 view: Any = next(iter(args), None) if method is None else method.__self__
-                asynchronous = isinstance(view, View) and view.view_is_async
-                return (self.arun if asynchronous else self.run)(args, kwargs)
+                if isinstance(view, View) and view.view_is_async:
+                    return self.arun(args, kwargs)
+                if self._awaits_on_lost:
+                    raise TypeError(PLAIN_ON_LOST.format(self.dotted))
+                return self.run(args, kwargs)
 
             return dispatch
         return call
@@ -198,6 +204,11 @@ def _is_async(function: Any) -> bool:
 
 def _is_generator(function: Any) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _is_djangos_dummy(function: Any) -> bool:
+    """Whether ``method_decorator`` only tries out what the decorator does to a function."""
+    return getattr(function, "__module__", "") == "django.utils.decorators"
 
 
 def _is_dispatch(function: Any) -> bool:
