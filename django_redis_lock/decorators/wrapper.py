@@ -52,7 +52,8 @@ class LockedFunction:
         self.options = options
         self.function = function
         self.dotted = dotted
-        self.name_of = names_of(options.key, function, dotted)
+        names = names_of(options.key, function, dotted)
+        self.name_of = names if callable(names) else lambda args, kwargs: names
         self.template = None if callable(options.key) else options.template or dotted
         self.defaults = Defaults(dotted, self.template or dotted)
         # The clients of a view that Django REST framework's @api_view made are programs.
