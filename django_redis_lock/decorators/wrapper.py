@@ -17,12 +17,13 @@ from django.views import View
 from redis.exceptions import RedisError
 
 from ..contention import Conflict, unavailable
+from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
 from ..transport import is_outage
 from .key_template import bound_method, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
-from .options import MISSING, Defaults, Options, declare
+from .options import MISSING, Options, declare
 from .section import Section, outages_not_logged
 
 ONLY_COMMANDS = (
@@ -55,7 +56,7 @@ class LockedFunction:
         names = names_of(options.key, function, dotted)
         self.name_of = names if callable(names) else lambda args, kwargs: names
         self.template = None if callable(options.key) else options.template or dotted
-        self.defaults = Defaults(dotted, self.template or dotted)
+        self.group = as_group(self.template or dotted)
         # The clients of a view that Django REST framework's @api_view made are programs.
         self.json = is_api_view(getattr(function, "cls", None))
 
@@ -100,14 +101,14 @@ class LockedFunction:
         if not (args and isinstance(args[0], BaseCommand)):
             if self.options.on_lost == "terminate":
                 raise TypeError(f"{self.dotted} is not a management command: {ONLY_COMMANDS}")
-            return self._run(Section(self.options, name, self.defaults), args, kwargs)
+            return self._run(Section(self.options, name, self.dotted, self.group), args, kwargs)
         if self.options.on_lost == "terminate":
             shown = name if isinstance(name, str) else ", ".join(name)
             ending = CommandTerminator(args[0], self.options.lost_exit_code, shown)
-            section = Section(self.options, name, self.defaults, on_lost=ending)
+            section = Section(self.options, name, self.dotted, self.group, on_lost=ending)
             return ending.run(lambda: self._run(section, args, kwargs))
         with release_on_sigterm():
-            return self._run(Section(self.options, name, self.defaults), args, kwargs)
+            return self._run(Section(self.options, name, self.dotted, self.group), args, kwargs)
 
     def _run(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -168,7 +169,7 @@ class LockedFunction:
             name = self.name_of(args, kwargs)
         except SynchronousOnlyOperation:  # For example, request.user queries the database.
             name = await sync_to_async(self.name_of)(args, kwargs)
-        section = Section(self.options, name, self.defaults, asynchronous=True)
+        section = Section(self.options, name, self.dotted, self.group, asynchronous=True)
         with _request_noted(args, kwargs):
             entered = await section.enter()
         if not entered:
