@@ -58,12 +58,10 @@ class FlightEnding:
         return self._run(Call(DELETE, (*keys, *map(flight_key, keys)), ()))
 
     def expire(self, name: str, time: int | timedelta) -> Any:
-        seconds = time.total_seconds() if isinstance(time, timedelta) else time
-        return self._client.expire(name, time) if seconds > 0 else self.delete(name)
+        return self.delete(name) if _is_over(time) else self._client.expire(name, time)
 
     def pexpire(self, name: str, time: int | timedelta) -> Any:
-        length = time.total_seconds() if isinstance(time, timedelta) else time
-        return self._client.pexpire(name, time) if length > 0 else self.delete(name)
+        return self.delete(name) if _is_over(time) else self._client.pexpire(name, time)
 
     def expireat(self, name: str, when: int | datetime) -> Any:
         at = when.timestamp() if isinstance(when, datetime) else when
@@ -115,6 +113,12 @@ return number
             return evalsha(call.script.sha, *words)
         except NoScriptError:
             return evaluate(call.script.source, *words)
+
+
+def _is_over(time: Any) -> bool:
+    """Whether a value that is to be kept for ``time`` ends at once. redis-py refuses other types."""
+    length = time.total_seconds() if isinstance(time, timedelta) else time
+    return isinstance(length, (int, float)) and length <= 0
 
 
 class ClusterFlightEnding(FlightEnding):
