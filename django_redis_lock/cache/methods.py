@@ -116,7 +116,7 @@ return number
 
 
 def _is_over(time: Any) -> bool:
-    """Whether a value that is to be kept for ``time`` ends at once. redis-py refuses other types."""
+    """Whether a value that is to be kept for ``time`` ends at once; False for no number."""
     length = time.total_seconds() if isinstance(time, timedelta) else time
     return isinstance(length, (int, float)) and length <= 0
 
@@ -334,7 +334,6 @@ class AsyncMethods(Writes):
     project's own, in ``async_to_sync``, and where the method for threads was replaced, they call
     that in Django's thread for synchronous code, as Django's do."""
 
-    client: Any
     _breaker: Any
 
     async def _await(self, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -445,7 +445,6 @@ def test_the_version_of_a_missing_key(cache: Any, method: str) -> None:
         called(cache, method, "new")
 
 
-@pytest.mark.on_redis
 @pytest.mark.parametrize("name", ["expire", "pexpire"])
 def test_a_lifetime_that_is_no_number_is_refused_by_redis_py(cache: Any, name: str) -> None:
     cache.set("report", 1)
