@@ -293,8 +293,18 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         self, key: str, delta: int = 1, version: int | None = None, client: Any = None
     ) -> Any:
         """As in Django, also for None. The value keeps its lifetime."""
+        version = self.version if version is None else version
         with failing_as_django_redis(client):
-            return self._change_version(self.client, key, delta, version, self._by(client))
+            by = self._by(client)
+            value = self.client.get(key, MISSING, version=version, **by)
+            if value is MISSING:
+                raise ValueError(f"Key {key!r} not found")
+            left = self.client.pttl(key, version=version, **by)
+            original = key.original_key() if isinstance(key, CacheKey) else key
+            lifetime = None if left is None else left / 1000
+            self.client.set(original, value, lifetime, version=version + delta, **by)
+            self.client.delete(key, version=version, **by)
+        return version + delta
 
     @_ignoring_outages
     def incr(
