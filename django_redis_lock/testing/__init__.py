@@ -38,7 +38,14 @@ LONG_WAIT_SECONDS, MAX_LONG_WAITS = 3600.0, 4
 MAX_LOCKS = 100_000
 
 #: What else of a cache's settings holds in memory.
-_KEPT = (*("KEY_PREFIX", "KEY_FUNCTION", "REVERSE_KEY_FUNCTION", "VERSION", "TIMEOUT", "OPTIONS"),)
+_KEPT = (
+    "KEY_PREFIX",
+    "KEY_FUNCTION",
+    "REVERSE_KEY_FUNCTION",
+    "VERSION",
+    "TIMEOUT",
+    "OPTIONS",
+)
 
 _ENDLESS = "this wait would never end: only the test moves a virtual clock"
 _numbers = itertools.count(1)
