@@ -153,7 +153,8 @@ def namer(
             return _usable(template.fill(values), dotted)
         except (LookupError, AttributeError, TypeError) as error:
             raise ValueError(
-                f"the key {key!r} of {dotted} cannot be made from this call's arguments: {error!r}"
+                f"the key {key!r} of {dotted} cannot be made from this call's arguments: {error!r} "
+                f"(it has: {', '.join(values)})"
             ) from error
 
     return name_of
