@@ -7,16 +7,15 @@ the same on a server in memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
-from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
-from django_redis.client import HerdClient, ShardClient
+from django_redis.client import ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -55,7 +54,6 @@ from .reading import (
     direct_reader,
     failing_as_django_redis,
     originals,
-    takes_client,
 )
 
 T = TypeVar("T")
@@ -68,25 +66,9 @@ _ignoring_outages: Callable[[_Method], _Method] = omit_exception
 class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
     """django-redis's cache. Each method documents its differences."""
 
-    def _encode(self, value: Any) -> Any:
-        if isinstance(self.client, HerdClient):
-            raise ImproperlyConfigured(
-                "HerdClient stores values in a format that get_or_set cannot use. "
-                "Use django-redis's DefaultClient: get_or_set needs no herd"
-            )
-        return self.client.encode(value)
-
-    def _decode(self, kept: Any) -> Any:
-        return self.client.decode(kept)
-
     # -- reading -----------------------------------------------------------------------------
 
     _methods: ClassVar = originals(DjangoRedisCache, "get", "get_many", "has_key")
-
-    @cached_property
-    def _usable(self) -> Collection[str]:  # type: ignore[override]  # looked at once
-        """The methods that take django-redis's arguments; others are not called."""
-        return [name for name in self._methods if takes_client(getattr(self, name))]
 
     def _get_observed(
         self, key: str, version: int | None, read: Callable[..., Any]
