@@ -25,6 +25,8 @@ WARNED = 1
 HELD, TROUBLE = 1, 3
 #: ``locks release``: the lock had passed to another holder, who keeps it.
 NOT_OWNER = 1
+#: ``locks reset``: there are more locks than it lists.
+INCOMPLETE = 1
 #: The command line is wrong (argparse's code).
 USAGE = 2
 #: Redis is down, or too few replicas confirmed the lock; nothing has run (EX_UNAVAILABLE).
