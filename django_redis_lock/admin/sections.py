@@ -58,7 +58,7 @@ def behaviour_section(
     held: Sequence[HeldLock],
     search: str,
     address: Callable[..., str],
-    many_caches: bool = False,
+    many_caches: bool,
 ) -> str:
     """As HTML. ``search``: only groups whose names contain this; ``address`` returns the query
     string of the list of a group's locks."""

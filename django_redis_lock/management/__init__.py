@@ -107,9 +107,8 @@ def counted(number: int, one: str, several: str) -> str:
     return f"{number} {one if number == 1 else several}"
 
 
-def one_line(text: str, limit: int = 200) -> str:
-    """A name that a user has chosen, on one line and without control characters."""
-    return printable(text.encode(errors="surrogateescape"), limit=limit)
+#: A name that a user has chosen, on one line and without control characters.
+one_line = partial(printable, limit=200)
 
 
 def holder(lock: LockInfo, *, labelled: bool = True) -> str:

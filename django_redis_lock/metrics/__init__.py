@@ -230,7 +230,7 @@ def call_to_add(figures: Figures) -> Call:
 
 def _name_of(site: str, group: str) -> bytes:
     """As in the fields of the hashes."""
-    return b"%b\n%b" % (printable(site.encode(), 250).encode(), group.encode())
+    return b"%b\n%b" % (printable(site, 250).encode(), group.encode())
 
 
 def _write(server: Server, call: Call) -> None:
