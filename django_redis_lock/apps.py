@@ -4,7 +4,6 @@ from django.utils.translation import gettext_lazy as _
 
 class RedisLockConfig(AppConfig):
     name = "django_redis_lock"
-    label = "django_redis_lock"
     verbose_name = _("Redis locks")
     default_auto_field = "django.db.models.BigAutoField"
 

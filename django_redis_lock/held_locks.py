@@ -232,7 +232,7 @@ def _failure(alias: str, error: Exception) -> Failure:
         cache: Any = lock_cache(alias)
         known = [node.breaker.known_outage() for node in server_of(cache._lock_client()).nodes()]
         outages = tuple(outage for outage in known if outage is not None)
-    return Failure(alias, printable(str(error).encode(), limit=200), outages)
+    return Failure(alias, printable(str(error), limit=200), outages)
 
 
 def _is_in_memory(alias: str) -> bool:

@@ -212,5 +212,4 @@ def _forget_held_locks() -> None:
             keeper().reschedule(job, time.monotonic())
         else:
             keeper().discard(job)
-    metrics._metrics._jobs.clear()
-    metrics._metrics.collector._reset()
+    metrics._metrics._reset()

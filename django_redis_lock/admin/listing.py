@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,9 +18,7 @@ from ..cache import lock_caches
 from ..held_locks import HeldLock, HeldLocks, held_locks
 from ..inventory import FLIGHT, LOCK
 from .rows import STATUSES, UrlOf, as_of, brief, failure_rows, place, row, shown, status_of
-from .sections import behaviour_section
-
-logger = logging.getLogger("django_redis_lock.admin")
+from .sections import behaviour_section, log_failure
 
 #: Rows on one page.
 PER_PAGE = 100
@@ -90,7 +87,8 @@ class Listing:
         kinds = [self.chosen["kind"]] if self.chosen["kind"] else list(KINDS)
         found = held_locks(self._asked, kinds=kinds)
         for failure in found.failures:
-            logger.warning("The locks of the cache %s cannot be listed: %s", *failure[:2])
+            text = "The locks of the cache %s cannot be listed: %s"
+            log_failure(text, failure.alias, failure.error)
         if self.search and found.truncations:
             # Redis also searches the names of locks that the truncated list leaves out.
             listed = {(h.alias, h.lock.key, h.lock.kind) for h in found.found}

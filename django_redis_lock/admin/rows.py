@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from django.utils.formats import date_format, number_format
@@ -55,9 +56,8 @@ def duration_patterns() -> str:
     return json.dumps([str(pattern) for pattern in _FORMAT.pairs])
 
 
-def shown(text: str, limit: int = 200) -> str:
-    """A name that a user has chosen, on one line and bounded."""
-    return printable(text.encode(errors="backslashreplace"), limit)
+#: A name that a user has chosen, on one line and bounded.
+shown = partial(printable, limit=200)
 
 
 def place(owner: Owner) -> str:
@@ -118,10 +118,6 @@ class Choice(NamedTuple):
         return f"{self.ref}.{self.owner_id}.{'' if self.fence is None else self.fence}"
 
     @classmethod
-    def of(cls, ref: Ref, lock: LockInfo) -> Choice:
-        return cls(ref, lock.owner.id, lock.fence)
-
-    @classmethod
     def parse(cls, text: str) -> Choice | None:
         """The reverse of ``str``; None for any other text."""
         encoded, _, rest = text.partition(".")
@@ -160,19 +156,17 @@ EVENTS = {
 def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
     lock, ref = holding.lock, ref_of(holding)
     state = status_of(lock)
-    choice = str(Choice.of(ref, lock))
     name = shown(holding.name)
     label, doing = shown(lock.owner.label), shown(lock.owner.doing)
     return {
         "id": f"{ref}.{lock.owner.id}",  # A row stays where its lock's fence becomes known.
-        "choice": choice,
+        "choice": str(Choice(ref, lock.owner.id, lock.fence)),
         "url": url_of(ref),
         "name": name,
         "select": _("Select %(name)s") % {"name": name},
         "label": label,
         "doing": doing,
         "purpose": " · ".join(filter(None, (label, doing))),
-        "kind": lock.kind,
         "kind_label": _("computation") if lock.kind == FLIGHT else taken(lock),
         "where": _("whole key") if holding.foreign else "",
         "place": "-" if lock.resting else place(lock.owner),

@@ -15,6 +15,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..clock import time
 from ..held_locks import UNAVAILABLE, HeldLock, held_locks, look_closely
 from ..inventory import LOCK
 from ..metrics import PERIODS as BUCKETS
@@ -31,11 +32,22 @@ from .rows import UrlOf, as_of, duration, failure_rows, measured, ref_of, short_
 
 logger = logging.getLogger("django_redis_lock.admin")
 
+#: Seconds until the same failure is logged again: a page that stays open asks every few seconds.
+LOG_PAUSE_SECONDS = 60.0
+_logged_at: dict[tuple[str, str], float] = {}
+
 #: The most groups that the page shows: the busiest.
 MAX_GROUPS = 200
 PERIODS = {"hour": gettext_lazy("last hour"), "day": gettext_lazy("last day")}
 #: The most locks whose waiters are read: each takes a request.
 MAX_CONTENDED_LOCKS = 100
+
+
+def log_failure(text: str, alias: str, error: object) -> None:
+    now = time.monotonic()
+    if now - _logged_at.get((text, alias), -LOG_PAUSE_SECONDS) >= LOG_PAUSE_SECONDS:
+        _logged_at[text, alias] = now
+        logger.warning(text, alias, error)
 
 
 # -- how locks behave ------------------------------------------------------------------------------
@@ -46,7 +58,7 @@ def behaviour_section(
     held: Sequence[HeldLock],
     search: str,
     address: Callable[..., str],
-    many_caches: bool = False,
+    many_caches: bool,
 ) -> str:
     """As HTML. ``search``: only groups whose names contain this; ``address`` returns the query
     string of the list of a group's locks."""
@@ -58,7 +70,7 @@ def behaviour_section(
         try:
             found += ((alias, of) for of in _groups(alias) if search.lower() in _name(of).lower())
         except UNAVAILABLE as error:
-            logger.warning("The figures of the cache %s cannot be read: %s", alias, error)
+            log_failure("The figures of the cache %s cannot be read: %s", alias, error)
             failed = True
     found.sort(key=lambda pair: (-pair[1]["day"].events, _name(pair[1]), pair[0]))
     rows = []
@@ -101,7 +113,7 @@ def behaviour_of(alias: str, group: str) -> list[dict[str, Any]]:
     try:
         found = [summary(alias, group, period) for period in PERIODS]
     except UNAVAILABLE as error:
-        logger.warning("The figures of the cache %s cannot be read: %s", alias, error)
+        log_failure("The figures of the cache %s cannot be read: %s", alias, error)
         return []
     return [behaviour_row(one) for one in found]
 

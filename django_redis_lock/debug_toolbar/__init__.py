@@ -187,7 +187,7 @@ class _HolderQuestion(SentOnce):
         row, first = self._row, not self.answer_seen.is_set()
         held = None if value is None else HolderInfo(value)
         if held is not None and (first or held.owner.host):
-            row.update(holder=str(held.owner), holder_fence=held.fence)
+            row.update(holder=str(held.in_the_way), holder_fence=held.fence)
         self.answer_seen.set()
         if first and held is not None and not held.owner.host and row["what"] == "waiting":
             self.due = sent_at + ASK_AGAIN_SECONDS

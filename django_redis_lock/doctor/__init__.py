@@ -66,6 +66,8 @@ class Target:
         self.conf: Conf = self.cache.conf
         self.client: Any = self.cache._lock_client()
         self.is_cluster = is_cluster(self.client)
+        #: Without user and password.
+        self.address = str(server_of(self.client))
 
     def nodes(self) -> dict[str, Any]:
         """A client of each server with locks, by address: one, or the primaries of a cluster."""
@@ -77,25 +79,9 @@ class Target:
         return {self.address: self.client}
 
     @property
-    def address(self) -> str:
-        """The cache's server, without user and password."""
-        if self.is_cluster:
-            return "cluster"
-        if self.cache.in_memory:
-            return "in memory"
-        options = self.client.connection_pool.connection_kwargs
-        if options.get("path"):
-            return str(options["path"])
-        if "host" in options:
-            return f"{options['host']}:{options.get('port', 6379)}/{options.get('db') or 0}"
-        name = getattr(self.client.connection_pool, "service_name", "")
-        return f"Sentinel {name}".strip()
-
-    @property
     def user(self) -> str:
-        if self.is_cluster:
-            return "default"
-        return self.client.connection_pool.connection_kwargs.get("username") or "default"
+        settings = server_of(self.client).address.connection_kwargs
+        return settings.get("username") or "default"
 
 
 def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:

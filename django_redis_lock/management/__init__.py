@@ -25,6 +25,8 @@ WARNED = 1
 HELD, TROUBLE = 1, 3
 #: ``locks release``: the lock had passed to another holder, who keeps it.
 NOT_OWNER = 1
+#: ``locks reset``: there are more locks than it lists.
+INCOMPLETE = 1
 #: The command line is wrong (argparse's code).
 USAGE = 2
 #: Redis is down, or too few replicas confirmed the lock; nothing has run (EX_UNAVAILABLE).
@@ -105,9 +107,8 @@ def counted(number: int, one: str, several: str) -> str:
     return f"{number} {one if number == 1 else several}"
 
 
-def one_line(text: str, limit: int = 200) -> str:
-    """A name that a user has chosen, on one line and without control characters."""
-    return printable(text.encode(errors="surrogateescape"), limit=limit)
+#: A name that a user has chosen, on one line and without control characters.
+one_line = partial(printable, limit=200)
 
 
 def holder(lock: LockInfo, *, labelled: bool = True) -> str:

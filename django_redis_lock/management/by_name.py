@@ -18,6 +18,7 @@ from ..cache import lock_cache, lock_caches
 from ..held_locks import HeldLock, held_locks, look_closely, release
 from ..inventory import LOCK, MAX_ENTRIES, Inspection, Outcome
 from . import (
+    INCOMPLETE,
     NOT_OWNER,
     UNAVAILABLE,
     USAGE,
@@ -31,7 +32,7 @@ from . import (
     one_line,
     taken,
 )
-from .listing import KINDS, failures, find_all, lines, verdict
+from .listing import KINDS, cuts, failures, find_all, lines, verdict
 
 #: The events that users know by another name.
 EVENTS = {"reset": "released by force"}
@@ -69,18 +70,28 @@ def find(options: dict[str, Any]) -> Found:
             failure = error
     # Caches that share a server all find the same lock.
     held = {_acquisitions(found): found for found in looked if found.holding}
-    if len(held) > 1:
-        caches = ", ".join(found.alias for found in held.values())
-        raise CommandError(
-            f"{name} is held in several caches ({caches}); say which with --using", returncode=USAGE
-        )
-    for found in held.values():
-        return found
+    if held:
+        return _the_one(name, list(held.values()))
     if failure is not None:
         raise failure  # It may be held there.
     if not looked:
         raise CommandError(f"no computation of {name} is in progress", returncode=USAGE)
     return looked[0]
+
+
+def _the_one(name: str, held: list[Found]) -> Found:
+    aliases = list(dict.fromkeys(found.alias for found in held))
+    if len(aliases) > 1:
+        caches = ", ".join(aliases)
+        raise CommandError(
+            f"{name} is held in several caches ({caches}); say which with --using", returncode=USAGE
+        )
+    if len({found.kind for found in held}) > 1:
+        raise CommandError(
+            f"{name} is a lock and a computation; say which with --kind", returncode=USAGE
+        )
+    # It may also be the whole key of a lock of no cache, which comes last.
+    return min(held, key=lambda found: found.holding is None or found.holding.foreign)
 
 
 def _acquisitions(found: Found) -> frozenset[tuple[bytes, str]]:
@@ -291,7 +302,7 @@ def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
     ]
     for sentence in failures(result):
         command.stderr.write(sentence)
-    code = UNAVAILABLE if result.failures else 0
+    code = UNAVAILABLE if result.failures else INCOMPLETE if result.truncations else 0
     if not options["yes"] or not result.found:
         for line in lines(result, command, options):
             command.stdout.write(line)
@@ -304,6 +315,8 @@ def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
         command.stdout.write(f"{_said(held, outcome)} It was held by {_who(held)}.")
         if outcome is Outcome.NOT_OWNER:
             code = code or NOT_OWNER
+    for sentence in cuts(result):
+        command.stderr.write(sentence)
     return code
 
 

@@ -185,10 +185,16 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
             f" The locks of the cache {aliases} are in the memory of each process: they exclude "
             "only its own threads, and no other process can list them."
         )
-    for cut in result.truncations:
-        what = "locks" if cut.kind == LOCK else "computations"
-        text += f" Only {cut.shown} of {cut.total} {what} of the cache {cut.alias} are listed."
-    return text
+    return " ".join([text, *cuts(result)])
+
+
+def cuts(result: HeldLocks) -> list[str]:
+    """Which lists are incomplete."""
+    return [
+        f"Only {cut.shown} of {cut.total} {'locks' if cut.kind == LOCK else 'computations'} "
+        f"of the cache {cut.alias} are listed."
+        for cut in result.truncations
+    ]
 
 
 def _none(options: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import logging
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
@@ -19,11 +18,10 @@ from redis.exceptions import RedisError, ResponseError
 from .. import events
 from ..cache import lock_cache
 from ..clock import time
-from ..conf import Conf
 from ..events import Subject, group_of
 from ..keeper import Job, keeper
 from ..protocol import FIGURES, Call, as_bytes, printable, script
-from ..threads import after_fork, get_logger
+from ..threads import get_logger
 from ..transport import Server, is_outage, own_settings, run, server_of
 from ..transport import pack as pack_call
 from .collecting import Collector, Figures
@@ -159,7 +157,7 @@ class Writing(Job):
         self._sent: Figures = {}
 
     def call(self, now: float) -> Call | None:
-        self._sent = self._metrics.take(self)
+        self._sent = self._metrics.take_for(self)
         if not self._sent:
             keeper().discard(self)
             return None
@@ -170,7 +168,7 @@ class Writing(Job):
         self.due = sent_at + INTERVAL
 
     def failed(self, error: Exception, now: float) -> None:
-        self._metrics.collector.put_back(self._sent)
+        self._metrics.put_back(self._sent)
         self._sent = {}
         passes = is_outage(error) or self.server.refuses(error)  # A failover, a slot that moved.
         refused = isinstance(error, ResponseError) and not passes
@@ -181,14 +179,16 @@ class Writing(Job):
         )
 
 
-class Metrics:
-    """The figures of this process: a collector, and the jobs that write them."""
+class Metrics(Collector):
+    """The figures of this process, and the jobs that write them."""
 
-    def __init__(self, wanted: Callable[[Subject], bool] = lambda subject: True) -> None:
-        self._jobs: dict[Server, Writing] = {}
-        self.collector = Collector(wanted, self._begun)
-        after_fork(self._jobs.clear)
+    def __init__(self) -> None:
+        super().__init__()
         atexit.register(self.flush, last=True)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._jobs: dict[Server, Writing] = {}
 
     def _begun(self, server: Server) -> None:
         job = self._jobs.get(server)
@@ -196,9 +196,9 @@ class Metrics:
             job = self._jobs[server] = Writing(self, server, time.monotonic() + INTERVAL)
         keeper().add(job)
 
-    def take(self, job: Writing) -> Figures:
-        with self.collector.mutex:  # As ``_begun`` is called.
-            figures = self.collector.take(job.server)
+    def take_for(self, job: Writing) -> Figures:
+        with self.mutex:  # As ``_begun`` is called.
+            figures = self.take(job.server)
             if not figures and self._jobs.get(job.server) is job:
                 del self._jobs[job.server]
             return figures
@@ -206,15 +206,15 @@ class Metrics:
     def flush(self, *, last: bool = False) -> None:
         """Write the figures now, in this thread. Raises nothing; keeps figures that cannot be
         written, unless this is the ``last`` time."""
-        for server in self.collector.servers():
-            figures = self.collector.take(server)
+        for server in self.servers():
+            figures = self.take(server)
             try:
                 if figures:
                     _write(server, call_to_add(figures))
             except (RedisError, OSError) as error:
                 logger.info("Could not write figures: %s", error)
                 if not last:
-                    self.collector.put_back(figures)
+                    self.put_back(figures)
 
 
 def call_to_add(figures: Figures) -> Call:
@@ -230,7 +230,7 @@ def call_to_add(figures: Figures) -> Call:
 
 def _name_of(site: str, group: str) -> bytes:
     """As in the fields of the hashes."""
-    return b"%b\n%b" % (printable(site.encode(), 250).encode(), group.encode())
+    return b"%b\n%b" % (printable(site, 250).encode(), group.encode())
 
 
 def _write(server: Server, call: Call) -> None:
@@ -314,23 +314,18 @@ def read(client: Any, site: str, period: str) -> dict[str, list[list[int]]]:
 # -- those of this process ------------------------------------------------------------------------
 
 
-def _wanted(subject: Subject) -> bool:
-    conf: Conf = Conf() if subject.cache is None else subject.cache.conf
-    return conf.METRICS
-
-
-_metrics = Metrics(_wanted)
+_metrics = Metrics()
 
 
 def start() -> None:
-    events.subscribe(_metrics.collector)
-    events.count_read = _metrics.collector.count_read
+    events.subscribe(_metrics)
+    events.count_read = _metrics.count_read
 
 
 def usual_hold(subject: Subject) -> float | None:
     """The average seconds for which this process lately held locks of the group of ``subject``;
     None if it held none or does not count. Sends no request."""
-    return _metrics.collector.usual_hold(subject)
+    return _metrics.usual_hold(subject)
 
 
 def flush() -> None:

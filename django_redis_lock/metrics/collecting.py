@@ -4,6 +4,7 @@ limited number of groups."""
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,7 @@ from itertools import repeat
 from typing import Any
 
 from .. import events
+from ..conf import Conf
 from ..events import Subject
 from ..threads import after_fork
 from ..transport import Server
@@ -30,20 +32,16 @@ Owner = tuple[Server, str, str]
 Figures = dict[Owner, list[int]]
 
 
-class Collector:
-    """A listener that counts. May be called in any thread, and in signal handlers.
+class Collector(ABC):
+    """A listener that counts. May be called in any thread, and in signal handlers."""
 
-    Args:
-        begun: called with the server of each new group, with the ``mutex`` held.
-    """
-
-    def __init__(
-        self, wanted: Callable[[Subject], bool], begun: Callable[[Server], object]
-    ) -> None:
-        self._wanted = wanted
-        self._begun = begun
+    def __init__(self) -> None:
         self._reset()
         after_fork(self._reset)
+
+    @abstractmethod
+    def _begun(self, server: Server) -> None:
+        """There is a new group of ``server``; called with the ``mutex`` held."""
 
     def _reset(self) -> None:
         # A signal handler may count while it interrupts the counting.
@@ -53,7 +51,6 @@ class Collector:
         self._reads: deque[tuple[Any, str, str, str]] = deque()
         self._enough = 1
         self._figures: Figures = {}
-        self._unwanted: set[Owner] = set()
         #: The last taken figures of groups with held locks, for ``usual_hold``.
         self._holders: Figures = {}
 
@@ -101,11 +98,8 @@ class Collector:
         owner = (subject.server, subject.site, subject.group)
         figures = self._figures.get(owner)
         if figures is None:
-            if owner in self._unwanted:
-                return
-            if not self._wanted(subject):
-                if len(self._unwanted) < MAX_GROUPS:
-                    self._unwanted.add(owner)
+            conf: Conf = Conf() if subject.cache is None else subject.cache.conf
+            if not conf.METRICS:
                 return
             figures = self._begin(owner)
         _COUNTS[type(event)](figures, event)

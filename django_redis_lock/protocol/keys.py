@@ -246,8 +246,8 @@ def flight_stream(key: bytes, token: bytes) -> bytes:
     return _prefix(key) + b"done:" + token
 
 
-def printable(name: bytes, limit: int = 120) -> str:
+def printable(name: bytes | str, limit: int = 120) -> str:
     """A key, or a lock's name, for a log line: one line, not too long."""
-    text = name.decode(errors="backslashreplace")
+    text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"

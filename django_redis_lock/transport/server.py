@@ -52,6 +52,9 @@ class Server:
         #: Whether the server knows TAKE_GRANT; see ``PendingReply``.
         self.knows_grants = False
 
+    def __str__(self) -> str:
+        return self.breaker.server
+
     @classmethod
     def identity(cls, pool: Any) -> tuple[Any, ...]:
         """Equal for pools that lead to one database as one user, whatever their time-outs are."""

@@ -26,7 +26,7 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from django_redis_lock import Lock
-from django_redis_lock.admin import listing
+from django_redis_lock.admin import listing, sections
 from django_redis_lock.admin.rows import Choice, Ref, duration
 from django_redis_lock.inventory import listing as inventory
 from django_redis_lock.inventory.listing import LOCK
@@ -566,6 +566,24 @@ def test_redis_is_away(
     text = text_of(response)
     assert "No lock is held" not in text
     assert "0 locks" not in text
+
+
+def test_a_page_that_stays_open_does_not_fill_the_log(
+    admin_client: Client,
+    own_server: RedisServer,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sections, "_logged_at", {})
+    settings.CACHES = {"default": {"BACKEND": OURS, "LOCATION": own_server.url}}
+    own_server.stop()
+    counts = []
+    for pause in (60.0, 60.0, 60.0, 0.0):
+        monkeypatch.setattr(sections, "LOG_PAUSE_SECONDS", pause)
+        admin_client.get(f"{PAGE}state/")
+        counts.append(caplog.text.count("The locks of the cache default cannot be listed"))
+    assert counts == [1, 1, 1, 2]
 
 
 def test_of_a_redis_that_is_away_nothing_is_claimed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,3 +59,23 @@ def test_every_address_stays_in_the_site_that_was_asked(
         assert outside == []
     answer = admin_client.post(f"{home}release/", {"selected": row["choice"], "confirmed": "yes"})
     assert answer["Location"].startswith("/sub/ops/")
+
+
+def test_what_a_project_puts_into_the_head_is_on_every_page(
+    admin_client: Client, settings: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "admin").mkdir()
+    (tmp_path / "admin" / "base_site.html").write_text(
+        '{% extends "admin/base.html" %}{% block extrahead %}<meta name="ours">{% endblock %}'
+    )
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
+    hold("report")
+    home = "/admin/django_redis_lock/heldlock/"
+    (row,) = admin_client.get(f"{home}state/").json()["rows"]
+    live = [admin_client.get(url) for url in (home, row["url"], f"{home}processes/")]
+    asked = admin_client.post(f"{home}release/", {"selected": row["choice"]})
+    others = [asked, admin_client.get(f"{home}history/")]
+    for page in (*live, *others):
+        content = page.content.decode()
+        assert '<meta name="ours">' in content
+        assert ("live.js" in content) == (page in live)

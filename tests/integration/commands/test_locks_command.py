@@ -24,6 +24,7 @@ from django_redis_lock.locking.records import note_call
 from django_redis_lock.management import by_name
 from django_redis_lock.management.commands.locks import Command
 from django_redis_lock.middleware import doing
+from django_redis_lock.protocol.keys import FLIGHTS
 from django_redis_lock.protocol.owner import Owner, hostname
 from django_redis_lock.transport import execute
 from tests.holding import hurry, silence
@@ -160,6 +161,27 @@ def test_locks_of_other_caches_and_of_none(run: Run, client: redis.Redis, settin
         assert "held in several caches (default, other); say which with --using" in err
         assert "at the key shop:1:lock:import" in run("show", "import", "--using", "other")[1]
         assert "at the key bare" in run("show", "bare")[1]
+
+
+def test_a_lock_and_a_computation_of_one_name(run: Run, client: redis.Redis) -> None:
+    def shown_while_it_is_computed() -> None:
+        key = cache.make_key("import").encode()
+        until(lambda: client.zscore(FLIGHTS, key))
+        code, _, err = run("show", "import", "--kind", "all")
+        assert code == 2
+        assert "import is a lock and a computation; say which with --kind" in err
+        assert "being computed" in run("show", "import", "--kind", "computation")[1]
+        assert "being computed" not in run("show", "import")[1]
+
+    with held(client, "import"):
+        cache.get_or_set("import", shown_while_it_is_computed, 60)
+
+
+def test_a_name_is_first_that_of_a_lock_of_a_cache(run: Run, client: redis.Redis) -> None:
+    with held(client, "import"), Lock(client, "import", timeout=60):
+        assert "at the key :1:lock:import" in run("show", "import")[1]
+    with Lock(client, "import", timeout=60):
+        assert "at the key import" in run("show", "import")[1]
 
 
 def test_it_can_be_searched_and_cut(run: Run, client: redis.Redis) -> None:
@@ -492,6 +514,21 @@ def test_a_reset_is_a_dry_run_first(run: Run, client: redis.Redis) -> None:
             assert [lock.owned() for lock in (one, two, other, bare)] == [False, False, True, True]
             assert "job-bare is released." in run("reset", "job-*", "--yes", "--foreign")[1]
     assert run("reset", "*") == (0, "No lock is held.\n", "")
+
+
+def test_a_reset_says_what_it_did_not_look_at(
+    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(by_name, "MAX_ENTRIES", 1)
+    told = "Only 1 of 2 locks of the cache default are listed.\n"
+    with held(client, "job-1") as one, held(client, "job-2") as two:
+        code, out, err = run("reset", "job-*")
+        assert (code, err) == (1, "")
+        assert told in out
+        code, out, err = run("reset", "job-*", "--yes")
+        assert (code, err) == (1, told)
+        assert out.startswith("job-1 is released.")
+        assert (one.owned(), two.owned()) == (False, True)
 
 
 # -- stats -------------------------------------------------------------------------------------

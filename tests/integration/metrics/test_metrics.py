@@ -280,7 +280,7 @@ def test_the_end_of_a_process_does_not_wait_for_a_dead_redis(own_server: RedisSe
     own_server.resume()
     ours = [outage for outage in outages() if outage.server.endswith(f":{own_server.port}/0")]
     assert not ours, "the end of a process is no time to speak of one"
-    assert metrics._metrics.collector.servers() == {server_of(client)}
+    assert metrics._metrics.servers() == {server_of(client)}
 
 
 def test_figures_survive_the_emptying_of_the_cache(cache: RedisCache, client: redis.Redis) -> None:

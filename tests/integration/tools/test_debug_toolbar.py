@@ -61,6 +61,12 @@ def test_a_lock_that_is_taken(recorded: Any, view: int) -> None:
     assert rows[1]["waited"] >= 10
 
 
+def test_a_holder_is_known_at_once(recorded: Any) -> None:
+    [row] = recorded["just taken"]["locks"]
+    assert row["what"] == "rejected"
+    assert row["holder"].endswith("thread MainThread")
+
+
 def test_a_wait_names_the_holder_that_was_in_the_way(recorded: Any) -> None:
     [row] = recorded["waited"]["locks"]
     assert row["what"] == "acquired"

@@ -136,6 +136,12 @@ class Requests:
         holder.release()
         return found
 
+    def just_taken(self) -> Any:
+        """The holder has not described itself yet."""
+        with self.cache.lock("just taken"):
+            again = self.cache.lock("just taken")
+            return self.stats("just taken", lambda: again.acquire(blocking=False))
+
     def itself(self) -> Any:
         """The panel of a request that asks again for a lock that it holds."""
 
@@ -298,6 +304,7 @@ def main() -> None:
     found = {
         "free": requests.free(),
         "refused": requests.refused(),
+        "just taken": requests.just_taken(),
         "itself": requests.itself(),
         "waited": requests.waited(),
         "lost": requests.lost(),

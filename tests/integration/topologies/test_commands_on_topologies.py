@@ -64,3 +64,27 @@ def test_the_doctor(topology: str, capfd: Any) -> None:
     assert by_topic["rights"]["level"] == "ok"
     words = {"cluster": "cluster, primary", "sentinel": "standalone, primary"}
     assert words[topology] in by_topic["server"]["text"]
+    address = {"cluster": "the cluster of 127.0.0.1:", "sentinel": "the sentinels' service"}
+    assert run(capfd, "doctor")[1].startswith(f"default  {address[topology]}")
+
+
+@pytest.mark.parametrize("topology", ["cluster"], indirect=True)
+def test_the_doctor_names_the_user_of_a_cluster(
+    topology: str, cluster_servers: ClusterServers, settings: Any, capfd: Any
+) -> None:
+    rights = ("on", ">secret", "~*", "&*", "+@all", "-blpop")
+    clients = [server.client() for server in cluster_servers.servers]
+    default = settings.CACHES["default"]
+    options = {**default["OPTIONS"], "USERNAME": "app", "PASSWORD": "secret"}
+    settings.CACHES = {"default": {**default, "OPTIONS": options}}
+    try:
+        for client in clients:
+            client.execute_command("ACL SETUSER", "app", "reset", *rights)
+        code, out = run(capfd, "doctor")
+    finally:
+        for client in clients:
+            client.execute_command("ACL DELUSER", "app")
+            client.close()
+    assert code == 1
+    assert 'the user "app" may not run blpop' in out
+    assert "ACL SETUSER app +blpop" in out
