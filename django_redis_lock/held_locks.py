@@ -149,6 +149,12 @@ def held_locks(
     return result
 
 
+def number_of_waiters(found: Iterable[HeldLock]) -> int:
+    """Processes that wait for these locks. The holders of all places of a lock have the same."""
+    waiters = {(held.alias, held.lock.lock_key): held.lock.waiters or 0 for held in found}
+    return sum(waiters.values())
+
+
 def look_closely(alias: str, key: bytes, kind: str = LOCK) -> tuple[HeldLock | None, Inspection]:
     """The lock at ``key`` in the database of the cache ``alias``; None if it is free.
 

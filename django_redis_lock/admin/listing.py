@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..cache import lock_caches
-from ..held_locks import HeldLock, HeldLocks, held_locks
+from ..held_locks import HeldLock, HeldLocks, held_locks, number_of_waiters
 from ..inventory import FLIGHT, LOCK
 from .rows import STATUSES, UrlOf, as_of, brief, failure_rows, place, row, shown, status_of
 from .sections import behaviour_section, log_failure
@@ -173,7 +173,7 @@ class Listing:
         if not found:
             return ""
         silent = sum(status_of(lock) == "silent" for lock in found)
-        waiting = sum(lock.waiters or 0 for lock in found)
+        waiting = number_of_waiters(self.held.found)
         oldest = max(lock.held_for or 0.0 for lock in found)
         said = [_("%(number)s held") % {"number": number_format(len(found))}]
         if silent:

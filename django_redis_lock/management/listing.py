@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand
 from redis.exceptions import RedisError
 
 from ..cache import lock_caches
-from ..held_locks import HeldLock, HeldLocks, held_locks
+from ..held_locks import HeldLock, HeldLocks, held_locks, number_of_waiters
 from ..inventory import FLIGHT, LOCK
 from ..metrics import BOUNDS, Distribution, Summary, site_of, summaries
 from . import (
@@ -162,7 +162,7 @@ def _waiting(held: HeldLock) -> str:
 
 def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
     locks = [h for h in result.found if h.lock.kind == LOCK]
-    waiting = sum(h.lock.waiters or 0 for h in locks)
+    waiting = number_of_waiters(locks)
     held = len(locks)
     if options["older_than"] is None:
         held += sum(cut.total - cut.shown for cut in result.truncations if cut.kind == LOCK)

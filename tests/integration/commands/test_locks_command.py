@@ -74,7 +74,7 @@ def held(client: redis.Redis, name: str, using: str = "default", **options: Any)
 @contextmanager
 def waiting(client: redis.Redis, lock: Lock) -> Iterator[None]:
     """Somebody waits for ``lock``."""
-    other = Lock(client, lock.name, timeout=60)
+    other = Lock(client, lock.name, timeout=60, limit=lock.limit)
     thread = threading.Thread(target=lambda: other.acquire() and other.release(), name="next")
     thread.start()
     until(lambda: client.zcard(lock.keys.waiters))
@@ -681,3 +681,10 @@ def test_a_lock_with_places(run: Run, client: redis.Redis) -> None:
         third.release()
         assert run("release", "api", "--yes")[0] == 0
         assert caches["default"].lock("api", limit=5).holders() == []
+
+
+def test_who_waits_for_a_place_is_counted_once(run: Run, client: redis.Redis) -> None:
+    with held(client, "api", limit=2) as first, held(client, "api", limit=2):
+        with waiting(client, first):
+            last = run()[1].splitlines()[-1]
+    assert last == "2 locks are held, 1 process waits."
