@@ -684,7 +684,7 @@ def test_a_lock_with_places(run: Run, client: redis.Redis) -> None:
 
 
 def test_who_waits_for_a_place_is_counted_once(run: Run, client: redis.Redis) -> None:
-    with held(client, "api", limit=2) as first, held(client, "api", limit=2):
-        with waiting(client, first):
-            last = run()[1].splitlines()[-1]
+    first, second = (held(client, "api", limit=2) for _ in range(2))
+    with first as lock, second, waiting(client, lock):
+        last = run()[1].splitlines()[-1]
     assert last == "2 locks are held, 1 process waits."
