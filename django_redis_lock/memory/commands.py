@@ -1,4 +1,4 @@
-"""The commands of Redis that this package sends."""
+"""The commands of Redis that this package, and django-redis for a cache, send."""
 
 from __future__ import annotations
 
