@@ -51,3 +51,7 @@ def __getattr__(name: str) -> Any:
     if name in _NEED_DJANGO:
         return getattr(import_module(".decorators", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, "__version__"))

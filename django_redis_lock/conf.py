@@ -20,7 +20,7 @@ from django.dispatch import receiver
 
 from .events import check_group
 from .protocol import ON_REDIS_DOWN, check_count, check_seconds, check_share
-from .transport import set_limits
+from .transport import Breaker
 
 __all__ = [
     "FOR_THE_PROCESS",
@@ -359,4 +359,4 @@ def _checked(timeout: Any) -> float | None:
     return check_seconds("what timeout returns", timeout, zero=True, none="no end")
 
 
-set_limits(lambda: (Conf().BREAKER_FAILURES, Conf().BREAKER_PAUSE))
+Breaker.limits = staticmethod(lambda: (Conf().BREAKER_FAILURES, Conf().BREAKER_PAUSE))

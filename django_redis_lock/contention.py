@@ -16,6 +16,7 @@ from django.contrib import messages
 from django.core.management import CommandError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.shortcuts import resolve_url
+from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 from django.templatetags.static import static
 from django.utils.cache import patch_vary_headers
@@ -152,7 +153,14 @@ class Conflict:
                 "reload": again,
                 "stylesheet": _stylesheet(),
             }
-            response = HttpResponse(render_to_string(template, context, request), status=status)
+            try:
+                response = HttpResponse(render_to_string(template, context, request), status=status)
+            except TemplateDoesNotExist:
+                if template != TEMPLATE:
+                    raise
+                # The project has no engine that finds the templates of apps.
+                plain = {"status": status, "content_type": "text/plain; charset=utf-8"}
+                response = HttpResponse(detail["detail"], **plain)
         response["Retry-After"] = str(self.retry_after)
         response["Cache-Control"] = "no-store"
         patch_vary_headers(response, ["Accept"])

@@ -6,6 +6,7 @@ redis-py's own, so ``except redis.exceptions.LockError`` keeps catching what it 
 
 from __future__ import annotations
 
+import copyreg
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -40,9 +41,6 @@ class LockError(redis_exceptions.LockError):
         holder (Owner | None): the holder at the time of the error, if known.
     """
 
-    #: The attributes that ``__init__`` is given, in turn; for copies and pickles.
-    _given: tuple[str, ...] = ("message", "lock_name", "holder")
-
     def __init__(
         self,
         message: str | None = None,
@@ -58,11 +56,9 @@ class LockError(redis_exceptions.LockError):
         self.lock_name: Any = None if lock_name is None else _text(lock_name)
         self.holder = holder
 
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), tuple(getattr(self, name) for name in self._given))
+        """For copies and pickles: ``__init__`` takes other arguments than ``args``."""
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class LockNotOwnedError(LockError, redis_exceptions.LockNotOwnedError):
@@ -82,8 +78,6 @@ class LockNotAcquired(LockError):
             out, None if that is not known.
         held_for (float | None): seconds since the holder acquired it, if known.
     """
-
-    _given = ("message", "lock_name", "holder", "retry_after", "held_for")
 
     def __init__(
         self,
@@ -123,8 +117,6 @@ class TooFewServers(LockError, redis_exceptions.ConnectionError):
         errors (tuple[Exception, ...]): the errors of the others.
     """
 
-    _given = ("reached", "servers", "errors", "lock_name")
-
     def __init__(
         self,
         reached: int,
@@ -146,8 +138,6 @@ class TooFewReplicas(LockError, redis_exceptions.ConnectionError):
     Attributes:
         confirmed, wanted (int): how many replicas confirmed, and how many should.
     """
-
-    _given = ("confirmed", "wanted", "lock_name")
 
     def __init__(self, confirmed: int, wanted: int, lock_name: str | bytes | None = None) -> None:
         text = f"{confirmed} replicas have confirmed in time that the lock is taken, not {wanted}"

@@ -25,8 +25,9 @@ from django.dispatch import Signal
 
 from . import events
 from .events import Subject
-from .locking import Lock, in_background
+from .locking import Lock
 from .threads import ThreadPool
+from .transport import in_background
 
 __all__ = [
     "lock_acquired",

@@ -71,7 +71,7 @@ class ThreadPool:
         self._max_waiting = max_waiting
         self._idle_seconds = idle_seconds
         self._reset()
-        _pools.add(self)
+        after_fork(self._reset)
 
     def _reset(self) -> None:
         # ``submit`` enters the mutex and not the condition, because a signal handler may interrupt
@@ -138,9 +138,6 @@ class ThreadPool:
             return self._waiting.popleft()
 
 
-_pools: WeakSet[ThreadPool] = WeakSet()
-
-
 # -- the keeper's notices ------------------------------------------------------------------------
 
 #: More are dropped, and the log says how many.
@@ -196,6 +193,4 @@ logger = get_logger("django_redis_lock.background")
 
 @after_fork
 def _reset() -> None:
-    for pool in tuple(_pools):
-        pool._reset()
     this_thread.is_keeper = False

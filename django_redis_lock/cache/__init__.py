@@ -1,5 +1,5 @@
-"""The cache backends: django-redis's, and Django's for local memory, with locks and with a
-``get_or_set`` that computes once.
+"""The cache backends: django-redis's, with locks and with a ``get_or_set`` that computes once, and
+the same on a server in memory.
 
 ``"BACKEND": "django_redis_lock.cache.RedisCache"``
 """
@@ -7,22 +7,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
 
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
-from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
-from django_redis.client import DefaultClient, HerdClient, ShardClient
+from django_redis.client import ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..fallback import FallbackLock
 from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
+from ..locking import Lock
+from ..protocol import check_name_in_cache
 from ..singleflight import InProcessFlight
 from ..transport import (
     Breaker,
@@ -42,7 +44,7 @@ from .lock_factory import check_using as check_using
 from .lock_factory import lock_cache as lock_cache
 from .lock_factory import lock_caches as lock_caches
 from .lock_factory import reset_all as reset_all
-from .locmem import LocMemCache as LocMemCache
+from .locmem import MemoryClient, host
 from .methods import AsyncMethods, flight_ending
 from .reading import MISSING as MISSING
 from .reading import (
@@ -52,7 +54,6 @@ from .reading import (
     direct_reader,
     failing_as_django_redis,
     originals,
-    takes_client,
 )
 
 T = TypeVar("T")
@@ -65,40 +66,9 @@ _ignoring_outages: Callable[[_Method], _Method] = omit_exception
 class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
     """django-redis's cache. Each method documents its differences."""
 
-    def _lock_client(self) -> Any:
-        """That of the primary: whatever decides must be asked there."""
-        if not self._has_primary:
-            raise ImproperlyConfigured(
-                f"{type(self.client).__name__} cannot lock: it has no single primary server. "
-                "Use django-redis's DefaultClient or SentinelClient, or our ClusterClient"
-            )
-        return self.client.get_client(write=True)
-
-    @cached_property
-    def _has_primary(self) -> bool:
-        """Whether one server decides about each key."""
-        client = self.client
-        return isinstance(client, DefaultClient) and not isinstance(client, ShardClient)
-
-    def _encode(self, value: Any) -> Any:
-        if isinstance(self.client, HerdClient):
-            raise ImproperlyConfigured(
-                "HerdClient stores values in a format that get_or_set cannot use. "
-                "Use django-redis's DefaultClient: get_or_set needs no herd"
-            )
-        return self.client.encode(value)
-
-    def _decode(self, kept: Any) -> Any:
-        return self.client.decode(kept)
-
     # -- reading -----------------------------------------------------------------------------
 
     _methods: ClassVar = originals(DjangoRedisCache, "get", "get_many", "has_key")
-
-    @cached_property
-    def _usable(self) -> Collection[str]:  # type: ignore[override]  # looked at once
-        """The methods that take django-redis's arguments; others are not called."""
-        return [name for name in self._methods if takes_client(getattr(self, name))]
 
     def _get_observed(
         self, key: str, version: int | None, read: Callable[..., Any]
@@ -291,6 +261,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         Args:
             itersize: how many keys Redis scans in one step; at most 500, the default.
         """
+        self._check_client(client)
         if isinstance(self.client, ShardClient):
             by = {} if client is None else {"client": client}
             return self.client.delete_pattern(pattern, version, prefix, itersize=itersize, **by)
@@ -304,8 +275,18 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         self, key: str, delta: int = 1, version: int | None = None, client: Any = None
     ) -> Any:
         """As in Django, also for None. The value keeps its lifetime."""
+        version = self.version if version is None else version
         with failing_as_django_redis(client):
-            return self._change_version(self.client, key, delta, version, self._by(client))
+            by = self._by(client)
+            value = self.client.get(key, MISSING, version=version, **by)
+            if value is MISSING:
+                raise ValueError(f"Key {key!r} not found")
+            left = self.client.pttl(key, version=version, **by)
+            original = key.original_key() if isinstance(key, CacheKey) else key
+            lifetime = None if left is None else left / 1000
+            self.client.set(original, value, lifetime, version=version + delta, **by)
+            self.client.delete(key, version=version, **by)
+        return version + delta
 
     @_ignoring_outages
     def incr(
@@ -380,6 +361,8 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 
     def _by(self, client: Any) -> dict[str, Any]:
         """The argument that makes a method of django-redis's client end flights."""
+        if client is not None:
+            self._check_client(client)
         if isinstance(self.client, ShardClient):
             return {} if client is None else {"client": client}
         return {"client": flight_ending(client or self.client.get_client(write=True))}
@@ -388,3 +371,30 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
 #: Those that Django's asynchronous methods have twins of.
 _FOR_THREADS = ("set", "add", "delete", "set_many", "delete_many", "incr_version", "incr", "decr")
 RedisCache._methods.update(originals(RedisCache, *_FOR_THREADS, "touch"))
+
+
+class LocMemCache(RedisCache):
+    """``RedisCache`` on a server in the memory of this process. Caches with the same LOCATION share
+    values and locks, also between threads and event loops."""
+
+    in_memory = True
+
+    def __init__(self, location: str, params: dict[str, Any]) -> None:
+        super().__init__(location, params)
+        self._client_cls = MemoryClient
+
+    def _check_client(self, client: Any) -> None:
+        if client is not None:
+            raise ValueError("client needs Redis: leave it out, this cache's locks are in memory")
+
+    def command_lock(self, key: str, **options: Any) -> Lock:
+        """A lock of this host: a file, as with ``ON_REDIS_DOWN = "local"``. Other processes cannot
+        see this one's memory."""
+        timeout = options.pop("timeout", self.conf.TIMEOUT)
+        del options["replicas"]
+        folder = self.conf.LOCAL_LOCK_FOLDER
+        name = self._lock_name(check_name_in_cache(key), None)
+        lock = FallbackLock(
+            host(), name, timeout, on_redis_down="local", local_folder=folder, **options
+        )
+        return self._configured(lock, key)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.utils import timezone, translation
+from django_redis.client import HerdClient
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
@@ -259,7 +261,7 @@ class GetOrSet(CacheReader):
             is_stale = stored is not None and 0 <= int(stored[1]) <= stale
             if not is_stale and (stored is not None or value is not MISSING):
                 self._record_read(key, chosen.group, "hit", *read_at)
-                return self._decode(stored[0]) if value is MISSING else value
+                return self.client.decode(stored[0]) if value is MISSING else value
         producer, flights = self._producer(key, default, timeout, chosen), self._flights(runner)
         if is_stale:
             self._record_read(key, chosen.group, "stale", *read_at)
@@ -353,7 +355,7 @@ class GetOrSet(CacheReader):
         return Producer(
             default if callable(default) else lambda: default,
             self._encoded,
-            self._decode,
+            self.client.decode,
             chosen.lifetime(self._timeout(timeout)),
             int(chosen.stale * 1000),
             int(chosen.error_ttl * 1000),
@@ -362,15 +364,14 @@ class GetOrSet(CacheReader):
             self,
         )
 
-    def _encode(self, value: Any) -> Any:
-        raise NotImplementedError
-
-    def _decode(self, stored: Any) -> Any:
-        raise NotImplementedError
-
     def _encoded(self, value: Any) -> bytes | int:
         """``value`` as the server stores it. Serializers and compressors may return any buffer."""
-        encoded = self._encode(value)
+        if isinstance(self.client, HerdClient):
+            raise ImproperlyConfigured(
+                "HerdClient stores values in a format that get_or_set cannot use. "
+                "Use django-redis's DefaultClient: get_or_set needs no herd"
+            )
+        encoded = self.client.encode(value)
         return encoded if isinstance(encoded, (bytes, int)) else bytes(encoded)
 
     def _timeout(self, timeout: Any) -> Any:

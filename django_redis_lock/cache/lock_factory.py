@@ -9,7 +9,9 @@ from django.conf import settings
 from django.core.cache import InvalidCacheBackendError, caches
 from django.core.cache.backends.base import BaseCache, default_key_func
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
+from django_redis.client import DefaultClient, ShardClient
 
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
@@ -55,6 +57,7 @@ class LockCache(BaseCache):
 
     #: Whether its locks exclude the threads of one process only.
     in_memory = False
+    client: Any  # django-redis's
 
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(location, params)  # type: ignore[call-arg,arg-type]  # of a real backend
@@ -64,7 +67,19 @@ class LockCache(BaseCache):
             self.key_func = _refusing_reserved(self.key_func)
 
     def _lock_client(self) -> Any:
-        raise NotImplementedError
+        """That of the primary: whatever decides must be asked there."""
+        if not self._has_primary:
+            raise ImproperlyConfigured(
+                f"{type(self.client).__name__} cannot lock: it has no single primary server. "
+                "Use django-redis's DefaultClient or SentinelClient, or our ClusterClient"
+            )
+        return self.client.get_client(write=True)
+
+    @cached_property
+    def _has_primary(self) -> bool:
+        """Whether one server decides about each key."""
+        client = self.client
+        return isinstance(client, DefaultClient) and not isinstance(client, ShardClient)
 
     def _check_client(self, client: Any) -> None:
         """Raises ValueError if the caller has given a ``client``, which this cache cannot use."""

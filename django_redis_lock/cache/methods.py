@@ -11,7 +11,7 @@ something else instead of a redis-py client:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import partial, wraps
 from typing import Any
@@ -20,15 +20,13 @@ from asgiref.sync import sync_to_async
 from django.core.cache.backends.base import BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django_redis.client import DefaultClient
-from django_redis.util import CacheKey
 from redis.exceptions import DataError, NoScriptError, RedisError
 
 from ..conf import SETTING, GetOrSetOptions
 from ..protocol import Call, Script, flight_key
 from ..singleflight import DELETE, EXPIRE_AT, LETTING_GO, MARK_STALE, WRITE, Runner, Steps
-from ..transport import asyncio_client, command, is_cluster, run_all
+from ..transport import asyncio_client, is_cluster, run_all
 from .get_or_set import GetOrSet, waiting_thread
-from .reading import MISSING
 
 
 class FlightEnding:
@@ -58,12 +56,10 @@ class FlightEnding:
         return self._run(Call(DELETE, (*keys, *map(flight_key, keys)), ()))
 
     def expire(self, name: str, time: int | timedelta) -> Any:
-        seconds = time.total_seconds() if isinstance(time, timedelta) else time
-        return self._client.expire(name, time) if seconds > 0 else self.delete(name)
+        return self.delete(name) if _is_over(time) else self._client.expire(name, time)
 
     def pexpire(self, name: str, time: int | timedelta) -> Any:
-        length = time.total_seconds() if isinstance(time, timedelta) else time
-        return self._client.pexpire(name, time) if length > 0 else self.delete(name)
+        return self.delete(name) if _is_over(time) else self._client.pexpire(name, time)
 
     def expireat(self, name: str, when: int | datetime) -> Any:
         at = when.timestamp() if isinstance(when, datetime) else when
@@ -117,6 +113,12 @@ return number
             return evaluate(call.script.source, *words)
 
 
+def _is_over(time: Any) -> bool:
+    """Whether a value that is to be kept for ``time`` ends at once; False for no number."""
+    length = time.total_seconds() if isinstance(time, timedelta) else time
+    return isinstance(length, (int, float)) and length <= 0
+
+
 class ClusterFlightEnding(FlightEnding):
     """For a cluster: a command with several keys goes to the node of each."""
 
@@ -156,23 +158,12 @@ _PROBES = ("9d41f0", "c7e25a" * 100)
 
 
 class Writes(GetOrSet):
-    """The part of both backends that writes by several requests."""
+    """The part of the backends that marks values stale, and knows which keys are its own."""
 
-    def _change_version(
-        self, store: Any, key: str, delta: int, version: int | None, by: Mapping[str, Any]
-    ) -> int:
-        """``incr_version``: moves the value with its remaining lifetime, by methods of ``store``,
-        each of which is given ``by``, too."""
-        version = self.version if version is None else version
-        value = store.get(key, MISSING, version=version, **by)
-        if value is MISSING:
-            raise ValueError(f"Key {key!r} not found")
-        left = store.pttl(key, version=version, **by)
-        original = key.original_key() if isinstance(key, CacheKey) else key
-        lifetime = None if left is None else left / 1000
-        store.set(original, value, lifetime, version=version + delta, **by)
-        store.delete(key, version=version, **by)
-        return version + delta
+    # Of django-redis.
+    _ignore_exceptions: bool
+    _log_ignored_exceptions: bool
+    logger: Any
 
     def mark_stale(self, key: str, version: int | None = None, *, stale: float = SETTING) -> bool:
         """Let the value of ``key`` be stale from now on: the next ``get_or_set`` computes it again,
@@ -227,14 +218,14 @@ class Writes(GetOrSet):
         try:
             return sum(map(int, (yield runner.run(*calls)))) if calls else 0
         except (RedisError, OSError):
-            if not getattr(self, "_ignore_exceptions", False):
+            if not self._ignore_exceptions:
                 raise
-            if self._log_ignored_exceptions:  # type: ignore[attr-defined]  # django-redis's
-                self.logger.exception("Exception ignored")  # type: ignore[attr-defined]  # too
+            if self._log_ignored_exceptions:
+                self.logger.exception("Exception ignored")
             return 0
 
-    def _affixes(self) -> tuple[str, str]:
-        """What all keys of this cache's KEY_PREFIX and VERSION begin and end with, in Redis."""
+    def own_pattern(self) -> str:
+        """What matches all keys of this cache's KEY_PREFIX and VERSION in Redis."""
         made = [self.make_key(probe) for probe in _PROBES]
         start, _, end = made[0].partition(_PROBES[0])
         if not start + end or made != [start + probe + end for probe in _PROBES]:
@@ -242,11 +233,7 @@ class Writes(GetOrSet):
                 'CLEAR is "prefix", and KEY_FUNCTION makes keys that do not show whose they are. '
                 'Set CLEAR to "database", or have it put a prefix before each key'
             )
-        return start, end
-
-    def own_pattern(self) -> str:
-        """What matches these keys in Redis."""
-        return "*".join(re.sub(r"([\\*?\[\]])", r"\\\1", part) for part in self._affixes())
+        return "*".join(re.sub(r"([\\*?\[\]])", r"\\\1", part) for part in (start, end))
 
 
 # -- asyncio ---------------------------------------------------------------------------------------
@@ -293,9 +280,7 @@ class Replies:
         found = getattr(self._client, name)
         if name in ("connection_pool", "get_encoder"):
             return found
-        return lambda *args, **options: self._next(
-            partial(command, self._client, name, *args, **options)
-        )
+        return lambda *args, **options: self._next(partial(found, *args, **options))
 
     def pipeline(self) -> Any:
         return _Pipeline(self._client.pipeline(), self._next)
@@ -330,7 +315,6 @@ class AsyncMethods(Writes):
     project's own, in ``async_to_sync``, and where the method for threads was replaced, they call
     that in Django's thread for synchronous code, as Django's do."""
 
-    client: Any
     _breaker: Any
 
     async def _await(self, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -136,8 +136,11 @@ class CacheReader(LockCache):
 
     #: The methods that tools replace to observe reads; see ``originals``.
     _methods: ClassVar[dict[str, tuple[Any, Any]]]
-    #: Those of them that take what reads give them.
-    _usable: Collection[str] = ("get",)
+
+    @cached_property
+    def _usable(self) -> Collection[str]:
+        """The methods that take django-redis's arguments; others are not called."""
+        return [name for name in self._methods if takes_client(getattr(self, name))]
 
     def _read_or_join(self, key: str, version: int | None) -> Any:
         """The value; MISSING also if the caller is to join a computation of this process. Raises

@@ -118,7 +118,8 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
     dotted = f"{function.__module__}.{function.__qualname__}"
     if key is None and inspect.signature(function).parameters:
         raise ValueError(f"{dotted} has arguments: give a key that names them, as in {{pk}}")
-    name_of = namer(key, function, dotted)
+    name = namer(key, function, dotted)
+    name_of = name if callable(name) else lambda args, kwargs: name
     group = options.get("group") or as_group(key if isinstance(key, str) else dotted)
     options, version = {**options, "group": group}, options["version"]
     asynchronous = iscoroutinefunction(function)

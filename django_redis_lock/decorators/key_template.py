@@ -110,8 +110,10 @@ def _percent(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode())
 
 
-def namer(key: str | Callable[..., str] | None, function: Callable[..., Any], dotted: str) -> Namer:
-    """A function that makes the name of one call of ``function`` from its arguments.
+def namer(
+    key: str | Callable[..., str] | None, function: Callable[..., Any], dotted: str
+) -> str | Namer:
+    """The name of each call of ``function``, or what makes it from the arguments.
 
     Args:
         key: a name, a template over the arguments of the call, or a callable that takes them; None
@@ -121,14 +123,13 @@ def namer(key: str | Callable[..., str] | None, function: Callable[..., Any], do
         ValueError: ``key`` is invalid; or, at the call, the name.
     """
     if key is None:
-        return lambda args, kwargs: short(dotted)
+        return short(dotted)
     if callable(key):
         return lambda args, kwargs: _usable(key(*args, **kwargs), dotted)
     template = Template(key)
     fields = list(template.fields())
     if not fields:
-        name = short(template.fill({}))  # It may contain doubled braces.
-        return lambda args, kwargs: name
+        return short(template.fill({}))  # It may contain doubled braces.
     method = bound_method(function)
     signature = inspect.signature(function if method is None else method)
     known = {"self": method.__self__} if method is not None else {}
@@ -152,7 +153,8 @@ def namer(key: str | Callable[..., str] | None, function: Callable[..., Any], do
             return _usable(template.fill(values), dotted)
         except (LookupError, AttributeError, TypeError) as error:
             raise ValueError(
-                f"the key {key!r} of {dotted} cannot be made from this call's arguments: {error!r}"
+                f"the key {key!r} of {dotted} cannot be made from this call's arguments: {error!r} "
+                f"(it has: {', '.join(values)})"
             ) from error
 
     return name_of
@@ -179,11 +181,14 @@ def short(name: str) -> str:
 
 def names_of(
     key: Any, function: Callable[..., Any], dotted: str
-) -> Callable[[tuple[Any, ...], dict[str, Any]], Names]:
+) -> Names | Callable[[tuple[Any, ...], dict[str, Any]], Names]:
     """As ``namer``, for several names, too."""
     if isinstance(key, tuple):
-        namers = [namer(each, function, dotted) for each in key]
-        return lambda args, kwargs: tuple(name_of(args, kwargs) for name_of in namers)
+        names = [namer(each, function, dotted) for each in key]
+        known = tuple(name for name in names if isinstance(name, str))
+        if len(known) == len(names):
+            return known
+        return lambda args, kwargs: tuple(n(args, kwargs) if callable(n) else n for n in names)
     if callable(key):
         return lambda args, kwargs: names_from(key(*args, **kwargs), dotted)
     return namer(key, function, dotted)

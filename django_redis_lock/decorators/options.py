@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, TypedDict
 
 from ..cache import check_using
 from ..conf import SETTING, Conf
@@ -19,13 +20,11 @@ OnLost = Callable[[], Any] | None
 
 #: Stands for ``default`` left out; None would be a value.
 MISSING: Any = object()
-
-
-class Defaults(NamedTuple):
-    """Of a decorated callable, for options that are left out."""
-
-    label: str | None = None
-    group: str | None = None
+#: Those that a lock has, too.
+_OF_LOCKS = (
+    *("blocking", "blocking_timeout", "min_hold", "max_hold", "on_redis_down", "critical"),
+    *("replicas", "cancel_on_lost", "warn_after", "reentrant", "limit"),
+)
 
 
 class LockOptions(TypedDict, total=False):
@@ -181,6 +180,20 @@ class Options:
             raise ValueError("max_hold needs a timeout: a lock without one never expires")
         if self.max_hold is not None and self.min_hold > self.max_hold:
             raise ValueError("min_hold must not be longer than max_hold")
+
+    @cached_property
+    def of_lock(self) -> dict[str, Any]:
+        """What a lock is made with. Of each call: its ``on_lost``, ``label`` and ``group``."""
+        options = {name: getattr(self, name) for name in _OF_LOCKS}
+        # Each call has its own lock object, which all threads of the call may use.
+        options["thread_local"] = False
+        if self.several:
+            options["using"] = self.several
+        if self.timeout is not SETTING:
+            options["timeout"] = self.timeout
+            # Renewed like the default: work that outlasts the timeout must not run twice.
+            options["renew"] = self.timeout is not None
+        return options
 
     def given(self) -> dict[str, Any]:
         """The options that differ from their defaults, without ``key`` and ``using``."""

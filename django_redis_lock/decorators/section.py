@@ -20,15 +20,14 @@ from redis.exceptions import AuthenticationError, RedisError
 from .. import metrics
 from ..cache import lock_cache
 from ..clock import time
-from ..conf import SETTING, Conf
+from ..conf import Conf
 from ..contention import Conflict
-from ..events import as_group
 from ..exceptions import LockError
-from ..locking import AsyncLock, BaseLock, Lock, in_background, is_inside
+from ..locking import AsyncLock, BaseLock, Lock, is_inside
 from ..protocol import printable
-from ..transport import Steps, adrive, drive, is_outage
+from ..transport import Steps, adrive, drive, in_background, is_outage
 from . import transactions
-from .options import Defaults, OnLost, Options
+from .options import OnLost, Options
 
 logger = logging.getLogger("django_redis_lock.locked")
 
@@ -119,7 +118,8 @@ def outages_not_logged() -> Iterator[None]:
 
 class Section:
     """One call under its lock, as generators of steps; see ``transport.drive``. A task awaits
-    ``enter``, ``leave`` and ``conflict``. ``on_lost`` replaces that of the options."""
+    ``enter``, ``leave`` and ``conflict``. ``label`` and ``group`` are for options that leave them
+    out; ``on_lost`` replaces that of the options."""
 
     lock: Any
 
@@ -127,7 +127,8 @@ class Section:
         self,
         options: Options,
         name: str | tuple[str, ...],
-        defaults: Defaults | None = None,
+        label: str | None = None,
+        group: str | None = None,
         *,
         on_lost: OnLost = None,
         asynchronous: bool = False,
@@ -135,7 +136,7 @@ class Section:
         self.options = options
         self.names = name
         self.name = name if isinstance(name, str) else ", ".join(name)
-        self.defaults = defaults or Defaults()
+        self.label, self.group = label, group
         self.using = options.using or _CONF.USING  # At each call: decorators run before settings.
         self._key = (self.using, name)
         self._on_lost = on_lost or (options.on_lost if callable(options.on_lost) else None)
@@ -174,32 +175,12 @@ class Section:
         return make(self.names, **options)
 
     def _lock_options(self, on_lost: OnLost) -> dict[str, Any]:
-        given, defaults = self.options, self.defaults
-        options: dict[str, Any] = {
-            "blocking": given.blocking,
-            "blocking_timeout": given.blocking_timeout,
-            "min_hold": given.min_hold,
-            "max_hold": given.max_hold,
-            "on_redis_down": given.on_redis_down,
-            "critical": given.critical,
-            "replicas": given.replicas,
+        return {
+            **self.options.of_lock,
             "on_lost": on_lost,
-            "cancel_on_lost": given.cancel_on_lost,
-            "label": given.label or defaults.label,
-            "group": given.group or (defaults.group and as_group(defaults.group)),
-            "warn_after": given.warn_after,
-            "reentrant": given.reentrant,
-            "limit": given.limit,
-            # Each call has its own lock object, which all threads of the call may use.
-            "thread_local": False,
+            "label": self.options.label or self.label,
+            "group": self.options.group or self.group,
         }
-        if given.several:
-            options["using"] = given.several
-        if given.timeout is not SETTING:
-            options["timeout"] = given.timeout
-            # Renewed like the default: work that outlasts the timeout must not run twice.
-            options["renew"] = given.timeout is not None
-        return options
 
     def _on_lost_callback(self) -> OnLost:
         """Runs in the context of the call, so that ``current_lock()`` works there."""
@@ -281,10 +262,10 @@ class Section:
         try:
             waits = yield self._in_callers_thread(self._wait_for_transactions)
         except BaseException:
-            yield from self._release()
+            yield from _release(self.lock, self.name, partial(self._call, "release"))
             raise
         if not waits:
-            yield from self._release()
+            yield from _release(self.lock, self.name, partial(self._call, "release"))
         self._left = True
         if lost:
             raise lock._lost_error() from error
@@ -301,14 +282,9 @@ class Section:
             options = {**self._lock_options(None), "cancel_on_lost": False}
             lock = lock_cache(self.using).lock(self.names, **options)
             lock._take_over(self.lock)
-        return transactions.wait_for(lock, self._key, partial(_release, lock, self.name))
-
-    def _release(self) -> Steps[None]:
-        if _is_held_here(self.lock):
-            try:
-                yield self._call("release")
-            except (RedisError, OSError) as error:
-                _log_not_released(self.name, error)
+        return transactions.wait_for(
+            lock, self._key, lambda: drive(_release(lock, self.name, lock.release))
+        )
 
     def _conflict(self) -> Steps[Conflict]:
         try:
@@ -349,19 +325,16 @@ def _is_held_here(lock: BaseLock) -> bool:
     return lock.local.token is not None and not (hold is not None and hold.from_parent_process)
 
 
-def _release(lock: Lock, name: str) -> None:
-    if _is_held_here(lock):
-        try:
-            lock.release()
-        except (RedisError, OSError) as error:
-            _log_not_released(name, error)
-
-
-def _log_not_released(name: str, error: Exception) -> None:
-    shown = printable(name.encode(errors="replace"))
-    if isinstance(error, LockError):
-        logger.warning("The lock %s ended before the locked code did: %s", shown, error)
-    else:
-        logger.error(
-            "The locked code has ended, but its lock %s was not released: %s", shown, error
-        )
+def _release(lock: BaseLock, name: str, release: Callable[[], Any]) -> Steps[None]:
+    if not _is_held_here(lock):
+        return
+    try:
+        yield release()
+    except (RedisError, OSError) as error:
+        shown = printable(name.encode(errors="replace"))
+        if isinstance(error, LockError):
+            logger.warning("The lock %s ended before the locked code did: %s", shown, error)
+        else:
+            logger.error(
+                "The locked code has ended, but its lock %s was not released: %s", shown, error
+            )

@@ -17,18 +17,20 @@ from django.views import View
 from redis.exceptions import RedisError
 
 from ..contention import Conflict, unavailable
+from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
 from ..transport import is_outage
 from .key_template import bound_method, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
-from .options import MISSING, Defaults, Options, declare
+from .options import MISSING, Options, declare
 from .section import Section, outages_not_logged
 
 ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
     "call current_lock().ensure_held() before each step that needs the lock"
 )
+PLAIN_ON_LOST = "on_lost must be a plain function, because {} is one"
 
 
 class LockedFunction:
@@ -42,23 +44,26 @@ class LockedFunction:
             )
         if options.on_lost == "terminate" and getattr(function, "__name__", "") != "handle":
             raise TypeError(f'on_lost="terminate" means nothing for {dotted}: {ONLY_COMMANDS}')
-        if iscoroutinefunction(options.on_lost) and not _is_async(function):
-            raise TypeError(f"on_lost must be a plain function, because {dotted} is one")
-        if options.cancel_on_lost and not (_is_async(function) or _is_dispatch(function)):
-            raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
+        self._awaits_on_lost = iscoroutinefunction(options.on_lost)
+        if not (_is_async(function) or _is_dispatch(function) or _is_djangos_dummy(function)):
+            if self._awaits_on_lost:
+                raise TypeError(PLAIN_ON_LOST.format(dotted))
+            if options.cancel_on_lost:
+                raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
         self.options = options
         self.function = function
         self.dotted = dotted
-        self.name_of = names_of(options.key, function, dotted)
+        names = names_of(options.key, function, dotted)
+        self.name_of = names if callable(names) else lambda args, kwargs: names
         self.template = None if callable(options.key) else options.template or dotted
-        self.defaults = Defaults(dotted, self.template or dotted)
+        self.group = as_group(self.template or dotted)
         # The clients of a view that Django REST framework's @api_view made are programs.
         self.json = is_api_view(getattr(function, "cls", None))
 
     def wrapper(self) -> Callable[..., Any]:
         function, wrapper = self.function, self._wrapper()
         functools.update_wrapper(wrapper, function)
-        if getattr(function, "__module__", "") != "django.utils.decorators":  # Its dummy.
+        if not _is_djangos_dummy(function):
             declare(wrapper, self.dotted, self.template, self.options)
         return wrapper
 
@@ -80,8 +85,11 @@ class LockedFunction:
                 # Django awaits the result if the view's methods are coroutine functions.
                 method = bound_method(function)
                 view: Any = next(iter(args), None) if method is None else method.__self__
-                asynchronous = isinstance(view, View) and view.view_is_async
-                return (self.arun if asynchronous else self.run)(args, kwargs)
+                if isinstance(view, View) and view.view_is_async:
+                    return self.arun(args, kwargs)
+                if self._awaits_on_lost:
+                    raise TypeError(PLAIN_ON_LOST.format(self.dotted))
+                return self.run(args, kwargs)
 
             return dispatch
         return call
@@ -93,14 +101,14 @@ class LockedFunction:
         if not (args and isinstance(args[0], BaseCommand)):
             if self.options.on_lost == "terminate":
                 raise TypeError(f"{self.dotted} is not a management command: {ONLY_COMMANDS}")
-            return self._run(Section(self.options, name, self.defaults), args, kwargs)
+            return self._run(Section(self.options, name, self.dotted, self.group), args, kwargs)
         if self.options.on_lost == "terminate":
             shown = name if isinstance(name, str) else ", ".join(name)
             ending = CommandTerminator(args[0], self.options.lost_exit_code, shown)
-            section = Section(self.options, name, self.defaults, on_lost=ending)
+            section = Section(self.options, name, self.dotted, self.group, on_lost=ending)
             return ending.run(lambda: self._run(section, args, kwargs))
         with release_on_sigterm():
-            return self._run(Section(self.options, name, self.defaults), args, kwargs)
+            return self._run(Section(self.options, name, self.dotted, self.group), args, kwargs)
 
     def _run(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -161,7 +169,7 @@ class LockedFunction:
             name = self.name_of(args, kwargs)
         except SynchronousOnlyOperation:  # For example, request.user queries the database.
             name = await sync_to_async(self.name_of)(args, kwargs)
-        section = Section(self.options, name, self.defaults, asynchronous=True)
+        section = Section(self.options, name, self.dotted, self.group, asynchronous=True)
         with _request_noted(args, kwargs):
             entered = await section.enter()
         if not entered:
@@ -198,6 +206,11 @@ def _is_async(function: Any) -> bool:
 
 def _is_generator(function: Any) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _is_djangos_dummy(function: Any) -> bool:
+    """Whether ``method_decorator`` only tries out what the decorator does to a function."""
+    return getattr(function, "__module__", "") == "django.utils.decorators"
 
 
 def _is_dispatch(function: Any) -> bool:

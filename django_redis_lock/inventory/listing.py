@@ -24,14 +24,12 @@ from ..protocol import (
     SILENT_AFTER,
     WAITING,
     Call,
+    HolderInfo,
     Owner,
     Script,
     as_bytes,
     bounded,
     events_key,
-    fence_of,
-    fields_of,
-    fingerprint,
     flight_key,
     flight_leader,
     index_key,
@@ -331,33 +329,29 @@ def _named(kind: str, keys: Sequence[bytes]) -> tuple[Script, tuple[bytes, ...]]
 
 def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> LockInfo:
     _, token, pttl, fields, broken, *of_a_lock = reply
-    described = fields_of(fields)
-    owner = Owner.from_fields(described, fingerprint(as_bytes(token)), now_us)
-    resting = described.get("rests", "").encode() == as_bytes(token)
-    fence = fence_of(described, owner.id)
-    if described.get("id") != owner.id:
-        described = {}  # The description of a former holder.
+    holder = HolderInfo((token, pttl, fields, now_us))
+    described, seen = holder.described, holder.owner.seen
     (waiters,) = of_a_lock or (None,)
     keys = keys_at(key) if kind == LOCK else None
     place, shown = (keys.place, keys.name) if keys else (1, key)
-    seen, lifetime = _number(described, "seen"), _number(described, "lifetime")
+    lifetime = _number(described, "lifetime")
     name = shown.removeprefix(prefix).decode(errors="backslashreplace")
     return LockInfo(
         key=key,
         name=name,
-        owner=owner,
-        ttl=math.inf if int(pttl) < 0 else int(pttl) / 1000,
-        held_for=None if owner.since is None else max(0.0, now_us / 1e6 - owner.since),
-        fence=fence,
+        owner=replace(holder.owner, seen=None),  # See ``_with_heartbeats``.
+        ttl=holder.ttl,
+        held_for=holder.held_for,
+        fence=holder.fence or None,
         waiters=None if waiters is None else int(waiters),
         kind=kind,
         # Redis stores milliseconds, and 0 for no end.
         lifetime=None if lifetime is None else lifetime / 1000 or math.inf,
         renews="renews" in described if "lifetime" in described else None,
         renewals=None if seen is None else int(_number(described, "renewals") or 0),
-        seen=None if seen is None else max(0.0, (now_us - seen) / 1e6),
+        seen=seen,
         group=described.get("group") or group_of(name),
-        resting=resting,
+        resting=holder.resting,
         broken=tuple(as_bytes(part).decode() for part in broken),
         limit=int(_number(described, "limit") or 0) or (1 if lifetime is not None else None),
         place=place,

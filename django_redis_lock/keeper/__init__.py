@@ -28,6 +28,7 @@ from ..transport import OUTAGE, RawConnection, Server, pack
 from .subscription import CHANGES as CHANGES
 from .subscription import TRACK as TRACK
 from .subscription import Subscription as Subscription
+from .subscription import shut as shut
 
 logger = get_logger("django_redis_lock.keeper")
 

@@ -21,4 +21,3 @@ from .waiting import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
 from .waiting import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
 from .waiting import TaskWaiter as TaskWaiter
 from .waiting import ThreadWaiter as ThreadWaiter
-from .waiting import in_background as in_background

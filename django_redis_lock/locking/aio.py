@@ -18,7 +18,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import LockLost, LockNotAcquired
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
-from ..transport import Answer, aconnect, adrive, arun
+from ..transport import Answer, aconnect, adrive, arun, in_background
 from .hold import BROKEN, Hold, lost_logger
 from .local_state import Entry, Task, TaskState, acting_task, enter_again, note_entry, under_way
 from .operations import (
@@ -27,7 +27,7 @@ from .operations import (
     LockOperations,
     question_to_replicas,
 )
-from .waiting import Refusal, TaskWaiter, in_background
+from .waiting import Refusal, TaskWaiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self

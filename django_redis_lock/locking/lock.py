@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from redis.exceptions import TimeoutError as RedisTimeoutError
-
 from ..exceptions import LockNotAcquired
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..transport import Answer, drive, run, server_of
@@ -214,19 +212,8 @@ class Lock(LockOperations):
 def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float) -> Confirmed:
     """Wait ``patience`` seconds until so many replicas know that ``token`` holds the lock."""
     server = server_of(client).at(keys)
-    connection = server.checkout()
-    try:
-        connection.send_packed_command([question_to_replicas(keys, token, replicas, patience)])
-        replies = []
-        for _ in range(2):
-            if not connection.can_read(patience + REPLY_MARGIN_SECONDS):
-                raise RedisTimeoutError("Redis did not say whether replicas have the lock")
-            replies.append(connection.read_response())
-    except BaseException:
-        connection.disconnect()
-        raise
-    server.answered()
-    server.checkin(connection)
+    question = question_to_replicas(keys, token, replicas, patience)
+    replies = server.exchange(question, 2, patience + REPLY_MARGIN_SECONDS)
     return Confirmed(bool(replies[0]), int(replies[1]))
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import socket
 import sys
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -51,14 +52,14 @@ class Found(NamedTuple):
 def find(options: dict[str, Any]) -> Found:
     """The lock named ``options["name"]`` in the cache in which it is held; if it is free, in the
     first cache. It may be held in several, if ``--using`` does not choose one."""
-    name, using = options["name"], options["using"]
-    kinds = KINDS[options["kind"]]
+    using, kinds = options["using"], KINDS[options["kind"]]
+    aliases = list(lock_caches()) if using is None else [using]
+    name = options["name"] = _name_in_cache(options["name"], aliases)
     listed = held_locks(None if using is None else [using], kinds=kinds, search=name).found
     # Also the key that the name has in each cache: no index has a lock taken by plain redis-py.
     # Of a lock with places, one of them.
     first = {(h.alias, h.lock.lock_key, h.lock.kind): h.lock.key for h in listed if h.name == name}
     places = {(alias, key, kind): None for (alias, _, kind), key in first.items()}
-    aliases = list(lock_caches()) if using is None else [using]
     if LOCK in kinds:
         places |= dict.fromkeys((alias, _key(alias, name), LOCK) for alias in aliases)
     looked: list[Found] = []
@@ -109,6 +110,14 @@ def _look(alias: str, key: bytes, kind: str) -> Found:
 def _key(alias: str, name: str) -> bytes:
     cache: Any = lock_cache(alias)
     return bytes(cache._encoded_key(f"{cache.conf.LOCK_PREFIX}{name}", None))
+
+
+def _name_in_cache(name: str, aliases: Iterable[str]) -> str:
+    """``name`` without the prefix of one of these caches: log lines show whole keys."""
+    for prefix in (_key(alias, "").decode() for alias in aliases):
+        if name.startswith(prefix):
+            return name[len(prefix) :]
+    return name
 
 
 def show_lock(command: BaseCommand, options: dict[str, Any]) -> int:
@@ -230,8 +239,8 @@ def _fields(of: object, names: str) -> dict[str, Any]:
 
 
 def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
-    name = options["name"]
     found = find(options)
+    name = options["name"]
     held = _chosen(found, options["place"])
     if held is None:
         others = found.inspection.holders
@@ -292,13 +301,14 @@ def _agreed(command: BaseCommand) -> bool:
 
 def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
     """Without ``--yes``, only list them."""
-    pattern = options["name"]
     options.update(search="", limit=MAX_ENTRIES)
     result = find_all(options)
+    pattern = options["name"]
     result.found = [
         h
         for h in result.found
-        if fnmatchcase(h.name, pattern) and (options["foreign"] or not h.foreign)
+        if any(fnmatchcase(name, pattern) for name in (h.name, h.lock.name))
+        and (options["foreign"] or not h.foreign)
     ]
     for sentence in failures(result):
         command.stderr.write(sentence)

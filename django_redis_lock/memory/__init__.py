@@ -207,6 +207,9 @@ class Database(Commands):
             return self._execute(words)
         except ResponseError as error:
             return error
+        finally:
+            if len(self._values) > self.max_values:
+                self._cull()
 
     # -- scripts -----------------------------------------------------------------------------
 
@@ -387,7 +390,13 @@ class AsyncMemoryConnection(_InMemory, AsyncConnection):
 MemoryConnection.asyncio_class = AsyncMemoryConnection  # type: ignore[attr-defined]  # for transport
 
 
+class _Client(redis.Redis):
+    def pipeline(self, transaction: bool = False, shard_hint: Any = None) -> Any:
+        """Without MULTI and EXEC, which the server in memory does not have."""
+        return super().pipeline(False, shard_hint)
+
+
 def client_of(database: Database) -> redis.Redis:
     """A redis-py client for ``database``."""
     kind: Any = MemoryConnection
-    return redis.Redis(connection_pool=redis.ConnectionPool(kind, database=database, protocol=2))
+    return _Client(connection_pool=redis.ConnectionPool(kind, database=database, protocol=2))

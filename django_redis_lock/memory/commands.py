@@ -12,6 +12,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from ..protocol import INDEX, is_reserved
+
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
@@ -36,11 +38,18 @@ def _bound(written: bytes) -> tuple[float, int]:
 
 class Commands:
     """Keys and values; each public method is a command, and is given the words as they were sent.
-    A list is kept as a deque, a hash as a dict, a stream as a list of entries. ``now`` is in
-    microseconds."""
+    A list is kept as a deque, a hash as a dict, a stream as a list of entries.
+
+    Attributes:
+        now: in microseconds.
+        max_values: if there are more, those that were used least recently are dropped.
+        cull_frequency: one in how many is dropped then; 0 for all but the last one used.
+    """
 
     def __init__(self) -> None:
         self.now = 0
+        self.max_values: float = math.inf
+        self.cull_frequency = 3
         self._values: dict[bytes, Any] = {}
         #: In milliseconds.
         self._ends: dict[bytes, float] = {}
@@ -77,6 +86,7 @@ class Commands:
         self._ends.pop(key, None)
 
     def _put(self, key: bytes, value: Any, end: float | None) -> None:
+        self._values.pop(key, None)  # The order is that in which keys were used.
         self._values[key] = value
         self._set_end(key, end)
 
@@ -110,6 +120,18 @@ class Commands:
     def _drop_expired(self) -> None:
         for key in [key for key, end in self._ends.items() if end <= self.now / 1000]:
             self._drop(key)
+
+    def _cull(self) -> None:
+        """As Django's cache in local memory does. Locks are no values."""
+        locks = self._of(_SortedSet, INDEX)
+        values = [
+            key
+            for key, value in self._values.items()
+            if type(value) is bytes and key not in locks and not is_reserved(key)
+        ]
+        if len(values) > self.max_values:
+            frequency = self.cull_frequency
+            self.delete(*values[: len(values) // frequency if frequency else -1])
 
     def keys(self, pattern: bytes = b"*") -> list[bytes]:
         wanted = _glob(pattern)
@@ -185,7 +207,14 @@ class Commands:
     # -- strings -----------------------------------------------------------------------------
 
     def get(self, key: bytes) -> bytes | None:
-        return self._of(bytes, key) if self._has(key) else None
+        if not self._has(key):
+            return None
+        found: bytes = self._of(bytes, key)
+        self._values[key] = self._values.pop(key)
+        return found
+
+    def mget(self, *keys: bytes) -> list[bytes | None]:
+        return [self.get(key) for key in keys]
 
     def set(self, key: bytes, value: bytes, *options: bytes) -> bytes | None:
         if (b"NX" in options and self._has(key)) or (b"XX" in options and not self._has(key)):
@@ -197,6 +226,11 @@ class Commands:
                 end = self.now / 1000 + given * milliseconds
         self._put(key, value, end)
         return b"OK"
+
+    def incrby(self, key: bytes, amount: bytes) -> int:
+        number = int(self.get(key) or 0) + int(amount)
+        self._put(key, b"%d" % number, self._end(key))
+        return number
 
     def strlen(self, key: bytes) -> int:
         return len(self._of(bytes, key))
@@ -351,7 +385,8 @@ def _glob(pattern: bytes) -> re.Pattern[bytes]:
 
 def _literally(part: bytes) -> bytes:
     if part.startswith(b"[") and len(part) > 2:
-        return part
+        # Python warns of a second bracket that is not escaped.
+        return b"[" + re.sub(rb"(\\.)|\[", lambda found: found[1] or rb"\[", part[1:])
     return re.escape(part[1:] if part.startswith(b"\\") else part)
 
 

@@ -153,7 +153,6 @@ class _Visit:
         self.asynchronous = asynchronous
         self.cache: Any = lock_cache(middleware.cache_alias)
         self.caller = self._here()
-        self.stale = middleware.options.get("stale", self.cache.conf.STALE)
         self.timeout = 0.0
         self.computed = _NOTHING  # The response, if this caller has computed it.
 
@@ -193,7 +192,7 @@ class _Visit:
         prefix = middleware.key_prefix
         header_key = _KEYS._generate_cache_header_key(prefix, request)
         while True:
-            headers = self._read(header_key)
+            headers = yield from self._read(header_key)
             if headers is MISSING:
                 headers = yield self._get_or_compute(
                     header_key, self._headers_lifetime, middleware.header_options
@@ -210,24 +209,17 @@ class _Visit:
             if key in tried:
                 return None
             tried.add(key)
-            page = MISSING if self.stale else self._read(key, counted=True)
-            if page is MISSING:
-                page = yield self._get_or_compute(key, self._page_lifetime, middleware.options)
+            page = yield self._get_or_compute(key, self._page_lifetime, middleware.options)
             if page is not None or self.computed is not _NOTHING:
                 return page
             # Its response cannot be cached, or varies on other headers by now.
 
-    def _read(self, key: str, counted: bool = False) -> Any:
-        """For threads, this is faster than to let ``_get_or_compute`` read."""
-        if self.asynchronous:
-            return MISSING
-        began = time.monotonic()
-        with suppress(ConnectionInterrupted):
-            value = self.cache._read_or_join(key, None)
-            if counted and value is not MISSING:
-                group = self.middleware.options.get("group")
-                self.cache._record_read(key, group, "hit", began)
-            return value
+    def _read(self, key: str) -> Steps[Any]:
+        """What is at ``key``, or MISSING. Unlike ``get_or_set`` it is not counted as a read."""
+        with suppress(*_FAILED):
+            if self.asynchronous:
+                return (yield self.cache.aget(key, MISSING))
+            return self.cache._read_or_join(key, None)
         return MISSING
 
     def _get_or_compute(self, key: str, timeout: Callable[[Any], float], options: Any) -> Any:
@@ -261,7 +253,7 @@ class _Visit:
         return value
 
     def _computed_for(self, request: Any, key: str) -> Steps[tuple[Any, Any]]:
-        generation = yield self._generation()
+        generation = yield from self._generation()
         response = yield from self._respond(request)
         if key and getattr(response, "status_code", 0) >= 500:
             with suppress(*_FAILED):
@@ -274,7 +266,7 @@ class _Visit:
             return None, response
         self.timeout = page.timeout
         response._fresh_until = time.time() + page.timeout
-        if (yield self._generation()) == generation:  # Redis answers, too.
+        if (yield from self._generation()) == generation:  # Redis answers, too.
             with suppress(*_FAILED):
                 yield from self._store_aside(key, page, response, generation)
         return {page.page_key: response, page.header_key: page.headers}.get(key), response
@@ -299,16 +291,19 @@ class _Visit:
             options = GetOrSetOptions.of(self.cache.conf, page.timeout, **self.middleware.options)
             lifetime = options.lifetime(page.timeout)(response) / 1000
             yield self._do("set", page.page_key, response, lifetime)
-            if (yield self._generation()) != generation:
+            if (yield from self._generation()) != generation:
                 yield self._do("delete", page.page_key)
         if key != page.header_key:
             lifetime = self._headers_lifetime(page.headers)
             yield self._do("set", page.header_key, page.headers, lifetime)
 
-    def _generation(self) -> Any:
+    def _generation(self) -> Steps[Any]:
         """A random value that is there until ``clear()``; another one while Redis is down."""
         key = GENERATION.format(self.middleware.key_prefix)
-        return self._do("get_or_set", key, uuid4().hex, None, group="page generation")
+        found = yield from self._read(key)
+        if found is not MISSING:
+            return found
+        return (yield self._do("get_or_set", key, uuid4().hex, None, group="page generation"))
 
     def _page_lifetime(self, page: Any) -> float:
         return NOT_CACHEABLE_SECONDS if page is None else self.timeout

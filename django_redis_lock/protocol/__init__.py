@@ -65,7 +65,6 @@ from .owner import as_bytes as as_bytes
 from .owner import bounded as bounded
 from .owner import described as described
 from .owner import encodable as encodable
-from .owner import fence_of as fence_of
 from .owner import fields_of as fields_of
 from .owner import fingerprint as fingerprint
 from .owner import hostname as hostname

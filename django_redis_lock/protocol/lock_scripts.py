@@ -142,6 +142,9 @@ end
 # void, the former owner is deleted, the index gets the end of the lock. Returns ``vanished()``
 # unless the lock was held `before`. Lifetimes stay the strings they came as: turning numbers into
 # Redis's arguments costs more than the commands themselves.
+#
+# take(token, lifetime, attempt, holder, place): next_fence, set_lock, and what concerns the attempt
+# of a chosen token. Returns the fence, what set_lock returns, and the place.
 _SET_LOCK = shared("""
 local function set_lock(token, lifetime, before)
   if lifetime == '0' then
@@ -155,6 +158,15 @@ local function set_lock(token, lifetime, before)
   redis.call('DEL', KEYS[4])
   void_grants()
   return gone
+end
+
+local function take(token, lifetime, attempt, holder, place)
+  local fence = next_fence()
+  local gone = set_lock(token, lifetime, holder)
+  if attempt ~= '' then
+    describe_taken(lifetime, 'attempt', attempt, 'fence', string.format('%d', fence))
+  end
+  return fence, gone, place
 end
 """)
 
@@ -237,8 +249,8 @@ end
 common: Library = [each for each in shared_functions if each[1] not in _OF_PLACE]
 
 # may_take(holder, token, attempt): whether the lock can be taken. try(token, lifetime, attempt):
-# the fence if it could be, else nil; and what set_lock returns. Out of memory, only a free lock is
-# refused, before anything is written.
+# what take returns if it could be, else nil. Out of memory, only a free lock is refused, before
+# anything is written. unregister(waiter): it waits no more. earliest_end(): the lifetime left.
 _TRY = shared("""
 local function may_take(holder, token, attempt)
   if not holder then return true end
@@ -251,13 +263,14 @@ local function try(token, lifetime, attempt)
   local holder = redis.call('GET', KEYS[1])
   if not may_take(holder, token, attempt) then return nil end
   if holder then redis.call('DEL', KEYS[2]) end
-  local fence = next_fence()
-  local gone = set_lock(token, lifetime, holder)
-  if attempt ~= '' then
-    describe_taken(lifetime, 'attempt', attempt, 'fence', string.format('%d', fence))
-  end
-  return fence, gone
+  return take(token, lifetime, attempt, holder, 1)
 end
+
+local function unregister(waiter)
+  if waiter ~= '' then redis.pcall('ZREM', KEYS[3], waiter) end
+end
+
+local function earliest_end() return redis.call('PTTL', KEYS[1]) end
 """)
 
 #: The first parts, for nearly all calls: nothing is left of a former holder; it is held.
@@ -282,13 +295,11 @@ end
 #: returns the fence, if that is the server time in microseconds as well (a table takes longer)
 #:         or {1, fence, server time, vanished()}, or the holder's PTTL and the server time as text
 #: atomic because between "it is held" and "I wait" a release would find no waiter.
-ACQUIRE = script(
-    """
-local fence, gone = try(ARGV[1], ARGV[2], ARGV[3])
-return {1, fence, now(), gone}
-""",
-    first=ACQUIRE_FIRST,
-)
+ACQUIRE_BODY = """
+local fence, gone, number = try(ARGV[1], ARGV[2], ARGV[3])
+return {number, fence, now(), gone}
+"""
+ACQUIRE = script(ACQUIRE_BODY, first=ACQUIRE_FIRST)
 
 #: Stop waiting: one last try, then wake the blocking pop so that its connection is free again.
 #: A grant that the pop got before this ran is answered by the pop, not here.
@@ -298,16 +309,17 @@ return {1, fence, now(), gone}
 #: returns {1, fence, server time in microseconds, vanished()}
 #:         or {0, PTTL, server time in microseconds}
 #: atomic because a grant made between the last try and the end of the wait would be lost.
-LEAVE = script("""
+LEAVE_BODY = """
 redis.call('DEL', KEYS[6])
-if ARGV[4] ~= '' then redis.pcall('ZREM', KEYS[3], ARGV[4]) end
-local fence, gone
-if ARGV[1] ~= '' then fence, gone = try(ARGV[1], ARGV[2], ARGV[3]) end
+local fence, gone, number
+if ARGV[1] ~= '' then fence, gone, number = try(ARGV[1], ARGV[2], ARGV[3]) end
+unregister(ARGV[4])
 redis.call('RPUSH', KEYS[6], 'leave')
 redis.call('PEXPIRE', KEYS[6], 2000)
-if fence then return {1, fence, now(), gone} end
-return {0, redis.call('PTTL', KEYS[1]), now()}
-""")
+if fence then return {number, fence, now(), gone} end
+return {0, earliest_end(), now()}
+"""
+LEAVE = script(LEAVE_BODY)
 
 #: A granted waiter gives the lock its full lifetime and, if it was its process's last waiter,
 #: stops being registered.
@@ -332,12 +344,7 @@ end
 note(ARGV[2])
 return 1
 """
-TAKE_GRANT = script(
-    """
-if ARGV[3] ~= '' then redis.pcall('ZREM', KEYS[3], ARGV[3]) end
-"""
-    + TAKE_GRANT_BODY
-)
+TAKE_GRANT = script(f"unregister(ARGV[3]){TAKE_GRANT_BODY}")
 
 #: Release the lock, and pass it to the first live waiter. Until `rest` ms after the acquisition, it
 #: stays taken without a holder, by the token that is stored as the owner's `rests`.

@@ -166,6 +166,7 @@ class HolderInfo:
         resting: whether it was released and stays taken until its ``min_hold`` is over.
         fence: its fence; 0 until the owner is known, unless it chose its token.
         place, limit: the number of its place, and of all places of the lock.
+        described: the fields of its description; empty for that of a former holder.
         name: of several names of one lock, that which this holder has; None for one name.
     """
 
@@ -182,20 +183,19 @@ class HolderInfo:
         self.token = as_bytes(token)
         self.place = int(place[0]) if place else 1
         self.ttl = math.inf if int(pttl) < 0 else int(pttl) / 1000
-        described = fields_of(fields)
-        owner = Owner.from_fields(described, fingerprint(self.token), int(server_us))
-        of_this = described.get("id") == owner.id
-        seen = bounded(described.get("seen"), MAX_UNIX_TIME * 1e6) if of_this else None
+        found = fields_of(fields)
+        owner = Owner.from_fields(found, fingerprint(self.token), int(server_us))
+        self.fence = fence_of(found, owner.id) or 0
+        self.resting = found.get("rests", "").encode() == self.token
+        self.described = described = found if found.get("id") == owner.id else {}
+        seen = bounded(described.get("seen"), MAX_UNIX_TIME * 1e6)
         if seen is not None:
             owner = replace(owner, seen=max(0.0, (int(server_us) - seen) / 1e6))
         self.owner = owner
-        self.fence = fence_of(described, owner.id) or 0
-        places = bounded(described.get("limit"), MAX_FENCE) if of_this else None
-        self.limit = int(places or limit)
-        self.renews = of_this and "renews" in described
+        self.limit = int(bounded(described.get("limit"), MAX_FENCE) or limit)
+        self.renews = "renews" in described
         lifetime = bounded(described.get("lifetime"), MAX_UNIX_TIME * 1e3)  # In milliseconds.
         self.overdue = self.renews and lifetime is not None and int(pttl) < lifetime / 2
-        self.resting = described.get("rests", "").encode() == self.token
         since = owner.since
         self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)
 

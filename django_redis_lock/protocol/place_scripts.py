@@ -15,7 +15,9 @@ is the last argument. The functions act on the place whose keys are in KEYS[1] a
 from __future__ import annotations
 
 from .lock_scripts import (
+    ACQUIRE_BODY,
     EXTEND_BODY,
+    LEAVE_BODY,
     RELEASE_BODY,
     RELEASE_FIRST,
     RESET_BODY,
@@ -140,8 +142,8 @@ end
     _library,
 )
 
-# try(token, lifetime, attempt): the fence if a place could be taken, else nil; what set_lock
-# returns; and the place. A token holds one place at most.
+# try(token, lifetime, attempt): what take returns if a place could be taken, else nil. A token
+# holds one place at most.
 _TRY_PLACE = shared(
     """
 local function choose(token, attempt)
@@ -169,12 +171,7 @@ local function try(token, lifetime, attempt)
   if not number then return nil end
   use_place(number)
   if holder then redis.call('DEL', KEYS[4]) end  -- Never refused, so the rest is not either.
-  local fence = next_fence()
-  local gone = set_lock(token, lifetime, holder)
-  if attempt ~= '' then
-    describe_taken(lifetime, 'attempt', attempt, 'fence', string.format('%d', fence))
-  end
-  return fence, gone, number
+  return take(token, lifetime, attempt, holder, number)
 end
 """,
     _library,
@@ -219,14 +216,7 @@ end
 #: returns as ACQUIRE, with the number of the place instead of 1, and the lifetime left to the place
 #:         that ends first
 #: atomic for the same reason as ACQUIRE.
-PLACE_ACQUIRE = script(
-    """
-local fence, gone, number = try(ARGV[1], ARGV[2], ARGV[3])
-return {number, fence, now(), gone}
-""",
-    _library,
-    first=PLACE_ACQUIRE_FIRST,
-)
+PLACE_ACQUIRE = script(ACQUIRE_BODY, _library, first=PLACE_ACQUIRE_FIRST)
 
 #: As LEAVE.
 #:
@@ -235,19 +225,7 @@ return {number, fence, now(), gone}
 #: returns as LEAVE, with the number of the place instead of 1, and the lifetime left to the place
 #:         that ends first
 #: atomic for the same reason as LEAVE.
-PLACE_LEAVE = script(
-    """
-redis.call('DEL', KEYS[6])
-local fence, gone, number
-if ARGV[1] ~= '' then fence, gone, number = try(ARGV[1], ARGV[2], ARGV[3]) end
-unregister(ARGV[4])
-redis.call('RPUSH', KEYS[6], 'leave')
-redis.call('PEXPIRE', KEYS[6], 2000)
-if fence then return {number, fence, now(), gone} end
-return {0, earliest_end(), now()}
-""",
-    _library,
-)
+PLACE_LEAVE = script(LEAVE_BODY, _library)
 
 #: As TAKE_GRANT.
 #:

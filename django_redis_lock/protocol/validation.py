@@ -63,16 +63,13 @@ def check_count(what: str, value: Any) -> int:
 def check_limit(value: Any) -> int:
     """``value`` as the number of places of a lock. Raises as ``check_seconds`` does."""
     allowed = f"a whole number from 1 to {MAX_LIMIT}"
-    found = int(_number("limit", value, allowed, int, MAX_LIMIT))
-    if not found:
-        raise ValueError(f"limit must be {allowed}, not {value!r}")
-    return found
+    return int(_number("limit", value, allowed, int, MAX_LIMIT, least=1))
 
 
-def _number(what: str, value: Any, allowed: str, types: Any, most: float) -> Any:
+def _number(what: str, value: Any, allowed: str, types: Any, most: float, *, least: int = 0) -> Any:
     if isinstance(value, bool) or not isinstance(value, types):
         raise TypeError(f"{what} must be {allowed}, not {value!r}")
-    if not 0 <= value <= most:
+    if not least <= value <= most:
         raise ValueError(f"{what} must be {allowed}, not {value!r}")
     return value
 

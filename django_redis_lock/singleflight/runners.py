@@ -20,7 +20,6 @@ from redis.exceptions import RedisError, ResponseError
 
 from ..clock import time
 from ..keeper import Job, keeper
-from ..locking import in_background
 from ..protocol import Call, as_bytes, new_token
 from ..threads import ThreadPool, Work, after_fork
 from ..transport import (
@@ -32,6 +31,7 @@ from ..transport import (
     arun_all,
     cancellable,
     drive,
+    in_background,
     is_observed,
     is_outage,
     pack_words,

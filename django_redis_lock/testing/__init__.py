@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from django.conf import settings
-from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import TestContextDecorator, override_settings
 from redis.exceptions import RedisError
@@ -39,7 +38,14 @@ LONG_WAIT_SECONDS, MAX_LONG_WAITS = 3600.0, 4
 MAX_LOCKS = 100_000
 
 #: What else of a cache's settings holds in memory.
-_KEPT = ("KEY_PREFIX", "KEY_FUNCTION", "VERSION", "TIMEOUT", "OPTIONS")
+_KEPT = (
+    "KEY_PREFIX",
+    "KEY_FUNCTION",
+    "REVERSE_KEY_FUNCTION",
+    "VERSION",
+    "TIMEOUT",
+    "OPTIONS",
+)
 
 _ENDLESS = "this wait would never end: only the test moves a virtual clock"
 _numbers = itertools.count(1)
@@ -287,7 +293,8 @@ class override(TestContextDecorator):
             if settings.configured:
                 undo.enter_context(override_settings(CACHES=server._caches()))
                 for alias in settings.CACHES:
-                    caches[alias]  # So that its server is there before the first question to it.
+                    # So that its server is there before the first question to it.
+                    lock_cache(alias)._lock_client()
                 server.away = server.away
             self._undo = undo.pop_all()
         return server

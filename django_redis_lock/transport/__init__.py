@@ -1,13 +1,12 @@
 """How a script reaches a server: connections, retries, discovery of primaries. Knows redis-py."""
 
-from .address import RawConnection as RawConnection
 from .address import is_observed as is_observed
 from .address import may_have_run as may_have_run
 from .address import note_sent as note_sent
 from .address import own_settings as own_settings
 from .aio_client import asyncio_client as asyncio_client
-from .aio_client import command as command
 from .aio_connection import AsyncRawConnection as AsyncRawConnection
+from .aio_connection import in_background as in_background
 from .aio_connection import wait_awake as wait_awake
 from .aio_execute import aconnect as aconnect
 from .aio_execute import aread_value as aread_value
@@ -17,14 +16,14 @@ from .aio_execute import cancellable as cancellable
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
 from .circuit_breaker import Outage as Outage
-from .circuit_breaker import set_limits as set_limits
+from .connection import RawConnection as RawConnection
+from .connection import pack_words as pack_words
 from .discovery import Cluster as Cluster
 from .discovery import Topology as Topology
 from .execute import admitted as admitted
 from .execute import adrive as adrive
 from .execute import drive as drive
 from .execute import pack as pack
-from .execute import pack_words as pack_words
 from .execute import read_value as read_value
 from .execute import receive as receive
 from .execute import run as run

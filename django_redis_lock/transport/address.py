@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from types import FunctionType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -45,15 +45,6 @@ class Address(NamedTuple):
 
     connection_class: Any
     connection_kwargs: dict[str, Any]
-
-
-class RawConnection(Protocol):
-    def connect(self) -> None: ...
-    def disconnect(self) -> None: ...
-    def send_command(self, *args: Any) -> None: ...
-    def send_packed_command(self, command: list[bytes]) -> None: ...
-    def can_read(self, timeout: float = 0) -> bool: ...
-    def read_response(self) -> Any: ...
 
 
 def own_settings(
@@ -136,6 +127,12 @@ def without_address(pool: Any) -> Address:
     if pool.connection_kwargs.get("socket_timeout"):
         settings["socket_timeout"] = pool.connection_kwargs["socket_timeout"]
     return Address(SSLConnection if tls else Connection, settings)
+
+
+def who(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Equal for connections to one database as one user."""
+    names = ("db", "username", "password")
+    return (*map(settings.get, names), id(settings.get("credential_provider")))
 
 
 def _without_the_pool(settings: Mapping[str, Any]) -> dict[str, Any]:

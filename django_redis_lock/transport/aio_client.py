@@ -8,20 +8,24 @@ its loop ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from functools import partial
+from typing import Any, cast
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .address import TWINS, common_settings, note_sent, timeout_of
-from .aio_connection import AsyncRawConnection, connect_to, wait_awake
+from ..protocol import Call
+from .address import TWINS, common_settings, is_observed, may_have_run, note_sent, timeout_of
+from .aio_connection import AsyncRawConnection, connect_to, in_background, wait_awake
+from .connection import pack_words
 from .discovery import ASYNC_PARSER, Node, Primary, Topology, expect_primary
+from .execute import admitted
 from .server import Server, server_of
 
 
@@ -55,15 +59,12 @@ class _OfLoop:
             self.connections.pop(old).retire()
         for old in [each for each in self.clients if each.retired]:
             closing = self.clients.pop(old).connection_pool.disconnect(inuse_connections=False)
-            _background.add(task := asyncio.ensure_future(closing))
-            task.add_done_callback(_background.discard)
+            in_background(closing)
 
 
 #: A plain dictionary, each step of which is atomic: threads come and go with their loops. (Weak
 #: keys would not help: what is kept for a loop leads back to it.)
 _loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
-#: Tasks that nothing else refers to.
-_background: set[asyncio.Future[None]] = set()
 
 
 def _of_the_running_loop() -> _OfLoop:
@@ -113,7 +114,8 @@ def _client_of(server: Server, address: Any) -> Any:
             pool.connection_kwargs["redis_connect_func"] = _meet_primary
         elif isinstance(server, Node) and ASYNC_PARSER is not None:
             pool.connection_kwargs["parser_class"] = ASYNC_PARSER
-        found = of_loop.clients[server] = Redis(connection_pool=pool)
+        found = of_loop.clients[server] = cast(Any, Redis(connection_pool=pool))
+        found.execute_command = partial(_execute, found)
     return found
 
 
@@ -191,90 +193,54 @@ def _pool_like(pool: Any) -> ConnectionPool:
     raise TypeError(f"{pool.connection_class.__name__} has no twin for asyncio")
 
 
-# What the tasks of an event loop ask Redis for at the same time is sent together, as one pipeline:
-# a thousand tasks need a few connections, and a fraction of the round trips.
-
-#: How many pipelines of one event loop may be on their way to a server. Later requests leave with
-#: the next.
-MAX_PIPELINES = 4
+# -- calls ---------------------------------------------------------------------------------------
 
 
-class _Command(NamedTuple):
-    method: str
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-    reply: asyncio.Future[Any]
+async def ask(
+    client: Any,
+    node: Server,
+    command: bytes,
+    patience: float | None = None,
+    calls: Sequence[Call] = (),
+    replies: int | None = None,
+) -> Any:
+    """The reply to ``command``, which sends ``calls``, or a list of so many ``replies``."""
+    breaker = node.breaker
+    if breaker.failing:
+        patience = admitted(breaker, patience, *calls)
+    began = time.monotonic()
+    try:
+        connection = connection_to(node) or await connected(client, node, patience)
+        reply = connection.ask(command, replies)
+        answer = await (reply if patience is None else _within(patience, reply))
+    except ResponseError:
+        breaker.answered()
+        raise
+    except (RedisError, OSError) as error:
+        if isinstance(error, RedisTimeoutError) or not may_have_run(error):
+            timeout = timeout_of(pool_of(client, node).connection_kwargs)
+            breaker.failed(error, time.monotonic() - began, timeout)
+        raise
+    node.answered()
+    return answer
 
 
-class _Queue:
-    """The commands of one event loop that have not been sent, and the tasks that send them."""
-
-    def __init__(self) -> None:
-        self.commands: list[_Command] = []
-        self.senders: set[asyncio.Task[None]] = set()
-
-
-_queues: WeakKeyDictionary[Any, _Queue] = WeakKeyDictionary()
-
-
-async def command(client: Any, method: str, *args: Any, **options: Any) -> Any:
-    """The reply to a command, sent with those of other tasks.
-
-    Args:
-        client: the running loop's ``redis.asyncio.Redis``.
-        method: the name of its method for that command.
-
-    Raises:
-        redis.exceptions.RedisError: as that method. A connection that breaks fails all commands
-            that were sent together.
-    """
-    queue = _queues.get(client)
-    if queue is None:
-        queue = _queues[client] = _Queue()
-    reply = asyncio.get_running_loop().create_future()
-    queue.commands.append(_Command(method, args, options, reply))
-    # The first one starts a sender, which takes what has come until it begins. If all senders are
-    # busy, each looks here when it is done.
-    if len(queue.commands) == 1 and len(queue.senders) < MAX_PIPELINES:
-        sender = asyncio.ensure_future(_send(client, queue))
-        queue.senders.add(sender)
-        sender.add_done_callback(queue.senders.discard)
-    return await reply
+async def _within(seconds: float, reply: asyncio.Future[Any]) -> Any:
+    try:
+        await wait_awake({reply}, seconds)
+    finally:
+        reply.cancel()
+    if reply.cancelled():
+        raise RedisTimeoutError(f"Redis did not answer within {seconds:.3f} s")
+    return reply.result()
 
 
-async def _send(client: Any, queue: _Queue) -> None:
-    while queue.commands:
-        commands, queue.commands = queue.commands, []
-        try:
-            replies = await _replies(client, commands)
-        except Exception as error:
-            replies = [error] * len(commands)
-        except BaseException as error:  # The loop ends, for instance.
-            unsent, queue.commands = queue.commands, []
-            for each in commands + unsent:
-                _answer(each.reply, error)
-            raise
-        for each, reply in zip(commands, replies, strict=True):
-            _answer(each.reply, reply)
-
-
-def _answer(future: asyncio.Future[Any], reply: Any) -> None:
-    if future.done():  # Its task was cancelled.
-        return
-    if isinstance(reply, asyncio.CancelledError):
-        future.cancel()
-    elif isinstance(reply, BaseException):
-        future.set_exception(reply)
-    else:
-        future.set_result(reply)
-
-
-async def _replies(client: Any, commands: list[_Command]) -> list[Any]:
-    if len(commands) == 1:
-        [(method, args, options, _)] = commands
-        return [await getattr(client, method)(*args, **options)]
-    pipeline = client.pipeline(transaction=False)
-    for method, args, options, _ in commands:
-        getattr(pipeline, method)(*args, **options)
-    replies: list[Any] = await pipeline.execute(raise_on_error=False)
-    return replies
+async def _execute(client: Any, *words: Any, **options: Any) -> Any:
+    """``Redis.execute_command`` on the connection that the tasks of the loop share."""
+    if is_observed(client):
+        return await type(client).execute_command(client, *words, **options)
+    packed = pack_words(*map(client.get_encoder().encode, words))
+    reply = await ask(client, server_of(client), packed)
+    options.pop("keys", None)  # For redis-py's cache.
+    read = client.response_callbacks.get(words[0])
+    return reply if read is None else read(reply, **options)

@@ -24,15 +24,11 @@ from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocket
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .address import own_settings
-
-try:
-    import hiredis
-except ImportError:
-    hiredis = None  # type: ignore[assignment]  # an extra
+from .connection import HAS_HIREDIS, INCOMPLETE, reader_for
 
 #: A connection that has not answered for so many seconds is given no further calls; one that was
 #: idle for so long is checked before it is.
@@ -42,9 +38,6 @@ READ_FIRST_SECONDS = 0.01
 
 #: Into how many parts the time to wait is divided. A standstill of the loop counts as one part.
 WAIT_PARTS = 10
-
-#: What the parser returns for a reply that has not come as a whole.
-_INCOMPLETE = object()
 
 
 async def connect_to(
@@ -66,7 +59,7 @@ async def connect_to(
             raise
         raise GeneratorExit from None  # The loop was thrown away, and redis-py cannot close in it.
     plain = type(connection) in (Connection, SSLConnection, UnixDomainSocketConnection)
-    kind = DirectConnection if plain and hiredis is not None else IndirectConnection
+    kind = DirectConnection if plain and HAS_HIREDIS else IndirectConnection
     return kind(connection, reply_timeout)
 
 
@@ -79,21 +72,33 @@ async def wait_awake(tasks: Collection[asyncio.Future[Any]], seconds: float) -> 
             _, pending = await asyncio.wait(pending, timeout=seconds / WAIT_PARTS)
 
 
+#: Tasks that nothing else refers to.
+_background: set[asyncio.Future[Any]] = set()
+
+
+def in_background(work: Any) -> asyncio.Future[Any]:
+    """Run ``work`` as a task that is kept until it is done."""
+    task: asyncio.Future[Any] = asyncio.ensure_future(work)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+    return task
+
+
 class _Call:
     """A call whose replies are to come."""
 
     __slots__ = ("missing", "replies", "reply", "sent_at")
 
-    def __init__(self, reply: asyncio.Future[Any], missing: int) -> None:
+    def __init__(self, reply: asyncio.Future[Any], replies: int | None) -> None:
         self.reply = reply
-        self.missing = missing
-        self.replies: list[Any] = []
+        self.missing = replies or 1
+        self.replies: list[Any] | None = None if replies is None else []
         self.sent_at = time.monotonic()
 
     def add(self, reply: Any) -> bool:
         """The next ``reply`` has come; returns whether it was the last."""
         self.missing -= 1
-        if self.missing or self.replies:
+        if self.replies is not None:
             self.replies.append(reply)
             if self.missing:
                 return False
@@ -137,8 +142,8 @@ class AsyncRawConnection(ABC):
             return now - self._calls[0].sent_at < CHECK_AFTER_SECONDS
         return now - self._answered_at < CHECK_AFTER_SECONDS or not self._has_ended()
 
-    def ask(self, command: bytes, replies: int = 1) -> asyncio.Future[Any]:
-        """Send ``command``; its reply, or a list of so many. Of several, the first error is raised
+    def ask(self, command: bytes, replies: int | None = None) -> asyncio.Future[Any]:
+        """Send ``command``; its reply, or a list of so many. Of these, the first error is raised
         when all have come.
 
         Raises:
@@ -216,11 +221,8 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
 
     def __init__(self, connection: Any, timeout: float | None) -> None:
         super().__init__(connection, timeout)
-        self._parser = hiredis.Reader(
-            protocolError=InvalidResponse,
-            replyError=connection._parser.parse_error,
-            notEnoughData=_INCOMPLETE,
-        )
+        self._parser = reader_for(connection)
+        self._unsent: list[bytes] = []
         self._writer = connection._writer  # Kept, as its end would close the transport.
         self._transport = self._writer.transport
         self._transport.set_protocol(self)
@@ -237,12 +239,21 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
         return bool(poll.poll(0))
 
     def _send(self, command: bytes) -> None:
-        self._transport.write(command)
+        if len(self._calls) == 1:
+            self._transport.write(command)
+        else:  # With what other tasks send in this turn of the loop.
+            if not self._unsent:
+                self._loop.call_soon(self._flush)
+            self._unsent.append(command)
+
+    def _flush(self) -> None:
+        self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed(data)
-            while (reply := self._parser.gets()) is not _INCOMPLETE:
+            while (reply := self._parser.gets()) is not INCOMPLETE:
                 self._came(reply)
         except Exception as error:  # Not what Redis would send.
             self._fail(error)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from redis.exceptions import NoScriptError, RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import NoScriptError
 
 from ..protocol import Call
-from .address import may_have_run, timeout_of
-from .aio_client import connected, connection_to, pool_of
-from .aio_connection import AsyncRawConnection, connect_to, wait_awake
-from .execute import ASKING, admitted, adrive, pack, pack_all, value_with_lifetime
+from .aio_client import ask, pool_of
+from .aio_connection import AsyncRawConnection, connect_to
+from .execute import ASKING, adrive, pack, pack_all, value_with_lifetime
 from .retry import REPORTED, Answer, run_again, run_all_steps
 from .server import Server, server_of
 
@@ -46,12 +43,12 @@ async def arun(client: Any, call: Call, *, patience: float | None = None) -> Ans
         return Answer(await _run(client, node, call, patience), sent_twice=False)
     except REPORTED as error:
         exchange = _Awaiting(client, server)
-        return await adrive(run_again(exchange, node, error, call, patience))
+        return await adrive(run_again(exchange, call, patience, node, error))
 
 
 async def aread_value(client: Any, key: bytes) -> Any:
     """As ``execute.read_value``, with the lifetime. It is not sent again."""
-    value, left = await _ask(client, server_of(client), value_with_lifetime(key), None, (), 2)
+    value, left = await ask(client, server_of(client), value_with_lifetime(key), replies=2)
     return None if value is None else (value, left)
 
 
@@ -72,19 +69,13 @@ class _Awaiting(NamedTuple):
         return _run(self.client, node, call, patience, asking)
 
     def run_all(self, node: Server, calls: Sequence[Call]) -> Any:
-        return _ask(self.client, node, pack_all(calls), None, calls, len(calls))
-
-    def answer(self, call: Call) -> Any:
-        return arun(self.client, call)
+        return ask(self.client, node, pack_all(calls), None, calls, len(calls))
 
     def locate(self, keys: Sequence[bytes]) -> Any:
         return located(self.server, keys)
 
     def sleep(self, seconds: float) -> Any:
         return asyncio.sleep(seconds)
-
-    def close_idle(self, node: Server) -> None:
-        pass  # A connection that broke is closed.
 
 
 async def located(server: Server, keys: Sequence[bytes]) -> Server:
@@ -99,50 +90,11 @@ async def _run(
 ) -> Any:
     if asking:  # By its source: NOSCRIPT would need a second ASKING.
         command = ASKING + pack(call, known=False)
-        return (await _ask(client, node, command, patience, (call,), replies=2))[1]
+        return (await ask(client, node, command, patience, (call,), replies=2))[1]
     try:
-        return await _ask(client, node, pack(call), patience, (call,))
+        return await ask(client, node, pack(call), patience, (call,))
     except NoScriptError:
-        return await _ask(client, node, pack(call, known=False), patience, (call,))
-
-
-async def _ask(
-    client: Any,
-    node: Server,
-    command: bytes,
-    patience: float | None,
-    calls: Sequence[Call],
-    replies: int = 1,
-) -> Any:
-    """The reply to ``command``, which sends ``calls``, or a list of so many ``replies``."""
-    breaker = node.breaker
-    if breaker.failing:
-        patience = admitted(breaker, patience, *calls)
-    began = time.monotonic()
-    try:
-        connection = connection_to(node) or await connected(client, node, patience)
-        reply = connection.ask(command, replies)
-        answer = await (reply if patience is None else _within(patience, reply))
-    except ResponseError:
-        breaker.answered()
-        raise
-    except (RedisError, OSError) as error:
-        if isinstance(error, RedisTimeoutError) or not may_have_run(error):
-            timeout = timeout_of(pool_of(client, node).connection_kwargs)
-            breaker.failed(error, time.monotonic() - began, timeout)
-        raise
-    node.answered()
-    return answer
-
-
-async def _within(seconds: float, reply: asyncio.Future[Any]) -> Any:
-    try:
-        await wait_awake({reply}, seconds)
-    finally:
-        reply.cancel()
-    if reply.cancelled():
-        raise RedisTimeoutError(f"Redis did not answer within {seconds:.3f} s")
-    return reply.result()
+        return await ask(client, node, pack(call, known=False), patience, (call,))
 
 
 async def aconnect(client: Any, keys: Sequence[bytes], timeout: float) -> AsyncRawConnection:

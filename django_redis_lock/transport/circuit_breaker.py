@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -48,6 +49,10 @@ class Outage:
 class Breaker:
     """That of one server. While it is not ``failing``, nothing else here needs to be asked.
     ``timeout``: seconds after which a call, or an attempt to connect, is given up otherwise."""
+
+    #: How many costly failures in a row open the circuit (0: none), and for how many seconds at a
+    #: time; Django's settings say others.
+    limits: ClassVar[Callable[[], tuple[int, float]]] = staticmethod(lambda: (2, 2.0))
 
     def __init__(
         self, server: str, timeout: float = 5.0, now: Callable[[], float] = time.monotonic
@@ -84,7 +89,7 @@ class Breaker:
                     f"it is asked again in {self._open_until - now:.1f} s ({self._error})"
                 )
             # The probe. Should it end without a word, another follows.
-            self._open_until = now + PROBE_TIMEOUT_SECONDS + _limits()[1]
+            self._open_until = now + PROBE_TIMEOUT_SECONDS + Breaker.limits()[1]
             return self._briefly(patience)
 
     def insist(self, patience: float | None) -> float | None:
@@ -118,7 +123,7 @@ class Breaker:
                 self._open_until = self._now()  # Refused: the next call costs no time, either.
             return False
         self._costly += 1
-        most, pause = _limits()
+        most, pause = Breaker.limits()
         if not most or self._costly < most:
             return False
         before, self._open_until = self._open_until, self._now() + pause
@@ -144,20 +149,3 @@ class Breaker:
                 return None
             seconds = self._now() - self._since
             return Outage(self.server, seconds, self._spared, self.fallbacks)
-
-
-Limits = Callable[[], tuple[int, float]]
-
-
-def set_limits(ask: Limits) -> None:
-    """``ask`` returns how many costly failures in a row open the circuit (0: none), and for how
-    many seconds at a time."""
-    global _limits
-    _limits = ask
-
-
-def _defaults() -> tuple[int, float]:
-    return 2, 2.0
-
-
-_limits: Limits = _defaults

@@ -12,13 +12,12 @@ discovered within a bounded time.
 
 from __future__ import annotations
 
-import bisect
 import math
 import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis.asyncio.cluster
 import redis.cluster
@@ -38,7 +37,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import SLOTS, index_key, slot_of
 from ..threads import free_after_fork, get_logger
-from .address import Address, RawConnection, note_sent, without_address
+from .address import Address, note_sent, who, without_address
+from .connection import RawConnection, pack_words
 from .server import Server, is_cluster, topologies
 
 logger = get_logger("django_redis_lock.topology")
@@ -149,22 +149,11 @@ class Topology(Server):
             node.close()
 
 
-def ask(server: Server, until: float, *command: Any) -> Any:
+def ask(server: Server, until: float, *command: bytes) -> Any:
     """The answer of ``server`` to a command that can be repeated. Raises an outage if there is none
     ``until`` then (monotonic), or within a second."""
     patience = min(REPLY_TIMEOUT_SECONDS, max(0.05, until - time.monotonic()))
-    connection = server.checkout(patience)
-    try:
-        connection.send_command(*command)
-        if not connection.can_read(patience):
-            raise RedisTimeoutError(f"no answer within {patience:.2f} s")
-        answer = connection.read_response()
-    except BaseException:
-        connection.disconnect()
-        raise
-    server.answered()
-    server.checkin(connection)
-    return answer
+    return server.exchange(pack_words(*command), patience=patience)
 
 
 class SentinelService(Topology):
@@ -188,9 +177,7 @@ class SentinelService(Topology):
         sentinels = (s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels)
         where = frozenset((s.get("host"), s.get("port")) for s in sentinels)
         connection_class, settings = without_address(pool)
-        who = [settings.get(name) for name in ("db", "username", "password")]
-        provider = id(settings.get("credential_provider"))
-        return (connection_class, where, pool.service_name, *who, provider)
+        return (connection_class, where, pool.service_name, *who(settings))
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
         return self._primary
@@ -225,7 +212,7 @@ class SentinelService(Topology):
 
     def _as_seen_by(self, sentinel: Server, until: float) -> tuple[int, str, int]:
         """The configuration epoch, and the primary's host and port."""
-        said = ask(sentinel, until, "SENTINEL", "MASTER", self._name)
+        said = ask(sentinel, until, b"SENTINEL", b"MASTER", self._name.encode())
         if not isinstance(said, dict):
             said = dict(zip(said[::2], said[1::2], strict=True))
         facts = {_text(name): _text(value) for name, value in said.items()}
@@ -274,18 +261,6 @@ class Node(Server):
     """One server of a cluster."""
 
 
-class Slots(NamedTuple):
-    """The first and last slot of each range, and its primary."""
-
-    first: list[int]
-    last: list[int]
-    owner: list[Server]
-
-    def owner_of(self, slot: int) -> Server | None:
-        place = bisect.bisect_right(self.first, slot) - 1
-        return self.owner[place] if place >= 0 and slot <= self.last[place] else None
-
-
 class Cluster(Topology):
     """Of redis-py's ``RedisCluster``, for threads or for asyncio."""
 
@@ -296,9 +271,8 @@ class Cluster(Topology):
         self._remap = getattr(manager, "address_remap", None)
         self._first = [(node.host, int(node.port)) for node in manager.startup_nodes.values()]
         self._known: list[Server] = []
-        self._slots = Slots([], [], [])
-        #: Slots that have moved since the last discovery.
-        self._moved: dict[int, Server] = {}
+        #: By slot.
+        self._owners: list[Server | None] = [None] * SLOTS
 
     def __str__(self) -> str:
         return f"the cluster of {self._first[0][0]}:{self._first[0][1]}"
@@ -306,15 +280,10 @@ class Cluster(Topology):
     @classmethod
     def identity(cls, pool: Any) -> tuple[Any, ...]:
         connection_class, settings = _common(pool)
-        who = [settings.get(name) for name in ("username", "password")]
-        where = frozenset(pool.nodes_manager.startup_nodes)
-        return (connection_class, where, *who, id(settings.get("credential_provider")))
+        return (connection_class, frozenset(pool.nodes_manager.startup_nodes), *who(settings))
 
     def seen_at(self, keys: Sequence[bytes]) -> Server | None:
-        slot = slot_of(keys[0]) if keys else 0
-        if self._moved and slot in self._moved:
-            return self._moved[slot]
-        return self._slots.owner_of(slot)
+        return self._owners[slot_of(keys[0]) if keys else 0]
 
     def in_one_call(self, keys: Sequence[bytes]) -> Sequence[bytes]:
         slot = slot_of(keys[0])
@@ -327,8 +296,7 @@ class Cluster(Topology):
         """All servers that have slots, with their slots."""
         self.at(())
         found: dict[Server, list[int]] = {}
-        for slot in range(SLOTS):
-            owner = self._moved.get(slot) or self._slots.owner_of(slot)
+        for slot, owner in enumerate(self._owners):
             if owner is not None:
                 found.setdefault(owner, []).append(slot)
         return found
@@ -342,7 +310,7 @@ class Cluster(Topology):
 
     def on_error(self, error: BaseException) -> None:
         if isinstance(error, MovedError):
-            self._moved[error.slot_id] = self.sent_to(error)
+            self._owners[error.slot_id] = self.sent_to(error)
         super().on_error(error)
 
     def sent_to(self, error: Any) -> Server:
@@ -358,7 +326,7 @@ class Cluster(Topology):
             if errors and time.monotonic() >= until:
                 break  # The next search begins with those that were not asked.
             try:
-                ranges = ask(node, until, "CLUSTER", "SLOTS")
+                ranges = ask(node, until, b"CLUSTER", b"SLOTS")
             except (RedisError, OSError) as error:
                 errors.append(str(error))
                 self._known = [*(each for each in self._known or nodes if each is not node), node]
@@ -372,15 +340,13 @@ class Cluster(Topology):
         raise RedisConnectionError("; ".join(errors) or "no node has any slots")
 
     def _take_in(self, asked: Server, ranges: Any) -> None:
-        slots = Slots([], [], [])
+        owners: list[Server | None] = [None] * SLOTS
         known = {}
-        for first, last, *nodes in sorted(ranges, key=lambda found: int(found[0])):
+        for first, last, *nodes in ranges:
             servers = [self._named(asked, node) for node in nodes]
-            slots.first.append(int(first))
-            slots.last.append(int(last))
-            slots.owner.append(servers[0])
+            owners[first : last + 1] = servers[:1] * (last + 1 - first)
             known.update(dict.fromkeys(servers))
-        self._slots, self._moved = slots, {}
+        self._owners = owners
         # Replicas too: they can say which primary replaced one that failed.
         self._known = list(known)
         self._keep_only(known)

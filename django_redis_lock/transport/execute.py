@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import (
     EXTEND,
@@ -24,11 +23,11 @@ from ..protocol import (
     RELEASE,
     RENEW,
     Call,
-    PendingLifetime,
     Script,
 )
-from .address import RawConnection, may_have_run, note_sent
+from .address import may_have_run, note_sent
 from .circuit_breaker import Breaker
+from .connection import RawConnection, bulks, pack_words
 from .retry import REPORTED, Answer, Steps, run_again, run_all_steps
 from .server import Server, server_of
 
@@ -90,16 +89,6 @@ async def adrive(steps: Steps[R]) -> R:
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
-def pack_words(*words: bytes) -> bytes:
-    """A command as Redis reads it. Only bytes: hiredis 3.5, with which redis-py packs, crashes the
-    process if a signal handler raises while it converts an int."""
-    return b"*%d\r\n%b" % (len(words), _bulks(words))
-
-
-def _bulks(words: Sequence[bytes]) -> bytes:
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
-
-
 def pack(call: Call, *, known: bool = True) -> bytes:
     """``call`` as Redis reads it (RESP): by the script's name, or, if that may not be ``known`` to
     the server, by its source, which teaches it. Takes a fraction of the time of redis-py's."""
@@ -148,7 +137,7 @@ def pack_all(calls: Sequence[Call]) -> bytes:
 def _head(script: Script, keys: tuple[bytes, ...], args: int, known: bool) -> bytes:
     verb, body = (b"EVALSHA", script.sha) if known else (b"EVAL", script.source)
     words = (verb, body.encode(), b"%d" % len(keys), *keys)
-    return b"*%d\r\n%b" % (len(words) + args, _bulks(words))
+    return b"*%d\r\n%b" % (len(words) + args, bulks(words))
 
 
 # -- running -------------------------------------------------------------------------------------
@@ -181,38 +170,21 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
         node = server.at(call.keys)
         return Answer(_run(node, call, patience), False)
     except REPORTED as error:
-        return drive(run_again(_Blocking(client, server), node, error, call, patience))
+        return drive(run_again(_Blocking(server), call, patience, node, error))
 
 
 def read_value(client: Any, key: bytes, *, lifetime: bool = False) -> Any:
     """GET of ``key``, as ``run`` runs calls; with its ``lifetime`` what ``value_with_lifetime``
     returns."""
     server = server_of(client)
-    command = [value_with_lifetime(key) if lifetime else pack_words(b"GET", key)]
-    for last in (False, True):
-        connection, unread = server.checkout_unread()
-        try:
-            connection.send_packed_command(command)
-            if unread is not None:
-                unread.confirm(True)
-            value = connection.read_response()
-            if lifetime:
-                left = connection.read_response()
-                value = None if value is None else (value, left)
-        except ResponseError:
-            if lifetime:  # One of the replies may still have to come.
-                connection.disconnect()
-            else:
-                server.checkin(connection)
-            raise
-        except BaseException as error:
-            _give_up(server, connection, error, None)
-            if last or not isinstance(error, RedisConnectionError):
-                raise
-            server.close()
-        else:
-            server.checkin(connection)
-            return value
+    command = value_with_lifetime(key) if lifetime else pack_words(b"GET", key)
+    replies = 2 if lifetime else None
+    try:
+        value = server.exchange(command, replies)
+    except RedisConnectionError:
+        server.close()
+        value = server.exchange(command, replies)
+    return None if lifetime and value[0] is None else value
 
 
 def value_with_lifetime(key: bytes) -> bytes:
@@ -225,13 +197,12 @@ def run_all(client: Any, calls: Sequence[Call]) -> list[Any]:
     """What ``calls`` return, all in one round trip. They must be safe to repeat."""
     if len(calls) == 1:
         return [run(client, calls[0]).value]
-    return drive(run_all_steps(_Blocking(client, server_of(client)), calls))
+    return drive(run_all_steps(_Blocking(server_of(client)), calls))
 
 
 class _Blocking(NamedTuple):
     """``Exchange`` for threads."""
 
-    client: Any
     server: Server
 
     def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Any:
@@ -240,17 +211,11 @@ class _Blocking(NamedTuple):
     def run_all(self, node: Server, calls: Sequence[Call]) -> list[Any]:
         return _run_all(node, calls)
 
-    def answer(self, call: Call) -> Answer:
-        return run(self.client, call)
-
     def locate(self, keys: Sequence[bytes]) -> Server:
         return self.server.at(keys)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
-
-    def close_idle(self, node: Server) -> None:
-        node.close()
 
 
 def run_at(server: Server, node: Server, call: Call) -> Any:
@@ -268,67 +233,18 @@ def run_at(server: Server, node: Server, call: Call) -> Any:
 def _run(server: Server, call: Call, patience: float | None, asking: bool = False) -> Any:
     if server.breaker.failing:
         patience = admitted(server.breaker, patience, call)
-    connection, unread = server.checkout_unread(patience)
+    if asking:  # By its source: NOSCRIPT would need a second ASKING.
+        return server.exchange(ASKING + pack(call, known=False), 2, patience)[1]
     try:
-        if asking:
-            # By its source: NOSCRIPT would need a second ASKING.
-            connection.send_packed_command([ASKING, pack(call, known=False)])
-        else:
-            connection.send_packed_command([pack(call)])
-        if unread is not None or patience is not None:
-            _await_answer(connection, unread, patience)
-        if asking:
-            connection.read_response()
-        answer = receive(connection, call)
-    except ResponseError:
-        if asking:  # ASKING may have been refused, and the reply to the call is still to come.
-            connection.disconnect()
-        else:
-            server.checkin(connection)
-        server.breaker.answered()
-        raise
-    except BaseException as error:
-        _give_up(server, connection, error, patience)
-        raise
-    server.checkin(connection)
-    server.answered()
-    return answer
+        return server.exchange(pack(call), patience=patience)
+    except NoScriptError:
+        return server.exchange(pack(call, known=False), patience=patience)
 
 
 def _run_all(server: Server, calls: Sequence[Call]) -> list[Any]:
     patience = admitted(server.breaker, None, *calls) if server.breaker.failing else None
-    connection, unread = server.checkout_unread(patience)
-    try:
-        connection.send_packed_command([pack_all(calls)])
-        _await_answer(connection, unread, patience)
-        answers = [connection.read_response() for _ in calls]
-    except BaseException as error:
-        _give_up(server, connection, error, patience)
-        raise
-    server.checkin(connection)
-    server.answered()
+    answers: list[Any] = server.exchange(pack_all(calls), len(calls), patience)
     return answers
-
-
-def _await_answer(
-    connection: RawConnection, unread: PendingLifetime | None, patience: float | None
-) -> None:
-    """Wait for the reply to the last call, at most ``patience`` seconds after ``unread`` came."""
-    if patience is not None and not connection.can_read(patience):
-        raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
-    if unread is not None:
-        unread.confirm(True)
-        _await_answer(connection, None, patience)
-
-
-def _give_up(
-    server: Server, connection: RawConnection, error: BaseException, patience: float | None
-) -> None:
-    """Close ``connection`` after ``error``, also KeyboardInterrupt: with an unread reply it cannot
-    be used again."""
-    connection.disconnect()
-    if isinstance(error, RedisTimeoutError):
-        server.breaker.failed(error, server.timeout if patience is None else patience)
 
 
 def admitted(breaker: Breaker, patience: float | None, *calls: Call) -> float | None:

@@ -20,7 +20,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import Call
 from .address import may_have_run, note_sent
-from .discovery import Topology
 from .server import Server
 
 R = TypeVar("R")
@@ -153,19 +152,21 @@ class Exchange(Protocol):
     def server(self) -> Server: ...
     def run(self, node: Server, call: Call, patience: float | None, asking: bool) -> Any: ...
     def run_all(self, node: Server, calls: Sequence[Call]) -> Any: ...
-    def answer(self, call: Call) -> Any: ...
     def locate(self, keys: Sequence[bytes]) -> Any: ...
     def sleep(self, seconds: float) -> Any: ...
-    def close_idle(self, node: Server) -> None: ...
 
 
 def run_again(
-    exchange: Exchange, node: Server | None, error: Exception, call: Call, patience: float | None
+    exchange: Exchange,
+    call: Call,
+    patience: float | None = None,
+    node: Server | None = None,
+    error: Exception | None = None,
 ) -> Steps[Answer]:
-    """After ``call`` has failed with ``error`` at ``node``."""
+    """Run ``call``, which may have failed with ``error`` at ``node``."""
     policy = RetryPolicy(exchange.server, patience)
     while True:
-        if pause := policy.after(error, node):
+        if error is not None and (pause := policy.after(error, node)):
             yield exchange.sleep(pause)
         node = None
         try:
@@ -178,33 +179,6 @@ def run_again(
 
 
 def run_all_steps(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Any]]:
-    server = exchange.server
-    if isinstance(server, Topology):
-        return (yield from _run_all_at(exchange, server, calls))
-    try:
-        answers: list[Any] = yield exchange.run_all(server, calls)
-        return answers
-    except ResponseError as error:
-        if not is_busy(error):
-            raise
-    except (RedisConnectionError, RedisTimeoutError) as error:
-        exchange.close_idle(server)
-        if is_pool_exhausted(error) or not may_have_run(error):
-            raise
-        answers = yield exchange.run_all(server, calls)
-        return answers
-    return (yield from _one_at_a_time(exchange, calls))
-
-
-def _one_at_a_time(exchange: Exchange, calls: Sequence[Call]) -> Steps[list[Any]]:
-    answers = []
-    for call in calls:
-        answer = yield exchange.answer(call)
-        answers.append(answer.value)
-    return answers
-
-
-def _run_all_at(exchange: Exchange, server: Topology, calls: Sequence[Call]) -> Steps[list[Any]]:
     """In one trip for each server; what failed there, one at a time."""
     places_at: dict[Server, list[int]] = {}
     for place, call in enumerate(calls):
@@ -212,13 +186,15 @@ def _run_all_at(exchange: Exchange, server: Topology, calls: Sequence[Call]) -> 
         places_at.setdefault(node, []).append(place)
     answers: list[Any] = [None] * len(calls)
     for node, places in places_at.items():
-        some = [calls[place] for place in places]
         try:
-            found = yield exchange.run_all(node, some)
+            found = yield exchange.run_all(node, [calls[place] for place in places])
         except REPORTED as error:
-            server.on_error(error)
-            exchange.close_idle(node)
-            found = yield from _one_at_a_time(exchange, some)
-        for place, answer in zip(places, found, strict=True):
-            answers[place] = answer
+            exchange.server.on_error(error)
+            node.close()
+            found = []
+            for place in places:
+                answer = yield from run_again(exchange, calls[place])
+                found.append(answer.value)
+        for place, value in zip(places, found, strict=True):
+            answers[place] = value
     return answers

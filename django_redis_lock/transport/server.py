@@ -1,18 +1,9 @@
 """One Redis server as this process sees it: its address, and the connections of our own to it; and
 the registry, one ``Server`` for each place where locks are kept.
-
-redis-py connects. What is then said is already packed, and what comes back is not decoded; for that
-redis-py's layers cost more than the system does, so a ``DirectConnection`` goes past them.
 """
 
 from __future__ import annotations
 
-import _socket
-import select
-import signal
-import socket
-import struct
-import sys
 import threading
 import time
 import weakref
@@ -20,20 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from redis.connection import Connection, UnixDomainSocketConnection
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import PendingLifetime
 from ..threads import after_fork, free_after_fork
-from .address import RawConnection, for_threads, note_sent, own_settings, timeout_of
+from .address import for_threads, note_sent, own_settings, timeout_of, who
 from .circuit_breaker import Breaker
-
-try:
-    import hiredis
-except ImportError:
-    hiredis = None  # type: ignore[assignment]  # an extra
+from .connection import RawConnection, allow, direct
 
 
 class Server:
@@ -77,9 +62,7 @@ class Server:
         where = [settings.get(name) for name in ("host", "port", "path", "database")]
         if not any(where):
             return (object(),)  # Only the pool itself knows where its server is.
-        who = [settings.get(name) for name in ("db", "username", "password")]
-        provider = id(settings.get("credential_provider"))
-        return (for_threads(pool).connection_class, *where, *who, provider)
+        return (for_threads(pool).connection_class, *where, *who(settings))
 
     @staticmethod
     def patience(settings: Mapping[str, Any]) -> tuple[float, float]:
@@ -127,6 +110,46 @@ class Server:
     def answered(self) -> None:
         if self.breaker.failing:
             self.breaker.answered()
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def exchange(
+        self, command: bytes, replies: int | None = None, patience: float | None = None
+    ) -> Any:
+        """The reply to ``command``, or a list of so many ``replies``, on a connection of our own.
+
+        Args:
+            patience: seconds to wait for each reply; None leaves the wait to the socket's timeout.
+        """
+        connection, unread = self.checkout_unread(patience)
+        try:
+            connection.send_packed_command([command])
+            if unread is not None:
+                _wait(connection, patience)
+                unread.confirm(True)
+            if patience is not None:
+                _wait(connection, patience)
+            answer = connection.read_response()
+            if replies is not None:
+                answer = [answer]
+                while len(answer) < replies:
+                    _wait(connection, patience)
+                    answer.append(connection.read_response())
+        except ResponseError:
+            if replies is None:
+                self.checkin(connection)
+            else:
+                connection.disconnect()  # The other replies are still to come.
+            self.breaker.answered()
+            raise
+        except BaseException as error:  # With an unread reply it cannot be used again.
+            connection.disconnect()
+            if isinstance(error, RedisTimeoutError):
+                self.breaker.failed(error, self.timeout if patience is None else patience)
+            raise
+        self.checkin(connection)
+        self.answered()
+        return answer
 
     # -- connections -----------------------------------------------------------------------------
 
@@ -212,6 +235,11 @@ class Server:
             connection.disconnect()
 
 
+def _wait(connection: RawConnection, patience: float | None) -> None:
+    if patience is not None and not connection.can_read(patience):
+        raise RedisTimeoutError(f"Redis did not answer within {patience:.3f} s")
+
+
 def _with_nothing_to_read(
     connection: RawConnection, unread: PendingLifetime | None
 ) -> RawConnection:
@@ -227,123 +255,6 @@ def _shown(settings: Mapping[str, Any]) -> str:
     path = settings.get("path")
     where = path or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
     return f"{where}/{settings.get('db') or 0}"
-
-
-# -- connections ---------------------------------------------------------------------------------
-
-_INCOMPLETE = object()
-_READ_BYTES = 16_384
-
-
-class DirectConnection:
-    """A ``RawConnection`` that does not connect again."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._sock: socket.socket | None = connection._sock
-        self._reader = hiredis.Reader(
-            protocolError=InvalidResponse,
-            replyError=connection._parser.parse_error,
-            notEnoughData=_INCOMPLETE,
-        )
-        self.let_the_system_watch_the_time(connection.socket_timeout)
-
-    def let_the_system_watch_the_time(self, timeout: float) -> None:
-        """Python asks the system before each call on a socket with a ``timeout``; one that the
-        system knows costs nothing."""
-        # A socket of gevent's must stay as it is: it never blocks.
-        known = sys.platform == "linux" and isinstance(self._open, _socket.socket)
-        if known := known and not _has_periodic_signals():
-            seconds, rest = divmod(timeout, 1)
-            limit = struct.pack("ll", int(seconds), max(1, int(rest * 1e6)))
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._open.setsockopt(socket.SOL_SOCKET, option, limit)
-        self._open.settimeout(None if known else timeout)
-
-    def connect(self) -> None:
-        """It is connected."""
-
-    def disconnect(self) -> None:
-        self._sock = None
-        self._connection.disconnect()
-
-    def send_command(self, *args: Any) -> None:
-        self.send_packed_command(self._connection.pack_command(*args))
-
-    def send_packed_command(self, command: list[bytes]) -> None:
-        try:
-            for part in command:
-                self._open.sendall(part)
-        except BaseException as error:  # It may have been sent in part.
-            self._give_up(error)
-            raise
-
-    def can_read(self, timeout: float = 0) -> bool:
-        if self._reader.has_data():
-            return True
-        poll = select.poll()
-        poll.register(self._open, select.POLLIN)
-        return bool(poll.poll(timeout * 1000))
-
-    def read_response(self) -> Any:
-        try:
-            while (reply := self._reader.gets()) is _INCOMPLETE:
-                received = self._open.recv(_READ_BYTES)
-                if not received:
-                    raise RedisConnectionError("Connection closed by server.")
-                self._reader.feed(received)
-        except BaseException as error:
-            self._give_up(error)
-            raise
-        if isinstance(reply, RedisError):
-            if not isinstance(reply, ResponseError):  # As redis-py: it is LOADING, for instance.
-                self.disconnect()
-            raise reply
-        return reply
-
-    @property
-    def _open(self) -> socket.socket:
-        if self._sock is None:
-            raise RedisConnectionError("The connection was closed.")
-        return self._sock
-
-    def _give_up(self, error: BaseException) -> None:
-        """Disconnect, and raise what redis-py would for an error of the system's."""
-        self.disconnect()
-        if isinstance(error, (TimeoutError, BlockingIOError)):
-            raise RedisTimeoutError("Redis did not answer in time") from error
-        if isinstance(error, OSError):
-            raise RedisConnectionError(f"The connection to Redis broke: {error}") from error
-
-
-def _has_periodic_signals() -> bool:
-    """A wait that the system limits begins again after each signal, so it would never end."""
-    timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-    return any(signal.getitimer(timer)[1] for timer in timers)
-
-
-def direct(connection: Any) -> RawConnection:
-    plain = type(connection) in (Connection, UnixDomainSocketConnection)
-    if hiredis is None or not plain or not hasattr(select, "poll"):
-        connection._connect = _refuse_to_connect
-        own: RawConnection = connection
-        return own
-    return DirectConnection(connection)
-
-
-def _refuse_to_connect() -> None:
-    """redis-py's connect again before they send or read, to whatever server is there by then."""
-    raise RedisConnectionError("The connection was closed.")
-
-
-def allow(connection: Any, timeout: float) -> None:
-    """From now on a reply on ``connection`` may take so many seconds."""
-    if isinstance(connection, DirectConnection):
-        connection.let_the_system_watch_the_time(timeout)
-    elif hasattr(connection._sock, "settimeout"):  # Not in memory.
-        connection.socket_timeout = timeout
-        connection._sock.settimeout(timeout)
-        connection._parser.on_connect(connection)  # It knows the timeout, too.
 
 
 # -- the registry --------------------------------------------------------------------------------

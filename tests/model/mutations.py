@@ -171,12 +171,9 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "if ARGV[2] * unit < now() then let_go(KEYS[2]) end",
     ): "the time has passed a microsecond later",
     (
-        "LEAVE",
-        "if ARGV[4] ~= 'x' then redis.pcall('ZREM', KEYS[3], ARGV[4]) end",
+        "_TRY",
+        "if waiter ~= 'x' then redis.pcall('ZREM', KEYS[3], waiter) end",
     ): "'' is no member",
-    ("TAKE_GRANT", "if ARGV[3] ~= 'x' then redis.pcall('ZREM', KEYS[3], ARGV[3]) end"): (
-        "'' is no member"
-    ),
 }
 
 
@@ -220,6 +217,7 @@ def blocks(root: Path = ROOT) -> list[Block]:
     """All Lua in the package: strings in what is assigned to a name at a module's top level."""
     texts: dict[str, tuple[Path, range]] = {}
     lua: dict[str, str] = {}
+    bodies: dict[str, str] = {}
     scripts: set[str] = set()
     for path in sorted((root / PACKAGE).rglob("*.py")):
         source = path.read_text()
@@ -235,20 +233,30 @@ def blocks(root: Path = ROOT) -> list[Block]:
             if made_by not in ("script", "shared") and not name.endswith("_FIRST"):
                 continue
             given = value.args[0] if isinstance(value, ast.Call) else value
-            if isinstance(given, ast.Name):  # Of two scripts: the block is that of the first.
-                given = assigned.get(given.id, given)
+            body = given.id if isinstance(given, ast.Name) else ""
+            if body in bodies and body not in assigned:
+                # Of two scripts: the block is that of the first.
+                lua[name] = bodies[body]
+                scripts.add(name)
+                continue
+            given = assigned.get(body, given)
             text = next((each for each in ast.walk(given) if isinstance(each, ast.Constant)), None)
             if text is None:
                 continue
+            if body:
+                bodies[body] = text.value
             # What stands before a line break that the text begins with is Python.
             first = text.lineno - (not text.value.startswith("\n"))
             texts[name] = path, range(first, text.end_lineno or text.lineno)
             lua[name] = text.value
             if made_by == "script":
                 scripts.add(name)
-    defined = {f: name for name in lua for f in re.findall(r"local function (\w+)", lua[name])}
+    defined = defaultdict[str, set[str]](set)  # A function of the same name for locks with places.
+    for name, text in lua.items():
+        for function in re.findall(r"local function (\w+)", text):
+            defined[function].add(name)
     parts = {
-        name: {defined[f] for f in re.findall(r"(\w+)\(", text) if f in defined}
+        name: set[str]().union(*(defined[f] for f in re.findall(r"(\w+)\(", text) if f in defined))
         for name, text in lua.items()
     }
     for script in scripts & {name.removesuffix("_FIRST") for name in lua}:

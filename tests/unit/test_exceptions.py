@@ -10,6 +10,7 @@ from redis import exceptions as redis_exceptions
 
 import django_redis_lock
 from django_redis_lock import LockError, LockLost, LockNotAcquired, LockNotOwnedError
+from django_redis_lock.exceptions import TooFewReplicas, TooFewServers
 from django_redis_lock.protocol.owner import Owner
 
 ALL = [LockError, LockLost, LockNotAcquired, LockNotOwnedError]
@@ -63,13 +64,22 @@ def test_an_error_can_be_printed_for_debugging(error: type[LockError]) -> None:
     assert error.__name__ in repr(error("Busy", "report"))
 
 
-@pytest.mark.parametrize("again", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))])
+@pytest.mark.parametrize(
+    "again",
+    [
+        copy.copy,
+        lambda e: pickle.loads(pickle.dumps(e)),
+        lambda e: pickle.loads(pickle.dumps(e, 0)),
+    ],
+)
 @pytest.mark.parametrize(
     "raised",
     [
         *(error("Busy", "report", HOLDER) for error in ALL),
         *(error() for error in ALL),
         LockNotAcquired("Busy", b"report", HOLDER, retry_after=2.5),
+        TooFewReplicas(1, 2, "report"),
+        TooFewServers(1, 3, lock_name="report"),
     ],
     ids=lambda e: f"{type(e).__name__} {e}",
 )

@@ -10,6 +10,7 @@ import graphlib
 import importlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -191,6 +192,19 @@ def test_every_package_has_a_floor() -> None:
     assert set(FLOOR_OF) == {_package(module) for module in MODULES}
 
 
+def test_the_floors_are_those_of_the_page() -> None:
+    page = (FOLDER.parent / "docs" / "architecture.md").read_text()
+    table = page.partition("| floor |")[2].partition("\n\n")[0]
+    floors: dict[str, int] = {}
+    number = 0
+    for _, floor, packages, *_ in (row.split("|") for row in table.splitlines()[2:]):
+        number = int(floor) if floor.strip() else number
+        floors |= {name.rstrip("/"): number - 1 for name in re.findall(r"`([^`]+)`", packages)}
+    described = {name: floor for name, floor in floors.items() if "/" not in name}
+    described |= dict.fromkeys(("", "apps", "migrations"), len(FLOORS) - 1)
+    assert described == FLOOR_OF
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_from_its_own_floor_and_below(module: str) -> None:
     floor = FLOOR_OF[_package(module)]
@@ -238,6 +252,10 @@ assert "{PACKAGE}.models" not in sys.modules
 """
     environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=FOLDER.parent, check=True)
+
+
+def test_an_editor_that_completes_names_finds_all_of_the_package() -> None:
+    assert {"__version__", *django_redis_lock.__all__} == set(dir(django_redis_lock))
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -269,12 +269,34 @@ def test_override_is_for_caches_of_any_backend() -> None:
                 import_prices()
         assert import_prices() == "imported"
         memory.away = True
+        with pytest.raises(redis.exceptions.ConnectionError):
+            caches["default"].get("square-3")
         assert square(5) == 25
         with pytest.raises(redis.exceptions.ConnectionError):
             import_prices()
     assert type(caches["default"]) is type(before)
     with override():
         assert caches["default"].get("square-3") is None
+
+
+def test_override_keeps_how_a_project_makes_keys() -> None:
+    made = {
+        "KEY_FUNCTION": "tests.unit.test_testing.make_key",
+        "REVERSE_KEY_FUNCTION": "tests.unit.test_testing.key_of",
+    }
+    kept = {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1"}
+    with override_settings(CACHES={"default": {**kept, **made}}), override():
+        cache: Any = caches["default"]
+        cache.set("report", 1)
+        assert cache.keys("rep*") == ["report"]
+
+
+def make_key(key: str, prefix: str, version: int) -> str:
+    return f"shop/{key}"
+
+
+def key_of(made: str) -> str:
+    return made.removeprefix("shop/")
 
 
 def test_override_computes_once_for_threads() -> None:

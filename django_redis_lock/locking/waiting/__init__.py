@@ -6,5 +6,4 @@ from .steps import FIRST_PAUSE_SECONDS as FIRST_PAUSE_SECONDS
 from .steps import MAX_PAUSE_SECONDS as MAX_PAUSE_SECONDS
 from .steps import Refusal as Refusal
 from .tasks import TaskWaiter as TaskWaiter
-from .tasks import in_background as in_background
 from .threads import ThreadWaiter as ThreadWaiter

@@ -20,6 +20,7 @@ from ...transport import (
     aconnect,
     adrive,
     arun,
+    in_background,
     pack,
     server_of,
 )
@@ -220,14 +221,3 @@ class TaskWakeEvent:
         if not self._event.done():
             await time.wait({self._event}, seconds)
         return self._event.done()
-
-
-_background: set[asyncio.Future[Any]] = set()
-
-
-def in_background(work: Any) -> asyncio.Future[Any]:
-    """Run ``work`` as a task that is kept until it is done."""
-    task: asyncio.Future[Any] = asyncio.ensure_future(work)
-    _background.add(task)
-    task.add_done_callback(_background.discard)
-    return task

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import threading
 from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
-from ...keeper import DeferredRelease, Job, keeper
+from ...keeper import DeferredRelease, Job, keeper, shut
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, wake_key
 from ...transport import RawConnection, Server, drive, pack, run, server_of
 from .steps import BlockingQueue, Refusal, Waiter
@@ -112,12 +111,7 @@ class ThreadQueue(BlockingQueue):
             self.node.checkin(connection, self.pending)
 
     def wake(self) -> None:
-        sock: socket.socket | None = getattr(self.connection, "_sock", None)
-        if sock is not None:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # It had broken.
+        shut(self.connection)
 
     @property
     def _connected(self) -> RawConnection:

@@ -18,7 +18,6 @@ from redis.connection import AbstractConnection, Connection
 
 from django_redis_lock.cache import RedisCache, methods
 from django_redis_lock.protocol import flight_key
-from django_redis_lock.transport import aio_client
 from tests.integration.cache.test_cache import OPERATIONS, attempt, make, outcome
 from tests.redis_server import RedisServer
 
@@ -150,7 +149,7 @@ def test_an_aadd_of_a_value_that_is_there_ends_none(
 # -- many tasks ----------------------------------------------------------------------------------
 
 
-def test_a_thousand_tasks_need_a_few_connections(
+def test_a_thousand_tasks_need_one_connection(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     cache = make(RedisCache, redis_server)
@@ -162,10 +161,10 @@ def test_a_thousand_tasks_need_a_few_connections(
 
     assert asyncio.run(all_of_them()) == [f"value {i}" for i in range(1000)]
     opened = client.info("stats")["total_connections_received"] - before
-    assert opened <= aio_client.MAX_PIPELINES
+    assert opened == 1
 
 
-def test_more_pipelines_than_allowed_wait_for_one_to_return(
+def test_tasks_that_ask_while_redis_is_silent_share_the_connection(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     """Each task asks in a turn of the loop of its own, while Redis answers nobody."""
@@ -184,7 +183,7 @@ def test_more_pipelines_than_allowed_wait_for_one_to_return(
 
     assert asyncio.run(one_after_the_other()) == [5] * 50
     opened = client.info("stats")["total_connections_received"] - before
-    assert opened <= aio_client.MAX_PIPELINES
+    assert opened == 1
 
 
 def test_an_error_of_one_command_is_that_tasks_alone(
@@ -228,29 +227,6 @@ def test_when_the_connection_breaks_each_task_gets_the_error(own_server: RedisSe
 
     errors = asyncio.run(broken())
     assert {isinstance(error, redis.ConnectionError) for error in errors} == {True}
-
-
-def test_an_exit_while_they_are_sent_reaches_each_task(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Exit(BaseException):
-        """As SystemExit, but the loop goes on."""
-
-    async def leave(*args: Any, **options: Any) -> None:
-        raise Exit
-
-    cache = make(RedisCache, redis_server)
-
-    async def both_times() -> list[Any]:
-        with monkeypatch.context() as patch:
-            patch.setattr(redis.asyncio.client.Pipeline, "execute", leave)
-            tasks = [asyncio.ensure_future(cache.aset("a", 1)) for _ in range(3)]
-            done, _ = await asyncio.wait(tasks)
-        await cache.aset("a", "text")
-        return [type(task.exception()) for task in done]
-
-    assert asyncio.run(both_times()) == [Exit] * 3
-    assert cache.get("a") == "text"
 
 
 def test_a_loop_that_ends_leaves_no_task_waiting(redis_server: RedisServer) -> None:

@@ -445,6 +445,14 @@ def test_the_version_of_a_missing_key(cache: Any, method: str) -> None:
         called(cache, method, "new")
 
 
+@pytest.mark.parametrize("name", ["expire", "pexpire"])
+def test_a_lifetime_that_is_no_number_is_refused_by_redis_py(cache: Any, name: str) -> None:
+    cache.set("report", 1)
+    with pytest.raises(redis.exceptions.DataError):
+        getattr(cache, name)("report", None)
+    assert cache.get("report") == 1
+
+
 # -- signatures --------------------------------------------------------------------------------
 
 SAME_AS_THE_CLIENTS = (

@@ -37,7 +37,6 @@ def make(backend: str, redis_server: RedisServer, location: str) -> Make:
 NEIGHBOURS = ["", "sit", "site2", "my site", "site:blog", "si*", "*", "s?te", "[s]ite", "site\\"]
 
 
-@pytest.mark.filterwarnings("ignore::django.core.cache.CacheKeyWarning")
 @pytest.mark.parametrize("prefix", ["site", *NEIGHBOURS])
 def test_it_deletes_its_own_keys_and_no_others(make: Make, prefix: str) -> None:
     caches = {name: make(name) for name in ["site", *NEIGHBOURS]}
@@ -49,6 +48,17 @@ def test_it_deletes_its_own_keys_and_no_others(make: Make, prefix: str) -> None:
     kept = {"a": 1, "b:c": 2, "d e": 3}
     assert left == {name: {} if name == prefix else kept for name in caches}
     assert all(cache.get("a", version=2) == 4 for cache in caches.values())
+
+
+@pytest.mark.parametrize("prefix", ["site", "si*", "s?te", "[s]ite", "a[[b]"])
+def test_patterns_match_behind_any_prefix(make: Make, prefix: str) -> None:
+    cache, neighbour = make(prefix), make("other")
+    for each in (cache, neighbour):
+        each.set_many({"report-1": 1, "report-2": 2, "else": 3})
+    assert sorted(cache.keys("report-*")) == ["report-1", "report-2"]
+    assert cache.delete_pattern("report-[12]") == 2
+    assert cache.keys("*") == ["else"]
+    assert len(neighbour.keys("*")) == 3
 
 
 def test_a_version_has_its_own_keys(make: Make) -> None:

@@ -196,6 +196,10 @@ def test_a_tool_of_redis_py_sees_stale_and_asynchronous_hits(
         commands.clear()
         assert ask(**terms) == 1
         assert commands == ["EVALSHA" if asynchronous or terms else "GET"]
+    if asynchronous:
+        commands.clear()
+        assert asyncio.run(cache.aget("report")) == 1
+        assert commands == ["GET"]
 
 
 def test_a_tool_of_redis_py_sees_no_cache_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,18 @@ def test_a_name_is_first_that_of_a_lock_of_a_cache(run: Run, client: redis.Redis
         assert "at the key import" in run("show", "import")[1]
 
 
+def test_a_name_may_be_the_whole_key_as_log_lines_show_it(run: Run, client: redis.Redis) -> None:
+    key = ":1:lock:import"
+    with held(client, "import") as lock:
+        assert run("show", key) == run("show", "import")
+        assert "state          held" in run("show", key)[1]
+        assert "these" not in run("reset", f"{key[:-2]}*")[1]
+        assert "To release it, add --yes." in run("reset", f"{key[:-2]}*")[1]
+        assert run("release", key, "--yes")[1].endswith("import is released.\n")
+        assert not lock.owned()
+    assert run("release", key, "--yes") == (0, "import is free.\n", "")
+
+
 def test_it_can_be_searched_and_cut(run: Run, client: redis.Redis) -> None:
     with held(client, "invoice-1"), held(client, "invoice-2"), held(client, "report"):
         assert run("--search", "INVOICE")[1].splitlines()[-1] == "2 locks are held."

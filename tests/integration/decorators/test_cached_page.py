@@ -34,7 +34,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 import django_redis_lock
-from django_redis_lock import cached_page
+from django_redis_lock import cached_page, events
 from django_redis_lock.exceptions import ComputationFailed
 from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
@@ -575,6 +575,49 @@ def test_a_header_says_where_the_page_came_from(settings: Any, expired: Callable
     assert (stale["X-Cache"], int(stale["Age"]) >= 60) == ("stale", True)
     settings.DJANGO_REDIS_LOCK = {}
     assert "X-Cache" not in page(ask())
+
+
+# -- figures -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reads() -> Iterator[list[tuple[str, str]]]:
+    """The group and the result of each read that is counted."""
+    found: list[tuple[str, str]] = []
+
+    def note(event: Any) -> None:
+        if isinstance(event, events.Read):
+            found.append((event.subject.group, event.result))
+
+    events.subscribe(note, reads=True)
+    yield found
+    events.unsubscribe(note)
+
+
+@pytest.mark.parametrize("options", [{}, {"stale": 1000}], ids=["plain", "stale"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["threads", "asyncio"])
+def test_each_request_is_counted_once(
+    asynchronous: bool, options: Any, reads: list[tuple[str, str]]
+) -> None:
+    respond = vary("X-Kind")
+
+    async def arespond(request: HttpRequest) -> HttpResponse:
+        return respond(request)
+
+    async def amain() -> None:
+        for kind in "aabb":
+            await page(ask(x_kind=kind))
+
+    page: Any = cached_page(60, group="pages", **options)(arespond if asynchronous else respond)
+    if asynchronous:
+        asyncio.run(amain())
+    else:
+        for kind in "aabb":
+            page(ask(x_kind=kind))
+    of_pages = [result for group, result in reads if group == "pages"]
+    assert of_pages == ["miss", "hit", "miss", "hit"]
+    # Once after each clear(), for all pages.
+    assert [read for read in reads if read[0] != "pages"] == [("page generation", "miss")]
 
 
 # -- what is refused -----------------------------------------------------------------------------

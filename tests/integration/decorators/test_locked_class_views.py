@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 import pytest
+import redis
 from django.contrib.messages import get_messages
 from django.contrib.messages.storage.cookie import CookieStorage
 from django.core.cache import caches
@@ -23,7 +24,7 @@ from django_redis_lock.contention import raise_error, redirect_to, respond, skip
 from django_redis_lock.decorators.options import declarations
 from django_redis_lock.exceptions import LockNotAcquired
 from tests.holding import hold
-from tests.processes import Link, processes
+from tests.processes import PATIENCE, Link, processes
 
 
 def request(method: str = "get", accept: str = "", **attributes: Any) -> HttpRequest:
@@ -194,6 +195,56 @@ def test_asynchronous_views(view: Any, accept: str) -> None:
             assert refused.status_code == (200 if view is export else 405)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("by_method_decorator", [False, True])
+def test_a_coroutine_function_as_on_lost_of_an_asynchronous_view(
+    client: redis.Redis, by_method_decorator: bool
+) -> None:
+    async def main() -> None:
+        told = asyncio.Event()
+
+        async def on_lost() -> None:
+            told.set()
+
+        class Losing(View):
+            async def get(self, request: HttpRequest) -> HttpResponse:
+                client.set(current_lock().name, "another's")
+                await asyncio.wait_for(told.wait(), PATIENCE)
+                return HttpResponse(f"lost: {current_lock().lost}")
+
+        decorator: Any = locked("export", timeout=0.3, on_lost=on_lost)
+        if by_method_decorator:
+            decorator = method_decorator(decorator, name="dispatch")
+        answer: Any = decorator(Losing).as_view()(request())
+        assert (await answer).content == b"lost: True"
+
+    asyncio.run(main())
+
+
+def test_a_coroutine_function_as_on_lost_of_a_synchronous_view_is_refused() -> None:
+    async def on_lost() -> None: ...
+
+    class Page(View):
+        def get(self, request: HttpRequest) -> HttpResponse:
+            return HttpResponse("page")
+
+    view = locked("export", on_lost=on_lost)(Page).as_view()
+    with pytest.raises(TypeError, match="on_lost must be a plain function"):
+        view(request())
+    assert free("export")
+
+
+def test_cancel_on_lost_by_method_decorator() -> None:
+    @method_decorator(locked("export", cancel_on_lost=True), name="dispatch")
+    class Page(Free):
+        pass
+
+    async def main() -> HttpResponse:
+        answer: HttpResponse = await Page.as_view()(request(), pk=7)
+        return answer
+
+    assert asyncio.run(main()).content == b"exported"
 
 
 def test_an_asynchronous_view_whose_mixin_answers_by_itself() -> None:

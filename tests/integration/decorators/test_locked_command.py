@@ -379,15 +379,18 @@ def test_sigterm_makes_a_command_release_its_lock(
     assert not client.keys(":1:lock:*")
 
 
-def heed_in_a_process(link: Link) -> str:
+def heed_in_a_process(link: Link, kind: type[Ran]) -> str:
     heard: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    found = run(Nightly, link)
+    found = run(kind, link)
     return f"{found[0]} {heard}"
 
 
-def test_a_command_with_a_sigterm_handler_keeps_it(redis_server: RedisServer) -> None:
-    with processes(heed_in_a_process) as (worker,):
+@pytest.mark.parametrize("kind", [Nightly, Stubborn])
+def test_a_command_with_a_sigterm_handler_keeps_it(
+    redis_server: RedisServer, kind: type[Ran]
+) -> None:
+    with processes(heed_in_a_process, kind) as (worker,):
         worker.go()
         assert worker.hear() == "running"
         os.kill(worker.pid, signal.SIGTERM)

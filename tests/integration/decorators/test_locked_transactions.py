@@ -25,6 +25,7 @@ from django.test import RequestFactory, TestCase
 from django_redis_lock import LockError, LockNotAcquired, current_lock, locked
 from django_redis_lock.decorators import transactions
 from tests.processes import PATIENCE, Link, processes, until
+from tests.redis_server import RedisServer
 
 KEY = ":1:lock:account"
 DATABASES = ("shop", "till")
@@ -298,6 +299,30 @@ def test_a_thread_that_ends_in_a_transaction() -> None:
     thread.join(PATIENCE)
     gc.collect()
     assert not held()
+
+
+def test_a_thread_that_ends_in_a_transaction_leaves_no_lock_of_the_host(
+    own_server: RedisServer, settings: Any
+) -> None:
+    """The keeper, which releases other locks that are garbage-collected, does not know it."""
+    backend = "django_redis_lock.cache.RedisCache"
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": own_server.url}}
+    own_server.kill()
+
+    @locked("account", on_redis_down="local")
+    def deposit_without_redis() -> None:
+        execute("UPDATE account SET balance = balance + 1")
+
+    def begin() -> None:
+        transaction.set_autocommit(False, using="shop")
+        deposit_without_redis()
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join(PATIENCE)
+    gc.collect()
+    deposit_without_redis()
+    assert balance() == 1
 
 
 def test_the_connection_is_left_as_it_was() -> None:

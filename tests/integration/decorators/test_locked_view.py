@@ -137,6 +137,15 @@ def test_the_answer_to_a_program() -> None:
     assert set(body) == {"detail", "retry_after"}
 
 
+def test_a_project_without_django_templates_gets_plain_text(settings: Any) -> None:
+    settings.TEMPLATES = []
+    with hold("export"):
+        answer = export(request("text/html"))
+    assert answer.status_code == 409
+    assert answer["Content-Type"] == "text/plain; charset=utf-8"
+    assert answer.content == b"This operation is already in progress."
+
+
 @pytest.mark.parametrize("accept", ["text/html", "application/json"])
 def test_the_response_does_not_name_the_holder(accept: str) -> None:
     with hold("export", label="secret customer") as lock:

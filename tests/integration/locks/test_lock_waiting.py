@@ -17,7 +17,7 @@ from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.waiting.queue import Unregister
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
 from django_redis_lock.protocol import AcquireRequest
-from django_redis_lock.transport import aio_execute
+from django_redis_lock.transport import aio_client
 from django_redis_lock.transport.execute import FOR_COMMAND
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
@@ -356,7 +356,7 @@ def test_a_last_try_that_is_never_sent_leaves_no_trace(
             return await AsyncLock(server, "taken", timeout=60).acquire(blocking_timeout=0.05)
 
     monkeypatch.setattr(redis.asyncio.Connection, "connect", connect_twice)
-    monkeypatch.setattr(aio_execute, "connection_to", lambda node: None)
+    monkeypatch.setattr(aio_client, "connection_to", lambda node: None)
     with Lock(client, "taken", timeout=60):
         assert not asyncio.run(wait())
         assert len(made) == 3

@@ -129,6 +129,7 @@ def test_the_release_of_a_lost_lock_adds_no_second_line(
 
     with pytest.raises(LockLost):
         work()
+    until(lambda: caplog.records)  # It is logged by another thread.
     assert [r.getMessage()[:13] for r in caplog.records] == ["Lost the lock"]
 
 

@@ -70,6 +70,15 @@ def test_several_keys_may_be_anywhere(cache: RedisCache, cluster_servers: Cluste
 # -- computations ------------------------------------------------------------------------------
 
 
+def test_tasks_may_have_one_key_on_each_server(
+    cache: RedisCache, cluster_servers: ClusterServers
+) -> None:
+    keys = ["a", "b", "c"]
+    assert len({cluster_servers.primary_of(f"site:1:{key}") for key in keys}) == len(keys)
+    cache.set_many(dict.fromkeys(keys, 5), 60)
+    assert asyncio.run(cache.amark_stale_many(keys, stale=30)) == 3
+
+
 def test_a_value_is_computed_once(cache: RedisCache) -> None:
     calls, go_on = [], threading.Event()
 
