@@ -241,13 +241,10 @@ class HeldLockAdmin(ModelAdmin):
             data["free"] = _("It is not being computed.")
         else:
             data["free"] = _("This lock is free.")
-        data.update(
-            asked=True,
-            waiting=waiter_rows(closely.waiters),
-            holders=holder_rows(closely.holders),
-            events=event_rows(closely.events),
-        )
-        return data
+        waiting, events = waiter_rows(closely.waiters), event_rows(closely.events)
+        holders = holder_rows(closely.holders)
+        known = {"waiting": waiting, "holders": holders, "events": events}
+        return {**data, "asked": True, **known}
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
         if not self.has_release_permission(request):

@@ -328,21 +328,19 @@ def _process_row(process: Process, url_of: UrlOf) -> dict[str, Any]:
 
 
 def _lock_row(holding: HeldLock, url_of: UrlOf) -> dict[str, str]:
+    held = holding.lock.held_for
     return {
         "name": shown(holding.name),
         "url": url_of(ref_of(holding)),
-        "text": _for(holding.lock.held_for),
+        "text": "" if held is None else _("for %(duration)s") % {"duration": duration(held)},
         "held_by": _("held by %(holder)s") % {"holder": short_place(holding.lock.owner)},
     }
 
 
 def _chain_row(chain: Chain, url_of: UrlOf) -> dict[str, Any]:
+    waited = chain.wait.waited
     return {
         "locks": [_lock_row(holding, url_of) for holding in chain.locks],
         "is_cycle": chain.is_cycle,
-        "text": _for(chain.wait.waited),
+        "text": "" if waited is None else _("for %(duration)s") % {"duration": duration(waited)},
     }
-
-
-def _for(seconds: float | None) -> str:
-    return "" if seconds is None else _("for %(duration)s") % {"duration": duration(seconds)}

@@ -247,11 +247,7 @@ def access(target: Target) -> Iterator[Finding]:
         text = f"the server rejects writes, locks among them: {reason}"
         yield Finding("rights", Level.ERROR, text, number="W102")
         return
-    waiting = {
-        "blpop": ("BLPOP", wake_key(key, b"trial"), 0.05),
-        "xread": ("XREAD", "BLOCK", 1, "STREAMS", flight_stream(key, b"trial"), "0"),
-    }
-    waits = [name for name, command in waiting.items() if _is_forbidden(target, command)]
+    waits = [name for name in ("blpop", "xread") if not _may_wait(target, name, key)]
     index = "" if target.is_cluster else _error_at(target, INDEX, TRIED_IN_INDEX)
     counts = target.conf.METRICS
     figures = _error_at(target, FIGURES["day"], TRIED_IN_FIGURES) if counts else ""
@@ -281,12 +277,16 @@ def _rejected(target: Target, text: str, missing: Collection[str] = ()) -> Findi
     return Finding("rights", Level.ERROR, text, hint, number="E104")
 
 
-def _is_forbidden(target: Target, command: tuple[object, ...]) -> bool:
+def _may_wait(target: Target, command: str, key: bytes) -> bool:
+    words: dict[str, tuple[object, ...]] = {
+        "blpop": ("BLPOP", wake_key(key, b"trial"), 0.05),
+        "xread": ("XREAD", "BLOCK", 1, "STREAMS", flight_stream(key, b"trial"), "0"),
+    }
     try:
-        target.client.execute_command(*command)
+        target.client.execute_command(*words[command])
     except RedisError as error:  # Other probes report any other.
-        return isinstance(error, NoPermissionError)
-    return False
+        return not isinstance(error, NoPermissionError)
+    return True
 
 
 def _channel_error(target: Target) -> str:
