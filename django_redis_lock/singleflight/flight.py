@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from contextlib import suppress
 from typing import Any
@@ -49,7 +48,6 @@ class InProcessFlight:
     def __init__(self, ended: Any, leader_ref: LeaderRef | None = None) -> None:
         self.ended = ended
         self.leader_ref = weakref.ref(leader_ref or self)
-        self.read_lock = threading.Lock()  # One later caller at a time reads the key.
         self.asked = 0  # How many requests the first caller has sent.
         self.found: Any = None  # The encoded value; None: query Redis again.
         self.trace = ""  # Of the computation; see ``events.trace_parent``.

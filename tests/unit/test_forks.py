@@ -26,7 +26,6 @@ OF_THE_PARENT = {
     "keeper/subscription.py": 1,
     "keeper/__init__.py": 2,
     "threads.py": 2,
-    "singleflight/flight.py": 1,
     "singleflight/runners.py": 2,
     "cache/reading.py": 1,
     "metrics/collecting.py": 1,

@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis.serializers.pickle import PickleSerializer
 
 from django_redis_lock import LockError, LockNotAcquired, events
-from django_redis_lock.cache import RedisCache
+from django_redis_lock.cache import RedisCache, reading
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight import flight, runners
@@ -845,6 +845,49 @@ def test_a_value_written_during_the_computation_is_returned(
     assert slow.begun.wait(PATIENCE)
     cache.set("report", "newer")
     assert cache.get_or_set("report", 1, wait=0, on_wait_timeout="raise") == "newer"
+    slow.finish.set()
+    assert leader.found() == "computed"
+
+
+@pytest.mark.on_redis
+@pytest.mark.parametrize("stale", [0, 60])
+def test_no_caller_waits_for_a_computation_if_the_value_is_there(
+    cache: RedisCache, slow: Producer, monkeypatch: pytest.MonkeyPatch, stale: float
+) -> None:
+    """Also one that comes while another thread reads the value."""
+    leader = Asking(cache.get_or_set, "report", slow, 60, stale=stale)
+    assert slow.begun.wait(PATIENCE)
+    cache.set("report", "newer", 600)
+    slow_reads, go_on = [True], threading.Event()
+
+    def read(*args: Any, **options: Any) -> Any:
+        if slow_reads and slow_reads.pop():
+            assert go_on.wait(PATIENCE)
+        return execute.read_value(*args, **options)
+
+    for module in (reading, runners):
+        monkeypatch.setattr(module, "read_value", read)
+    first = Asking(cache.get_or_set, "report", 1, 60, stale=stale)
+    until(lambda: not slow_reads)
+    second = Asking(cache.get_or_set, "report", 1, 60, stale=stale)
+    assert second.found() == "newer"
+    go_on.set()
+    assert first.found() == "newer"
+    slow.finish.set()
+    assert leader.found() == "computed"
+
+
+@pytest.mark.parametrize("too_late", ["raise", "compute", "default"])
+def test_a_value_written_by_other_software_while_a_caller_waits_is_found(
+    cache: RedisCache, client: redis.Redis, slow: Producer, too_late: str
+) -> None:
+    """It ends no flight, so the caller waits until its wait is over, but not in vain."""
+    leader = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    waiting = Asking(cache.get_or_set, "report", 1, wait=0.3, on_wait_timeout=too_late)
+    until(lambda: waiting_in_memory() == 1)
+    client.set(KEY, pickle.dumps("newer"))
+    assert waiting.found() == "newer"
     slow.finish.set()
     assert leader.found() == "computed"
 
