@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -13,8 +12,8 @@ from ..clock import time
 from ..events import RefreshFailed, Shared
 from ..exceptions import ComputationFailed, LockError
 from ..protocol import as_bytes, flight_stream
-from ..threads import after_fork, get_logger
-from ..transport import Server
+from ..threads import get_logger
+from .in_process import InProcessFlight, LeaderRef, join, leave
 from .leader import NOTHING, Leader, Producer
 from .runners import Overtaken, ProducerFailed, Runner, Steps, being_computed, overtake
 
@@ -36,49 +35,6 @@ class CoordinationError(Exception):
 def failure(message: Any) -> ComputationFailed:
     """The error of a caller that comes shortly after a computation failed with ``message``."""
     return ComputationFailed(as_bytes(message).decode(errors="replace"))
-
-
-class LeaderRef:
-    """Exists as long as the caller that queries Redis for the callers of an ``InProcessFlight``."""
-
-
-class InProcessFlight:
-    """The callers of this process that want one value; the first queries Redis for all of them."""
-
-    def __init__(self, ended: Any, leader_ref: LeaderRef | None = None) -> None:
-        self.ended = ended
-        self.leader_ref = weakref.ref(leader_ref or self)
-        self.asked = 0  # How many requests the first caller has sent.
-        self.found: Any = None  # The encoded value; None: query Redis again.
-        self.trace = ""  # Of the computation; see ``events.trace_parent``.
-        self.computed = False  # Whether the value was computed, not only read.
-        self.outage: Exception | None = None  # Why a request failed.
-
-
-#: A key of one database, and what stands for its callers: the ``group`` of their runners.
-FlightKey = tuple[Server, bytes, Any]
-
-#: The flights of this process. A single operation of a dict is atomic, so it needs no mutex.
-in_flight: dict[FlightKey, InProcessFlight] = {}
-after_fork(in_flight.clear)
-
-
-def join(flight_id: FlightKey, mine: InProcessFlight) -> InProcessFlight:
-    """The flight of another caller for the same value, or ``mine``, which then begins."""
-    while True:
-        shared = in_flight.setdefault(flight_id, mine)
-        if shared is mine or shared.leader_ref() is not None:
-            return shared
-        leave(flight_id, shared)  # A signal handler's exception kept its caller from that.
-
-
-def leave(flight_id: FlightKey, shared: InProcessFlight) -> None:
-    """End the flight ``shared`` of this process, and wake its other callers."""
-    try:
-        if in_flight.get(flight_id) is shared:
-            del in_flight[flight_id]
-    finally:
-        shared.ended.set()
 
 
 def expiry(pttl: int) -> float:
@@ -103,9 +59,6 @@ class Flights:
         #: Whether ``get_or_compute`` found the value, so that no caller had to compute it.
         self.was_there = False
 
-    def _shared(self, leader_ref: LeaderRef | None = None) -> InProcessFlight:
-        return InProcessFlight(self._runner.new_event(), leader_ref)
-
     def _leader(self, key: bytes, producer: Producer) -> Leader:
         return Leader(self._runner, self._flight_timeout, [key], producer)
 
@@ -124,20 +77,19 @@ class Flights:
             CoordinationError: a request to Redis failed, and nothing was computed.
             Exception: whatever the producer raises, to the caller that ran it.
         """
-        flight_id = self._server, key, self._runner.group
-        if flight_id[:2] in being_computed():
+        if (self._server, key) in being_computed():
             raise LockError("the function that computes this value requests the value", key)
         asked: int | None = None
         leader_ref = LeaderRef()
         while True:
-            shared = mine = self._shared(leader_ref)
+            shared = mine = InProcessFlight(self._runner, key, leader_ref)
             try:
-                shared = join(flight_id, mine)
+                shared = join(mine)
                 if shared is mine:
                     value = yield from self._ask_redis(key, shared, producer, deadline, outage)
             finally:
                 if shared is mine:
-                    leave(flight_id, mine)
+                    leave(mine)
             if shared is mine:
                 return self._found(shared, producer) if value is FOUND else value
             # A reply to a request sent before this caller joined may be older than a write before
@@ -165,7 +117,7 @@ class Flights:
             logger.warning("Could not take over the computation of %s: %s", leader, error)
         leader.begin({key: replaced})
         try:
-            return (yield from self._lead(leader, self._shared()))
+            return (yield from self._lead(leader))
         except Overtaken:
             return (yield from self.get_or_compute(key, producer, math.inf))
 
@@ -210,7 +162,7 @@ class Flights:
     def _lead_or_return_old(self, leader: Leader, old: Any) -> Steps:
         producer = leader.producer
         try:
-            return (yield from self._lead(leader, self._shared()))
+            return (yield from self._lead(leader))
         except Overtaken:
             return producer.decode(old)
         except ProducerFailed as failed:
@@ -222,13 +174,14 @@ class Flights:
             producer.emit(self._server, RefreshFailed, failed.error)
             return producer.decode(old)
 
-    def _lead(self, leader: Leader, shared: InProcessFlight) -> Steps:
-        """Compute the value, store it, and hand it to the callers that share this flight.
+    def _lead(self, leader: Leader, shared: InProcessFlight | None = None) -> Steps:
+        """Compute the value, store it, and hand it to the callers of this process that wait for it.
 
         Raises:
             Overtaken: another thread leads instead.
         """
         [key] = leader.keys
+        shared = leader.shared = shared or InProcessFlight(self._runner, key)
         values, encoded = yield from leader.lead()
         shared.asked += 1
         [stored] = yield from leader.store(encoded)

@@ -35,6 +35,7 @@ from ..protocol import (
 )
 from ..threads import get_logger
 from ..transport import Server, is_outage
+from .in_process import InProcessFlight, leave
 from .runners import Overtaken, ProducerFailed, Runner, Steps, computing, token_for
 from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER
 
@@ -113,6 +114,8 @@ class Leader:
         self.producer = producer
         self.token = token_for(producer.compute)
         self.renewals: list[FlightRenewal] = []
+        #: What the other callers of this process wait for.
+        self.shared: InProcessFlight | None = None
         #: The trace of the computation; see ``events.trace_parent``.
         self.trace = ""
         self._names = names
@@ -209,6 +212,12 @@ class Leader:
         finally:  # In every case: followers would wait for ever for a flight that is renewed.
             for renewal in self.renewals:
                 keeper().discard(renewal)
+
+    def lose(self) -> None:
+        """The flight has ended before the computation: the callers of this process that wait for it
+        look again at once, as those of other processes do. The keeper calls this."""
+        if self.shared is not None:
+            self._runner.call_soon(leave, self.shared)
 
     def compute(self, outage: BaseException | None = None) -> Steps:
         """The values by key.
@@ -384,8 +393,10 @@ class FlightRenewal(Job):
         self._named = True
         self._renewals += 1
         self.due = sent_at + self._lifetime / 3
-        if not value:
-            keeper().discard(self)  # A write has ended the flight. STORE will tell the leader.
+        if not value:  # A write has ended the flight. STORE will tell the leader.
+            keeper().discard(self)
+            if (leader := self._leader_of_it()) is not None:
+                leader.lose()
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + min(self._lifetime / 12, 1.0)

@@ -207,6 +207,10 @@ class ThreadRunner:
             error = failed.error
         raise error
 
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Call ``function`` where the callers run. The keeper uses this."""
+        function(*args)
+
     # -- the steps ---------------------------------------------------------------------------
 
     def run(self, *calls: Call, done: bool = False) -> Any:
@@ -305,7 +309,8 @@ class AsyncRunner:
         self._client = client
         self.server = server_of(client)
         self.in_thread = thread is not None
-        self.group = thread if self.in_thread else asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
+        self.group = thread if self.in_thread else self._loop
 
     @property
     def is_observed(self) -> bool:
@@ -319,6 +324,10 @@ class AsyncRunner:
         except ProducerFailed as failed:
             error = failed.error
         raise error
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        with suppress(RuntimeError):  # The loop has ended.
+            self._loop.call_soon_threadsafe(function, *args)
 
     # -- the steps, as those of ``ThreadRunner`` ---------------------------------------------
 
