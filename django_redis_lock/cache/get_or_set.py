@@ -220,11 +220,9 @@ class GetOrSet(CacheReader):
         options: GetOrSetArguments,
     ) -> Steps:
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        producer, nkey = (
-            self._producer(key, default, timeout, chosen),
-            self._encoded_key(key, version),
-        )
-        return (yield from self._flights(runner).compute_anyway(nkey, producer))
+        what = self._encoded_key(key, version), self._producer(key, default, timeout, chosen)
+        compute = Flights(runner, self.conf.FLIGHT_TIMEOUT).compute_anyway
+        return (yield from self._despite_outage(None, compute, *what))
 
     def _value(
         self,
@@ -260,17 +258,16 @@ class GetOrSet(CacheReader):
             if not is_stale and (stored is not None or value is not MISSING):
                 self._record_read(key, chosen.group, "hit", *read_at)
                 return self._decode(stored[0]) if value is MISSING else value
-        producer, flights = self._producer(key, default, timeout, chosen), self._flights(runner)
+        producer, flights = (
+            self._producer(key, default, timeout, chosen),
+            Flights(runner, self.conf.FLIGHT_TIMEOUT),
+        )
         if is_stale:
             self._record_read(key, chosen.group, "stale", *read_at)
             return (yield from flights.refresh(nkey, stored[0], producer, chosen.refresh_wait))
-        deadline = began + chosen.wait
+        what = nkey, producer, began + chosen.wait
         try:
-            try:
-                found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
-            except CoordinationError as error:
-                outage = self._without_redis(error.__cause__ or error)
-                found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
+            found = yield from self._despite_outage(outage, flights.get_or_compute, *what)
         finally:
             if flights.was_there:
                 self._record_read(key, chosen.group, "hit", read_at[0])
@@ -282,7 +279,7 @@ class GetOrSet(CacheReader):
             raise LockNotAcquired("Another caller is still computing the value", key)
         if chosen.on_wait_timeout == "default":
             return None if callable(default) else default
-        return (yield from flights.compute_anyway(nkey, producer, outage))
+        return (yield from self._despite_outage(outage, flights.compute_anyway, nkey, producer))
 
     def _values(
         self,
@@ -331,15 +328,25 @@ class GetOrSet(CacheReader):
         if outage is None:
             try:
                 got, late = yield from flight.get_or_compute(late, deadline)
+                if late and chosen.on_wait_timeout == "compute":
+                    got.update((yield from flight.compute_anyway(late)))
             except CoordinationError as error:
                 outage = self._without_redis(error.__cause__ or error)
         if outage is not None:
-            return (yield from flight.compute_alone(late, outage))
-        if late and chosen.on_wait_timeout == "raise":
+            got.update((yield from flight.compute_alone(late, outage)))
+        elif late and chosen.on_wait_timeout == "raise":
             raise LockNotAcquired("Another caller is still computing a value", missing[late[0]])
-        if late and chosen.on_wait_timeout == "compute":
-            got.update((yield from flight.compute_anyway(late)))
         return got
+
+    def _despite_outage(
+        self, outage: BaseException | None, steps: Callable[..., Steps], *args: Any
+    ) -> Steps:
+        """The result of ``steps``; if Redis fails in them, that of the same without Redis."""
+        try:
+            return (yield from steps(*args, outage))
+        except CoordinationError as error:
+            outage = self._without_redis(error.__cause__ or error)
+        return (yield from steps(*args, outage))
 
     def _without_redis(self, error: BaseException) -> BaseException:
         """``error``, an outage or a refusal of Redis, or raise it (VALUES_ON_REDIS_DOWN)."""
@@ -375,9 +382,6 @@ class GetOrSet(CacheReader):
 
     def _timeout(self, timeout: Any) -> Any:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
-
-    def _flights(self, runner: Runner) -> Flights:
-        return Flights(runner, self.conf.FLIGHT_TIMEOUT)
 
     def _thread_runner(self) -> ThreadRunner:
         return ThreadRunner(self._lock_client(), _with_language)

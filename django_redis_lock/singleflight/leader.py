@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from redis.exceptions import RedisError
@@ -38,6 +38,8 @@ from ..transport import Server, is_outage
 from .in_process import InProcessFlight, leave
 from .runners import Overtaken, ProducerFailed, Runner, Steps, computing, token_for
 from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER
+
+T = TypeVar("T")
 
 logger = get_logger("django_redis_lock.flights")
 outage_logger = get_logger("django_redis_lock.outage")
@@ -96,6 +98,7 @@ class Leader:
         timeout: seconds after which the flights end by themselves.
         keys: of the values.
         producer: how to compute and store the values.
+        shared: what the other callers of this process wait for.
         names: of several keys, as ``producer.compute`` is given them; it returns a dict by name.
             None: it computes the value of the only key.
     """
@@ -106,6 +109,7 @@ class Leader:
         timeout: float,
         keys: list[bytes],
         producer: Producer,
+        shared: InProcessFlight,
         names: Mapping[bytes, str] | None = None,
     ) -> None:
         self.server = runner.server
@@ -114,10 +118,9 @@ class Leader:
         self.producer = producer
         self.token = token_for(producer.compute)
         self.renewals: list[FlightRenewal] = []
-        #: What the other callers of this process wait for.
-        self.shared: InProcessFlight | None = None
         #: The trace of the computation; see ``events.trace_parent``.
         self.trace = ""
+        self._shared = shared
         self._names = names
         self._replaced: Mapping[bytes, Seen] = {}
         self._lifetimes: Mapping[bytes, int] = {}
@@ -200,7 +203,7 @@ class Leader:
                 keeper().add(renewal)
             values = yield from self.compute()
             encoded = self.encoded(values)
-            self._lifetimes = self._lifetimes_of(values)
+            self._lifetimes = self._each(self.producer.lifetime, values)
             return values, encoded
         except ProducerFailed as failed:
             if isinstance(failed.error, Overtaken):
@@ -216,8 +219,7 @@ class Leader:
     def lose(self) -> None:
         """The flight has ended before the computation: the callers of this process that wait for it
         look again at once, as those of other processes do. The keeper calls this."""
-        if self.shared is not None:
-            self._runner.call_soon(leave, self.shared)
+        self._runner.call_soon(leave, self._shared)
 
     def compute(self, outage: BaseException | None = None) -> Steps:
         """The values by key.
@@ -243,15 +245,13 @@ class Leader:
 
     def encoded(self, values: Mapping[bytes, Any]) -> dict[bytes, bytes | int]:
         """The values as Redis stores them."""
-        try:
-            return {key: self.producer.encode(value) for key, value in values.items()}
-        except BaseException as error:  # It cannot be stored, so it cannot be shared.
-            raise ProducerFailed(error) from error
+        return self._each(self.producer.encode, values)
 
-    def _lifetimes_of(self, values: Mapping[bytes, Any]) -> dict[bytes, int]:
+    def _each(self, function: Callable[[Any], T], values: Mapping[bytes, Any]) -> dict[bytes, T]:
+        """What a function of the user returns for each value; without it none can be stored."""
         try:
-            return {key: self.producer.lifetime(value) for key, value in values.items()}
-        except BaseException as error:  # The user's function of the value.
+            return {key: function(value) for key, value in values.items()}
+        except BaseException as error:
             raise ProducerFailed(error) from error
 
     @contextmanager

@@ -22,7 +22,7 @@ from ..clock import time
 from ..keeper import Job, keeper
 from ..locking import in_background
 from ..protocol import Call, as_bytes, new_token
-from ..threads import ThreadPool, Work, after_fork
+from ..threads import ThreadEvent, ThreadPool, Work, after_fork
 from ..transport import (
     Server,
     Topology,
@@ -146,30 +146,6 @@ def computing(server: Server, keys: Iterable[bytes]) -> Iterator[None]:
 
 
 after_fork(_deferred.clear)
-
-
-class ThreadEvent:
-    """``threading.Event`` without a mutex. A signal handler that raises at the wrong moment leaves
-    such a mutex taken, and then all who wait for the event, or set it, hang."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._waiters: set[Any] = set()  # Its single operations are atomic.
-
-    def set(self) -> None:
-        self._is_set = True
-        for waiter in tuple(self._waiters):
-            with suppress(RuntimeError):  # It was woken before.
-                waiter.release()
-
-    def wait(self, seconds: float) -> bool:
-        waiter = threading.Lock()
-        waiter.acquire()
-        self._waiters.add(waiter)
-        try:
-            return self._is_set or waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
-        finally:
-            self._waiters.discard(waiter)
 
 
 class ThreadRunner:

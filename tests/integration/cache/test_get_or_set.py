@@ -84,7 +84,11 @@ WAYS_TO_ASK: dict[str, Callable[[RedisCache, Callable[[], Any]], Any]] = {
     "aget_or_set_many": lambda c, f: asyncio.run(
         c.aget_or_set_many(["report"], lambda _: {"report": f()})
     )["report"],
+    "compute": lambda c, f: c.compute("report", f),
+    "acompute": lambda c, f: asyncio.run(c.acompute("report", f)),
 }
+#: Those that wait for another caller's computation.
+WAYS_TO_WAIT = [name for name in WAYS_TO_ASK if name not in ("compute", "acompute")]
 
 
 @pytest.fixture
@@ -1081,3 +1085,19 @@ def test_redis_that_may_be_read_but_not_coordinate_costs_no_value(
         admin.execute_command("ACL", "SETUSER", "reader", "-evalsha")
     cache = RedisCache(own_server.url.replace("://", "://reader:@"), {})
     assert cache.get_or_set("report", lambda: "computed") == "computed"
+
+
+@pytest.mark.parametrize("name", WAYS_TO_WAIT)
+def test_a_user_who_may_not_wait_for_others_computes(
+    own_server: RedisServer, client: redis.Redis, name: str
+) -> None:
+    with own_server.client() as admin:
+        admin.acl_setuser(
+            "hasty", enabled=True, nopass=True, keys="*", categories=["+@all"], commands=["-xread"]
+        )
+        elsewhere(admin)
+    url = own_server.url.replace("://", "://hasty:@")
+    computing, raising = (RedisCache(url, {"OPTIONS": options}) for options in ({}, RAISE))
+    assert WAYS_TO_ASK[name](computing, Producer()) == "computed"
+    with pytest.raises(redis.ResponseError):
+        WAYS_TO_ASK[name](raising, Producer())
