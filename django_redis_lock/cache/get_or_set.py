@@ -128,7 +128,8 @@ class GetOrSet(CacheReader):
     ) -> Any:
         """Compute, store and return the value of ``key`` even if there is one. Callers that find no
         value wait for this one. If the key is written during the computation, the result
-        is not stored. Arguments as for ``get_or_set``."""
+        is not stored. While Redis is down, the value is computed, whatever VALUES_ON_REDIS_DOWN
+        is. Arguments as for ``get_or_set``."""
         runner, what = self._thread_runner(), (key, default, timeout, version)
         return runner.do(self._computed(runner, *what, options))
 
@@ -220,9 +221,9 @@ class GetOrSet(CacheReader):
         options: GetOrSetArguments,
     ) -> Steps:
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        what = self._encoded_key(key, version), self._producer(key, default, timeout, chosen)
-        compute = Flights(runner, self.conf.FLIGHT_TIMEOUT).compute_anyway
-        return (yield from self._despite_outage(None, compute, *what))
+        flights, nkey = Flights(runner, self.conf.FLIGHT_TIMEOUT), self._encoded_key(key, version)
+        producer = self._producer(key, default, timeout, chosen)
+        return (yield from flights.compute_anyway(nkey, producer))
 
     def _value(
         self,
@@ -267,7 +268,11 @@ class GetOrSet(CacheReader):
             return (yield from flights.refresh(nkey, stored[0], producer, chosen.refresh_wait))
         what = nkey, producer, began + chosen.wait
         try:
-            found = yield from self._despite_outage(outage, flights.get_or_compute, *what)
+            try:
+                found = yield from flights.get_or_compute(*what, outage)
+            except CoordinationError as error:
+                outage = self._without_redis(error.__cause__ or error)
+                found = yield from flights.get_or_compute(*what, outage)
         finally:
             if flights.was_there:
                 self._record_read(key, chosen.group, "hit", read_at[0])
@@ -279,7 +284,7 @@ class GetOrSet(CacheReader):
             raise LockNotAcquired("Another caller is still computing the value", key)
         if chosen.on_wait_timeout == "default":
             return None if callable(default) else default
-        return (yield from self._despite_outage(outage, flights.compute_anyway, nkey, producer))
+        return (yield from flights.compute_anyway(nkey, producer, outage))
 
     def _values(
         self,
@@ -337,16 +342,6 @@ class GetOrSet(CacheReader):
         elif late and chosen.on_wait_timeout == "raise":
             raise LockNotAcquired("Another caller is still computing a value", missing[late[0]])
         return got
-
-    def _despite_outage(
-        self, outage: BaseException | None, steps: Callable[..., Steps], *args: Any
-    ) -> Steps:
-        """The result of ``steps``; if Redis fails in them, that of the same without Redis."""
-        try:
-            return (yield from steps(*args, outage))
-        except CoordinationError as error:
-            outage = self._without_redis(error.__cause__ or error)
-        return (yield from steps(*args, outage))
 
     def _without_redis(self, error: BaseException) -> BaseException:
         """``error``, an outage or a refusal of Redis, or raise it (VALUES_ON_REDIS_DOWN)."""

@@ -161,13 +161,12 @@ class MultiFlight:
 
     def compute_anyway(self, keys: list[bytes]) -> Steps:
         """The values, computed by this caller even if others are computing them. This caller leads
-        from now on; the results of earlier leaders are not stored. A write wins over all.
-
-        Raises: as ``get_or_compute``.
-        """
+        from now on; the results of earlier leaders are not stored. A write wins over all."""
         leader = self.leader(keys)
-        with self._coordination():
+        try:
             taken = yield from leader.take_over()
+        except (RedisError, OSError) as error:
+            return (yield from leader.compute(error))
         leader.begin(dict(zip(keys, taken, strict=True)))
         try:
             return (yield from self.lead(leader))
