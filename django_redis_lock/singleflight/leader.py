@@ -56,6 +56,7 @@ SHARED_LIFETIME_MILLISECONDS = 2_000
 DESCRIBE_AFTER_SECONDS = 0.5
 #: Seconds between two lines of the log about values computed without one server.
 LOG_PAUSE_SECONDS = 60.0
+_logged_at: WeakKeyDictionary[Server, float] = WeakKeyDictionary()
 
 
 class Producer(NamedTuple):
@@ -277,18 +278,12 @@ class Leader:
             events.emit(Computed(subject, seconds, error, values, without_redis))
 
     def _log_without_redis(self, error: BaseException) -> None:
-        """Log that values are computed without Redis: the first, then one line a minute for each
-        server."""
-        unlogged = _unlogged.setdefault(self.server, _Unlogged())
-        unlogged.values += len(self.keys)
+        """Once a minute for each server."""
         now = time.monotonic()
-        if now - unlogged.logged_at >= LOG_PAUSE_SECONDS:
-            unlogged.logged_at, number, unlogged.values = now, unlogged.values, 0
-            others = f" and {number - 1} more" if number > 1 else ""
-            outage_logger.warning(
-                "Redis does not answer, get_or_set computes without it: %s%s (%s)",
-                *(printable(self.keys[0]), others, error),
-            )
+        if now - _logged_at.get(self.server, -math.inf) >= LOG_PAUSE_SECONDS:
+            _logged_at[self.server] = now
+            text = "Redis does not answer, get_or_set computes without it: %s (%s)"
+            outage_logger.warning(text, printable(self.keys[0]), error)
 
     # -- to end ------------------------------------------------------------------------------
 
@@ -400,15 +395,3 @@ class FlightRenewal(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + min(self._lifetime / 12, 1.0)
-
-
-class _Unlogged:
-    """The number of values computed without one server since the last log line. Not exact if
-    several threads count at once."""
-
-    def __init__(self) -> None:
-        self.logged_at = -math.inf
-        self.values = 0
-
-
-_unlogged: WeakKeyDictionary[Server, _Unlogged] = WeakKeyDictionary()
