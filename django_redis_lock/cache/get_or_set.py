@@ -81,7 +81,7 @@ class GetOrSet(CacheReader):
             LockNotAcquired: see ``on_wait_timeout``.
             ComputationFailed: see ``error_ttl``.
             LockError: ``default`` requested its own key.
-            TypeError, ValueError: an option is invalid, or what ``timeout`` returns.
+            TypeError, ValueError: an option or ``timeout`` is invalid, or what that returns.
             redis.exceptions.RedisError: Redis is down, and VALUES_ON_REDIS_DOWN is ``"raise"``;
                 otherwise the value is computed, and not stored.
         """
@@ -94,6 +94,8 @@ class GetOrSet(CacheReader):
         if not may_be_stale:
             if options:
                 GetOrSetOptions.check_without_stale(**options)
+            if type(timeout) is not int and timeout is not DEFAULT_TIMEOUT:
+                GetOrSetOptions.check_timeout(timeout)
             try:
                 value = self._read_or_join(key, version)
                 if value is not MISSING:

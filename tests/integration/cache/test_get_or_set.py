@@ -774,6 +774,18 @@ def test_wrong_arguments_are_refused_even_for_a_hit(
 
 
 @pytest.mark.filterwarnings("ignore:.* on sharded client")
+@pytest.mark.parametrize("timeout", ["60", True, float("nan"), float("inf")])
+@pytest.mark.parametrize("options", [{}, {"stale": 60}], ids=["plain", "stale"])
+def test_a_wrong_timeout_is_refused_even_for_a_hit(
+    cache: RedisCache, timeout: Any, options: dict[str, Any]
+) -> None:
+    cache.set("report", 5)
+    with pytest.raises((TypeError, ValueError), match="timeout must be"):
+        cache.get_or_set("report", 1, timeout, **options)
+    with pytest.raises((TypeError, ValueError), match="timeout must be"):
+        asyncio.run(cache.aget_or_set("report", 1, timeout, **options))
+
+
 def test_a_client_that_cannot_say_who_leads_says_so(redis_server: RedisServer) -> None:
     cache = make(redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
     with pytest.raises(ImproperlyConfigured, match="ShardClient cannot lock"):
