@@ -289,7 +289,8 @@ class GetOrSetOptions:
     def of(cls, conf: Conf, timeout: Timeout, **arguments: Any) -> GetOrSetOptions:
         """The ``arguments`` of a call, completed by the settings. A value without a ``timeout`` is
         never stale, regardless of the setting. Raises as ``check`` and ``check_timeout`` do."""
-        cls.check_timeout(timeout)
+        if type(timeout) is not int:
+            cls.check_timeout(timeout)
         given = cls.check(**arguments)
         given.setdefault("group", None)
         if timeout is None:
