@@ -288,7 +288,9 @@ class GetOrSetOptions:
     @classmethod
     def of(cls, conf: Conf, timeout: Timeout, **arguments: Any) -> GetOrSetOptions:
         """The ``arguments`` of a call, completed by the settings. A value without a ``timeout`` is
-        never stale, regardless of the setting. Raises as ``check`` does."""
+        never stale, regardless of the setting. Raises as ``check`` and ``check_timeout`` do."""
+        if type(timeout) is not int:
+            cls.check_timeout(timeout)
         given = cls.check(**arguments)
         given.setdefault("group", None)
         if timeout is None:
@@ -307,6 +309,13 @@ class GetOrSetOptions:
         """``check`` for a call whose values are never stale."""
         if cls.check(**arguments).get("soft_timeout") is not None:
             raise ValueError("soft_timeout needs stale: without an old value the caller must wait")
+
+    @staticmethod
+    def check_timeout(timeout: Any) -> None:
+        """Raises TypeError or ValueError if it is neither a number, None, nor a function. As in
+        Django, any number of seconds is allowed, and 0 or less means not to store the value."""
+        if not (callable(timeout) or (type(timeout) in (int, float) and math.isfinite(timeout))):
+            check_seconds("timeout", timeout, zero=True, none="no end")
 
     @property
     def refresh_wait(self) -> float | None:
@@ -338,11 +347,10 @@ class GetOrSetOptions:
         return given
 
     def lifetime(self, timeout: Timeout) -> Callable[[Any], int]:
-        """What returns the milliseconds to store a value: 0 without end, negative not at all. An
-        invalid ``timeout`` raises TypeError or ValueError here, an invalid result of it there."""
+        """What returns the milliseconds to store a value: 0 without end, negative not at all. It
+        raises TypeError or ValueError if ``timeout`` is a function whose result is invalid."""
         if callable(timeout):
             return lambda value: self._milliseconds(_checked(timeout(value)))
-        self._milliseconds(timeout)
         return lambda _: self._milliseconds(timeout)
 
     def _milliseconds(self, timeout: float | None) -> int:

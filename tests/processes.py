@@ -39,7 +39,7 @@ from django.conf import settings as django_settings
 from django.core.management import execute_from_command_line
 from django.test import override_settings
 
-from django_redis_lock.singleflight import runners
+from django_redis_lock.threads import ThreadEvent
 
 __all__ = [
     "PATIENCE",
@@ -342,8 +342,7 @@ def waiting_in(module: str) -> int:
 def _caller_of_a_wait(frame: Any) -> Any:
     inside = False
     while frame is not None and (
-        frame.f_globals.get("__name__") == "threading"
-        or frame.f_code is runners.ThreadEvent.wait.__code__
+        frame.f_globals.get("__name__") == "threading" or frame.f_code is ThreadEvent.wait.__code__
     ):
         inside, frame = True, frame.f_back
     return inside and frame is not None and frame.f_globals.get("__name__")

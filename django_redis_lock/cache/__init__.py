@@ -25,7 +25,6 @@ from ..fallback import FallbackLock
 from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
 from ..locking import Lock
 from ..protocol import check_name_in_cache
-from ..singleflight import InProcessFlight
 from ..transport import (
     Breaker,
     CircuitOpen,
@@ -109,21 +108,15 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         reader = self._reader
         if reader is not None and is_observed(reader.client):
             reader = None
-        if reader is None or not server_of(reader.client).must_connect():
-            return self._read_value(key, version, self._in_flight(key, version), reader)
-        with cold_read(server_of(self._lock_client())) as waited:
-            flight = self._in_flight(key, version)
-            return MISSING if waited and flight else self._read_value(key, version, flight, reader)
+        is_crowd = self._is_in_flight(key, version)
+        if not is_crowd and (reader is None or not server_of(reader.client).must_connect()):
+            return self._read_value(key, version, reader)
+        with cold_read(server_of(self._lock_client())):
+            return self._read_value(key, version, reader)
 
-    def _read_value(
-        self, key: str, version: int | None, flight: InProcessFlight | None, reader: Any
-    ) -> Any:
-        """The value, or MISSING. While this process computes it, one thread at a time reads it; the
-        others wait for the ``flight``."""
-        if flight and not flight.read_lock.acquire(blocking=False):
-            return MISSING
+    def _read_value(self, key: str, version: int | None, reader: Any) -> Any:
+        get = self._get_by_tool if self._is_replaced("get") else self.client.get
         try:
-            get = self._get_by_tool if self._is_replaced("get") else self.client.get
             return self._with_breaker(get, key, MISSING, version, reader)
         except ConnectionInterrupted as error:
             # The caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
@@ -131,9 +124,6 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
                 return MISSING
             raise
-        finally:
-            if flight:
-                flight.read_lock.release()
 
     @cached_property
     def _reader(self) -> DirectReader | None:

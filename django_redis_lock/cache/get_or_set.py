@@ -83,7 +83,7 @@ class GetOrSet(CacheReader):
             LockNotAcquired: see ``on_wait_timeout``.
             ComputationFailed: see ``error_ttl``.
             LockError: ``default`` requested its own key.
-            TypeError, ValueError: an option is invalid, or what ``timeout`` returns.
+            TypeError, ValueError: an option or ``timeout`` is invalid, or what that returns.
             redis.exceptions.RedisError: Redis is down, and VALUES_ON_REDIS_DOWN is ``"raise"``;
                 otherwise the value is computed, and not stored.
         """
@@ -96,6 +96,8 @@ class GetOrSet(CacheReader):
         if not may_be_stale:
             if options:
                 GetOrSetOptions.check_without_stale(**options)
+            if type(timeout) is not int and timeout is not DEFAULT_TIMEOUT:
+                GetOrSetOptions.check_timeout(timeout)
             try:
                 value = self._read_or_join(key, version)
                 if value is not MISSING:
@@ -130,7 +132,8 @@ class GetOrSet(CacheReader):
     ) -> Any:
         """Compute, store and return the value of ``key`` even if there is one. Callers that find no
         value wait for this one. If the key is written during the computation, the result
-        is not stored. Arguments as for ``get_or_set``."""
+        is not stored. While Redis is down, the value is computed, whatever VALUES_ON_REDIS_DOWN
+        is. Arguments as for ``get_or_set``."""
         runner, what = self._thread_runner(), (key, default, timeout, version)
         return runner.do(self._computed(runner, *what, options))
 
@@ -222,11 +225,9 @@ class GetOrSet(CacheReader):
         options: GetOrSetArguments,
     ) -> Steps:
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        producer, nkey = (
-            self._producer(key, default, timeout, chosen),
-            self._encoded_key(key, version),
-        )
-        return (yield from self._flights(runner).compute_anyway(nkey, producer))
+        flights, nkey = Flights(runner, self.conf.FLIGHT_TIMEOUT), self._encoded_key(key, version)
+        producer = self._producer(key, default, timeout, chosen)
+        return (yield from flights.compute_anyway(nkey, producer))
 
     def _value(
         self,
@@ -262,17 +263,20 @@ class GetOrSet(CacheReader):
             if not is_stale and (stored is not None or value is not MISSING):
                 self._record_read(key, chosen.group, "hit", *read_at)
                 return self.client.decode(stored[0]) if value is MISSING else value
-        producer, flights = self._producer(key, default, timeout, chosen), self._flights(runner)
+        producer, flights = (
+            self._producer(key, default, timeout, chosen),
+            Flights(runner, self.conf.FLIGHT_TIMEOUT),
+        )
         if is_stale:
             self._record_read(key, chosen.group, "stale", *read_at)
             return (yield from flights.refresh(nkey, stored[0], producer, chosen.refresh_wait))
-        deadline = began + chosen.wait
+        what = nkey, producer, began + chosen.wait
         try:
             try:
-                found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
+                found = yield from flights.get_or_compute(*what, outage)
             except CoordinationError as error:
                 outage = self._without_redis(error.__cause__ or error)
-                found = yield from flights.get_or_compute(nkey, producer, deadline, outage)
+                found = yield from flights.get_or_compute(*what, outage)
         finally:
             if flights.was_there:
                 self._record_read(key, chosen.group, "hit", read_at[0])
@@ -333,14 +337,14 @@ class GetOrSet(CacheReader):
         if outage is None:
             try:
                 got, late = yield from flight.get_or_compute(late, deadline)
+                if late and chosen.on_wait_timeout == "compute":
+                    got.update((yield from flight.compute_anyway(late)))
             except CoordinationError as error:
                 outage = self._without_redis(error.__cause__ or error)
         if outage is not None:
-            return (yield from flight.compute_alone(late, outage))
-        if late and chosen.on_wait_timeout == "raise":
+            got.update((yield from flight.compute_alone(late, outage)))
+        elif late and chosen.on_wait_timeout == "raise":
             raise LockNotAcquired("Another caller is still computing a value", missing[late[0]])
-        if late and chosen.on_wait_timeout == "compute":
-            got.update((yield from flight.compute_anyway(late)))
         return got
 
     def _without_redis(self, error: BaseException) -> BaseException:
@@ -376,9 +380,6 @@ class GetOrSet(CacheReader):
 
     def _timeout(self, timeout: Any) -> Any:
         return self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
-
-    def _flights(self, runner: Runner) -> Flights:
-        return Flights(runner, self.conf.FLIGHT_TIMEOUT)
 
     def _thread_runner(self) -> ThreadRunner:
         return ThreadRunner(self._lock_client(), _with_language)

@@ -18,8 +18,6 @@ from .. import events
 from ..clock import time
 from ..events import Read, Subject
 from ..singleflight import (
-    FlightKey,
-    InProcessFlight,
     Runner,
     Steps,
     ThreadRunner,
@@ -32,11 +30,10 @@ from .lock_factory import LockCache
 #: Returned if there is no value.
 MISSING = object()
 
-#: How many threads of this process open a connection for reading to one server at a time; the
-#: others then reuse a free one.
+#: How many threads of a crowd read from one server at a time, so that the others find a connection.
 COLD_READS = 2
 #: Seconds a thread waits for its turn; then it reads in any case.
-COLD_READ_TIMEOUT_SECONDS = 0.25
+COLD_READ_TIMEOUT_SECONDS = 1.0
 
 _cold_reads: WeakKeyDictionary[Server, threading.BoundedSemaphore] = WeakKeyDictionary()
 after_fork(_cold_reads.clear)
@@ -56,23 +53,19 @@ def failing_as_django_redis(redis: Any) -> Iterator[None]:
 
 
 @contextmanager
-def cold_read(server: Server) -> Iterator[bool]:
-    """Wait for the turn to open a connection to ``server``; yields whether this thread waited. One
-    that has waited too long goes ahead, and later threads use a new semaphore: those that hold the
-    old one hang, or an exception from a signal handler prevented its release."""
-    semaphore = _cold_reads.get(server)
-    if semaphore is None:
-        semaphore = _cold_reads.setdefault(server, threading.BoundedSemaphore(COLD_READS))
-    waited = not semaphore.acquire(blocking=False)
-    if waited and not semaphore.acquire(timeout=COLD_READ_TIMEOUT_SECONDS):
-        if _cold_reads.get(server) is semaphore:
-            _cold_reads.pop(server, None)
-        yield True
-        return
+def cold_read(server: Server) -> Iterator[None]:
+    """Wait for the turn of this thread in a crowd that reads from ``server``. One that has waited
+    too long goes ahead, and later threads use a new semaphore: those that hold the old one hang, or
+    an exception from a signal handler prevented its release."""
+    semaphore = _cold_reads.setdefault(server, threading.BoundedSemaphore(COLD_READS))
+    is_turn = semaphore.acquire(timeout=COLD_READ_TIMEOUT_SECONDS)
+    if not is_turn and _cold_reads.get(server) is semaphore:
+        _cold_reads.pop(server, None)
     try:
-        yield waited
+        yield
     finally:
-        semaphore.release()
+        if is_turn:
+            semaphore.release()
 
 
 class ObservedRead:
@@ -153,11 +146,11 @@ class CacheReader(LockCache):
         """The stored values, and the error if Redis is down."""
         raise NotImplementedError
 
-    def _in_flight(self, key: str, version: int | None) -> InProcessFlight | None:
+    def _is_in_flight(self, key: str, version: int | None) -> bool:
+        """Whether a thread of this process computes the value."""
         if not in_flight:
-            return None
-        flight_id = (server_of(self._lock_client()), self._encoded_key(key, version), None)
-        return in_flight.get(flight_id)
+            return False
+        return (server_of(self._lock_client()), self._encoded_key(key, version), None) in in_flight
 
     def _is_replaced(self, method: str) -> bool:
         """Whether a tool observes ``method``: has replaced it on the class (django-prometheus), on
@@ -202,25 +195,14 @@ class CacheReader(LockCache):
     def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps:
         """The stored value with its remaining lifetime; None if there is none, or if this read is
         not ``needed`` because TAKE_FLIGHT returns the value."""
-        flight_id, server = (runner.server, nkey, runner.group), runner.server
-        if not needed and flight_id not in in_flight:
+        server = runner.server
+        is_crowd = (server, nkey, runner.group) in in_flight
+        if not needed and not is_crowd:
             return None
-        if runner.group is not None or not server.must_connect():
-            return (yield from self._get_with_lifetime(runner, flight_id))
-        with cold_read(server) as waited:
-            if waited and flight_id in in_flight:
-                return None
-            return (yield from self._get_with_lifetime(runner, flight_id))
-
-    def _get_with_lifetime(self, runner: Runner, flight_id: FlightKey) -> Steps:
-        flight = in_flight.get(flight_id)
-        if flight is not None and not flight.read_lock.acquire(blocking=False):
-            return None
-        try:
-            return (yield runner.read(flight_id[1]))
-        finally:
-            if flight is not None:
-                flight.read_lock.release()
+        if runner.group is not None or not (is_crowd or server.must_connect()):
+            return (yield runner.read(nkey))
+        with cold_read(server):
+            return (yield runner.read(nkey))
 
     def subject_of(self, key: str, group: str) -> Subject:
         return Subject.of(key, group, "", server_of(self._lock_client()), self)

@@ -15,12 +15,10 @@ Django.
 """
 
 from .flight import TOO_LATE as TOO_LATE
-from .flight import CoordinationError as CoordinationError
-from .flight import FlightKey as FlightKey
 from .flight import Flights as Flights
-from .flight import InProcessFlight as InProcessFlight
-from .flight import in_flight as in_flight
+from .in_process import in_flight as in_flight
 from .leader import Producer as Producer
+from .many import CoordinationError as CoordinationError
 from .many import MultiFlight as MultiFlight
 from .runners import AsyncRunner as AsyncRunner
 from .runners import DeferredCall as DeferredCall

@@ -2,91 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import threading
-import weakref
-from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from ..clock import time
 from ..events import RefreshFailed, Shared
-from ..exceptions import ComputationFailed, LockError
-from ..protocol import as_bytes, flight_stream
-from ..threads import after_fork, get_logger
-from ..transport import Server
-from .leader import NOTHING, Leader, Producer
-from .runners import Overtaken, ProducerFailed, Runner, Steps, being_computed, overtake
+from ..exceptions import LockError
+from ..threads import get_logger
+from .in_process import InProcessFlight, LeaderRef, join, leave
+from .leader import Leader, Producer
+from .many import CoordinationError, MultiFlight
+from .runners import Overtaken, ProducerFailed, Runner, Steps, being_computed
 
 logger = get_logger("django_redis_lock.flights")
 
-#: Seconds after which a follower checks whether its flight still exists.
-FOLLOWER_CHECK_SECONDS = 2.0
-
 #: The result of ``get_or_compute`` if another computation takes longer than the caller waits.
 TOO_LATE = object()
-#: The caller leads; the value is in Redis.
-LEAD, FOUND = object(), object()
-
-
-class CoordinationError(Exception):
-    """A request to Redis failed, and nothing was computed; has the error as its cause."""
-
-
-def failure(message: Any) -> ComputationFailed:
-    """The error of a caller that comes shortly after a computation failed with ``message``."""
-    return ComputationFailed(as_bytes(message).decode(errors="replace"))
-
-
-class LeaderRef:
-    """Exists as long as the caller that queries Redis for the callers of an ``InProcessFlight``."""
-
-
-class InProcessFlight:
-    """The callers of this process that want one value; the first queries Redis for all of them."""
-
-    def __init__(self, ended: Any, leader_ref: LeaderRef | None = None) -> None:
-        self.ended = ended
-        self.leader_ref = weakref.ref(leader_ref or self)
-        self.read_lock = threading.Lock()  # One later caller at a time reads the key.
-        self.asked = 0  # How many requests the first caller has sent.
-        self.found: Any = None  # The encoded value; None: query Redis again.
-        self.trace = ""  # Of the computation; see ``events.trace_parent``.
-        self.computed = False  # Whether the value was computed, not only read.
-        self.outage: Exception | None = None  # Why a request failed.
-
-
-#: A key of one database, and what stands for its callers: the ``group`` of their runners.
-FlightKey = tuple[Server, bytes, Any]
-
-#: The flights of this process. A single operation of a dict is atomic, so it needs no mutex.
-in_flight: dict[FlightKey, InProcessFlight] = {}
-after_fork(in_flight.clear)
-
-
-def join(flight_id: FlightKey, mine: InProcessFlight) -> InProcessFlight:
-    """The flight of another caller for the same value, or ``mine``, which then begins."""
-    while True:
-        shared = in_flight.setdefault(flight_id, mine)
-        if shared is mine or shared.leader_ref() is not None:
-            return shared
-        leave(flight_id, shared)  # A signal handler's exception kept its caller from that.
-
-
-def leave(flight_id: FlightKey, shared: InProcessFlight) -> None:
-    """End the flight ``shared`` of this process, and wake its other callers."""
-    try:
-        if in_flight.get(flight_id) is shared:
-            del in_flight[flight_id]
-    finally:
-        shared.ended.set()
-
-
-def expiry(pttl: int) -> float:
-    """The monotonic time at which a key that now has ``pttl`` milliseconds left will be gone."""
-    # Redis rounds down, and a key with 0 ms left is still there.
-    return time.monotonic() + (max(pttl, 0) + 1) / 1000
 
 
 class Flights:
@@ -105,11 +37,8 @@ class Flights:
         #: Whether ``get_or_compute`` found the value, so that no caller had to compute it.
         self.was_there = False
 
-    def _shared(self, leader_ref: LeaderRef | None = None) -> InProcessFlight:
-        return InProcessFlight(self._runner.new_event(), leader_ref)
-
-    def _leader(self, key: bytes, producer: Producer) -> Leader:
-        return Leader(self._runner, self._flight_timeout, [key], producer)
+    def _flight(self, producer: Producer, shared: InProcessFlight | None = None) -> MultiFlight:
+        return MultiFlight(self._runner, self._flight_timeout, producer, shared=shared)
 
     def get_or_compute(
         self, key: bytes, producer: Producer, deadline: float, outage: BaseException | None = None
@@ -126,22 +55,21 @@ class Flights:
             CoordinationError: a request to Redis failed, and nothing was computed.
             Exception: whatever the producer raises, to the caller that ran it.
         """
-        flight_id = self._server, key, self._runner.group
-        if flight_id[:2] in being_computed():
+        if (self._server, key) in being_computed():
             raise LockError("the function that computes this value requests the value", key)
         asked: int | None = None
         leader_ref = LeaderRef()
         while True:
-            shared = mine = self._shared(leader_ref)
+            shared = mine = InProcessFlight(self._runner, key, leader_ref)
             try:
-                shared = join(flight_id, mine)
+                shared = join(mine)
                 if shared is mine:
                     value = yield from self._ask_redis(key, shared, producer, deadline, outage)
             finally:
                 if shared is mine:
-                    leave(flight_id, mine)
+                    leave(mine)
             if shared is mine:
-                return self._found(shared, producer) if value is FOUND else value
+                return value
             # A reply to a request sent before this caller joined may be older than a write before
             # that. Requests of the leaders after the first one are later.
             asked = shared.asked if asked is None else 0
@@ -155,21 +83,15 @@ class Flights:
     def compute_anyway(
         self, key: bytes, producer: Producer, outage: BaseException | None = None
     ) -> Steps:
-        """The value, computed by this caller even if another is computing it. This caller leads
-        from now on; the result of the earlier leader is not stored. A write wins over both."""
-        leader = self._leader(key, producer)
+        """As ``MultiFlight.compute_anyway``.
+
+        Args:
+            outage: as for ``get_or_compute``.
+        """
+        flight = self._flight(producer)
         if outage:
-            return (yield from leader.compute(outage))[key]
-        replaced = NOTHING
-        try:
-            [replaced] = yield from leader.take_over()
-        except (RedisError, OSError) as error:
-            logger.warning("Could not take over the computation of %s: %s", leader, error)
-        leader.begin({key: replaced})
-        try:
-            return (yield from self._lead(leader, self._shared()))
-        except Overtaken:
-            return (yield from self.get_or_compute(key, producer, math.inf))
+            return (yield from flight.compute_alone([key], outage))[key]
+        return (yield from flight.compute_anyway([key]))[key]
 
     def refresh(self, key: bytes, old: Any, producer: Producer, wait: float | None) -> Steps:
         """Compute a stale value again; if another caller is doing so, return the old one.
@@ -179,7 +101,8 @@ class Flights:
             wait: compute in the background, and return the old value if that takes more seconds;
                 None: compute here.
         """
-        leader = self._leader(key, producer)
+        flight = self._flight(producer)
+        leader = flight.leader([key])
         try:
             [(status, *news)] = yield from leader.take()
         except (RedisError, OSError) as error:
@@ -191,7 +114,7 @@ class Flights:
             producer.emit(self._server, Shared, True, 1)
             return producer.decode(old)
         leader.begin({key: news})
-        refreshing = self._lead_or_return_old(leader, old)
+        refreshing = self._lead_or_return_old(flight, leader, old)
         if wait is None:
             return (yield from refreshing)
         ended, results = self._runner.new_event(), []
@@ -209,10 +132,10 @@ class Flights:
             yield self._runner.wait_for_event(ended, time.monotonic() + wait)
         return results[0] if results else producer.decode(old)
 
-    def _lead_or_return_old(self, leader: Leader, old: Any) -> Steps:
+    def _lead_or_return_old(self, flight: MultiFlight, leader: Leader, old: Any) -> Steps:
         producer = leader.producer
         try:
-            return (yield from self._lead(leader, self._shared()))
+            return (yield from flight.lead(leader))[leader.keys[0]]
         except Overtaken:
             return producer.decode(old)
         except ProducerFailed as failed:
@@ -224,23 +147,6 @@ class Flights:
             producer.emit(self._server, RefreshFailed, failed.error)
             return producer.decode(old)
 
-    def _lead(self, leader: Leader, shared: InProcessFlight) -> Steps:
-        """Compute the value, store it, and hand it to the callers that share this flight.
-
-        Raises:
-            Overtaken: another thread leads instead.
-        """
-        [key] = leader.keys
-        values, encoded = yield from leader.lead()
-        shared.asked += 1
-        [stored] = yield from leader.store(encoded)
-        if stored is False:
-            # A write or a delete came in between: only the caller gets the result.
-            logger.info("%s was written while it was computed; not stored", leader)
-        else:
-            shared.found, shared.computed, shared.trace = encoded[key], True, leader.trace
-        return values[key]
-
     def _found(self, shared: InProcessFlight, producer: Producer) -> Any:
         """The value that another caller of this process got."""
         self.was_there = not shared.computed
@@ -248,8 +154,6 @@ class Flights:
             waited = time.monotonic() - self._began
             producer.emit(self._server, Shared, False, 1, waited, shared.trace)
         return producer.decode(shared.found)
-
-    # -- asking Redis ------------------------------------------------------------------------
 
     def _ask_redis(
         self,
@@ -259,58 +163,17 @@ class Flights:
         deadline: float,
         outage: BaseException | None,
     ) -> Steps:
-        """The value, TOO_LATE, or FOUND with the value in ``shared``."""
-        leader = self._leader(key, producer)
+        """The value, or TOO_LATE. What the other callers of this process get is in ``shared``."""
+        flight = self._flight(producer, shared)
         if outage:
+            leader = flight.leader([key])
             values = yield from leader.compute(outage)
             shared.found, shared.computed = leader.encoded(values)[key], True
             shared.asked += 1
             return values[key]
-        overtakes = self._runner.in_thread
-        while True:
-            try:
-                outcome = yield from self._find(leader, shared, deadline, overtakes)
-            except (RedisError, OSError) as error:
-                shared.outage = error
-                raise CoordinationError from error
-            if outcome is not LEAD:
-                return outcome
-            with suppress(Overtaken):
-                return (yield from self._lead(leader, shared))
-            overtakes = False  # Else two could overtake each other for ever.
-            leader = self._leader(key, producer)  # The old token is the overtaker's to replace.
-
-    def _find(
-        self, leader: Leader, shared: InProcessFlight, deadline: float, overtakes: bool
-    ) -> Steps:
-        """LEAD; FOUND when Redis has a value; or TOO_LATE."""
-        [key] = leader.keys
-        followed: dict[bytes, bytes] = {}
-        while True:
-            shared.asked += 1
-            [(status, *news)] = yield from leader.take(followed)
-            if status == 1:
-                leader.begin({key: news})
-                return LEAD
-            if status == 2:
-                shared.found = news[0]
-                return FOUND
-            if status == 3:
-                raise failure(news[0])
-            if time.monotonic() >= deadline:
-                return TOO_LATE
-            token, pttl = as_bytes(news[0]), int(news[1])
-            followed = {key: flight_stream(key, token)}
-            if overtakes and overtake(token):
-                [replaced] = yield from leader.take_over({key: token})
-                if replaced is not None:
-                    leader.begin({key: replaced})
-                    return LEAD
-                continue  # The flight has ended, or another caller overtook it.
-            next_check = min(time.monotonic() + FOLLOWER_CHECK_SECONDS, expiry(pttl))
-            shared.computed = True
-            until = min(next_check, deadline)
-            shared.trace = yield self._runner.wait_for_leader(tuple(followed.values()), until)
+        found, late = yield from flight.get_or_compute([key], deadline)
+        self.was_there = bool(flight.were_there)
+        return TOO_LATE if late else found[key]
 
     def _final_read(self, key: bytes, producer: Producer) -> Steps:
         """The value, or TOO_LATE. The caller we waited for may have found a value in Redis."""

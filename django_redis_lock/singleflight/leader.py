@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from redis.exceptions import RedisError
@@ -35,8 +35,11 @@ from ..protocol import (
 )
 from ..threads import get_logger
 from ..transport import Server, is_outage
+from .in_process import InProcessFlight, leave
 from .runners import Overtaken, ProducerFailed, Runner, Steps, computing, token_for
 from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER
+
+T = TypeVar("T")
 
 logger = get_logger("django_redis_lock.flights")
 outage_logger = get_logger("django_redis_lock.outage")
@@ -53,6 +56,7 @@ SHARED_LIFETIME_MILLISECONDS = 2_000
 DESCRIBE_AFTER_SECONDS = 0.5
 #: Seconds between two lines of the log about values computed without one server.
 LOG_PAUSE_SECONDS = 60.0
+_logged_at: WeakKeyDictionary[Server, float] = WeakKeyDictionary()
 
 
 class Producer(NamedTuple):
@@ -95,6 +99,7 @@ class Leader:
         timeout: seconds after which the flights end by themselves.
         keys: of the values.
         producer: how to compute and store the values.
+        shared: what the other callers of this process wait for.
         names: of several keys, as ``producer.compute`` is given them; it returns a dict by name.
             None: it computes the value of the only key.
     """
@@ -105,6 +110,7 @@ class Leader:
         timeout: float,
         keys: list[bytes],
         producer: Producer,
+        shared: InProcessFlight,
         names: Mapping[bytes, str] | None = None,
     ) -> None:
         self.server = runner.server
@@ -115,6 +121,7 @@ class Leader:
         self.renewals: list[FlightRenewal] = []
         #: The trace of the computation; see ``events.trace_parent``.
         self.trace = ""
+        self._shared = shared
         self._names = names
         self._replaced: Mapping[bytes, Seen] = {}
         self._lifetimes: Mapping[bytes, int] = {}
@@ -197,7 +204,7 @@ class Leader:
                 keeper().add(renewal)
             values = yield from self.compute()
             encoded = self.encoded(values)
-            self._lifetimes = self._lifetimes_of(values)
+            self._lifetimes = self._each(self.producer.lifetime, values)
             return values, encoded
         except ProducerFailed as failed:
             if isinstance(failed.error, Overtaken):
@@ -209,6 +216,11 @@ class Leader:
         finally:  # In every case: followers would wait for ever for a flight that is renewed.
             for renewal in self.renewals:
                 keeper().discard(renewal)
+
+    def lose(self) -> None:
+        """The flight has ended before the computation: the callers of this process that wait for it
+        look again at once, as those of other processes do. The keeper calls this."""
+        self._runner.call_soon(leave, self._shared)
 
     def compute(self, outage: BaseException | None = None) -> Steps:
         """The values by key.
@@ -234,15 +246,13 @@ class Leader:
 
     def encoded(self, values: Mapping[bytes, Any]) -> dict[bytes, bytes | int]:
         """The values as Redis stores them."""
-        try:
-            return {key: self.producer.encode(value) for key, value in values.items()}
-        except BaseException as error:  # It cannot be stored, so it cannot be shared.
-            raise ProducerFailed(error) from error
+        return self._each(self.producer.encode, values)
 
-    def _lifetimes_of(self, values: Mapping[bytes, Any]) -> dict[bytes, int]:
+    def _each(self, function: Callable[[Any], T], values: Mapping[bytes, Any]) -> dict[bytes, T]:
+        """What a function of the user returns for each value; without it none can be stored."""
         try:
-            return {key: self.producer.lifetime(value) for key, value in values.items()}
-        except BaseException as error:  # The user's function of the value.
+            return {key: function(value) for key, value in values.items()}
+        except BaseException as error:
             raise ProducerFailed(error) from error
 
     @contextmanager
@@ -268,18 +278,12 @@ class Leader:
             events.emit(Computed(subject, seconds, error, values, without_redis))
 
     def _log_without_redis(self, error: BaseException) -> None:
-        """Log that values are computed without Redis: the first, then one line a minute for each
-        server."""
-        unlogged = _unlogged.setdefault(self.server, _Unlogged())
-        unlogged.values += len(self.keys)
+        """Once a minute for each server."""
         now = time.monotonic()
-        if now - unlogged.logged_at >= LOG_PAUSE_SECONDS:
-            unlogged.logged_at, number, unlogged.values = now, unlogged.values, 0
-            others = f" and {number - 1} more" if number > 1 else ""
-            outage_logger.warning(
-                "Redis does not answer, get_or_set computes without it: %s%s (%s)",
-                *(printable(self.keys[0]), others, error),
-            )
+        if now - _logged_at.get(self.server, -math.inf) >= LOG_PAUSE_SECONDS:
+            _logged_at[self.server] = now
+            text = "Redis does not answer, get_or_set computes without it: %s (%s)"
+            outage_logger.warning(text, printable(self.keys[0]), error)
 
     # -- to end ------------------------------------------------------------------------------
 
@@ -384,20 +388,10 @@ class FlightRenewal(Job):
         self._named = True
         self._renewals += 1
         self.due = sent_at + self._lifetime / 3
-        if not value:
-            keeper().discard(self)  # A write has ended the flight. STORE will tell the leader.
+        if not value:  # A write has ended the flight. STORE will tell the leader.
+            keeper().discard(self)
+            if (leader := self._leader_of_it()) is not None:
+                leader.lose()
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + min(self._lifetime / 12, 1.0)
-
-
-class _Unlogged:
-    """The number of values computed without one server since the last log line. Not exact if
-    several threads count at once."""
-
-    def __init__(self) -> None:
-        self.logged_at = -math.inf
-        self.values = 0
-
-
-_unlogged: WeakKeyDictionary[Server, _Unlogged] = WeakKeyDictionary()

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 from ..clock import time
 from ..keeper import Job, keeper
 from ..protocol import Call, as_bytes, new_token
-from ..threads import ThreadPool, Work, after_fork
+from ..threads import ThreadEvent, ThreadPool, Work, after_fork
 from ..transport import (
     Server,
     Topology,
@@ -148,30 +148,6 @@ def computing(server: Server, keys: Iterable[bytes]) -> Iterator[None]:
 after_fork(_deferred.clear)
 
 
-class ThreadEvent:
-    """``threading.Event`` without a mutex. A signal handler that raises at the wrong moment leaves
-    such a mutex taken, and then all who wait for the event, or set it, hang."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._waiters: set[Any] = set()  # Its single operations are atomic.
-
-    def set(self) -> None:
-        self._is_set = True
-        for waiter in tuple(self._waiters):
-            with suppress(RuntimeError):  # It was woken before.
-                waiter.release()
-
-    def wait(self, seconds: float) -> bool:
-        waiter = threading.Lock()
-        waiter.acquire()
-        self._waiters.add(waiter)
-        try:
-            return self._is_set or waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
-        finally:
-            self._waiters.discard(waiter)
-
-
 class ThreadRunner:
     """Executes the steps of a flight in the calling thread.
 
@@ -206,6 +182,10 @@ class ThreadRunner:
         except ProducerFailed as failed:
             error = failed.error
         raise error
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Call ``function`` where the callers run. The keeper uses this."""
+        function(*args)
 
     # -- the steps ---------------------------------------------------------------------------
 
@@ -305,7 +285,8 @@ class AsyncRunner:
         self._client = client
         self.server = server_of(client)
         self.in_thread = thread is not None
-        self.group = thread if self.in_thread else asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
+        self.group = thread if self.in_thread else self._loop
 
     @property
     def is_observed(self) -> bool:
@@ -319,6 +300,10 @@ class AsyncRunner:
         except ProducerFailed as failed:
             error = failed.error
         raise error
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        with suppress(RuntimeError):  # The loop has ended.
+            self._loop.call_soon_threadsafe(function, *args)
 
     # -- the steps, as those of ``ThreadRunner`` ---------------------------------------------
 

@@ -20,7 +20,7 @@ from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import runners
-from django_redis_lock.singleflight.flight import in_flight
+from django_redis_lock.singleflight.in_process import in_flight
 from django_redis_lock.singleflight.scripts import END_FLIGHT
 from tests.integration.cache.test_get_or_set import (
     KEY,
@@ -239,7 +239,6 @@ def test_a_task_that_the_thread_for_synchronous_code_waits_for_does_not_wait_for
 def test_who_is_slow_to_overtake_finds_the_value_that_came_by_then(
     cache: RedisCache, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
-    module = sys.modules["django_redis_lock.singleflight." + ("many" if many else "flight")]
     first, second, leads, may_begin = Producer(), Producer(), threading.Event(), threading.Event()
 
     def ask(producer: Producer) -> Any:
@@ -259,7 +258,7 @@ def test_who_is_slow_to_overtake_finds_the_value_that_came_by_then(
             leads.set()
             assert may_begin.wait(PATIENCE)
 
-    monkeypatch.setattr(module, "overtake", overtake)
+    monkeypatch.setattr("django_redis_lock.singleflight.many.overtake", overtake)
     events.subscribe(computing)
     try:
         leader = Asking(ask, first)

@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis.serializers.pickle import PickleSerializer
 
 from django_redis_lock import LockError, LockNotAcquired, events
-from django_redis_lock.cache import RedisCache
+from django_redis_lock.cache import RedisCache, reading
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight import flight, runners
@@ -774,6 +774,18 @@ def test_wrong_arguments_are_refused_even_for_a_hit(
 
 
 @pytest.mark.filterwarnings("ignore:.* on sharded client")
+@pytest.mark.parametrize("timeout", ["60", True, float("nan"), float("inf")])
+@pytest.mark.parametrize("options", [{}, {"stale": 60}], ids=["plain", "stale"])
+def test_a_wrong_timeout_is_refused_even_for_a_hit(
+    cache: RedisCache, timeout: Any, options: dict[str, Any]
+) -> None:
+    cache.set("report", 5)
+    with pytest.raises((TypeError, ValueError), match="timeout must be"):
+        cache.get_or_set("report", 1, timeout, **options)
+    with pytest.raises((TypeError, ValueError), match="timeout must be"):
+        asyncio.run(cache.aget_or_set("report", 1, timeout, **options))
+
+
 def test_a_client_that_cannot_say_who_leads_says_so(redis_server: RedisServer) -> None:
     cache = make(redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
     with pytest.raises(ImproperlyConfigured, match="ShardClient cannot lock"):
@@ -849,6 +861,49 @@ def test_a_value_written_during_the_computation_is_returned(
     assert leader.found() == "computed"
 
 
+@pytest.mark.on_redis
+@pytest.mark.parametrize("stale", [0, 60])
+def test_no_caller_waits_for_a_computation_if_the_value_is_there(
+    cache: RedisCache, slow: Producer, monkeypatch: pytest.MonkeyPatch, stale: float
+) -> None:
+    """Also one that comes while another thread reads the value."""
+    leader = Asking(cache.get_or_set, "report", slow, 60, stale=stale)
+    assert slow.begun.wait(PATIENCE)
+    cache.set("report", "newer", 600)
+    slow_reads, go_on = [True], threading.Event()
+
+    def read(*args: Any, **options: Any) -> Any:
+        if slow_reads and slow_reads.pop():
+            assert go_on.wait(PATIENCE)
+        return execute.read_value(*args, **options)
+
+    for module in (reading, runners):
+        monkeypatch.setattr(module, "read_value", read)
+    first = Asking(cache.get_or_set, "report", 1, 60, stale=stale)
+    until(lambda: not slow_reads)
+    second = Asking(cache.get_or_set, "report", 1, 60, stale=stale)
+    assert second.found() == "newer"
+    go_on.set()
+    assert first.found() == "newer"
+    slow.finish.set()
+    assert leader.found() == "computed"
+
+
+@pytest.mark.parametrize("too_late", ["raise", "compute", "default"])
+def test_a_value_written_by_other_software_while_a_caller_waits_is_found(
+    cache: RedisCache, client: redis.Redis, slow: Producer, too_late: str
+) -> None:
+    """It ends no flight, so the caller waits until its wait is over, but not in vain."""
+    leader = Asking(cache.get_or_set, "report", slow)
+    assert slow.begun.wait(PATIENCE)
+    waiting = Asking(cache.get_or_set, "report", 1, wait=0.3, on_wait_timeout=too_late)
+    until(lambda: waiting_in_memory() == 1)
+    client.set(KEY, pickle.dumps("newer"))
+    assert waiting.found() == "newer"
+    slow.finish.set()
+    assert leader.found() == "computed"
+
+
 # -- Redis is away -----------------------------------------------------------------------------
 
 
@@ -873,6 +928,16 @@ def test_without_redis_values_are_computed_or_the_error_shows(
     assert producer.calls == 1
 
 
+@pytest.mark.parametrize("options", [{}, RAISE], ids=["compute", "raise"])
+def test_without_redis_who_asks_for_a_computation_gets_it(
+    own_server: RedisServer, options: dict[str, Any]
+) -> None:
+    cache = make(own_server, **options)
+    own_server.stop()
+    assert cache.compute("report", Producer()) == "computed"
+    assert asyncio.run(cache.acompute("report", Producer())) == "computed"
+
+
 @pytest.mark.parametrize("name", WAYS_TO_ASK)
 def test_redis_that_refuses_to_answer_costs_no_value(own_server: RedisServer, name: str) -> None:
     with own_server.client() as admin:
@@ -884,7 +949,7 @@ def test_redis_that_refuses_to_answer_costs_no_value(own_server: RedisServer, na
         WAYS_TO_ASK[name](raising, Producer())
 
 
-def test_values_computed_without_redis_are_logged_once_a_minute_and_counted(
+def test_values_computed_without_redis_are_counted_and_logged_once_a_minute(
     own_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = make(own_server)
@@ -907,7 +972,7 @@ def test_values_computed_without_redis_are_logged_once_a_minute_and_counted(
     assert "computes without it: :1:report (" in line
     monkeypatch.setattr("django_redis_lock.singleflight.leader.LOG_PAUSE_SECONDS", 0.0)
     cache.get_or_set("other", 1)
-    assert f":1:other and {len(WAYS_TO_ASK) - 1} more (" in lines()[-1]
+    assert "computes without it: :1:other (" in lines()[-1]
 
 
 def test_without_redis_the_value_is_computed(own_server: RedisServer) -> None:
@@ -1038,3 +1103,19 @@ def test_redis_that_may_be_read_but_not_coordinate_costs_no_value(
         admin.execute_command("ACL", "SETUSER", "reader", "-evalsha")
     cache = RedisCache(own_server.url.replace("://", "://reader:@"), {})
     assert cache.get_or_set("report", lambda: "computed") == "computed"
+
+
+@pytest.mark.parametrize("name", WAYS_TO_ASK)
+def test_a_user_who_may_not_wait_for_others_computes(
+    own_server: RedisServer, client: redis.Redis, name: str
+) -> None:
+    with own_server.client() as admin:
+        admin.acl_setuser(
+            "hasty", enabled=True, nopass=True, keys="*", categories=["+@all"], commands=["-xread"]
+        )
+        elsewhere(admin)
+    url = own_server.url.replace("://", "://hasty:@")
+    computing, raising = (RedisCache(url, {"OPTIONS": options}) for options in ({}, RAISE))
+    assert WAYS_TO_ASK[name](computing, Producer()) == "computed"
+    with pytest.raises(redis.ResponseError):
+        WAYS_TO_ASK[name](raising, Producer())

@@ -15,6 +15,8 @@ from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.cache.methods import flight_ending
 from django_redis_lock.protocol.keys import flight_key, flight_stream
+from django_redis_lock.singleflight.in_process import in_flight
+from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
@@ -166,6 +168,48 @@ def test_followers_get_what_django_redis_wrote(
     cache: RedisCache, computation: Computation, write: str
 ) -> None:
     followers_get(cache, computation, *REDIS_WRITES[write])
+
+
+@pytest.mark.parametrize(("write", "found"), [("set", "newer"), ("delete", "anew")])
+def test_followers_in_the_leaders_process_hear_of_a_write_during_the_computation(
+    redis_server: RedisServer, write: str, found: str
+) -> None:
+    cache = RedisCache(redis_server.url, {"OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 1.5}})
+    computation = Computation(cache)
+    followers = [Background(lambda: cache.get_or_set("report", lambda: "anew")) for _ in range(3)]
+    until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 3)
+    WRITES[write][0](cache)
+    assert [follower.result() for follower in followers] == [found] * 3
+    assert computation.finish() == "older"
+    assert cache.get("report") == found
+
+
+def test_tasks_in_the_leaders_loop_hear_of_a_write_during_the_computation(
+    redis_server: RedisServer,
+) -> None:
+    cache = RedisCache(redis_server.url, {"OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 1.5}})
+
+    async def ask() -> None:
+        begun, finish = asyncio.Event(), asyncio.Event()
+
+        async def compute() -> str:
+            begun.set()
+            await finish.wait()
+            return "older"
+
+        leader = asyncio.create_task(cache.aget_or_set("report", compute))
+        await begun.wait()
+        followers = [asyncio.create_task(cache.aget_or_set("report", "anew")) for _ in range(3)]
+        [shared] = in_flight.values()
+        while len(shared.ended._waiters) < 3:
+            await asyncio.sleep(0)
+        await cache.aset("report", "newer")
+        done, _ = await asyncio.wait(followers, timeout=PATIENCE)
+        assert [follower.result() for follower in done] == ["newer"] * 3
+        finish.set()
+        assert await leader == "older"
+
+    asyncio.run(ask())
 
 
 def followers_get(cache: RedisCache, computation: Computation, do: Write, kept: Any) -> None:

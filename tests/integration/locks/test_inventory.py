@@ -50,6 +50,7 @@ from django_redis_lock.protocol.lock_scripts import CLOCK
 from django_redis_lock.protocol.owner import Owner, fingerprint, process_id
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.singleflight import Producer, ThreadRunner
+from django_redis_lock.singleflight.in_process import InProcessFlight
 from django_redis_lock.singleflight.leader import FlightRenewal, Leader
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.server import server_of
@@ -419,7 +420,8 @@ def test_a_computation_is_listed_until_it_is_over(client: redis.Redis, computing
 
 def test_a_computation_whose_leader_died_leaves_the_list(client: redis.Redis) -> None:
     producer = Producer(lambda: None, bytes, bytes, 0)
-    leader = Leader(ThreadRunner(client), 0.2, [b"k", b"l"], producer)
+    runner = ThreadRunner(client)
+    leader = Leader(runner, 0.2, [b"k", b"l"], producer, InProcessFlight(runner, b"k"))
     flight = FlightRenewal(leader, b"k")
     client.set(flight_key(b"k"), leader.token, px=200)
     keeper().add(flight)
