@@ -253,8 +253,10 @@ class Renewal(Job):
         at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
         due = min(hold.deadline, last + self._third, hold.warns_at)
-        if not self.named or hold.confirm_pending is not None:
+        if not self.named:
             due = min(due, hold.began + DESCRIBE_AFTER)
+        if hold.confirm_pending is not None:  # Perhaps only a renewal outlasts the grant.
+            due = min(due, (hold.began + hold.deadline) / 2)
         self.due = due
 
     def call(self, now: float) -> Call | None:

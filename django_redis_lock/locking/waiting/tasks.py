@@ -13,6 +13,7 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
+from ...keeper import keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable, wake_key
 from ...threads import get_logger
 from ...transport import (
@@ -42,7 +43,8 @@ class PendingAnswer:
         try:
             taken = await asyncio.wait_for(_answer(connection, call), ANSWER_TIMEOUT_SECONDS)
         except (RedisError, OSError, asyncio.TimeoutError):
-            connection.disconnect()  # Unknown; the keeper's renewal will tell.
+            connection.disconnect()
+            keeper().hurry(time.monotonic())  # Unknown; a renewal tells.
             return None
         return self._until if taken else -math.inf
 

@@ -33,8 +33,9 @@ class PendingReply:
         self._open = True
         self._answer: float | None = None
         # By its source until the server knows it: the next command may follow before the answer.
-        connection.send_packed_command([pack(call, known=server.knows_grants)])
-        server.knows_grants = True
+        self._script = call.script.sha
+        connection.send_packed_command([pack(call, known=self._script in server.known_scripts)])
+        server.known_scripts.add(self._script)
 
     def confirmed(self) -> float | None:
         return self.confirm(True)
@@ -51,9 +52,11 @@ class PendingReply:
                 try:
                     taken = self._connection.read_response()
                 except NoScriptError:
-                    self._server.knows_grants = False  # The keeper's renewal will make up for it.
+                    self._server.known_scripts.discard(self._script)
+                    keeper().hurry(time.monotonic())  # A renewal makes up for it.
                 except (RedisError, OSError):
-                    self._connection.disconnect()  # Unknown; the keeper's renewal will tell.
+                    self._connection.disconnect()
+                    keeper().hurry(time.monotonic())  # Unknown; a renewal tells.
                 except BaseException:  # A signal handler's: half of the answer may be left there.
                     self._connection.disconnect()
                     raise
