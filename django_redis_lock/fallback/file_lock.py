@@ -69,13 +69,10 @@ class LocalLock:
 
     def try_acquire(self, owner: Owner, in_addition: bool = False) -> bool:
         """Take it if it is free, described as ``owner``'s; ``in_addition`` to the lock in Redis."""
-        for attempt in range(3):
-            if attempt:
-                time.sleep(FIRST_PAUSE_SECONDS)  # Another process may be reading the holder.
-            if self._take():
-                self._describe(owner, in_addition)
-                return True
-        return False
+        if not self._take():
+            return False
+        self._describe(owner, in_addition)
+        return True
 
     def is_in_addition(self) -> bool:
         found = _description(self.path)
@@ -134,8 +131,10 @@ def _open(path: str, flags: int) -> int:
 
 
 def pauses(deadline: float) -> Iterator[float]:
-    """Seconds between polls, until ``deadline`` (monotonic)."""
+    """Seconds between polls, until ``deadline`` (monotonic). The first two come in any case:
+    another process may just be reading who holds the lock."""
     pause = FIRST_PAUSE_SECONDS
+    yield from (pause, pause)
     while (left := deadline - time.monotonic()) > 0:
         yield min(pause, left)
         pause = min(pause * 2, MAX_PAUSE_SECONDS)
