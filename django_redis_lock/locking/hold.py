@@ -66,7 +66,8 @@ class Hold:
 
     ended = _lost = False
     _confirmed_at = -math.inf
-    #: The ``on_lost`` of callers that have gone in again; see ``Entry``.
+    #: The ``on_lost`` of callers that have gone in again; see ``Entry``. A dict that is replaced
+    #: and never changed: the keeper may be reading it.
     inner_on_lost: Any = None
     #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
     cancellation: Any = None
@@ -200,19 +201,24 @@ class Hold:
             if self.ended or self._lost:
                 return False
             self._lost = self.ended = True
-        name, held = printable(self.keys.name), self.now() - self.began
-        words = "Lost the lock %s (fence %d, held for %.3f s): %s"
-        lost_logger.error(words, name, self.fence, held, reason)
-        if events.listeners and self.subject is not None:
-            events.emit(Lost(self.subject, held, reason, self.fence))
-        inner = (self.inner_on_lost or {}).values()
+        try:
+            name, held = printable(self.keys.name), self.now() - self.began
+            words = "Lost the lock %s (fence %d, held for %.3f s): %s"
+            lost_logger.error(words, name, self.fence, held, reason)
+            if events.listeners and self.subject is not None:
+                events.emit(Lost(self.subject, held, reason, self.fence))
+        finally:
+            self._tell_holder()
+        return True
+
+    def _tell_holder(self) -> None:
+        inner = (tell for caller, tell in (self.inner_on_lost or {}).items() if caller())
         for tell in (self.on_lost, *inner, self.cancellation and self.cancellation.request):
             if tell is not None:
                 try:
                     tell()
                 except Exception:
                     lost_logger.exception(BROKEN, tell)
-        return True
 
 
 class Renewal(Job):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from .hold import Hold
 
@@ -106,8 +106,7 @@ class Entry:
         #: By the state of the lock object that was used. One that is collected without a release,
         #: after an interrupt, does not count any more.
         self._times: WeakKeyDictionary[Any, int] = WeakKeyDictionary({state: 1})
-        self._on_lost: WeakKeyDictionary[Any, Callable[[], Any]] = WeakKeyDictionary()
-        self.hold.inner_on_lost = self._on_lost
+        self.hold.inner_on_lost = {}
 
     @property
     def depth(self) -> int:
@@ -121,9 +120,9 @@ class Entry:
         to that of the acquisition."""
         times = self.times(state)
         if not times and on_lost is not None:
-            self._on_lost[state] = on_lost
+            self.hold.inner_on_lost = {**self.hold.inner_on_lost, ref(state): on_lost}
         if not self.hold.is_valid:
-            self._on_lost.pop(state, None)
+            self._forget_on_lost(state)
             return False
         state.entry = self  # An interrupt may come after each line: now it can be undone.
         self._times[state] = times + 1
@@ -140,12 +139,16 @@ class Entry:
             self._times[state] = times - 1
             return True
         self._times.pop(state, None)  # First: an interrupt may come after each line.
-        self._on_lost.pop(state, None)
+        self._forget_on_lost(state)
         left = copy.copy(self.hold)  # What it was stays known to the handle.
         left.end()
         state.token, state.hold = None, left
         state.renewal = state.file_lock = state.entry = None
         return bool(times)  # Else an interrupt has cut short how it was left before.
+
+    def _forget_on_lost(self, state: Any) -> None:
+        kept = self.hold.inner_on_lost.items()
+        self.hold.inner_on_lost = {s: tell for s, tell in kept if s() not in (state, None)}
 
 
 class _Entries(threading.local):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,11 @@ import pytest
 
 from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.locking.hold import CHECK_INTERVAL_SECONDS, DESCRIBE_AFTER, Hold, Renewal
+from django_redis_lock.locking.local_state import Entry
+from django_redis_lock.locking.members import MultiHold
 from django_redis_lock.protocol import printable
 from django_redis_lock.protocol.keys import lock_keys
+from tests.lock_contract import Background
 
 
 class FakeClock:
@@ -363,6 +367,75 @@ class TestRenewal:
         renewal = job(hold)
         assert wanted(renewal.call(1000.5)) == 0
         assert hold.deadline == 1030.0
+
+
+class CallerState:
+    """What a caller knows through its lock object."""
+
+    token = hold = renewal = file_lock = entry = None
+
+
+def test_on_lost_is_called_while_its_caller_leaves_inner_blocks(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hold_module.lost_logger, "disabled", True)
+    told: list[int] = []
+    outer: Any = CallerState()
+    outer.hold = hold = make(30, on_lost=lambda: told.append(1))
+    entry = Entry(outer, 30.0, 0.0)
+    inside = [CallerState() for _ in range(300)]
+    for state in inside:
+        entry.enter(state, lambda: None)
+
+    def leave_one(*_: object) -> Any:
+        """What another thread may do at each line."""
+        if inside:
+            entry.leave(inside.pop())
+        return leave_one
+
+    before = sys.gettrace()
+    sys.settrace(leave_one)
+    try:
+        hold.lose("test")
+    finally:
+        sys.settrace(before)
+    assert told == [1]
+    assert len(inside) < 300
+
+
+def test_on_lost_is_called_even_if_the_log_fails(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    hold = make(30, on_lost=lambda: told.append(1))
+    monkeypatch.setattr(hold_module.lost_logger, "error", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        hold.lose("test")
+    assert told == [1]
+
+
+def test_on_lost_of_several_names_is_called_once(make: Any) -> None:
+    """The caller and the keeper find out at the same time."""
+
+    class Slow(MultiHold):
+        other: Background | None = None
+
+        @property
+        def ended(self) -> bool:  # type: ignore[override]
+            if self.other is None:
+                self.other = Background(self._lose)
+                self.other._thread.join(0.1)
+            return False
+
+    told: list[int] = []
+    server: Any = None
+    hold = Slow([make(30), make(30)], server, 2.0, lambda: told.append(1))
+    for each in hold._holds:
+        each.fence = 0  # Nothing is to be released.
+    hold._lose()
+    assert hold.other is not None
+    hold.other.result()
+    assert told == [1]
 
 
 def test_threads_agree_that_it_was_lost_once(make: Any) -> None:
