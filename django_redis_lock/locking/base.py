@@ -144,7 +144,7 @@ class BaseLock:
             raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
         if self.max_hold is not None and self.min_hold > self.max_hold:
             raise ValueError("min_hold must not be longer than max_hold")
-        self.limit = limit if limit == 1 and limit is not True else check_limit(limit)
+        self.limit = limit if type(limit) is int and limit == 1 else check_limit(limit)
         self.warn_after = check_seconds("warn_after", warn_after, none="80 % of its lifetime")
         self.warns_after = warn_after or longest_hold(renew, self.timeout, self.max_hold) * 0.8
         self.keys = lock_keys(self._encode(self.name), is_cluster(redis))
