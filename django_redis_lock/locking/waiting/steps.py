@@ -35,6 +35,10 @@ Refusal = tuple[Any, float]
 Steps = Generator[Any, Any, Acquisition | None]
 
 
+class MayNotBlock(Exception):
+    """Redis has refused the blocking pop."""
+
+
 class BlockingQueue(WaitQueue):
     """A queue and the connection its first member waits on. Its methods return what they did for
     threads, and awaitables for tasks."""
@@ -138,7 +142,7 @@ class Waiter(ABC, Generic[AnyQueue]):
                     return acquired
                 pause, away_since = FIRST_PAUSE_SECONDS, math.inf
                 return (yield from self._wait_in_redis())
-            except NoPermissionError:
+            except MayNotBlock:
                 logger.info("No right to block; polling for %s", self._name)
                 yield queue.disconnect()
                 return (yield from self._poll())
@@ -186,7 +190,10 @@ class Waiter(ABC, Generic[AnyQueue]):
     def _take_grant(self) -> Steps:
         """What the pop has returned: the lock, or None (it was ended, or its grant is over)."""
         request, queue = self._request, self.queue
-        self._reply = queue.reply()  # Kept here for the case of an interrupt.
+        try:
+            self._reply = queue.reply()  # Kept here for the case of an interrupt.
+        except NoPermissionError as error:
+            raise MayNotBlock from error
         self._popping = False
         received = queue.received(request, self._reply)
         if received is None:
