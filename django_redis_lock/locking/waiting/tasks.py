@@ -24,7 +24,8 @@ from ...transport import (
     pack,
     server_of,
 )
-from .steps import BlockingQueue, Refusal, Waiter
+from .queue import WaitQueue
+from .steps import Refusal, Waiter
 
 logger = get_logger("django_redis_lock.waiting")
 
@@ -65,7 +66,7 @@ async def _answer(connection: AsyncRawConnection, call: Call) -> Any:
         return await connection.ask(pack(call, known=False))
 
 
-class TaskQueue(BlockingQueue):
+class TaskQueue(WaitQueue):
     """A queue of the tasks of one event loop.
 
     Attributes:
@@ -137,8 +138,10 @@ class TaskQueue(BlockingQueue):
             self.loop.call_soon_threadsafe(connection.disconnect)
 
 
-class TaskWaiter(Waiter[TaskQueue]):
+class TaskWaiter(Waiter):
     """A task that waits."""
+
+    queue: TaskQueue
 
     def __init__(self, client: Any, request: AcquireRequest) -> None:
         queue = TaskQueue(server_of(client), request, asyncio.get_running_loop())

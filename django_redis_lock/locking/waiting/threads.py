@@ -19,7 +19,8 @@ from ...clock import time
 from ...keeper import keeper
 from ...protocol import AcquireRequest, Acquisition, Call
 from ...transport import RawConnection, Server, drive, pack, run, server_of
-from .steps import BlockingQueue, Refusal, Waiter
+from .queue import WaitQueue
+from .steps import Refusal, Waiter
 
 
 class PendingReply:
@@ -73,7 +74,7 @@ class PendingReply:
             return True  # Reading will say what is wrong.
 
 
-class ThreadQueue(BlockingQueue):
+class ThreadQueue(WaitQueue):
     """A queue of threads."""
 
     connection: RawConnection | None = None
@@ -125,8 +126,10 @@ class ThreadQueue(BlockingQueue):
         return self.connection
 
 
-class ThreadWaiter(Waiter[ThreadQueue]):
+class ThreadWaiter(Waiter):
     """A thread that waits."""
+
+    queue: ThreadQueue
 
     def __init__(self, client: Any, request: AcquireRequest) -> None:
         super().__init__(client, request, ThreadQueue(server_of(client), request))
