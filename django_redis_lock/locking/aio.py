@@ -112,7 +112,9 @@ class AsyncLock(LockOperations):
         return await aconfirm(self.redis, keys, acquired.token, self.replicas, patience)
 
     async def _confirm_lifetime(self, hold: Hold) -> None:
-        await hold.pending.confirmed()
+        pending: Any = hold.pending
+        if pending is not None:  # The keeper may have had the reply.
+            await pending.confirmed()
         hold.confirm()
 
     def _loop(self) -> Any:

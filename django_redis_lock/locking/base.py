@@ -306,9 +306,7 @@ class BaseLock:
             # A place above the limit, which a process with a larger one has passed on, ends here.
             limit=self.limit if granted.place <= self.limit else 0,
         )
-        if granted.pending is not None:
-            hold.pending = granted.pending
-            hold.confirm_with(granted.pending.confirm)
+        hold.pending = granted.pending
         self.local.hold, self.local.token = hold, granted.token
         return hold
 

@@ -25,6 +25,7 @@ from ..protocol import (
     Call,
     LockKeys,
     Owner,
+    PendingLifetime,
     activity,
     described,
     encodable,
@@ -71,9 +72,8 @@ class Hold:
     inner_on_lost: Any = None
     #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
     cancellation: Any = None
-    #: The reply that confirms a grant, and what reads it if it has come; None: none is to come.
-    pending: Any = None
-    confirm_pending: Callable[[bool], None] | None = None
+    #: The reply that confirms a grant; None: none is to come.
+    pending: PendingLifetime | None = None
 
     def __init__(
         self,
@@ -164,25 +164,17 @@ class Hold:
             if not self.ended:
                 self.deadline, self._confirmed_at = deadline, self.now()
 
-    def confirm_with(self, ask: Callable[[bool], float | None]) -> None:
-        """``ask`` is ``PendingLifetime.confirm``."""
-
-        def ask_now(wait: bool) -> None:
-            until = ask(wait)
-            if until is None:
-                return
-            self.confirm_pending = None
-            if until == -math.inf:
-                self.lose("the grant expired before it could be taken")
-            else:
-                self.held_until(until, self.began)
-
-        self.confirm_pending = ask_now
-
     def confirm(self, wait: bool = False) -> None:
-        ask = self.confirm_pending
-        if ask is not None:
-            ask(wait)
+        """Note the reply that confirms the grant, if it has come."""
+        pending = self.pending
+        until = None if pending is None else pending.confirm(wait)
+        if until is None:
+            return
+        self.pending = None
+        if until == -math.inf:
+            self.lose("the grant expired before it could be taken")
+        else:
+            self.held_until(until, self.began)
 
     def end(self) -> None:
         self.ended = True
@@ -261,7 +253,7 @@ class Renewal(Job):
         due = min(hold.deadline, last + self._third, hold.warns_at)
         if not self.named:
             due = min(due, hold.began + DESCRIBE_AFTER)
-        if hold.confirm_pending is not None:  # Perhaps only a renewal outlasts the grant.
+        if hold.pending is not None:  # Perhaps only a renewal outlasts the grant.
             due = min(due, (hold.began + hold.deadline) / 2)
         self.due = due
 
@@ -338,7 +330,7 @@ class Renewal(Job):
         """Milliseconds to renew for; 0 leaves the lifetime as it is, -1 is for ever."""
         hold = self.hold
         # What gave a grant its full lifetime may have been lost on the way.
-        pending = hold.confirm_pending is not None
+        pending = hold.pending is not None
         until = max(hold.renews_until, self._full) if pending else hold.renews_until
         if until <= now:
             return 0
@@ -351,7 +343,7 @@ class Renewal(Job):
             self._lose("it expired, was reset, or its key was deleted")
             return
         self._described()
-        self.hold.confirm_pending = None
+        self.hold.pending = None
         self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000, sent_at)
         self._schedule(sent_at)
 

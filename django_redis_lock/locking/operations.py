@@ -200,7 +200,7 @@ class LockOperations(BaseLock):
     def _change_steps(self, verb: str, seconds: float, replace: bool) -> Steps[Literal[True]]:
         call = self._extend_call(verb, seconds, replace)
         hold: Hold | None = self.local.hold
-        if hold is not None and hold.confirm_pending is not None:
+        if hold is not None and hold.pending is not None:
             # The change must not overtake TAKE_GRANT, which is sent on another connection.
             yield self._confirm_lifetime(hold)
         at = time.monotonic()
@@ -212,7 +212,7 @@ class LockOperations(BaseLock):
         if hold is not None:
             if replace:
                 # Also if it was lost: the full lifetime is not wanted any more.
-                hold.confirm_pending = None
+                hold.pending = None
             until = at + seconds if replace else max(hold.deadline, at) + seconds
             self._prolonged(hold, until, at)
         return True

@@ -114,12 +114,19 @@ class TestCounting:
         assert not hold.lost
 
 
+class Pending:
+    """The reply to TAKE_GRANT, as ``confirm`` gives it."""
+
+    def __init__(self, confirm: Callable[[bool], float | None]) -> None:
+        self.confirm = confirm
+
+
 class TestGrant:
     """A hold whose full lifetime is not confirmed yet."""
 
     def test_it_counts_as_long_as_the_grant(self, make: Any, clock: FakeClock) -> None:
         hold = make(30, deadline=1002.0)
-        hold.confirm_with(lambda wait: None)
+        hold.pending = Pending(lambda wait: None)
         clock.now = 1001.9
         assert hold.is_valid
         clock.now = 1002.0
@@ -127,25 +134,25 @@ class TestGrant:
 
     def test_it_asks_before_it_calls_itself_lost(self, make: Any, clock: FakeClock) -> None:
         hold = make(30, deadline=1002.0)
-        hold.confirm_with(lambda wait: 1030.0)
+        hold.pending = Pending(lambda wait: 1030.0)
         clock.now = 1002.0
         assert not hold.lost
-        assert hold.confirm_pending is None
+        assert hold.pending is None
         clock.now = 1030.0
         assert hold.lost
 
     def test_a_grant_that_was_over_is_a_lost_lock(self, make: Any) -> None:
         told: list[int] = []
         hold = make(30, deadline=1002.0, on_lost=lambda: told.append(1))
-        hold.confirm_with(lambda wait: -math.inf)
-        hold.confirm_pending(False)
+        hold.pending = Pending(lambda wait: -math.inf)
+        hold.confirm()
         assert hold.lost
         assert told == [1]
 
     def test_the_answer_does_not_undo_a_later_change(self, make: Any, clock: FakeClock) -> None:
         """``extend(0.5, replace_ttl=True)`` right after a grant."""
         hold = make(30, deadline=1002.0)
-        hold.confirm_with(lambda wait: 1030.0)
+        hold.pending = Pending(lambda wait: 1030.0)
         clock.now = 1000.1
         hold.held_until(1000.55, asked_at=1000.05)
         clock.now = 1000.55
@@ -155,7 +162,7 @@ class TestGrant:
         self, make: Any, clock: FakeClock
     ) -> None:
         hold = make(30, deadline=1002.0)
-        hold.confirm_with(lambda wait: hold.lose("its lifetime ran out") and None)
+        hold.pending = Pending(lambda wait: hold.lose("its lifetime ran out") and None)
         clock.now = 1002.0
         assert hold.lost
 
@@ -163,10 +170,10 @@ class TestGrant:
         hold = make(30, deadline=1002.0)
 
         def ask(wait: bool) -> float:
-            hold.confirm_pending = None  # As the keeper does when its own question is answered.
+            hold.pending = None  # As the keeper does when its own question is answered.
             return 1030.0
 
-        hold.confirm_with(ask)
+        hold.pending = Pending(ask)
         clock.now = 1002.0
         assert not hold.lost
 
@@ -351,19 +358,19 @@ class TestRenewal:
         self, make: Any, lifetime: float | None
     ) -> None:
         hold = make(lifetime, deadline=1002.0)
-        hold.confirm_with(lambda wait: None)
+        hold.pending = Pending(lambda wait: None)
         renewal = job(hold)
         assert renewal.due <= 1001
         call = renewal.call(1000.5)
         assert call is not None
         assert wanted(call) == (29_500 if lifetime else -1)
         renewal.answered(29_500 if lifetime else -1, sent_at=1000.5)
-        assert hold.confirm_pending is None
+        assert hold.pending is None
         assert hold.deadline == (1030.0 if lifetime else math.inf)
 
     def test_a_grant_that_is_confirmed_needs_no_more(self, make: Any) -> None:
         hold = make(30, deadline=1002.0)
-        hold.confirm_with(lambda wait: 1030.0)
+        hold.pending = Pending(lambda wait: 1030.0)
         renewal = job(hold)
         assert wanted(renewal.call(1000.5)) == 0
         assert hold.deadline == 1030.0

@@ -98,7 +98,7 @@ def passed_on(client: redis.Redis, then: Callable[[Lock], None], **options: Any)
 
 def expect_confirmed(lock: Lock) -> None:
     lock.local.hold.confirm(wait=True)
-    assert lock.local.hold.confirm_pending is None
+    assert lock.local.hold.pending is None
 
 
 def test_each_script_that_takes_a_grant_is_sent_by_its_source_first(client: redis.Redis) -> None:
