@@ -268,23 +268,16 @@ class Fallback(LockOperations):
     def _owned_steps(self) -> Steps[bool]:
         return self.degraded is not None or (yield from super()._owned_steps())
 
-    def _held_steps(self) -> Steps[HolderInfo | None]:
-        try:
-            found = None if self.degraded else (yield from super()._held_steps())
-            return found or self._held_on_host()
-        except Exception as error:
-            if self.on_redis_down != "local" or not is_outage(error):
-                raise
-            return self._held_on_host(away=True)
-
     def _holders_steps(self) -> Steps[list[HolderInfo]]:
+        away = False
         try:
-            if not self.degraded:
-                return (yield from super()._holders_steps())
+            if not self.degraded and (found := (yield from super()._holders_steps())):
+                return found
         except Exception as error:
             if self.on_redis_down != "local" or not is_outage(error):
                 raise
-        held = self._held_on_host(away=True)
+            away = True
+        held = self._held_on_host(away=away)
         return [] if held is None else [held]
 
     def _held_on_host(self, *, away: bool = False) -> HolderInfo | None:

@@ -282,7 +282,7 @@ class SeveralNames(LockOperations):
             return False
         return all((yield from self._together(*(member._owned_steps() for member in self.members))))
 
-    def _held_steps(self) -> Steps[HolderInfo | None]:
+    def _holders_steps(self) -> Steps[list[HolderInfo]]:
         """The holder of the first name that another holds, or else of the first that is held."""
         found = yield from self._together(*(member._held_steps() for member in self.members))
         mine: HolderInfo | None = None
@@ -293,7 +293,7 @@ class SeveralNames(LockOperations):
                     mine = held
                     break
                 mine = mine or held
-        return mine
+        return [] if mine is None else [mine]
 
     def _reset_steps(self) -> Steps[bool]:
         return any((yield from self._together(*(member._reset_steps() for member in self.members))))

@@ -84,10 +84,6 @@ class LockOperations(BaseLock):
         """Wait until the full lifetime of a lock got by a grant is confirmed."""
         raise NotImplementedError
 
-    def held(self) -> Any:
-        """A ``HolderInfo``, or None."""
-        raise NotImplementedError
-
     def _loop(self) -> Any:
         """The event loop whose tasks this lock is for, None for threads."""
         return None
@@ -240,15 +236,12 @@ class LockOperations(BaseLock):
         return Call(HELD, self.keys if hold is None else hold.keys, ())
 
     def _held_steps(self) -> Steps[HolderInfo | None]:
-        if self.limit > 1:
-            return next(iter((yield from self._holders_steps())), None)
-        reply = (yield self._run(self._held_call())).value
-        return None if reply is None else HolderInfo(reply)
+        return next(iter((yield from self._holders_steps())), None)
 
     def _holders_steps(self) -> Steps[list[HolderInfo]]:
         if self.limit == 1:
-            held = yield self.held()
-            return [] if held is None else [held]
+            reply = (yield self._run(self._held_call())).value
+            return [] if reply is None else [HolderInfo(reply)]
         replies = (yield self._run(Call(HOLDERS, self.keys, (self.limit,)))).value
         found = [HolderInfo(reply, self.limit) for reply in replies]
         return sorted(found, key=lambda holder: holder.ttl)
@@ -275,7 +268,7 @@ class LockOperations(BaseLock):
         return any(held.token == mine for held in found)
 
     def _holder_steps(self) -> Steps[Owner | None]:
-        held = yield self.held()
+        held = yield from self._held_steps()
         if held is None:
             return None
         owner: Owner = held.owner
@@ -285,17 +278,16 @@ class LockOperations(BaseLock):
         return with_answer(owner, (yield self._run(question)).value)
 
     def _owner_id_steps(self) -> Steps[str | None]:
-        held = yield self.held()
+        held = yield from self._held_steps()
         return None if held is None else held.token.decode(errors="replace")
 
     def _ttl_steps(self) -> Steps[float | None]:
-        held = yield self.held()
+        held = yield from self._held_steps()
         return None if held is None else held.ttl
 
     def _holder_in_the_way(self) -> Steps[HolderInfo | None]:
         try:
-            held: HolderInfo | None = yield self.held()
-            return held
+            return (yield from self._held_steps())
         except (RedisError, OSError):
             return None
 
