@@ -19,7 +19,7 @@ from typing import Any
 from .. import events
 from ..clock import time
 from ..events import Lost, Subject, group_of
-from ..keeper import DeferredRelease, Job, keeper
+from ..keeper import DeferredRelease, Job, SentOnce, keeper
 from ..protocol import (
     RENEW,
     Call,
@@ -39,7 +39,7 @@ from ..protocol import (
 )
 from ..threads import get_logger
 from ..transport import Server
-from .records import Heartbeat, RecordEvent
+from .records import Heartbeat, note_call
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -315,8 +315,8 @@ class Renewal(Job):
             return
         hold = self.hold
         held = time.monotonic() - hold.began
-        how: Any = {"note": note, "held": held}
-        keeper().add(RecordEvent(self.server, hold.keys.name, what, hold.owner(), **how))
+        event = note_call(hold.keys.name, what, hold.owner(), note, held)
+        keeper().add(SentOnce(self.server, event))
 
     def _lose(self, reason: str) -> None:
         self.stop()

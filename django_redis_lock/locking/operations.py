@@ -97,7 +97,9 @@ class LockOperations(BaseLock):
             if acquired is not None and self.replicas:
                 until = None if wait is None else asked_at + wait
                 found = yield self._confirm(acquired, patience_of(request, until))
-                self._require_replicas(found.replicas if found.held else 0)
+                confirmed = found.replicas if found.held else 0
+                if confirmed < self.replicas:
+                    raise TooFewReplicas(int(confirmed), self.replicas, self.name)
         except Exception as error:
             if acquired is not None:
                 note_sent(error, True)  # Only the question to the replicas may not have been sent.
@@ -136,10 +138,6 @@ class LockOperations(BaseLock):
 
     def _queue_key(self) -> tuple[Any, ...]:
         return server_of(self.redis), self.keys.lock, self._loop(), self.limit
-
-    def _require_replicas(self, confirmed: float) -> None:
-        if confirmed < self.replicas:
-            raise TooFewReplicas(int(confirmed), self.replicas, self.name)
 
     # -- release -----------------------------------------------------------------------------
 
