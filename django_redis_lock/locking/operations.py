@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
@@ -61,28 +62,19 @@ return 1
 
 
 class LockOperations(BaseLock):
-    """The steps of the methods. What the first methods here return is a step: the result for
-    threads, an awaitable for tasks."""
+    """The steps of the methods."""
 
-    def _run(self, call: Call) -> Any:
-        """An ``Answer``."""
-        raise NotImplementedError
-
-    def _ask(self, request: AcquireRequest) -> Any:
-        """Send ACQUIRE; what it returns."""
-        raise NotImplementedError
-
-    def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Any:
-        """Wait behind others; an ``Acquisition``, or None at the end of the wait."""
-        raise NotImplementedError
-
-    def _confirm(self, acquired: Acquisition, patience: float) -> Any:
-        """Wait for the replicas; ``Confirmed``."""
-        raise NotImplementedError
-
-    def _confirm_lifetime(self, hold: Hold) -> Any:
-        """Wait until the full lifetime of a lock got by a grant is confirmed."""
-        raise NotImplementedError
+    # What these return is a step: the result for threads, an awaitable for tasks.
+    #: An ``Answer``.
+    _run: Callable[[Call], Any]
+    #: What ACQUIRE returns.
+    _ask: Callable[[AcquireRequest], Any]
+    #: Behind others: an ``Acquisition``, or None at the end of the wait.
+    _wait: Callable[[AcquireRequest, Refusal | None], Any]
+    #: ``Confirmed`` by the replicas, within so many seconds.
+    _confirm: Callable[[Acquisition, float], Any]
+    #: Until the full lifetime of a lock got by a grant is confirmed.
+    _confirm_lifetime: Callable[[Hold], Any]
 
     def _loop(self) -> Any:
         """The event loop whose tasks this lock is for, None for threads."""
