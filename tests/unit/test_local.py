@@ -179,9 +179,3 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_folder_is_made(tmp_path: Path) -> None:
     assert lock(tmp_path / "var" / "locks").try_acquire(ME)
-
-
-def test_systems_without_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_lock, "fcntl", None)
-    with pytest.raises(LockError, match="POSIX"):
-        lock(tmp_path)
