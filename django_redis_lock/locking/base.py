@@ -165,11 +165,6 @@ class BaseLock:
         encoded: bytes = self.redis.get_encoder().encode(value)
         return encoded
 
-    @property
-    def _now(self) -> Callable[[], float]:
-        """The clock of deadlines, in seconds. What keeps it does not keep the handle."""
-        return time.monotonic
-
     def _server(self) -> Server | None:
         return server_of(self.redis)
 
@@ -302,7 +297,6 @@ class BaseLock:
             on_lost=None if self.on_lost is None else self._for_keeper(self.on_lost),
             subject=self.subject if events.listeners else None,
             warns_at=granted.began + self.warns_after,
-            now=self._now,
             # A place above the limit, which a process with a larger one has passed on, ends here.
             limit=self.limit if granted.place <= self.limit else 0,
         )

@@ -91,7 +91,6 @@ class Hold:
         on_lost: Callable[[], Any] | None = None,
         subject: Subject | None = None,
         warns_at: float = math.inf,
-        now: Callable[[], float] = time.monotonic,
         limit: int = 1,
     ) -> None:
         self.keys = keys
@@ -110,7 +109,6 @@ class Hold:
         self.on_lost = on_lost
         self.subject = subject
         self.warns_at = warns_at
-        self.now = now
         self.pid = os.getpid()
         self._mutex = threading.Lock()
 
@@ -138,11 +136,11 @@ class Hold:
     def lost(self) -> bool:
         if self.ended:
             return self._lost
-        if self.now() < self.deadline:
+        if time.monotonic() < self.deadline:
             return False
         self.confirm()
         # The keeper may have ended it at the same time.
-        return self._lost if self.ended else self.now() >= self.deadline
+        return self._lost if self.ended else time.monotonic() >= self.deadline
 
     @property
     def is_valid(self) -> bool:
@@ -162,7 +160,7 @@ class Hold:
             if asked_at < self._confirmed_at:
                 deadline = min(deadline, self.deadline)
             if not self.ended:
-                self.deadline, self._confirmed_at = deadline, self.now()
+                self.deadline, self._confirmed_at = deadline, time.monotonic()
 
     def confirm(self, wait: bool = False) -> None:
         """Note the reply that confirms the grant, if it has come."""
@@ -182,7 +180,7 @@ class Hold:
     def warn(self) -> None:
         self.warns_at = math.inf
         who = ", ".join(filter(None, (self.thread, self.label, described(self.activity))))
-        name, held = printable(self.keys.name), self.now() - self.began
+        name, held = printable(self.keys.name), time.monotonic() - self.began
         who = printable(who.encode(errors="replace"), 300)
         words = "The lock %s has been held for %.1f s (fence %d, thread %s)"
         held_logger.warning(words, name, held, self.fence, who)
@@ -194,7 +192,7 @@ class Hold:
                 return False
             self._lost = self.ended = True
         try:
-            name, held = printable(self.keys.name), self.now() - self.began
+            name, held = printable(self.keys.name), time.monotonic() - self.began
             words = "Lost the lock %s (fence %d, held for %.3f s): %s"
             lost_logger.error(words, name, self.fence, held, reason)
             if events.listeners and self.subject is not None:

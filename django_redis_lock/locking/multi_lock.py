@@ -146,7 +146,7 @@ class SeveralNames(LockOperations):
         self, request: AcquireRequest, wait: float | None, held: list[Any]
     ) -> Steps[bool]:
         """Take all, and add them to ``held``; False if the wait has ended."""
-        asked_at, contended = self._now(), False
+        asked_at, contended = time.monotonic(), False
         while len(held) < len(self.members):
             waits = wait != 0 and (not contended or request.left() > 0)
             waiter = self._new_waiter() if waits else b""
@@ -224,7 +224,7 @@ class SeveralNames(LockOperations):
         oldest = min(hold.began for hold in holds)
         if not all(hold.is_valid for hold in holds):
             return False
-        if self.timeout is None or self.renew or self._now() < oldest + self.timeout / 10:
+        if self.timeout is None or self.renew or time.monotonic() < oldest + self.timeout / 10:
             return True
         try:
             steps = (member._change_steps("extend", self.timeout, True) for member in self.members)

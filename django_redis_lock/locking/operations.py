@@ -83,7 +83,7 @@ class LockOperations(BaseLock):
     # -- acquire -----------------------------------------------------------------------------
 
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
-        asked_at, acquired = self._now(), None
+        asked_at, acquired = time.monotonic(), None
         try:
             acquired = yield from self._obtain(request, wait)
             if acquired is not None and self.replicas:
@@ -307,14 +307,14 @@ class LockOperations(BaseLock):
 
     def _emit_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
         if logger.isEnabledFor(logging.DEBUG):
-            waited = self._now() - asked_at
+            waited = time.monotonic() - asked_at
             logger.debug("Acquired %s after %.3f s, fence %d", self._printed, waited, hold.fence)
         if events.listeners:
-            waited = self._now() - asked_at
+            waited = time.monotonic() - asked_at
             events.emit(Acquired(self.subject, waited, contended, hold.fence))
 
     def _emit_timed_out(self, asked_at: float, blocking: bool) -> None:
-        waited = self._now() - asked_at
+        waited = time.monotonic() - asked_at
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("Did not get %s within %.3f s", self._printed, waited)
         if events.listeners:
@@ -324,12 +324,12 @@ class LockOperations(BaseLock):
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("Released %s", self._printed)
         if events.listeners and hold is not None:
-            events.emit(Released(self.subject, self._now() - hold.began, hold.fence))
+            events.emit(Released(self.subject, time.monotonic() - hold.began, hold.fence))
 
     def _emit_lost(self, hold: Hold | None) -> None:
         """A release found that the lock had ended before, which was not emitted yet."""
         if events.listeners and hold is not None and hold.released:
-            held = self._now() - hold.began
+            held = time.monotonic() - hold.began
             events.emit(Lost(self.subject, held, "it had ended before its release", hold.fence))
 
     def _hide_release_error(self, error: Exception, body_failed: bool) -> bool:

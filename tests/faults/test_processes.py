@@ -402,7 +402,7 @@ async def fork_in_a_task(url: str, own: dict[str, Any]) -> dict[str, Any]:
 def use_a_parents_grant(lock: Any, run: Callable[[Any], Any]) -> None:
     hold = lock.local.hold
     assert hold.pending is not None
-    until(lambda: hold.now() > hold.deadline)
+    until(lambda: time.monotonic() > hold.deadline)
     assert lock.lost, "it is no more than the grant, as far as a child can know"
     hold.confirm(wait=True)
     for act in (lock.release, lambda: lock.extend(60)):

@@ -6,11 +6,12 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from django_redis_lock.clock import Clock, time
 from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.locking.hold import CHECK_INTERVAL_SECONDS, DESCRIBE_AFTER, Hold, Renewal
 from django_redis_lock.locking.local_state import Entry
@@ -20,17 +21,19 @@ from django_redis_lock.protocol.keys import lock_keys
 from tests.lock_contract import Background
 
 
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 1000.0
+class FakeClock(Clock):
+    now = 1000.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def clock() -> Iterator[FakeClock]:
+    before, fake = time.clock, FakeClock()
+    time.use(fake)
+    yield fake
+    time.use(before)
 
 
 @pytest.fixture
@@ -47,7 +50,6 @@ def make(clock: FakeClock) -> Callable[..., Hold]:
             began=began,
             deadline=deadline,
             lifetime=lifetime,
-            now=clock,
             **options,
         )
 
