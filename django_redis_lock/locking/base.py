@@ -32,7 +32,7 @@ from ..protocol import (
 )
 from ..transport import Server, is_cluster, may_have_run, server_of
 from .hold import Hold, Renewal, Renewals
-from .local_state import Entry, State, ThreadState, ThreadStateWithToken
+from .local_state import Entry, ThreadState, ThreadStateWithToken, state_with
 from .waiting import unregister
 
 
@@ -152,14 +152,10 @@ class BaseLock:
         self.reentrant = bool(reentrant)
         if self.reentrant and id is not None:
             raise ValueError("reentrant and id exclude each other: a token does not name a caller")
-        self.local: Any = self._new_state()
+        self.local: Any = self._new_state() if self.thread_local else state_with(self.id)
 
     def _new_state(self) -> Any:
-        if self.thread_local:
-            return ThreadState() if self.id is None else ThreadStateWithToken(self.id)
-        state = State()
-        state.token = self.id
-        return state
+        return ThreadState() if self.id is None else ThreadStateWithToken(self.id)
 
     def _encode(self, value: str | bytes) -> bytes:
         encoded: bytes = self.redis.get_encoder().encode(value)

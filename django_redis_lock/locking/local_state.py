@@ -50,42 +50,27 @@ class ThreadStateWithToken(ThreadState):
         self.token = token
 
 
-class _OfTheTask:
-    """An attribute of the state of the task that acts."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, state: TaskState, owner: type) -> Any:
-        return getattr(state._mine(), self._name)
-
-    def __set__(self, state: TaskState, value: Any) -> None:
-        setattr(state._mine(), self._name, value)
+def state_with(token: bytes | None) -> State:
+    state = State()
+    state.token = token
+    return state
 
 
-class TaskState:
+class TaskStates:
     """What each task knows; see ``for_the_caller``."""
 
-    token, hold, renewal = _OfTheTask(), _OfTheTask(), _OfTheTask()
-    file_lock, entry = _OfTheTask(), _OfTheTask()
-
     def __init__(self, token: bytes | None) -> None:
-        self._initial = token
+        self._token = token
         self._states: WeakKeyDictionary[asyncio.Task[Any], State] = WeakKeyDictionary()
-        self._of_no_task = self._new()
+        self._of_no_task = state_with(token)
 
-    def _new(self) -> State:
-        state = State()
-        state.token = self._initial
-        return state
-
-    def _mine(self) -> State:
+    def mine(self) -> State:
         task = acting_task()
         if task is None:
             return self._of_no_task
         state = self._states.get(task)
         if state is None:
-            state = self._states[task] = self._new()
+            state = self._states[task] = state_with(self._token)
         return state
 
 
@@ -151,31 +136,17 @@ class Entry:
         self.hold.inner_on_lost = {s: tell for s, tell in kept if s() not in (state, None)}
 
 
-class _Entries(threading.local):
-    """A task is not inside what the task or thread that started it holds."""
-
-    def __init__(self) -> None:
-        self.of_thread: WeakValueDictionary[Any, Entry] = WeakValueDictionary()
-        self.of_tasks: WeakKeyDictionary[Any, WeakValueDictionary[Any, Entry]]
-        self.of_tasks = WeakKeyDictionary()
-
-
-_here = _Entries()
-
-
-def _entries_of_caller() -> WeakValueDictionary[Any, Entry]:
-    task = acting_task()
-    if task is None:
-        return _here.of_thread
-    return _here.of_tasks.setdefault(task, WeakValueDictionary())
+#: By caller and lock. A task is not inside what the task or thread that started it holds.
+_entries: WeakValueDictionary[Any, Entry] = WeakValueDictionary()
 
 
 def _key(lock: Any) -> tuple[Any, ...]:
-    return lock.asynchronous, lock._servers, lock.keys.lock
+    caller = ref(acting_task() or threading.current_thread())
+    return caller, lock.asynchronous, lock._servers, lock.keys.lock
 
 
 def _entry_of_caller(lock: Any) -> Entry | None:
-    entry = _entries_of_caller().get(_key(lock))
+    entry = _entries.get(_key(lock))
     return entry if entry is not None and entry.hold.is_valid else None
 
 
@@ -195,4 +166,4 @@ def enter_again(lock: Any) -> bool:
 
 def note_entry(lock: Any) -> None:
     entry = Entry(lock.local, lock.timeout, lock.min_hold)
-    lock.local.entry = _entries_of_caller()[_key(lock)] = entry
+    lock.local.entry = _entries[_key(lock)] = entry
