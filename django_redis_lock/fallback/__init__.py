@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -33,8 +32,8 @@ from ..protocol import (
     printable,
 )
 from ..redlock import AsyncRedlock, Redlock
-from ..threads import free_after_fork, get_logger
-from ..transport import Breaker, Steps, is_outage
+from ..threads import get_logger
+from ..transport import Steps, is_outage
 from .file_lock import LocalLock, held_locally, pauses
 
 __all__ = [
@@ -49,7 +48,6 @@ logger = get_logger("django_redis_lock.outage")
 
 #: For which a waiter tries to reach a Redis that went down, before it falls back.
 OUTAGE_PATIENCE_SECONDS = 3.0
-LOG_EVERY_SECONDS = 60.0
 #: An acquisition of this host's lock that took longer had to wait.
 NO_WAIT_SECONDS = 0.05
 
@@ -60,7 +58,7 @@ class FallbackHold(Hold):
     how: str
 
     def owner(self) -> Owner:
-        since = time.time() - (self.now() - self.began)
+        since = time.time() - (time.monotonic() - self.began)
         return replace(super().owner(), since=since)
 
 
@@ -190,11 +188,10 @@ class Fallback(LockOperations):
             self.keys,
             new_token(),
             0,
-            began=self._now(),
+            began=time.monotonic(),
             deadline=math.inf,
             lifetime=None,
             label=self.label,
-            now=self._now,
         )
         hold.how = self.on_redis_down
         return hold
@@ -204,10 +201,11 @@ class Fallback(LockOperations):
         self.local.renewal, self.local.file_lock = None, file_lock
         breakers = [server.breaker for server in self._servers]
         breaker = next((b for b in breakers if b.failing), breakers[0])
+        first = not breaker.fallbacks  # Of this outage.
         breaker.fallbacks += 1
         if events.listeners:
             events.emit(FellBack(self.subject, hold.how, error))
-        if _is_to_be_logged(breaker, hold.how):
+        if first:
             local = hold.how == "local"
             how = "is held on this host only" if local else "is skipped, its code runs unlocked"
             name = printable(self.keys.lock)
@@ -268,23 +266,16 @@ class Fallback(LockOperations):
     def _owned_steps(self) -> Steps[bool]:
         return self.degraded is not None or (yield from super()._owned_steps())
 
-    def _held_steps(self) -> Steps[HolderInfo | None]:
-        try:
-            found = None if self.degraded else (yield from super()._held_steps())
-            return found or self._held_on_host()
-        except Exception as error:
-            if self.on_redis_down != "local" or not is_outage(error):
-                raise
-            return self._held_on_host(away=True)
-
     def _holders_steps(self) -> Steps[list[HolderInfo]]:
+        away = False
         try:
-            if not self.degraded:
-                return (yield from super()._holders_steps())
+            if not self.degraded and (found := (yield from super()._holders_steps())):
+                return found
         except Exception as error:
             if self.on_redis_down != "local" or not is_outage(error):
                 raise
-        held = self._held_on_host(away=True)
+            away = True
+        held = self._held_on_host(away=away)
         return [] if held is None else [held]
 
     def _held_on_host(self, *, away: bool = False) -> HolderInfo | None:
@@ -325,21 +316,3 @@ def _with_new_token(request: AcquireRequest) -> AcquireRequest:
         fresh = request.token, new_token()
     request.may_hold.append(fresh)
     return request._replace(token=fresh[0], attempt=fresh[1])
-
-
-#: By server and kind of fallback, the outage that was logged last, and when.
-_logged: dict[tuple[str, str], tuple[int, float]] = {}
-_log_mutex = free_after_fork(threading.Lock())
-
-
-def _is_to_be_logged(breaker: Breaker, how: str) -> bool:
-    """Once for each outage, or once a minute."""
-    with _log_mutex:
-        now = time.monotonic()
-        outage, at = _logged.get((breaker.server, how), (0, -math.inf))
-        if breaker.failing and outage == breaker.outage:
-            return False
-        if not breaker.failing and now - at < LOG_EVERY_SECONDS:
-            return False
-        _logged[breaker.server, how] = breaker.outage, now
-        return True

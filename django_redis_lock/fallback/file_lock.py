@@ -7,6 +7,7 @@ still the file at that path.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -24,11 +25,6 @@ from ..exceptions import LockError
 from ..protocol import Owner
 from ..threads import after_fork
 
-try:
-    import fcntl
-except ImportError:  # pragma: no cover  # only on Windows
-    fcntl = None  # type: ignore[assignment]  # checked before it is used
-
 #: Seconds between two attempts to lock a file: at first, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.001, 0.02
 SUFFIX = ".lock"
@@ -37,30 +33,25 @@ SUFFIX = ".lock"
 def local_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     """The folder of this host's locks: ``folder``, or one of this user in the system's folder for
     temporary files. Raises LockError if it cannot be used."""
-    path = Path(folder) if folder else Path(tempfile.gettempdir(), f"django_redis_lock-{_user()}")
+    user = os.getuid()
+    path = Path(folder) if folder else Path(tempfile.gettempdir(), f"django_redis_lock-{user}")
     try:
         path.mkdir(mode=0o777 if folder else 0o700, parents=bool(folder), exist_ok=True)
         found = path.lstat()
     except OSError as error:
         raise LockError(f"Local locks cannot be kept in {path}: {error}") from error
-    if not folder and (not stat.S_ISDIR(found.st_mode) or found.st_uid != _user()):
+    if not folder and (not stat.S_ISDIR(found.st_mode) or found.st_uid != user):
         raise LockError(f"Local locks cannot be kept in {path}: it belongs to another user")
     return path
 
 
-def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0
-
-
 class LocalLock:
     """One attempt to hold the lock of these servers and key (``identity``) on this host; shown as
-    ``name``. Raises LockError if this system or ``folder`` cannot have local locks."""
+    ``name``. Raises LockError if ``folder`` cannot have local locks."""
 
     def __init__(
         self, identity: bytes, name: str, folder: str | os.PathLike[str] | None = None
     ) -> None:
-        if fcntl is None:
-            raise LockError("Local locks need a POSIX system, such as Linux or macOS", name)
         self.name = name
         digest = hashlib.sha256(identity).hexdigest()[:40]
         self.path = local_folder(folder) / f"{digest}{SUFFIX}"
@@ -69,13 +60,10 @@ class LocalLock:
 
     def try_acquire(self, owner: Owner, in_addition: bool = False) -> bool:
         """Take it if it is free, described as ``owner``'s; ``in_addition`` to the lock in Redis."""
-        for attempt in range(3):
-            if attempt:
-                time.sleep(FIRST_PAUSE_SECONDS)  # Another process may be reading the holder.
-            if self._take():
-                self._describe(owner, in_addition)
-                return True
-        return False
+        if not self._take():
+            return False
+        self._describe(owner, in_addition)
+        return True
 
     def is_in_addition(self) -> bool:
         found = _description(self.path)
@@ -130,12 +118,14 @@ class LocalLock:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o660)
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o660)
 
 
 def pauses(deadline: float) -> Iterator[float]:
-    """Seconds between polls, until ``deadline`` (monotonic)."""
+    """Seconds between polls, until ``deadline`` (monotonic). The first two come in any case:
+    another process may just be reading who holds the lock."""
     pause = FIRST_PAUSE_SECONDS
+    yield from (pause, pause)
     while (left := deadline - time.monotonic()) > 0:
         yield min(pause, left)
         pause = min(pause * 2, MAX_PAUSE_SECONDS)
@@ -162,7 +152,7 @@ def _holder(path: Path) -> tuple[str, Owner] | None:
 def _description(path: Path) -> dict[str, Any] | None:
     """What the holder wrote; None if the lock is free."""
     try:
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return None
     try:

@@ -20,7 +20,7 @@ from ..exceptions import LockLost, LockNotAcquired
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..transport import Answer, aconnect, adrive, arun, in_background
 from .hold import BROKEN, Hold, lost_logger
-from .local_state import Entry, Task, TaskState, acting_task, enter_again, note_entry, under_way
+from .local_state import Entry, Task, TaskStates, acting_task, enter_again, note_entry, under_way
 from .operations import (
     REPLY_MARGIN_SECONDS,
     Confirmed,
@@ -72,8 +72,17 @@ class AsyncLock(LockOperations):
 
     asynchronous = True
 
+    @property
+    def local(self) -> Any:
+        """What the task that acts knows."""
+        return self._states.mine() if self.thread_local else self._states
+
+    @local.setter
+    def local(self, states: Any) -> None:
+        self._states = states
+
     def _new_state(self) -> Any:
-        return TaskState(self.id) if self.thread_local else super()._new_state()
+        return TaskStates(self.id)
 
     @for_the_caller
     async def acquire(
@@ -112,7 +121,9 @@ class AsyncLock(LockOperations):
         return await aconfirm(self.redis, keys, acquired.token, self.replicas, patience)
 
     async def _confirm_lifetime(self, hold: Hold) -> None:
-        await hold.pending.confirmed()
+        pending: Any = hold.pending
+        if pending is not None:  # The keeper may have had the reply.
+            await pending.confirmed()
         hold.confirm()
 
     def _loop(self) -> Any:

@@ -32,7 +32,7 @@ from ..protocol import (
 )
 from ..transport import Server, is_cluster, may_have_run, server_of
 from .hold import Hold, Renewal, Renewals
-from .local_state import Entry, State, ThreadState, ThreadStateWithToken
+from .local_state import Entry, ThreadState, ThreadStateWithToken, state_with
 from .waiting import unregister
 
 
@@ -144,7 +144,7 @@ class BaseLock:
             raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
         if self.max_hold is not None and self.min_hold > self.max_hold:
             raise ValueError("min_hold must not be longer than max_hold")
-        self.limit = limit if limit == 1 and limit is not True else check_limit(limit)
+        self.limit = limit if type(limit) is int and limit == 1 else check_limit(limit)
         self.warn_after = check_seconds("warn_after", warn_after, none="80 % of its lifetime")
         self.warns_after = warn_after or longest_hold(renew, self.timeout, self.max_hold) * 0.8
         self.keys = lock_keys(self._encode(self.name), is_cluster(redis))
@@ -152,23 +152,14 @@ class BaseLock:
         self.reentrant = bool(reentrant)
         if self.reentrant and id is not None:
             raise ValueError("reentrant and id exclude each other: a token does not name a caller")
-        self.local: Any = self._new_state()
+        self.local: Any = self._new_state() if self.thread_local else state_with(self.id)
 
     def _new_state(self) -> Any:
-        if self.thread_local:
-            return ThreadState() if self.id is None else ThreadStateWithToken(self.id)
-        state = State()
-        state.token = self.id
-        return state
+        return ThreadState() if self.id is None else ThreadStateWithToken(self.id)
 
     def _encode(self, value: str | bytes) -> bytes:
         encoded: bytes = self.redis.get_encoder().encode(value)
         return encoded
-
-    @property
-    def _now(self) -> Callable[[], float]:
-        """The clock of deadlines, in seconds. What keeps it does not keep the handle."""
-        return time.monotonic
 
     def _server(self) -> Server | None:
         return server_of(self.redis)
@@ -302,13 +293,10 @@ class BaseLock:
             on_lost=None if self.on_lost is None else self._for_keeper(self.on_lost),
             subject=self.subject if events.listeners else None,
             warns_at=granted.began + self.warns_after,
-            now=self._now,
             # A place above the limit, which a process with a larger one has passed on, ends here.
             limit=self.limit if granted.place <= self.limit else 0,
         )
-        if granted.pending is not None:
-            hold.pending = granted.pending
-            hold.confirm_with(granted.pending.confirm)
+        hold.pending = granted.pending
         self.local.hold, self.local.token = hold, granted.token
         return hold
 

@@ -19,12 +19,13 @@ from typing import Any
 from .. import events
 from ..clock import time
 from ..events import Lost, Subject, group_of
-from ..keeper import DeferredRelease, Job, keeper
+from ..keeper import DeferredRelease, Job, SentOnce, keeper
 from ..protocol import (
     RENEW,
     Call,
     LockKeys,
     Owner,
+    PendingLifetime,
     activity,
     described,
     encodable,
@@ -38,7 +39,7 @@ from ..protocol import (
 )
 from ..threads import get_logger
 from ..transport import Server
-from .records import Heartbeat, RecordEvent
+from .records import Heartbeat, note_call
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -66,13 +67,13 @@ class Hold:
 
     ended = _lost = False
     _confirmed_at = -math.inf
-    #: The ``on_lost`` of callers that have gone in again; see ``Entry``.
+    #: The ``on_lost`` of callers that have gone in again; see ``Entry``. A dict that is replaced
+    #: and never changed: the keeper may be reading it.
     inner_on_lost: Any = None
     #: Cancels the holder's task when the lock is lost; see ``LossCancellation``.
     cancellation: Any = None
-    #: The reply that confirms a grant, and what reads it if it has come; None: none is to come.
-    pending: Any = None
-    confirm_pending: Callable[[bool], None] | None = None
+    #: The reply that confirms a grant; None: none is to come.
+    pending: PendingLifetime | None = None
 
     def __init__(
         self,
@@ -90,7 +91,6 @@ class Hold:
         on_lost: Callable[[], Any] | None = None,
         subject: Subject | None = None,
         warns_at: float = math.inf,
-        now: Callable[[], float] = time.monotonic,
         limit: int = 1,
     ) -> None:
         self.keys = keys
@@ -109,7 +109,6 @@ class Hold:
         self.on_lost = on_lost
         self.subject = subject
         self.warns_at = warns_at
-        self.now = now
         self.pid = os.getpid()
         self._mutex = threading.Lock()
 
@@ -137,11 +136,11 @@ class Hold:
     def lost(self) -> bool:
         if self.ended:
             return self._lost
-        if self.now() < self.deadline:
+        if time.monotonic() < self.deadline:
             return False
         self.confirm()
         # The keeper may have ended it at the same time.
-        return self._lost if self.ended else self.now() >= self.deadline
+        return self._lost if self.ended else time.monotonic() >= self.deadline
 
     @property
     def is_valid(self) -> bool:
@@ -161,27 +160,19 @@ class Hold:
             if asked_at < self._confirmed_at:
                 deadline = min(deadline, self.deadline)
             if not self.ended:
-                self.deadline, self._confirmed_at = deadline, self.now()
-
-    def confirm_with(self, ask: Callable[[bool], float | None]) -> None:
-        """``ask`` is ``PendingLifetime.confirm``."""
-
-        def ask_now(wait: bool) -> None:
-            until = ask(wait)
-            if until is None:
-                return
-            self.confirm_pending = None
-            if until == -math.inf:
-                self.lose("the grant expired before it could be taken")
-            else:
-                self.held_until(until, self.began)
-
-        self.confirm_pending = ask_now
+                self.deadline, self._confirmed_at = deadline, time.monotonic()
 
     def confirm(self, wait: bool = False) -> None:
-        ask = self.confirm_pending
-        if ask is not None:
-            ask(wait)
+        """Note the reply that confirms the grant, if it has come."""
+        pending = self.pending
+        until = None if pending is None else pending.confirm(wait)
+        if until is None:
+            return
+        self.pending = None
+        if until == -math.inf:
+            self.lose("the grant expired before it could be taken")
+        else:
+            self.held_until(until, self.began)
 
     def end(self) -> None:
         self.ended = True
@@ -189,7 +180,7 @@ class Hold:
     def warn(self) -> None:
         self.warns_at = math.inf
         who = ", ".join(filter(None, (self.thread, self.label, described(self.activity))))
-        name, held = printable(self.keys.name), self.now() - self.began
+        name, held = printable(self.keys.name), time.monotonic() - self.began
         who = printable(who.encode(errors="replace"), 300)
         words = "The lock %s has been held for %.1f s (fence %d, thread %s)"
         held_logger.warning(words, name, held, self.fence, who)
@@ -200,19 +191,24 @@ class Hold:
             if self.ended or self._lost:
                 return False
             self._lost = self.ended = True
-        name, held = printable(self.keys.name), self.now() - self.began
-        words = "Lost the lock %s (fence %d, held for %.3f s): %s"
-        lost_logger.error(words, name, self.fence, held, reason)
-        if events.listeners and self.subject is not None:
-            events.emit(Lost(self.subject, held, reason, self.fence))
-        inner = (self.inner_on_lost or {}).values()
+        try:
+            name, held = printable(self.keys.name), time.monotonic() - self.began
+            words = "Lost the lock %s (fence %d, held for %.3f s): %s"
+            lost_logger.error(words, name, self.fence, held, reason)
+            if events.listeners and self.subject is not None:
+                events.emit(Lost(self.subject, held, reason, self.fence))
+        finally:
+            self._tell_holder()
+        return True
+
+    def _tell_holder(self) -> None:
+        inner = (tell for caller, tell in (self.inner_on_lost or {}).items() if caller())
         for tell in (self.on_lost, *inner, self.cancellation and self.cancellation.request):
             if tell is not None:
                 try:
                     tell()
                 except Exception:
                     lost_logger.exception(BROKEN, tell)
-        return True
 
 
 class Renewal(Job):
@@ -253,8 +249,10 @@ class Renewal(Job):
         at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
         due = min(hold.deadline, last + self._third, hold.warns_at)
-        if not self.named or hold.confirm_pending is not None:
+        if not self.named:
             due = min(due, hold.began + DESCRIBE_AFTER)
+        if hold.pending is not None:  # Perhaps only a renewal outlasts the grant.
+            due = min(due, (hold.began + hold.deadline) / 2)
         self.due = due
 
     def call(self, now: float) -> Call | None:
@@ -315,8 +313,8 @@ class Renewal(Job):
             return
         hold = self.hold
         held = time.monotonic() - hold.began
-        how: Any = {"note": note, "held": held}
-        keeper().add(RecordEvent(self.server, hold.keys.name, what, hold.owner(), **how))
+        event = note_call(hold.keys.name, what, hold.owner(), note, held)
+        keeper().add(SentOnce(self.server, event))
 
     def _lose(self, reason: str) -> None:
         self.stop()
@@ -330,7 +328,7 @@ class Renewal(Job):
         """Milliseconds to renew for; 0 leaves the lifetime as it is, -1 is for ever."""
         hold = self.hold
         # What gave a grant its full lifetime may have been lost on the way.
-        pending = hold.confirm_pending is not None
+        pending = hold.pending is not None
         until = max(hold.renews_until, self._full) if pending else hold.renews_until
         if until <= now:
             return 0
@@ -343,7 +341,7 @@ class Renewal(Job):
             self._lose("it expired, was reset, or its key was deleted")
             return
         self._described()
-        self.hold.confirm_pending = None
+        self.hold.pending = None
         self.hold.held_until(math.inf if left < 0 else sent_at + left / 1000, sent_at)
         self._schedule(sent_at)
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from .hold import Hold
 
@@ -50,42 +50,27 @@ class ThreadStateWithToken(ThreadState):
         self.token = token
 
 
-class _OfTheTask:
-    """An attribute of the state of the task that acts."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, state: TaskState, owner: type) -> Any:
-        return getattr(state._mine(), self._name)
-
-    def __set__(self, state: TaskState, value: Any) -> None:
-        setattr(state._mine(), self._name, value)
+def state_with(token: bytes | None) -> State:
+    state = State()
+    state.token = token
+    return state
 
 
-class TaskState:
+class TaskStates:
     """What each task knows; see ``for_the_caller``."""
 
-    token, hold, renewal = _OfTheTask(), _OfTheTask(), _OfTheTask()
-    file_lock, entry = _OfTheTask(), _OfTheTask()
-
     def __init__(self, token: bytes | None) -> None:
-        self._initial = token
+        self._token = token
         self._states: WeakKeyDictionary[asyncio.Task[Any], State] = WeakKeyDictionary()
-        self._of_no_task = self._new()
+        self._of_no_task = state_with(token)
 
-    def _new(self) -> State:
-        state = State()
-        state.token = self._initial
-        return state
-
-    def _mine(self) -> State:
+    def mine(self) -> State:
         task = acting_task()
         if task is None:
             return self._of_no_task
         state = self._states.get(task)
         if state is None:
-            state = self._states[task] = self._new()
+            state = self._states[task] = state_with(self._token)
         return state
 
 
@@ -106,8 +91,7 @@ class Entry:
         #: By the state of the lock object that was used. One that is collected without a release,
         #: after an interrupt, does not count any more.
         self._times: WeakKeyDictionary[Any, int] = WeakKeyDictionary({state: 1})
-        self._on_lost: WeakKeyDictionary[Any, Callable[[], Any]] = WeakKeyDictionary()
-        self.hold.inner_on_lost = self._on_lost
+        self.hold.inner_on_lost = {}
 
     @property
     def depth(self) -> int:
@@ -121,9 +105,9 @@ class Entry:
         to that of the acquisition."""
         times = self.times(state)
         if not times and on_lost is not None:
-            self._on_lost[state] = on_lost
+            self.hold.inner_on_lost = {**self.hold.inner_on_lost, ref(state): on_lost}
         if not self.hold.is_valid:
-            self._on_lost.pop(state, None)
+            self._forget_on_lost(state)
             return False
         state.entry = self  # An interrupt may come after each line: now it can be undone.
         self._times[state] = times + 1
@@ -140,39 +124,29 @@ class Entry:
             self._times[state] = times - 1
             return True
         self._times.pop(state, None)  # First: an interrupt may come after each line.
-        self._on_lost.pop(state, None)
+        self._forget_on_lost(state)
         left = copy.copy(self.hold)  # What it was stays known to the handle.
         left.end()
         state.token, state.hold = None, left
         state.renewal = state.file_lock = state.entry = None
         return bool(times)  # Else an interrupt has cut short how it was left before.
 
-
-class _Entries(threading.local):
-    """A task is not inside what the task or thread that started it holds."""
-
-    def __init__(self) -> None:
-        self.of_thread: WeakValueDictionary[Any, Entry] = WeakValueDictionary()
-        self.of_tasks: WeakKeyDictionary[Any, WeakValueDictionary[Any, Entry]]
-        self.of_tasks = WeakKeyDictionary()
+    def _forget_on_lost(self, state: Any) -> None:
+        kept = self.hold.inner_on_lost.items()
+        self.hold.inner_on_lost = {s: tell for s, tell in kept if s() not in (state, None)}
 
 
-_here = _Entries()
-
-
-def _entries_of_caller() -> WeakValueDictionary[Any, Entry]:
-    task = acting_task()
-    if task is None:
-        return _here.of_thread
-    return _here.of_tasks.setdefault(task, WeakValueDictionary())
+#: By caller and lock. A task is not inside what the task or thread that started it holds.
+_entries: WeakValueDictionary[Any, Entry] = WeakValueDictionary()
 
 
 def _key(lock: Any) -> tuple[Any, ...]:
-    return lock.asynchronous, lock._servers, lock.keys.lock
+    caller = ref(acting_task() or threading.current_thread())
+    return caller, lock.asynchronous, lock._servers, lock.keys.lock
 
 
 def _entry_of_caller(lock: Any) -> Entry | None:
-    entry = _entries_of_caller().get(_key(lock))
+    entry = _entries.get(_key(lock))
     return entry if entry is not None and entry.hold.is_valid else None
 
 
@@ -192,4 +166,4 @@ def enter_again(lock: Any) -> bool:
 
 def note_entry(lock: Any) -> None:
     entry = Entry(lock.local, lock.timeout, lock.min_hold)
-    lock.local.entry = _entries_of_caller()[_key(lock)] = entry
+    lock.local.entry = _entries[_key(lock)] = entry

@@ -5,6 +5,7 @@ several locks, made of those for one. Their keys must be in one slot of a cluste
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from itertools import chain
@@ -35,6 +36,7 @@ class MultiHold:
         self._grant_timeout = grant_timeout
         self._on_lost = on_lost
         self._handled = False
+        self._mutex = threading.Lock()
         for hold in holds:
             hold.on_lost = self._lose
         if self.lost:
@@ -65,9 +67,10 @@ class MultiHold:
 
     def _lose(self) -> None:
         """A name is lost: so are the others, which are released."""
-        if self._handled or self.ended:
-            return
-        self._handled = True
+        with self._mutex:  # The caller may find out at the same time as the keeper.
+            if self._handled or self.ended:
+                return
+            self._handled = True
         for hold in self._holds:
             # One without a fence was taken without Redis.
             if hold.lose("another name that was held with it was lost") and hold.fence:

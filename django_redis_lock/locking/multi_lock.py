@@ -146,7 +146,7 @@ class SeveralNames(LockOperations):
         self, request: AcquireRequest, wait: float | None, held: list[Any]
     ) -> Steps[bool]:
         """Take all, and add them to ``held``; False if the wait has ended."""
-        asked_at, contended = self._now(), False
+        asked_at, contended = time.monotonic(), False
         while len(held) < len(self.members):
             waits = wait != 0 and (not contended or request.left() > 0)
             waiter = self._new_waiter() if waits else b""
@@ -224,7 +224,7 @@ class SeveralNames(LockOperations):
         oldest = min(hold.began for hold in holds)
         if not all(hold.is_valid for hold in holds):
             return False
-        if self.timeout is None or self.renew or self._now() < oldest + self.timeout / 10:
+        if self.timeout is None or self.renew or time.monotonic() < oldest + self.timeout / 10:
             return True
         try:
             steps = (member._change_steps("extend", self.timeout, True) for member in self.members)
@@ -282,7 +282,7 @@ class SeveralNames(LockOperations):
             return False
         return all((yield from self._together(*(member._owned_steps() for member in self.members))))
 
-    def _held_steps(self) -> Steps[HolderInfo | None]:
+    def _holders_steps(self) -> Steps[list[HolderInfo]]:
         """The holder of the first name that another holds, or else of the first that is held."""
         found = yield from self._together(*(member._held_steps() for member in self.members))
         mine: HolderInfo | None = None
@@ -293,7 +293,7 @@ class SeveralNames(LockOperations):
                     mine = held
                     break
                 mine = mine or held
-        return mine
+        return [] if mine is None else [mine]
 
     def _reset_steps(self) -> Steps[bool]:
         return any((yield from self._together(*(member._reset_steps() for member in self.members))))

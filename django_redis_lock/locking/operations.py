@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
@@ -61,32 +62,19 @@ return 1
 
 
 class LockOperations(BaseLock):
-    """The steps of the methods. What the first methods here return is a step: the result for
-    threads, an awaitable for tasks."""
+    """The steps of the methods."""
 
-    def _run(self, call: Call) -> Any:
-        """An ``Answer``."""
-        raise NotImplementedError
-
-    def _ask(self, request: AcquireRequest) -> Any:
-        """Send ACQUIRE; what it returns."""
-        raise NotImplementedError
-
-    def _wait(self, request: AcquireRequest, refusal: Refusal | None) -> Any:
-        """Wait behind others; an ``Acquisition``, or None at the end of the wait."""
-        raise NotImplementedError
-
-    def _confirm(self, acquired: Acquisition, patience: float) -> Any:
-        """Wait for the replicas; ``Confirmed``."""
-        raise NotImplementedError
-
-    def _confirm_lifetime(self, hold: Hold) -> Any:
-        """Wait until the full lifetime of a lock got by a grant is confirmed."""
-        raise NotImplementedError
-
-    def held(self) -> Any:
-        """A ``HolderInfo``, or None."""
-        raise NotImplementedError
+    # What these return is a step: the result for threads, an awaitable for tasks.
+    #: An ``Answer``.
+    _run: Callable[[Call], Any]
+    #: What ACQUIRE returns.
+    _ask: Callable[[AcquireRequest], Any]
+    #: Behind others: an ``Acquisition``, or None at the end of the wait.
+    _wait: Callable[[AcquireRequest, Refusal | None], Any]
+    #: ``Confirmed`` by the replicas, within so many seconds.
+    _confirm: Callable[[Acquisition, float], Any]
+    #: Until the full lifetime of a lock got by a grant is confirmed.
+    _confirm_lifetime: Callable[[Hold], Any]
 
     def _loop(self) -> Any:
         """The event loop whose tasks this lock is for, None for threads."""
@@ -95,13 +83,15 @@ class LockOperations(BaseLock):
     # -- acquire -----------------------------------------------------------------------------
 
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
-        asked_at, acquired = self._now(), None
+        asked_at, acquired = time.monotonic(), None
         try:
             acquired = yield from self._obtain(request, wait)
             if acquired is not None and self.replicas:
                 until = None if wait is None else asked_at + wait
                 found = yield self._confirm(acquired, patience_of(request, until))
-                self._require_replicas(found.replicas if found.held else 0)
+                confirmed = found.replicas if found.held else 0
+                if confirmed < self.replicas:
+                    raise TooFewReplicas(int(confirmed), self.replicas, self.name)
         except Exception as error:
             if acquired is not None:
                 note_sent(error, True)  # Only the question to the replicas may not have been sent.
@@ -140,10 +130,6 @@ class LockOperations(BaseLock):
 
     def _queue_key(self) -> tuple[Any, ...]:
         return server_of(self.redis), self.keys.lock, self._loop(), self.limit
-
-    def _require_replicas(self, confirmed: float) -> None:
-        if confirmed < self.replicas:
-            raise TooFewReplicas(int(confirmed), self.replicas, self.name)
 
     # -- release -----------------------------------------------------------------------------
 
@@ -200,7 +186,7 @@ class LockOperations(BaseLock):
     def _change_steps(self, verb: str, seconds: float, replace: bool) -> Steps[Literal[True]]:
         call = self._extend_call(verb, seconds, replace)
         hold: Hold | None = self.local.hold
-        if hold is not None and hold.confirm_pending is not None:
+        if hold is not None and hold.pending is not None:
             # The change must not overtake TAKE_GRANT, which is sent on another connection.
             yield self._confirm_lifetime(hold)
         at = time.monotonic()
@@ -212,7 +198,7 @@ class LockOperations(BaseLock):
         if hold is not None:
             if replace:
                 # Also if it was lost: the full lifetime is not wanted any more.
-                hold.confirm_pending = None
+                hold.pending = None
             until = at + seconds if replace else max(hold.deadline, at) + seconds
             self._prolonged(hold, until, at)
         return True
@@ -240,15 +226,12 @@ class LockOperations(BaseLock):
         return Call(HELD, self.keys if hold is None else hold.keys, ())
 
     def _held_steps(self) -> Steps[HolderInfo | None]:
-        if self.limit > 1:
-            return next(iter((yield from self._holders_steps())), None)
-        reply = (yield self._run(self._held_call())).value
-        return None if reply is None else HolderInfo(reply)
+        return next(iter((yield from self._holders_steps())), None)
 
     def _holders_steps(self) -> Steps[list[HolderInfo]]:
         if self.limit == 1:
-            held = yield self.held()
-            return [] if held is None else [held]
+            reply = (yield self._run(self._held_call())).value
+            return [] if reply is None else [HolderInfo(reply)]
         replies = (yield self._run(Call(HOLDERS, self.keys, (self.limit,)))).value
         found = [HolderInfo(reply, self.limit) for reply in replies]
         return sorted(found, key=lambda holder: holder.ttl)
@@ -275,7 +258,7 @@ class LockOperations(BaseLock):
         return any(held.token == mine for held in found)
 
     def _holder_steps(self) -> Steps[Owner | None]:
-        held = yield self.held()
+        held = yield from self._held_steps()
         if held is None:
             return None
         owner: Owner = held.owner
@@ -285,17 +268,16 @@ class LockOperations(BaseLock):
         return with_answer(owner, (yield self._run(question)).value)
 
     def _owner_id_steps(self) -> Steps[str | None]:
-        held = yield self.held()
+        held = yield from self._held_steps()
         return None if held is None else held.token.decode(errors="replace")
 
     def _ttl_steps(self) -> Steps[float | None]:
-        held = yield self.held()
+        held = yield from self._held_steps()
         return None if held is None else held.ttl
 
     def _holder_in_the_way(self) -> Steps[HolderInfo | None]:
         try:
-            held: HolderInfo | None = yield self.held()
-            return held
+            return (yield from self._held_steps())
         except (RedisError, OSError):
             return None
 
@@ -325,14 +307,14 @@ class LockOperations(BaseLock):
 
     def _emit_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
         if logger.isEnabledFor(logging.DEBUG):
-            waited = self._now() - asked_at
+            waited = time.monotonic() - asked_at
             logger.debug("Acquired %s after %.3f s, fence %d", self._printed, waited, hold.fence)
         if events.listeners:
-            waited = self._now() - asked_at
+            waited = time.monotonic() - asked_at
             events.emit(Acquired(self.subject, waited, contended, hold.fence))
 
     def _emit_timed_out(self, asked_at: float, blocking: bool) -> None:
-        waited = self._now() - asked_at
+        waited = time.monotonic() - asked_at
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("Did not get %s within %.3f s", self._printed, waited)
         if events.listeners:
@@ -342,12 +324,12 @@ class LockOperations(BaseLock):
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("Released %s", self._printed)
         if events.listeners and hold is not None:
-            events.emit(Released(self.subject, self._now() - hold.began, hold.fence))
+            events.emit(Released(self.subject, time.monotonic() - hold.began, hold.fence))
 
     def _emit_lost(self, hold: Hold | None) -> None:
         """A release found that the lock had ended before, which was not emitted yet."""
         if events.listeners and hold is not None and hold.released:
-            held = self._now() - hold.began
+            held = time.monotonic() - hold.began
             events.emit(Lost(self.subject, held, "it had ended before its release", hold.fence))
 
     def _hide_release_error(self, error: Exception, body_failed: bool) -> bool:

@@ -200,19 +200,6 @@ class Event:
     held: float | None = None
 
 
-class RecordEvent(SentOnce):
-    """Records an event. Commands often release their lock last, so the process does this before it
-    ends."""
-
-    def __init__(self, server: Server, key: bytes, what: str, owner: Owner, **more: Any) -> None:
-        super().__init__(server, note_call(key, what, owner, **more))
-        self._key = key
-
-    def failed(self, error: Exception, now: float) -> None:
-        super().failed(error, now)
-        logger.info("Could not note an event of %s: %s", printable(self._key), error)
-
-
 def note_vanished(
     server: Server, keys: LockKeys, found: Any, subject: events.Subject | None
 ) -> None:
@@ -226,7 +213,7 @@ def note_vanished(
             event.owner,
         )
         more: Any = {"held": event.held, "at": round(event.at * 1e6)}
-        keeper().add(RecordEvent(server, keys.name, event.what, event.owner, **more))
+        keeper().add(SentOnce(server, note_call(keys.name, event.what, event.owner, **more)))
         if events.listeners and subject is not None:
             # Of a lock on several servers, each has its own figures.
             events.emit(events.Crashed(subject._replace(server=server), event.owner))

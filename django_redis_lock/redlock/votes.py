@@ -137,7 +137,7 @@ class QuorumHold(Hold):
         with self._mutex:
             if asked_at < self._answered_at[place]:
                 deadline = min(deadline, self.votes[place])
-            self.votes[place], self._answered_at[place] = deadline, self.now()
+            self.votes[place], self._answered_at[place] = deadline, time.monotonic()
             if not self.ended:
                 self.deadline = sorted(self.votes)[-majority(len(self.votes))]
 

@@ -59,7 +59,6 @@ class Breaker:
     ) -> None:
         self.server = server
         self.failing = False
-        self.outage = 0
         self.fallbacks = 0
         self._timeout = timeout
         self._now = now
@@ -106,7 +105,6 @@ class Breaker:
             began = not self.failing
             if began:
                 self.failing, self._since = True, self._now() - cost
-                self.outage += 1
                 self._costly = self._spared = self.fallbacks = 0
             self._error = str(error)
             opened = self._counted(error, cost, timeout or self._timeout)

@@ -49,8 +49,8 @@ class Server:
         self.heartbeat: Any = None
         #: See the keeper's ``Listener``.
         self.listener: Any = None
-        #: Whether the server knows TAKE_GRANT; see ``PendingReply``.
-        self.knows_grants = False
+        #: By their names, the scripts that take a grant and that the server knows.
+        self.known_scripts: set[str] = set()
 
     def __str__(self) -> str:
         return self.breaker.server

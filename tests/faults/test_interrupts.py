@@ -36,7 +36,7 @@ from django_redis_lock.fallback.file_lock import held_locally
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking import MultiLock
 from django_redis_lock.locking.waiting.queue import Unregister
-from django_redis_lock.locking.waiting.threads import CancelWait, ThreadQueue, ThreadWaiter
+from django_redis_lock.locking.waiting.threads import ThreadQueue, ThreadWaiter
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.transport import server_of
 from tests.integration.cache.test_get_or_set import renewals
@@ -263,8 +263,7 @@ def prepare(client: redis.Redis) -> None:
 
 def until_nobody_leaves() -> None:
     """As long as somebody is registered, a grant may be made for him."""
-    jobs = (Unregister, CancelWait)
-    while any(isinstance(job, jobs) for job in tuple(keeper()._jobs)):
+    while any(isinstance(job, Unregister) for job in tuple(keeper()._jobs)):
         time.sleep(0.0005)
 
 

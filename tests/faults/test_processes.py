@@ -373,13 +373,14 @@ def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool) -> dict[str, 
     has_come = PendingReply._has_come
     PendingReply._has_come = lambda self: False  # The parent's keeper does not read it either.
     lock.acquire()
+    pending: Any = lock.local.hold.pending
     pid = os.fork()
     if pid == 0:
         PendingReply._has_come = has_come
         in_a_child(lambda: use_a_parents_grant(lock, lambda act: act()))
     _, status = os.waitpid(pid, 0)
     lock.extend(60)
-    answer = lock.local.hold.pending.confirm(True)
+    answer = pending.confirm(True)
     lock.release()
     return {"child": status, "answer": "the parent's" if answer else answer}
 
@@ -387,26 +388,27 @@ def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool) -> dict[str, 
 async def fork_in_a_task(url: str, own: dict[str, Any]) -> dict[str, Any]:
     lock = AsyncLock(redis.asyncio.Redis.from_url(url), NAME, **own)
     await lock.acquire()
+    pending: Any = lock.local.hold.pending
     pid = os.fork()
     if pid == 0:
         in_a_child(lambda: use_a_parents_grant(lock, lambda act: asyncio.run(act())))
     _, status = os.waitpid(pid, 0)
     await lock.extend(60)
-    answer = await lock.local.hold.pending.confirmed()
+    answer = await pending.confirmed()
     await lock.release()
     return {"child": status, "answer": "the parent's" if answer else answer}
 
 
 def use_a_parents_grant(lock: Any, run: Callable[[Any], Any]) -> None:
     hold = lock.local.hold
-    assert hold.confirm_pending is not None
-    until(lambda: hold.now() > hold.deadline)
+    assert hold.pending is not None
+    until(lambda: time.monotonic() > hold.deadline)
     assert lock.lost, "it is no more than the grant, as far as a child can know"
     hold.confirm(wait=True)
     for act in (lock.release, lambda: lock.extend(60)):
         with pytest.raises(redis.exceptions.LockNotOwnedError):
             run(act)
-    assert hold.confirm_pending is not None
+    assert hold.pending is not None
 
 
 def in_a_child(work: Callable[[], None]) -> NoReturn:

@@ -11,6 +11,8 @@ import pytest
 import redis
 from django.core.cache import caches
 from django.test import override_settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from django_redis_lock import (
     Lock,
@@ -22,6 +24,7 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.clock import time
 from django_redis_lock.events import FellBack
 from django_redis_lock.fallback import AsyncFallbackLock, FallbackLock
 from django_redis_lock.fallback.file_lock import held_locally
@@ -312,6 +315,27 @@ def test_tasks_too(own_server: RedisServer, cache: RedisCache) -> None:
         assert not await cache.alock("nightly").locked()
 
     asyncio.run(main())
+
+
+def test_a_task_that_polls_for_the_lock_of_this_host_does_not_sleep_in_the_loop(
+    own_server: RedisServer, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_server.kill()
+    client = redis.Redis.from_url(own_server.url, retry=Retry(NoBackoff(), 0))
+    options: Any = {"timeout": 30, "on_redis_down": "local", "local_folder": folder}
+    holder = FallbackLock(client, "report", **options)
+    assert holder.acquire()
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+
+    async def wait() -> None:
+        lock = AsyncFallbackLock(asyncio_client(client), "report", **options)
+        assert not await lock.acquire(blocking=False)
+        assert not await lock.acquire(blocking_timeout=0.02)
+
+    asyncio.run(wait())
+    holder.release()
+    assert not slept
 
 
 def test_the_outage_is_emitted_once(

@@ -205,8 +205,8 @@ def test_what_is_known_of_an_outage(breaker: Breaker, clock: Clock) -> None:
 
 def test_a_new_outage_starts_a_new_count(breaker: Breaker) -> None:
     trip(breaker)
+    breaker.fallbacks = 3
     breaker.answered()
-    assert breaker.outage == 1
     breaker.failed(ERROR, 5.0)
-    assert breaker.outage == 2
+    assert breaker.fallbacks == 0
     assert not breaker.held_back

@@ -8,10 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import django_redis_lock
-from django_redis_lock import fallback
 from django_redis_lock.transport.circuit_breaker import Breaker
 
 FOLDER = Path(django_redis_lock.__file__).parent
@@ -22,6 +19,7 @@ MUTEXES = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore
 OF_THE_PARENT = {
     "memory/__init__.py": 1,
     "locking/hold.py": 1,
+    "locking/members.py": 1,
     "locking/waiting/threads.py": 2,
     "keeper/subscription.py": 1,
     "keeper/__init__.py": 2,
@@ -66,12 +64,11 @@ def test_there_is_one_list_of_what_is_done_after_a_fork() -> None:
     assert asking == ["threads.py"]
 
 
-@pytest.mark.parametrize("mutex", ["the log's", "a breaker's"])
-def test_a_child_does_not_hang_in_an_outage(mutex: str) -> None:
+def test_a_child_does_not_hang_in_an_outage() -> None:
     """The thread that held the mutex is not in the child."""
     breaker = Breaker("a server")
     breaker.failed(ConnectionError(), 0.0)
-    held = fallback._log_mutex if mutex == "the log's" else breaker._mutex
+    held = breaker._mutex
     taken, over = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from django_redis_lock.clock import Clock, time
 from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.locking.hold import CHECK_INTERVAL_SECONDS, DESCRIBE_AFTER, Hold, Renewal
+from django_redis_lock.locking.local_state import Entry
+from django_redis_lock.locking.members import MultiHold
 from django_redis_lock.protocol import printable
 from django_redis_lock.protocol.keys import lock_keys
+from tests.lock_contract import Background
 
 
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 1000.0
+class FakeClock(Clock):
+    now = 1000.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def clock() -> Iterator[FakeClock]:
+    before, fake = time.clock, FakeClock()
+    time.use(fake)
+    yield fake
+    time.use(before)
 
 
 @pytest.fixture
@@ -43,7 +50,6 @@ def make(clock: FakeClock) -> Callable[..., Hold]:
             began=began,
             deadline=deadline,
             lifetime=lifetime,
-            now=clock,
             **options,
         )
 
@@ -110,12 +116,19 @@ class TestCounting:
         assert not hold.lost
 
 
+class Pending:
+    """The reply to TAKE_GRANT, as ``confirm`` gives it."""
+
+    def __init__(self, confirm: Callable[[bool], float | None]) -> None:
+        self.confirm = confirm
+
+
 class TestGrant:
     """A hold whose full lifetime is not confirmed yet."""
 
     def test_it_counts_as_long_as_the_grant(self, make: Any, clock: FakeClock) -> None:
         hold = make(30, deadline=1002.0)
-        hold.confirm_with(lambda wait: None)
+        hold.pending = Pending(lambda wait: None)
         clock.now = 1001.9
         assert hold.is_valid
         clock.now = 1002.0
@@ -123,25 +136,25 @@ class TestGrant:
 
     def test_it_asks_before_it_calls_itself_lost(self, make: Any, clock: FakeClock) -> None:
         hold = make(30, deadline=1002.0)
-        hold.confirm_with(lambda wait: 1030.0)
+        hold.pending = Pending(lambda wait: 1030.0)
         clock.now = 1002.0
         assert not hold.lost
-        assert hold.confirm_pending is None
+        assert hold.pending is None
         clock.now = 1030.0
         assert hold.lost
 
     def test_a_grant_that_was_over_is_a_lost_lock(self, make: Any) -> None:
         told: list[int] = []
         hold = make(30, deadline=1002.0, on_lost=lambda: told.append(1))
-        hold.confirm_with(lambda wait: -math.inf)
-        hold.confirm_pending(False)
+        hold.pending = Pending(lambda wait: -math.inf)
+        hold.confirm()
         assert hold.lost
         assert told == [1]
 
     def test_the_answer_does_not_undo_a_later_change(self, make: Any, clock: FakeClock) -> None:
         """``extend(0.5, replace_ttl=True)`` right after a grant."""
         hold = make(30, deadline=1002.0)
-        hold.confirm_with(lambda wait: 1030.0)
+        hold.pending = Pending(lambda wait: 1030.0)
         clock.now = 1000.1
         hold.held_until(1000.55, asked_at=1000.05)
         clock.now = 1000.55
@@ -151,7 +164,7 @@ class TestGrant:
         self, make: Any, clock: FakeClock
     ) -> None:
         hold = make(30, deadline=1002.0)
-        hold.confirm_with(lambda wait: hold.lose("its lifetime ran out") and None)
+        hold.pending = Pending(lambda wait: hold.lose("its lifetime ran out") and None)
         clock.now = 1002.0
         assert hold.lost
 
@@ -159,10 +172,10 @@ class TestGrant:
         hold = make(30, deadline=1002.0)
 
         def ask(wait: bool) -> float:
-            hold.confirm_pending = None  # As the keeper does when its own question is answered.
+            hold.pending = None  # As the keeper does when its own question is answered.
             return 1030.0
 
-        hold.confirm_with(ask)
+        hold.pending = Pending(ask)
         clock.now = 1002.0
         assert not hold.lost
 
@@ -347,22 +360,91 @@ class TestRenewal:
         self, make: Any, lifetime: float | None
     ) -> None:
         hold = make(lifetime, deadline=1002.0)
-        hold.confirm_with(lambda wait: None)
+        hold.pending = Pending(lambda wait: None)
         renewal = job(hold)
         assert renewal.due <= 1001
         call = renewal.call(1000.5)
         assert call is not None
         assert wanted(call) == (29_500 if lifetime else -1)
         renewal.answered(29_500 if lifetime else -1, sent_at=1000.5)
-        assert hold.confirm_pending is None
+        assert hold.pending is None
         assert hold.deadline == (1030.0 if lifetime else math.inf)
 
     def test_a_grant_that_is_confirmed_needs_no_more(self, make: Any) -> None:
         hold = make(30, deadline=1002.0)
-        hold.confirm_with(lambda wait: 1030.0)
+        hold.pending = Pending(lambda wait: 1030.0)
         renewal = job(hold)
         assert wanted(renewal.call(1000.5)) == 0
         assert hold.deadline == 1030.0
+
+
+class CallerState:
+    """What a caller knows through its lock object."""
+
+    token = hold = renewal = file_lock = entry = None
+
+
+def test_on_lost_is_called_while_its_caller_leaves_inner_blocks(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hold_module.lost_logger, "disabled", True)
+    told: list[int] = []
+    outer: Any = CallerState()
+    outer.hold = hold = make(30, on_lost=lambda: told.append(1))
+    entry = Entry(outer, 30.0, 0.0)
+    inside = [CallerState() for _ in range(300)]
+    for state in inside:
+        entry.enter(state, lambda: None)
+
+    def leave_one(*_: object) -> Any:
+        """What another thread may do at each line."""
+        if inside:
+            entry.leave(inside.pop())
+        return leave_one
+
+    before = sys.gettrace()
+    sys.settrace(leave_one)
+    try:
+        hold.lose("test")
+    finally:
+        sys.settrace(before)
+    assert told == [1]
+    assert len(inside) < 300
+
+
+def test_on_lost_is_called_even_if_the_log_fails(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    hold = make(30, on_lost=lambda: told.append(1))
+    monkeypatch.setattr(hold_module.lost_logger, "error", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        hold.lose("test")
+    assert told == [1]
+
+
+def test_on_lost_of_several_names_is_called_once(make: Any) -> None:
+    """The caller and the keeper find out at the same time."""
+
+    class Slow(MultiHold):
+        other: Background | None = None
+
+        @property
+        def ended(self) -> bool:  # type: ignore[override]
+            if self.other is None:
+                self.other = Background(self._lose)
+                self.other._thread.join(0.1)
+            return False
+
+    told: list[int] = []
+    server: Any = None
+    hold = Slow([make(30), make(30)], server, 2.0, lambda: told.append(1))
+    for each in hold._holds:
+        each.fence = 0  # Nothing is to be released.
+    hold._lose()
+    assert hold.other is not None
+    hold.other.result()
+    assert told == [1]
 
 
 def test_threads_agree_that_it_was_lost_once(make: Any) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from django_redis_lock import LockError
 from django_redis_lock.fallback import file_lock
-from django_redis_lock.fallback.file_lock import LocalLock, held_locally, local_folder
+from django_redis_lock.fallback.file_lock import LocalLock, held_locally, local_folder, pauses
 from django_redis_lock.protocol.owner import Owner
 from tests.processes import in_threads
 
@@ -146,7 +148,9 @@ def test_a_look_does_not_get_in_the_way(tmp_path: Path) -> None:
         taken = 0
         for _ in range(200):
             mine = lock(tmp_path)
-            taken += mine.try_acquire(ME)
+            taken += mine.try_acquire(ME) or any(
+                time.sleep(pause) or mine.try_acquire(ME) for pause in pauses(-math.inf)
+            )
             mine.release()
         assert taken >= 195
     finally:
@@ -175,9 +179,3 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_folder_is_made(tmp_path: Path) -> None:
     assert lock(tmp_path / "var" / "locks").try_acquire(ME)
-
-
-def test_systems_without_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_lock, "fcntl", None)
-    with pytest.raises(LockError, match="POSIX"):
-        lock(tmp_path)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ...clock import time
 from ...keeper import Job, SentOnce, keeper
@@ -32,27 +31,6 @@ from ...transport import Server
 from ..records import note_vanished
 
 
-class WakeEvent(Protocol):
-    """``threading.Event``, or what tasks have instead."""
-
-    def set(self) -> None: ...
-
-
-class QueuedWaiter(Protocol):
-    """A member of a queue.
-
-    Attributes:
-        queue: the queue.
-        turn: set when it is this member's turn; None for the first member of a new queue.
-    """
-
-    queue: Any
-    turn: Any
-
-    @property
-    def outage_patience(self) -> float: ...
-
-
 class ReceivedGrant(NamedTuple):
     """A grant that the blocking pop has returned.
 
@@ -68,7 +46,7 @@ class ReceivedGrant(NamedTuple):
     believed: Acquisition | None
 
 
-class WaitQueue(ABC):
+class WaitQueue:
     """The waiters of this process for one lock on one server, in the order of their arrival.
 
     The queue is registered in Redis under one waiter id, and its first member waits there. A queue
@@ -83,9 +61,29 @@ class WaitQueue(ABC):
         node: the server where the first member waits.
         registered: whether the id is registered, so that a release makes a grant for it.
         connection: where the first member's blocking pop is sent.
+        waiters: its members, each with its ``queue`` and its ``turn``; see ``Waiter``.
     """
 
     connection: Any = None
+
+    #: The queue is empty: let its connection go.
+    end: Callable[[], None]
+    #: End the blocking pop from the keeper's thread, as if its connection had broken.
+    wake: Callable[[], None]
+
+    # What these return is a step: the result for threads, an awaitable for tasks.
+    #: Have a connection of this client for blocking pops, with nothing left to read on it.
+    connect: Callable[[Any], Any]
+    #: Send a blocking pop, the packed command.
+    begin_pop: Callable[[bytes], Any]
+    #: Whether the pop ends within so many seconds.
+    pop_ended: Callable[[float], Any]
+    #: What the pop has returned, after it ended; for tasks too not an awaitable.
+    reply: Callable[[], Any]
+    #: Send TAKE_GRANT; the ``PendingLifetime`` whose answer comes later.
+    extend: Callable[[Call, float], Any]
+    #: Close the connection.
+    disconnect: Callable[[], Any]
 
     def __init__(self, server: Server, request: AcquireRequest, loop: Any = None) -> None:
         self.server = server
@@ -98,20 +96,12 @@ class WaitQueue(ABC):
         #: Whether Redis may know the id, so that it must be unregistered in the end.
         self._may_be_registered = bool(request.waiter)
         self.clock: Clock | None = None
-        self.waiters: deque[QueuedWaiter] = deque()
+        self.waiters: deque[Any] = deque()
         self._heartbeat: WaiterHeartbeat | None = None
-
-    @abstractmethod
-    def end(self) -> None:
-        """The queue is empty: let its connection go."""
-
-    @abstractmethod
-    def wake(self) -> None:
-        """End the blocking pop from the keeper's thread, as if its connection had broken."""
 
     # -- members -----------------------------------------------------------------------------
 
-    def leave(self, waiter: QueuedWaiter) -> None:
+    def leave(self, waiter: Any) -> None:
         """``waiter`` leaves. Called again, it completes what an interrupt has cut short."""
         with _mutex:
             if waiter in self.waiters:
@@ -123,13 +113,13 @@ class WaitQueue(ABC):
             self.dissolve()
         self.end()
 
-    def abandon(self, waiter: QueuedWaiter) -> None:
+    def abandon(self, waiter: Any) -> None:
         """As ``leave``, for a waiter that was interrupted at any point: the call that was to
         unregister the queue may not have been sent."""
         self._may_be_registered = self._may_be_registered or self.registered
         self.leave(waiter)
 
-    def is_led_by(self, waiter: QueuedWaiter) -> bool:
+    def is_led_by(self, waiter: Any) -> bool:
         """Whether ``waiter`` is the one that waits in Redis."""
         with _mutex:
             return bool(self.waiters) and self.waiters[0] is waiter
@@ -261,7 +251,7 @@ def _forget_queues() -> None:
     queues.clear()
 
 
-def join(waiter: QueuedWaiter, queue: WaitQueue, new_turn: Callable[[], WakeEvent]) -> None:
+def join(waiter: Any, queue: WaitQueue, new_turn: Callable[[], Any]) -> None:
     """Add ``waiter`` at the end of the queue for the lock, which is ``queue`` if there is none."""
     with _mutex:
         waiter.queue = found = queues.setdefault(queue.key, queue)

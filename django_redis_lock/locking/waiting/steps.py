@@ -11,9 +11,8 @@ doubt whether a grant came first.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Generator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any
 
 from redis.exceptions import NoPermissionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -23,7 +22,7 @@ from ...keeper import DeferredRelease, keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable, wake_key
 from ...threads import get_logger
 from ...transport import is_outage, may_have_run, note_sent, pack_words
-from .queue import WaitQueue, WakeEvent, join
+from .queue import WaitQueue, join
 
 logger = get_logger("django_redis_lock.waiting")
 
@@ -35,39 +34,11 @@ Refusal = tuple[Any, float]
 Steps = Generator[Any, Any, Acquisition | None]
 
 
-class BlockingQueue(WaitQueue):
-    """A queue and the connection its first member waits on. Its methods return what they did for
-    threads, and awaitables for tasks."""
-
-    @abstractmethod
-    def connect(self, client: Any) -> Any:
-        """Have a connection for blocking pops, with nothing left to read on it."""
-
-    @abstractmethod
-    def begin_pop(self, command: bytes) -> Any:
-        """Send a blocking pop."""
-
-    @abstractmethod
-    def pop_ended(self, seconds: float) -> Any:
-        """Whether the pop ends within so many seconds."""
-
-    @abstractmethod
-    def reply(self) -> Any:
-        """What the pop has returned, after it ended; for tasks too not an awaitable."""
-
-    @abstractmethod
-    def extend(self, call: Call, until: float) -> Any:
-        """Send TAKE_GRANT; the ``PendingLifetime`` whose answer comes later."""
-
-    @abstractmethod
-    def disconnect(self) -> Any:
-        """Close the connection."""
+class MayNotBlock(Exception):
+    """Redis has refused the blocking pop."""
 
 
-AnyQueue = TypeVar("AnyQueue", bound=BlockingQueue)
-
-
-class Waiter(ABC, Generic[AnyQueue]):
+class Waiter:
     """One call of ``acquire`` that waits.
 
     Attributes:
@@ -77,7 +48,15 @@ class Waiter(ABC, Generic[AnyQueue]):
 
     turn: Any = None
 
-    def __init__(self, client: Any, request: AcquireRequest, queue: AnyQueue) -> None:
+    # What these return is a step: the result for threads, an awaitable for tasks.
+    #: What a call returns, within so many seconds.
+    _run: Callable[[Call, float | None], Any]
+    #: Let so many seconds pass.
+    _sleep: Callable[[float], Any]
+    #: An event for ``turn``; no step.
+    _new_turn: Callable[[], Any]
+
+    def __init__(self, client: Any, request: AcquireRequest, queue: WaitQueue) -> None:
         self._client = client
         self._request = request
         #: Whether a blocking pop was sent, and what the last one has returned.
@@ -94,18 +73,6 @@ class Waiter(ABC, Generic[AnyQueue]):
     @property
     def _name(self) -> str:
         return printable(self._request.keys.lock)
-
-    @abstractmethod
-    def _run(self, call: Call, patience: float | None) -> Any:
-        """What ``call`` returns."""
-
-    @abstractmethod
-    def _sleep(self, seconds: float) -> Any:
-        """Let so many seconds pass."""
-
-    @abstractmethod
-    def _new_turn(self) -> WakeEvent:
-        """An event for ``turn``."""
 
     # -- steps -------------------------------------------------------------------------------
 
@@ -138,7 +105,7 @@ class Waiter(ABC, Generic[AnyQueue]):
                     return acquired
                 pause, away_since = FIRST_PAUSE_SECONDS, math.inf
                 return (yield from self._wait_in_redis())
-            except NoPermissionError:
+            except MayNotBlock:
                 logger.info("No right to block; polling for %s", self._name)
                 yield queue.disconnect()
                 return (yield from self._poll())
@@ -186,7 +153,10 @@ class Waiter(ABC, Generic[AnyQueue]):
     def _take_grant(self) -> Steps:
         """What the pop has returned: the lock, or None (it was ended, or its grant is over)."""
         request, queue = self._request, self.queue
-        self._reply = queue.reply()  # Kept here for the case of an interrupt.
+        try:
+            self._reply = queue.reply()  # Kept here for the case of an interrupt.
+        except NoPermissionError as error:
+            raise MayNotBlock from error
         self._popping = False
         received = queue.received(request, self._reply)
         if received is None:

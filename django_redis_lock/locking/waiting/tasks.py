@@ -13,6 +13,7 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
+from ...keeper import keeper
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable, wake_key
 from ...threads import get_logger
 from ...transport import (
@@ -24,7 +25,8 @@ from ...transport import (
     pack,
     server_of,
 )
-from .steps import BlockingQueue, Refusal, Waiter
+from .queue import WaitQueue
+from .steps import Refusal, Waiter
 
 logger = get_logger("django_redis_lock.waiting")
 
@@ -43,7 +45,8 @@ class PendingAnswer:
         try:
             taken = await asyncio.wait_for(_answer(connection, call), ANSWER_TIMEOUT_SECONDS)
         except (RedisError, OSError, asyncio.TimeoutError):
-            connection.disconnect()  # Unknown; the keeper's renewal will tell.
+            connection.disconnect()
+            keeper().hurry(time.monotonic())  # Unknown; a renewal tells.
             return None
         return self._until if taken else -math.inf
 
@@ -64,7 +67,7 @@ async def _answer(connection: AsyncRawConnection, call: Call) -> Any:
         return await connection.ask(pack(call, known=False))
 
 
-class TaskQueue(BlockingQueue):
+class TaskQueue(WaitQueue):
     """A queue of the tasks of one event loop.
 
     Attributes:
@@ -136,8 +139,10 @@ class TaskQueue(BlockingQueue):
             self.loop.call_soon_threadsafe(connection.disconnect)
 
 
-class TaskWaiter(Waiter[TaskQueue]):
+class TaskWaiter(Waiter):
     """A task that waits."""
+
+    queue: TaskQueue
 
     def __init__(self, client: Any, request: AcquireRequest) -> None:
         queue = TaskQueue(server_of(client), request, asyncio.get_running_loop())

@@ -1,7 +1,7 @@
 """How a thread waits for a lock. See ``steps`` for the rules.
 
-When a signal handler interrupts a waiter, the keeper ends its blocking pop. If it is interrupted
-just while it reads a grant, the grant is lost, and ends with its own short lifetime.
+When a signal handler interrupts a waiter, its connection is closed, and Redis forgets the blocking
+pop. A grant that is just on its way then is lost, and ends with its own short lifetime.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 import os
 import threading
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
-from ...keeper import DeferredRelease, Job, keeper, shut
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, wake_key
+from ...keeper import keeper, shut
+from ...protocol import AcquireRequest, Acquisition, Call
 from ...transport import RawConnection, Server, drive, pack, run, server_of
-from .steps import BlockingQueue, Refusal, Waiter
+from .queue import WaitQueue
+from .steps import Refusal, Waiter
 
 
 class PendingReply:
@@ -32,8 +34,9 @@ class PendingReply:
         self._open = True
         self._answer: float | None = None
         # By its source until the server knows it: the next command may follow before the answer.
-        connection.send_packed_command([pack(call, known=server.knows_grants)])
-        server.knows_grants = True
+        self._script = call.script.sha
+        connection.send_packed_command([pack(call, known=self._script in server.known_scripts)])
+        server.known_scripts.add(self._script)
 
     def confirmed(self) -> float | None:
         return self.confirm(True)
@@ -50,9 +53,11 @@ class PendingReply:
                 try:
                     taken = self._connection.read_response()
                 except NoScriptError:
-                    self._server.knows_grants = False  # The keeper's renewal will make up for it.
+                    self._server.known_scripts.discard(self._script)
+                    keeper().hurry(time.monotonic())  # A renewal makes up for it.
                 except (RedisError, OSError):
-                    self._connection.disconnect()  # Unknown; the keeper's renewal will tell.
+                    self._connection.disconnect()
+                    keeper().hurry(time.monotonic())  # Unknown; a renewal tells.
                 except BaseException:  # A signal handler's: half of the answer may be left there.
                     self._connection.disconnect()
                     raise
@@ -68,7 +73,7 @@ class PendingReply:
             return True  # Reading will say what is wrong.
 
 
-class ThreadQueue(BlockingQueue):
+class ThreadQueue(WaitQueue):
     """A queue of threads."""
 
     connection: RawConnection | None = None
@@ -96,10 +101,6 @@ class ThreadQueue(BlockingQueue):
         self.pending = PendingReply(self._connected, call, self.node or self.server, until)
         return self.pending
 
-    def is_connected(self) -> bool:
-        """Whether the connection is open: redis-py closes one on which a call is interrupted."""
-        return getattr(self.connection, "_sock", None) is not None
-
     def disconnect(self) -> None:
         connection, self.connection, self.pending = self.connection, None, None
         if connection is not None:
@@ -119,48 +120,10 @@ class ThreadQueue(BlockingQueue):
         return self.connection
 
 
-class CancelWait(Job):
-    """Ends the blocking pop of a waiter that was interrupted, and gives back the grant that it may
-    have returned. The pop's connection is used by nothing else now."""
-
-    flush_at_exit = True
-
-    def __init__(self, queue: ThreadQueue, request: AcquireRequest) -> None:
-        super().__init__(queue.server, time.monotonic())
-        assert queue.connection is not None
-        self._connection = queue.connection
-        self._queue = queue
-        self._request = request
-        self._gives_up_at = self.due + request.grant_timeout
-
-    def call(self, now: float) -> Call:
-        wake = wake_key(self._request.keys.lock, self._request.token)
-        return self._request.leave(b"", wake, try_again=False)
-
-    def answered(self, value: Any, sent_at: float) -> None:
-        try:
-            # Redis has ended the pop before it answered us.
-            came = self._connection.can_read(LAST_TRY_SECONDS)
-            reply = self._connection.read_response() if came else None
-        except (RedisError, OSError):
-            reply = None  # At worst a grant ends with its own lifetime.
-        if (grant := self._queue.grant_in(reply)) is not None:
-            release = self._request.give_back(grant.token, place=grant.place)
-            keeper().add(DeferredRelease(self.server, release, self._request.lifetime))
-        self._end()
-
-    def failed(self, error: Exception, now: float) -> None:
-        self.due = now + 0.1
-        if now >= self._gives_up_at:
-            self._end()
-
-    def _end(self) -> None:
-        keeper().discard(self)
-        self._connection.disconnect()
-
-
-class ThreadWaiter(Waiter[ThreadQueue]):
+class ThreadWaiter(Waiter):
     """A thread that waits."""
+
+    queue: ThreadQueue
 
     def __init__(self, client: Any, request: AcquireRequest) -> None:
         super().__init__(client, request, ThreadQueue(server_of(client), request))
@@ -193,10 +156,11 @@ class ThreadWaiter(Waiter[ThreadQueue]):
         """Leave no trace, wherever the wait has stopped. Nothing is sent to Redis here: the keeper
         does that, in its own thread, which no signal interrupts."""
         if self.queue.is_led_by(self):
-            if self._popping and self._reply is None and self.queue.is_connected():
-                wait = CancelWait(self.queue, self._request)
-                self.queue.connection = None
-                keeper().add(wait)
+            connection = self.queue.connection
+            if connection is not None and self._popping and self._reply is None:
+                with suppress(RedisError, OSError):
+                    if connection.can_read(0):  # A grant has arrived, perhaps.
+                        self._reply = connection.read_response()
             self.queue.disconnect()  # What is half sent or half read there is of no use.
         self._give_back_grant()
         self.queue.abandon(self)

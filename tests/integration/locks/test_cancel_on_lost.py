@@ -152,7 +152,7 @@ def test_of_two_cancellations_the_other_counts(client: redis.Redis, first: str) 
 
         holder = asyncio.ensure_future(hold())
         await entered.wait()
-        [state] = lock.local._states.values()
+        [state] = lock._states._states.values()
         cancel = [holder.cancel, state.hold.cancellation._cancel]
         for each in cancel if first == "outside" else reversed(cancel):
             each()

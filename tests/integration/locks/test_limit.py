@@ -176,7 +176,7 @@ def several(any_client: redis.Redis) -> Holders:
     return Holders(any_client)
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1001, 2.0, True, "3", None])
+@pytest.mark.parametrize("limit", [0, -1, 1001, 1.0, 2.0, True, "3", None])
 def test_a_limit_that_makes_no_sense_is_refused(limit: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="limit must be a whole number from 1 to"):
         Lock(redis.Redis(), "several", limit=limit)

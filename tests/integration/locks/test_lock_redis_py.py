@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import socket
 import ssl
 import subprocess
@@ -26,6 +27,7 @@ from django_redis_lock.locking.waiting import queues
 from django_redis_lock.transport import run
 from tests.holding import hurry
 from tests.integration.locks.test_lock import places
+from tests.integration.locks.test_lock_waiting import blocked
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
@@ -306,6 +308,24 @@ class TestClients:
             works_in_tasks(redis.asyncio.Redis(port=own_server.port, **options))
             refused = {entry["object"] for entry in admin.acl_log()} - {"client", "client|setinfo"}
             assert refused == (set() if may_block else {"blpop"})
+
+    def test_a_waiter_that_loses_the_right_to_run_scripts(
+        self, own_server: RedisServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is not the right to block that it has lost, and to poll would not help."""
+        caplog.set_level(logging.INFO, "django_redis_lock.waiting")
+        with own_server.client() as admin:
+            assert Lock(admin, "name", timeout=60).acquire()
+            admin.acl_setuser("waiter", enabled=True, nopass=True, categories=["+@all"], keys=["*"])
+            with own_server.client(username="waiter", password="") as other:
+                waiting = Background(Lock(other, "name", timeout=60).acquire)
+                until(lambda: blocked(admin))
+                admin.execute_command("ACL SETUSER", "waiter", "-eval", "-evalsha")
+                for each in blocked(admin):
+                    admin.client_kill_filter(_id=each)
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    waiting.result()
+        assert "polling" not in caplog.text
 
     def test_tls(self, client: redis.Redis, redis_server: Any, tmp_path: Path) -> None:
         """The server in the wheel knows no TLS, so something in front of it does."""

@@ -4,6 +4,7 @@ is on its way, and what is sent on other connections may overtake it."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +12,12 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
+from django_redis_lock.locking import hold
 from django_redis_lock.locking.waiting import tasks
 from django_redis_lock.locking.waiting.threads import PendingReply
+from django_redis_lock.protocol.lock_scripts import TAKE_GRANT
+from django_redis_lock.protocol.place_scripts import PLACE_TAKE_GRANT
+from django_redis_lock.transport import server_of
 from django_redis_lock.transport.server import Server
 from tests.lock_contract import Background
 from tests.processes import until
@@ -70,3 +75,65 @@ def test_a_task_that_shortens_a_lifetime_is_not_undone(
 
     asyncio.run(asyncio.wait_for(wait(), 8))
     until(lambda: not client.exists(NAME))  # Its holder hears of it a little before.
+
+
+def passed_on(client: redis.Redis, then: Callable[[Lock], None], **options: Any) -> None:
+    """A lock with ``options`` is passed to a thread that waits, which does ``then`` with it."""
+    options = {"timeout": 300, "thread_local": False, **options}
+    held = [Lock(client, NAME, **options) for _ in range(options.get("limit", 1))]
+    assert all(lock.acquire() for lock in held)
+    lock = Lock(client, NAME, **options)
+
+    def wait() -> None:
+        assert lock.acquire()
+        then(lock)
+        lock.release()
+
+    waiting = Background(wait)
+    until(lambda: client.info("clients")["blocked_clients"])
+    for each in held:
+        each.release()
+    waiting.result()
+
+
+def expect_confirmed(lock: Lock) -> None:
+    lock.local.hold.confirm(wait=True)
+    assert lock.local.hold.pending is None
+
+
+def test_each_script_that_takes_a_grant_is_sent_by_its_source_first(client: redis.Redis) -> None:
+    client.script_flush()
+    server_of(client).known_scripts.clear()
+    passed_on(client, expect_confirmed)
+    passed_on(client, expect_confirmed, limit=2)
+
+
+def forget_scripts(client: redis.Redis) -> None:
+    """The server knows no script any more, and this process has not heard of that."""
+    client.script_flush()
+    server_of(client).known_scripts |= {TAKE_GRANT.sha, PLACE_TAKE_GRANT.sha}
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_short_grant_of_a_server_without_the_script_is_no_lost_lock(
+    client: redis.Redis, limit: int
+) -> None:
+    def expect_full_lifetime(lock: Lock) -> None:
+        key = lock.local.hold.keys.lock
+        until(lambda: client.pttl(key) > 1000 or not client.exists(key))
+        assert lock.owned()
+
+    forget_scripts(client)
+    passed_on(client, expect_full_lifetime, limit=limit, grant_timeout=0.3)
+
+
+def test_the_keeper_looks_when_another_call_finds_a_grant_unconfirmed(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def expect_full_lifetime(lock: Lock) -> None:
+        assert lock.locked()  # On the connection that the answer comes on.
+        until(lambda: client.pttl(NAME) > 200_000)
+
+    forget_scripts(client)
+    monkeypatch.setattr(hold, "DESCRIBE_AFTER", 100.0)
+    passed_on(client, expect_full_lifetime, grant_timeout=200)
