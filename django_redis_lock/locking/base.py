@@ -32,7 +32,7 @@ from ..protocol import (
 )
 from ..transport import Server, is_cluster, may_have_run, server_of
 from .hold import Hold, Renewal, Renewals
-from .local_state import Entry, ThreadState, ThreadStateWithToken, state_with
+from .local_state import Entry, State, ThreadState, ThreadStateWithToken
 from .waiting import unregister
 
 
@@ -152,7 +152,9 @@ class BaseLock:
         self.reentrant = bool(reentrant)
         if self.reentrant and id is not None:
             raise ValueError("reentrant and id exclude each other: a token does not name a caller")
-        self.local: Any = self._new_state() if self.thread_local else state_with(self.id)
+        self.local: Any = self._new_state() if self.thread_local else State()
+        if self.id is not None:
+            self.local.token = self.id
 
     def _new_state(self) -> Any:
         return ThreadState() if self.id is None else ThreadStateWithToken(self.id)

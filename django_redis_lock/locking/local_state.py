@@ -50,19 +50,18 @@ class ThreadStateWithToken(ThreadState):
         self.token = token
 
 
-def state_with(token: bytes | None) -> State:
-    state = State()
-    state.token = token
-    return state
-
-
 class TaskStates:
     """What each task knows; see ``for_the_caller``."""
 
     def __init__(self, token: bytes | None) -> None:
         self._token = token
         self._states: WeakKeyDictionary[asyncio.Task[Any], State] = WeakKeyDictionary()
-        self._of_no_task = state_with(token)
+        self._of_no_task = self._new()
+
+    def _new(self) -> State:
+        state = State()
+        state.token = self._token
+        return state
 
     def mine(self) -> State:
         task = acting_task()
@@ -70,7 +69,7 @@ class TaskStates:
             return self._of_no_task
         state = self._states.get(task)
         if state is None:
-            state = self._states[task] = state_with(self._token)
+            state = self._states[task] = self._new()
         return state
 
 

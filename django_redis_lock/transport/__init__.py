@@ -1,5 +1,7 @@
 """How a script reaches a server: connections, retries, discovery of primaries. Knows redis-py."""
 
+from .address import RawConnection as RawConnection
+from .address import is_cluster as is_cluster
 from .address import is_observed as is_observed
 from .address import may_have_run as may_have_run
 from .address import note_sent as note_sent
@@ -16,14 +18,13 @@ from .aio_execute import cancellable as cancellable
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
 from .circuit_breaker import Outage as Outage
-from .connection import RawConnection as RawConnection
-from .connection import pack_words as pack_words
 from .discovery import Cluster as Cluster
 from .discovery import Topology as Topology
 from .execute import admitted as admitted
 from .execute import adrive as adrive
 from .execute import drive as drive
 from .execute import pack as pack
+from .execute import pack_words as pack_words
 from .execute import read_value as read_value
 from .execute import receive as receive
 from .execute import run as run
@@ -38,6 +39,5 @@ from .retry import is_busy as is_busy
 from .retry import is_outage as is_outage
 from .retry import is_pool_exhausted as is_pool_exhausted
 from .server import Server as Server
-from .server import is_cluster as is_cluster
 from .server import server_of as server_of
 from .server import standing_in as standing_in

@@ -6,12 +6,17 @@ release when the application's pool is exhausted. So none of them uses the pool.
 
 from __future__ import annotations
 
+import _socket
+import signal
+import socket
+import struct
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
 from redis.asyncio.connection import Connection as AsyncConnection
@@ -25,12 +30,23 @@ from redis.connection import (
     SSLConnection,
     UnixDomainSocketConnection,
 )
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse
 from redis.retry import Retry
+
+try:
+    import hiredis
+except ImportError:
+    hiredis = None  # type: ignore[assignment]  # an extra
 
 try:
     from redis.driver_info import DriverInfo
 except ImportError:
     DriverInfo = None  # type: ignore[assignment,misc]  # before redis-py 7.2
+
+HAS_HIREDIS = hiredis is not None
+#: What a reader returns for a reply that has not come as a whole.
+INCOMPLETE = object()
 
 #: redis-py's connections for threads, and the same for asyncio. In memory they name each other.
 TWINS: tuple[tuple[Any, Any], ...] = (
@@ -45,6 +61,15 @@ class Address(NamedTuple):
 
     connection_class: Any
     connection_kwargs: dict[str, Any]
+
+
+class RawConnection(Protocol):
+    def connect(self) -> None: ...
+    def disconnect(self) -> None: ...
+    def send_command(self, *args: Any) -> None: ...
+    def send_packed_command(self, command: list[bytes]) -> None: ...
+    def can_read(self, timeout: float = 0) -> bool: ...
+    def read_response(self) -> Any: ...
 
 
 def own_settings(
@@ -149,6 +174,11 @@ def may_have_run(error: BaseException) -> bool:
     return bool(error.__dict__.get("sent_to_redis", True))
 
 
+def is_cluster(client: Any) -> bool:
+    """Whether ``client`` is one for Redis Cluster: redis-py's two, or the cache's."""
+    return hasattr(client, "nodes_manager")
+
+
 def is_observed(client: Any) -> bool:
     """Whether a tool (OpenTelemetry, Elastic APM, Sentry, Datadog, New Relic) has replaced methods
     of the class of ``client``, which leads to Redis: it sees no calls on connections of our own."""
@@ -164,3 +194,49 @@ def is_observed(client: Any) -> bool:
 def _is_of_redis_py(method: Any) -> bool:
     # The wrapper of a tool may claim the module of what it wraps, but is no function.
     return method is None or (type(method) is FunctionType and method.__module__[:6] == "redis.")
+
+
+# -- what is said on them ------------------------------------------------------------------------
+
+
+def reader_for(connection: Any) -> Any:
+    """What takes the replies on redis-py's ``connection`` apart: hiredis, without decoding."""
+    return hiredis.Reader(
+        protocolError=InvalidResponse,
+        replyError=connection._parser.parse_error,
+        notEnoughData=INCOMPLETE,
+    )
+
+
+def refuse_to_connect() -> None:
+    """redis-py's connect again before they send or read, to whatever server is there by then."""
+    raise RedisConnectionError("The connection was closed.")
+
+
+def set_timeout(connected: socket.socket, seconds: float) -> None:
+    """Python asks the system before each call on a socket with a timeout; one that the system
+    knows costs nothing."""
+    # A socket of gevent's must stay as it is: it never blocks.
+    plain = sys.platform == "linux" and isinstance(connected, _socket.socket)
+    known = plain and not _has_periodic_signals()
+    if known:
+        whole, rest = divmod(seconds, 1)
+        limit = struct.pack("ll", int(whole), max(1, int(rest * 1e6)))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            connected.setsockopt(socket.SOL_SOCKET, option, limit)
+    connected.settimeout(None if known else seconds)
+
+
+def _has_periodic_signals() -> bool:
+    """A wait that the system limits begins again after each signal, so it would never end."""
+    timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+    return any(signal.getitimer(timer)[1] for timer in timers)
+
+
+def without_credentials(settings: Mapping[str, Any]) -> str:
+    """An address without credentials."""
+    if database := settings.get("database"):
+        return str(database)
+    path = settings.get("path")
+    where = path or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
+    return f"{where}/{settings.get('db') or 0}"

@@ -27,8 +27,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from .address import own_settings
-from .connection import HAS_HIREDIS, INCOMPLETE, reader_for
+from .address import HAS_HIREDIS, INCOMPLETE, own_settings, reader_for
 
 #: A connection that has not answered for so many seconds is given no further calls; one that was
 #: idle for so long is checked before it is.

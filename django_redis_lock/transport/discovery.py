@@ -37,9 +37,16 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import SLOTS, index_key, slot_of
 from ..threads import free_after_fork, get_logger
-from .address import Address, note_sent, who, without_address
-from .connection import RawConnection, pack_words
-from .server import Server, is_cluster, topologies
+from .address import (
+    Address,
+    RawConnection,
+    is_cluster,
+    note_sent,
+    who,
+    without_address,
+)
+from .execute import pack_words
+from .server import Server, topologies
 
 logger = get_logger("django_redis_lock.topology")
 

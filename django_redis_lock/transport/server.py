@@ -4,6 +4,8 @@ the registry, one ``Server`` for each place where locks are kept.
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
 import time
 import weakref
@@ -11,14 +13,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from redis.connection import Connection, UnixDomainSocketConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import PendingLifetime
 from ..threads import after_fork, free_after_fork
-from .address import for_threads, note_sent, own_settings, timeout_of, who
+from .address import (
+    HAS_HIREDIS,
+    INCOMPLETE,
+    RawConnection,
+    for_threads,
+    is_cluster,
+    note_sent,
+    own_settings,
+    reader_for,
+    refuse_to_connect,
+    set_timeout,
+    timeout_of,
+    who,
+    without_credentials,
+)
 from .circuit_breaker import Breaker
-from .connection import RawConnection, allow, direct
 
 
 class Server:
@@ -43,7 +60,7 @@ class Server:
         self.timeout, shortest = self.patience(settings)
         #: Equal for servers that lead to one database, whatever their time-outs are.
         self.database: tuple[Any, ...] = (self,)
-        self.breaker = Breaker(_shown(settings), shortest)
+        self.breaker = Breaker(without_credentials(settings), shortest)
         self._idle: list[tuple[RawConnection, PendingLifetime | None, float]] = []
         #: See ``locking.records``.
         self.heartbeat: Any = None
@@ -248,13 +265,93 @@ def _with_nothing_to_read(
     return connection
 
 
-def _shown(settings: Mapping[str, Any]) -> str:
-    """An address without credentials."""
-    if database := settings.get("database"):
-        return str(database)
-    path = settings.get("path")
-    where = path or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
-    return f"{where}/{settings.get('db') or 0}"
+# -- connections ---------------------------------------------------------------------------------
+
+_READ_BYTES = 16_384
+
+
+class DirectConnection:
+    """A ``RawConnection`` that goes past redis-py's layers, and does not connect again."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._sock: socket.socket | None = connection._sock
+        self._reader = reader_for(connection)
+        set_timeout(self._open, connection.socket_timeout)
+
+    def connect(self) -> None:
+        """It is connected."""
+
+    def disconnect(self) -> None:
+        self._sock = None
+        self._connection.disconnect()
+
+    def send_command(self, *args: Any) -> None:
+        self.send_packed_command(self._connection.pack_command(*args))
+
+    def send_packed_command(self, command: list[bytes]) -> None:
+        try:
+            for part in command:
+                self._open.sendall(part)
+        except BaseException as error:  # It may have been sent in part.
+            self._give_up(error)
+            raise
+
+    def can_read(self, timeout: float = 0) -> bool:
+        if self._reader.has_data():
+            return True
+        poll = select.poll()
+        poll.register(self._open, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
+
+    def read_response(self) -> Any:
+        try:
+            while (reply := self._reader.gets()) is INCOMPLETE:
+                received = self._open.recv(_READ_BYTES)
+                if not received:
+                    raise RedisConnectionError("Connection closed by server.")
+                self._reader.feed(received)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if isinstance(reply, RedisError):
+            if not isinstance(reply, ResponseError):  # As redis-py: it is LOADING, for instance.
+                self.disconnect()
+            raise reply
+        return reply
+
+    @property
+    def _open(self) -> socket.socket:
+        if self._sock is None:
+            raise RedisConnectionError("The connection was closed.")
+        return self._sock
+
+    def _give_up(self, error: BaseException) -> None:
+        """Disconnect, and raise what redis-py would for an error of the system's."""
+        self.disconnect()
+        if isinstance(error, (TimeoutError, BlockingIOError)):
+            raise RedisTimeoutError("Redis did not answer in time") from error
+        if isinstance(error, OSError):
+            raise RedisConnectionError(f"The connection to Redis broke: {error}") from error
+
+
+def direct(connection: Any) -> RawConnection:
+    plain = type(connection) in (Connection, UnixDomainSocketConnection)
+    if not HAS_HIREDIS or not plain or not hasattr(select, "poll"):
+        connection._connect = refuse_to_connect
+        own: RawConnection = connection
+        return own
+    return DirectConnection(connection)
+
+
+def allow(connection: Any, timeout: float) -> None:
+    """From now on a reply on ``connection`` may take so many seconds."""
+    if isinstance(connection, DirectConnection):
+        set_timeout(connection._open, timeout)
+    elif hasattr(connection._sock, "settimeout"):  # Not in memory.
+        connection.socket_timeout = timeout
+        connection._sock.settimeout(timeout)
+        connection._parser.on_connect(connection)  # It knows the timeout, too.
 
 
 # -- the registry --------------------------------------------------------------------------------
@@ -313,11 +410,6 @@ def standing_in(make: Callable[[tuple[Any, ...]], Server | None]) -> Iterator[No
         yield
     finally:
         _servers, _by_pool, _make_stand_in = before
-
-
-def is_cluster(client: Any) -> bool:
-    """Whether ``client`` is one for Redis Cluster: redis-py's two, or the cache's."""
-    return hasattr(client, "nodes_manager")
 
 
 @after_fork

@@ -16,13 +16,13 @@ from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_redis_lock.transport import aio_connection
+from django_redis_lock.transport.address import HAS_HIREDIS
 from django_redis_lock.transport.aio_connection import (
     AsyncRawConnection,
     DirectConnection,
     IndirectConnection,
     connect_to,
 )
-from django_redis_lock.transport.connection import HAS_HIREDIS
 from tests.processes import PATIENCE
 
 Test = Callable[[AsyncRawConnection, socket.socket], Awaitable[None]]
