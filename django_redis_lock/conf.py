@@ -19,7 +19,7 @@ from django.core.signals import setting_changed
 from django.dispatch import receiver
 
 from .events import check_group
-from .protocol import ON_REDIS_DOWN, check_count, check_seconds, check_share
+from .protocol import ON_REDIS_DOWN, check_bool, check_count, check_seconds, check_share
 from .transport import Breaker
 
 __all__ = [
@@ -329,7 +329,7 @@ class GetOrSetOptions:
         given = {name: value for name, value in arguments.items() if value is not SETTING}
         for name, value in given.items():
             if name not in _NAMES:
-                known = ", ".join(sorted(_NAMES))
+                known = ", ".join(sorted((*_NAMES, "timeout", "version")))
                 raise TypeError(f"get_or_set has no option {name!r}; it has {known}")
             if name in ("stale", "wait", "error_ttl"):
                 check_seconds(name, value, zero=True)
@@ -339,6 +339,8 @@ class GetOrSetOptions:
                 check_share(name, value)
             elif name == "group":
                 check_group(value)
+            elif name == "background":
+                check_bool(name, value)
             elif name == "on_wait_timeout" and value not in ON_WAIT_TIMEOUT:
                 allowed = '"compute", "raise" or "default"'
                 raise ValueError(f"on_wait_timeout must be {allowed}, not {value!r}")

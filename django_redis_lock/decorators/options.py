@@ -14,7 +14,7 @@ from ..conf import SETTING, Conf
 from ..contention import OnConflict
 from ..events import as_group, check_group
 from ..locking import check_names
-from ..protocol import check_count, check_limit, check_policy, check_seconds
+from ..protocol import check_bool, check_count, check_limit, check_policy, check_seconds
 
 OnLost = Callable[[], Any] | None
 
@@ -124,9 +124,8 @@ class Options:
         _check_code("status_code", self.status_code, 100, 599)
         for name in ("exit_code", "lost_exit_code", "unavailable_exit_code"):
             _check_code(name, getattr(self, name), 0, 255)
-        for name in ("wait_for_redis", "reentrant"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, not {value!r}")
+        for name in ("blocking", "wait_for_redis", "reentrant"):
+            check_bool(name, getattr(self, name))
         if self.wait_for_redis and not self.blocking:
             raise ValueError("wait_for_redis needs blocking=True")
 

@@ -17,6 +17,7 @@ from ..protocol import (
     AcquireRequest,
     Acquisition,
     Call,
+    check_bool,
     check_count,
     check_limit,
     check_name,
@@ -116,11 +117,11 @@ class BaseLock:
         self.name = check_name(name)
         self.timeout = check_seconds("timeout", timeout, none="a lock that never expires")
         self.sleep = check_seconds("sleep", sleep, zero=True)
-        self.blocking = bool(blocking)
+        self.blocking = check_bool("blocking", blocking)
         self.blocking_timeout = check_wait(blocking_timeout)
-        self.thread_local = bool(thread_local)
-        self.raise_on_release_error = raise_on_release_error
-        self.renew = bool(renew)
+        self.thread_local = check_bool("thread_local", thread_local)
+        self.raise_on_release_error = check_bool("raise_on_release_error", raise_on_release_error)
+        self.renew = check_bool("renew", renew)
         self.max_hold = check_seconds("max_hold", max_hold, none="no end to its renewal")
         self.min_hold = check_seconds("min_hold", min_hold, zero=True) or 0.0
         if on_lost is not None and not callable(on_lost):
@@ -128,12 +129,12 @@ class BaseLock:
         if on_lost and iscoroutinefunction(on_lost) and not self.asynchronous:
             raise TypeError("on_lost must be a plain function: a thread has no event loop")
         self.on_lost = on_lost
+        self.cancel_on_lost = check_bool("cancel_on_lost", cancel_on_lost)
         if cancel_on_lost and not self.asynchronous:
             raise TypeError(
                 "cancel_on_lost must be False: only a task can be cancelled. It is for AsyncLock, "
                 "cache.alock(), and locked() on coroutine functions and in async with"
             )
-        self.cancel_on_lost = bool(cancel_on_lost)
         if label is not None and not isinstance(label, str):
             raise TypeError(f"label must be a str or None, not {label!r}")
         self.label = label or ""
@@ -149,7 +150,7 @@ class BaseLock:
         self.warns_after = warn_after or longest_hold(renew, self.timeout, self.max_hold) * 0.8
         self.keys = lock_keys(self._encode(self.name), is_cluster(redis))
         self.id = None if id is None else self._encode(check_token(id))
-        self.reentrant = bool(reentrant)
+        self.reentrant = check_bool("reentrant", reentrant)
         if self.reentrant and id is not None:
             raise ValueError("reentrant and id exclude each other: a token does not name a caller")
         self.local: Any = self._new_state() if self.thread_local else State()
@@ -235,7 +236,7 @@ class BaseLock:
         wait = self.blocking_timeout if blocking_timeout is None else check_wait(blocking_timeout)
         if token is not None and self.reentrant:
             raise ValueError("token must be left out: a reentrant lock chooses its own")
-        if not (self.blocking if blocking is None else blocking):
+        if not (self.blocking if blocking is None else check_bool("blocking", blocking)):
             wait = 0.0
         if wait is None:
             self._refuse_to_wait_for_itself()

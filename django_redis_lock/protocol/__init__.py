@@ -80,6 +80,7 @@ from .script import script as script
 from .script import shared as shared
 from .validation import MAX_LIMIT as MAX_LIMIT
 from .validation import ON_REDIS_DOWN as ON_REDIS_DOWN
+from .validation import check_bool as check_bool
 from .validation import check_count as check_count
 from .validation import check_limit as check_limit
 from .validation import check_name as check_name

@@ -74,14 +74,19 @@ def _number(what: str, value: Any, allowed: str, types: Any, most: float, *, lea
     return value
 
 
+def check_bool(what: str, value: Any) -> bool:
+    """``value``. Raises TypeError if it is anything but True or False: ``"no"`` would be true."""
+    if value is True or value is False:
+        return bool(value)
+    raise TypeError(f"{what} must be True or False, not {value!r}")
+
+
 def check_policy(on_redis_down: Any, critical: Any = False) -> None:
     """Raises TypeError or ValueError if one is invalid, or they contradict each other."""
     if on_redis_down not in (None, *ON_REDIS_DOWN):
         allowed = "'raise', 'local' or 'run'"
         raise ValueError(f"on_redis_down must be {allowed}, not {on_redis_down!r}")
-    if not isinstance(critical, bool):
-        raise TypeError(f"critical must be True or False, not {critical!r}")
-    if critical and on_redis_down not in (None, "raise"):
+    if check_bool("critical", critical) and on_redis_down not in (None, "raise"):
         raise ValueError(
             f"a critical lock always needs Redis: leave on_redis_down={on_redis_down!r} out"
         )

@@ -10,11 +10,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import redis
 from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from django_redis_lock import Lock, cached, locked
 from django_redis_lock.protocol.validation import (
     MAX_SECONDS,
     check_name,
@@ -164,3 +166,24 @@ def test_milliseconds_are_rounded_up(seconds: float | None, expected: int) -> No
 @given(st.integers(1, 10**9))
 def test_whole_milliseconds_are_kept(count: int) -> None:
     assert milliseconds(count / 1000) == count
+
+
+FLAGS = ("blocking", "thread_local", "raise_on_release_error", "renew", "reentrant")
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_what_is_not_true_or_false_is_no_flag_of_a_lock(flag: str, value: Any) -> None:
+    options: Any = {flag: value}
+    with pytest.raises(TypeError, match=f"{flag} must be True or False, not {value!r}"):
+        Lock(redis.Redis(), "name", timeout=5, **options)
+
+
+def test_nor_of_a_call_or_a_decorator() -> None:
+    wrong: Any = "no"
+    with pytest.raises(TypeError, match="blocking must be True or False, not 'no'"):
+        Lock(redis.Redis(), "name").acquire(blocking=wrong)
+    with pytest.raises(TypeError, match="blocking must be True or False, not 'no'"):
+        locked("name", blocking=wrong)
+    with pytest.raises(TypeError, match="background must be True or False, not 'no'"):
+        cached("name", timeout=5, stale=5, background=wrong)
