@@ -67,13 +67,17 @@ class LockCache(BaseCache):
             self.key_func = _refusing_reserved(self.key_func)
 
     def _lock_client(self) -> Any:
-        """That of the primary: whatever decides must be asked there."""
+        """That of the primary: whatever decides must be asked there. Raises ImproperlyConfigured if
+        the settings of the cache lead to none."""
         if not self._has_primary:
             raise ImproperlyConfigured(
                 f"{type(self.client).__name__} cannot lock: it has no single primary server. "
                 "Use django-redis's DefaultClient or SentinelClient, or our ClusterClient"
             )
-        return self.client.get_client(write=True)
+        try:
+            return self.client.get_client(write=True)
+        except ValueError as error:  # redis-py's about the LOCATION.
+            raise ImproperlyConfigured(f"the LOCATION of the cache is wrong: {error}") from error
 
     @cached_property
     def _has_primary(self) -> bool:

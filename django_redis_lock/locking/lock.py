@@ -142,8 +142,8 @@ class Lock(LockOperations):
 
     def holder(self) -> Owner | None:
         """Who holds the lock; None if it is free. Of several holders, the one whose lifetime ends
-        first, as for ``held``, ``ttl`` and ``get_owner_id``. Host and the like are known after half
-        a second of holding; ``seen`` are seconds since its process was last heard of."""
+        first, as for ``held``, ``ttl`` and ``get_owner_id``. Its label and the like are known after
+        half a second of holding; ``seen`` are seconds since its process was last heard of."""
         return drive(self._holder_steps())
 
     def get_owner_id(self) -> str | None:

@@ -261,7 +261,7 @@ class LockOperations(BaseLock):
         held = yield from self._held_steps()
         if held is None:
             return None
-        owner: Owner = held.owner
+        owner: Owner = held.in_the_way
         question = question_about(owner)
         if question is None:
             return owner

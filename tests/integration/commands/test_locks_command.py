@@ -187,8 +187,7 @@ def test_a_name_is_first_that_of_a_lock_of_a_cache(run: Run, client: redis.Redis
 def test_a_name_may_be_the_whole_key_as_log_lines_show_it(run: Run, client: redis.Redis) -> None:
     key = ":1:lock:import"
     with held(client, "import") as lock:
-        assert run("show", key) == run("show", "import")
-        assert "state          held" in run("show", key)[1]
+        assert run("show", key)[1].startswith("import\n  state          held\n")
         assert "these" not in run("reset", f"{key[:-2]}*")[1]
         assert "To release it, add --yes." in run("reset", f"{key[:-2]}*")[1]
         assert run("release", key, "--yes")[1].endswith("import is released.\n")
@@ -216,6 +215,15 @@ def test_two_caches_on_one_database_are_one_place(
         (listed,) = json.loads(run("--json")[1])["locks"]
         assert listed["cache"] == json.loads(run("show", "nightly", "--json")[1])["cache"]
         assert f"cache          {listed['cache']}, at the key" in run("show", "nightly")[1]
+
+
+def test_a_location_that_is_no_url_is_said_to_be_wrong(run: Run, settings: Any) -> None:
+    wrong = settings.CACHES["default"] | {"LOCATION": "127.0.0.1:6379"}
+    settings.CACHES = {"default": wrong}
+    for action in ("list", "show", "doctor"):
+        _, out, err = run(action, *(["import"] if action == "show" else []))
+        words = " ".join((out + err).split())
+        assert "the LOCATION of the cache is wrong: Redis URL must specify" in words
 
 
 def test_one_failure_of_several_caches_is_said_once(run: Run, settings: Any) -> None:

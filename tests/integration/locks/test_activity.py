@@ -67,6 +67,11 @@ def test_a_conflict_names_a_holder_who_has_not_described_itself_yet() -> None:
     assert f"{hostname()}, process {os.getpid()}, thread MainThread" in str(conflict.value)
 
 
+def test_so_does_a_question_for_the_holder() -> None:
+    with caches["default"].lock("early") as lock:
+        assert str(lock.holder()) == f"{hostname()}, process {os.getpid()}, thread MainThread"
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_so_does_that_of_locked(asynchronous: bool) -> None:
     refused: list[Any] = []
@@ -118,7 +123,7 @@ def test_others_read_it_in_redis_and_in_the_error() -> None:
     with doing(RequestActivity(request := FACTORY.get("/report/"))):
         lock = caches["default"].lock("read", label="report")
         with lock:
-            until(lambda: lock.holder().host)
+            until(lambda: lock.holder().label)
             holder = lock.holder()
             assert holder.doing == "GET /report/"
             assert str(holder).endswith("(report; GET /report/)")

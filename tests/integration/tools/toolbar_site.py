@@ -122,7 +122,7 @@ class Requests:
         """The locks that a view, and an async view, do not get, for which they wait and do not."""
         holder = self.cache.lock("taken", label="nightly", thread_local=False)
         holder.acquire()
-        until(lambda: holder.holder().host)
+        until(lambda: holder.holder().process)
 
         def do() -> None:
             self.cache.lock("taken").acquire(blocking=False)
