@@ -117,7 +117,9 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     def _read_value(self, key: str, version: int | None, reader: Any) -> Any:
         get = self._get_by_tool if self._is_replaced("get") else self.client.get
         try:
-            return self._with_breaker(get, key, MISSING, version, reader)
+            if reader is not None:
+                return get(key, MISSING, version, reader)
+            return self._with_breaker(get, key, MISSING, version, None)
         except ConnectionInterrupted as error:
             # The caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
             cause = error.__cause__
@@ -138,6 +140,7 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         return None if isinstance(server, Topology) else server.breaker
 
     def _with_breaker(self, read: Callable[..., T], *args: Any) -> T:
+        """What ``read`` returns, which reads on the connections of django-redis's client."""
         breaker = self._breaker
         if breaker is None:
             return read(*args)

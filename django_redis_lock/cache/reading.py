@@ -30,8 +30,8 @@ from .lock_factory import LockCache
 #: Returned if there is no value.
 MISSING = object()
 
-#: How many threads of a crowd read from one server at a time, so that the others find a connection.
-COLD_READS = 2
+#: How many threads of a crowd read from one server at a time: the others find its connection.
+COLD_READS = 1
 #: Seconds a thread waits for its turn; then it reads in any case.
 COLD_READ_TIMEOUT_SECONDS = 1.0
 

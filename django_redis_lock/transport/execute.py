@@ -186,13 +186,14 @@ def read_value(client: Any, key: bytes, *, lifetime: bool = False) -> Any:
     """GET of ``key``, as ``run`` runs calls; with its ``lifetime`` what ``value_with_lifetime``
     returns."""
     server = server_of(client)
+    patience = admitted(server.breaker, None) if server.breaker.failing else None
     command = value_with_lifetime(key) if lifetime else pack_words(b"GET", key)
     replies = 2 if lifetime else None
     try:
-        value = server.exchange(command, replies)
+        value = server.exchange(command, replies, patience)
     except RedisConnectionError:
         server.close()
-        value = server.exchange(command, replies)
+        value = server.exchange(command, replies, patience)
     return None if lifetime and value[0] is None else value
 
 

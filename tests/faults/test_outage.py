@@ -300,6 +300,32 @@ class TestGetOrSet:
         own_server.resume()
         until(lambda: cache.get_or_set("report", lambda: 2, 60) == 1)
 
+    def test_one_read_that_gets_no_answer_counts_once(self, own_server: RedisServer) -> None:
+        cache = cache_of(own_server)
+        assert cache.get_or_set("report", lambda: 1, 60) == 1
+        own_server.pause()
+        breaker = breaker_of(cache._lock_client())
+        assert cache.get_or_set("report", lambda: 2, 60) == 2
+        assert breaker.failing
+        assert not breaker.held_back
+        assert cache.get_or_set("report", lambda: 3, 60) == 3
+        assert breaker.held_back
+        own_server.resume()
+
+    def test_the_read_that_looks_whether_redis_is_back_is_brief(
+        self, own_server: RedisServer
+    ) -> None:
+        """It does not wait for as long as other reads, here for longer than the test does."""
+        cache = RedisCache(own_server.url, {"OPTIONS": {"SOCKET_TIMEOUT": 3 * PATIENCE}})
+        assert cache.get_or_set("report", lambda: 1, 60) == 1
+        breaker = breaker_of(cache._lock_client())
+        for _ in range(2):
+            breaker.failed(redis.TimeoutError("no answer"), cost=5.0)
+        breaker._open_until = time.monotonic()
+        own_server.pause()
+        assert in_threads(1, lambda: cache.get_or_set("report", lambda: 2, 60)) == [2]
+        own_server.resume()
+
     def test_an_outage_that_is_to_show_shows_at_once(self, own_server: RedisServer) -> None:
         cache = cache_of(own_server, LOCK_VALUES_ON_REDIS_DOWN="raise")
         own_server.pause()
