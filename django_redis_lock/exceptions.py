@@ -58,6 +58,7 @@ class LockError(redis_exceptions.LockError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For copies and pickles: ``__init__`` takes other arguments than ``args``."""
+        # What object.__reduce_ex__ returns too; the type stubs do not have it.
         return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 

@@ -64,7 +64,7 @@ class CommandTerminator:
                 "its process is ended now" if self.owns_process else "it continues without the lock"
             )
             hangs = "The command that lost its lock %s has not ended in %g s: %s"
-            name = printable(self.name.encode(errors="replace"))
+            name = printable(self.name)
             logger.critical(hangs, name, self.cleanup_seconds, then)
             if self.owns_process:
                 os._exit(self.exit_code)

@@ -331,7 +331,7 @@ def _release(lock: BaseLock, name: str, release: Callable[[], Any]) -> Steps[Non
     try:
         yield release()
     except (RedisError, OSError) as error:
-        shown = printable(name.encode(errors="replace"))
+        shown = printable(name)
         if isinstance(error, LockError):
             logger.warning("The lock %s ended before the locked code did: %s", shown, error)
         else:

@@ -80,7 +80,7 @@ class DeferredUnlock:
         try:
             self._release()
         except Exception:
-            name = printable(str(self.key[1]).encode(errors="replace"))
+            name = printable(str(self.key[1]))
             logger.exception("The lock %s was not released", name)
 
 

@@ -181,7 +181,7 @@ class Hold:
         self.warns_at = math.inf
         who = ", ".join(filter(None, (self.thread, self.label, described(self.activity))))
         name, held = printable(self.keys.name), time.monotonic() - self.began
-        who = printable(who.encode(errors="replace"), 300)
+        who = printable(who, 300)
         words = "The lock %s has been held for %.1f s (fence %d, thread %s)"
         held_logger.warning(words, name, held, self.fence, who)
 

@@ -31,5 +31,4 @@ from .scripts import EXPIRE_AT as EXPIRE_AT
 from .scripts import LET_GO as LET_GO
 from .scripts import LETTING_GO as LETTING_GO
 from .scripts import MARK_STALE as MARK_STALE
-from .scripts import ON_VALUES as ON_VALUES
 from .scripts import WRITE as WRITE

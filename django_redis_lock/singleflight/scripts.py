@@ -247,6 +247,3 @@ return found
 #: KEYS  the flight        ARGV  none        returns 1
 #: atomic because another flight may begin.
 LET_GO = script("let_go(KEYS[1]) return 1")
-
-#: The scripts that read or write the value at their first key.
-ON_VALUES = frozenset({MARK_STALE, READ, STORE, TAKE_FLIGHT, TAKE_OVER})
