@@ -19,7 +19,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -54,33 +53,6 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
-
-
-# -- waiting --------------------------------------------------------------------------------------
-
-
-class ThreadEvent:
-    """``threading.Event`` without a mutex. A signal handler that raises at the wrong moment leaves
-    such a mutex taken, and then all who wait for the event, or set it, hang."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._waiters: set[Any] = set()  # Its single operations are atomic.
-
-    def set(self) -> None:
-        self._is_set = True
-        for waiter in tuple(self._waiters):
-            with suppress(RuntimeError):  # It was woken before.
-                waiter.release()
-
-    def wait(self, seconds: float) -> bool:
-        waiter = threading.Lock()
-        waiter.acquire()
-        self._waiters.add(waiter)
-        try:
-            return self._is_set or waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
-        finally:
-            self._waiters.discard(waiter)
 
 
 # -- work that must not delay its caller -----------------------------------------------------------

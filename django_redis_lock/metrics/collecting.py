@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,7 @@ from ..events import Subject
 from ..threads import after_fork
 from ..transport import Server
 from . import figures as at
-from .figures import OTHER, Distribution, add, new, observe
+from .figures import OTHER, Distribution, add, new
 
 #: The most groups between two writes; further groups count as OTHER.
 MAX_GROUPS = 100
@@ -145,6 +146,13 @@ class Collector(ABC):
         with self.mutex:
             self._count_waiting()
             return {owner[0] for owner in self._figures}
+
+
+def observe(figures: list[int], distribution: int, seconds: float) -> None:
+    microseconds = int(seconds * 1e6)
+    figures[distribution] += microseconds
+    figures[distribution + 1] = max(figures[distribution + 1], microseconds)
+    figures[distribution + 2 + bisect_left(at.BOUNDS, seconds)] += 1
 
 
 def _one_more(figure: int) -> Callable[[list[int], Any], None]:

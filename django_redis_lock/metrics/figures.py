@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -69,13 +68,6 @@ PERIODS = {"hour": Period(300, 13), "day": Period(3600, 25)}
 
 def new() -> list[int]:
     return [0] * _LENGTH
-
-
-def observe(figures: list[int], distribution: int, seconds: float) -> None:
-    microseconds = int(seconds * 1e6)
-    figures[distribution] += microseconds
-    figures[distribution + 1] = max(figures[distribution + 1], microseconds)
-    figures[distribution + 2 + bisect_left(BOUNDS, seconds)] += 1
 
 
 def add(figures: list[int], more: Iterable[int]) -> None:

@@ -15,13 +15,13 @@ Django.
 """
 
 from .flight import TOO_LATE as TOO_LATE
+from .flight import CoordinationError as CoordinationError
 from .flight import Flights as Flights
+from .flight import MultiFlight as MultiFlight
+from .in_process import DeferredCall as DeferredCall
 from .in_process import in_flight as in_flight
 from .leader import Producer as Producer
-from .many import CoordinationError as CoordinationError
-from .many import MultiFlight as MultiFlight
 from .runners import AsyncRunner as AsyncRunner
-from .runners import DeferredCall as DeferredCall
 from .runners import Runner as Runner
 from .runners import Steps as Steps
 from .runners import ThreadRunner as ThreadRunner

@@ -1,13 +1,21 @@
-"""The callers of this process that want one value: one asks Redis, the others wait for it."""
+"""What this process computes. Of its callers that want one value, one asks Redis and the others
+wait for it."""
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
+from ..protocol import new_token
 from ..threads import after_fork
 from ..transport import Server
 from .runners import Runner
+
+# -- the callers of one value ----------------------------------------------------------------------
 
 
 class LeaderRef:
@@ -52,3 +60,84 @@ def leave(shared: InProcessFlight) -> None:
             in_flight.pop(shared.flight_id, None)  # The keeper may be doing the same.
     finally:
         shared.ended.set()
+
+
+# -- what is being computed ------------------------------------------------------------------------
+
+#: What this thread or task is computing.
+_computing: ContextVar[tuple[set[tuple[Server, bytes]], ...]] = ContextVar("computing", default=())
+
+
+class Overtaken(Exception):
+    """The call had not begun, and another thread computes the value instead."""
+
+
+class DeferredCall:
+    """A function that runs in another thread: Django's thread for synchronous code. If that thread
+    itself waits for the value, the function would never begin. So a thread that would wait for a
+    function that has not begun may ``overtake`` it, and computes the value instead.
+
+    Args:
+        defer: turns a function into an awaitable one that runs in that thread.
+    """
+
+    def __init__(self, function: Callable[..., Any], defer: Callable[..., Any]) -> None:
+        self._function = function
+        self._defer = defer
+        self._mutex = threading.Lock()
+        self._begun = self._overtaken = False
+
+    def __call__(self, *args: Any) -> Any:
+        return self._defer(self._begin)(*args)
+
+    def _begin(self, *args: Any) -> Any:
+        with self._mutex:
+            if self._overtaken:
+                self._overtaken = False
+                raise Overtaken
+            self._begun = True
+        return self._function(*args)
+
+    def overtake(self) -> bool:
+        """Whether the function has not begun. Then it never will, and its caller follows."""
+        with self._mutex:
+            self._overtaken = not self._begun
+            return self._overtaken
+
+
+#: Deferred calls of this process by the tokens of their flights.
+_deferred: weakref.WeakValueDictionary[bytes, DeferredCall] = weakref.WeakValueDictionary()
+after_fork(_deferred.clear)
+
+
+def token_for(compute: Callable[..., Any]) -> bytes:
+    """A token for the flight of a value that ``compute`` returns."""
+    token = new_token()
+    if isinstance(compute, DeferredCall):
+        _deferred[token] = compute
+    return token
+
+
+def overtake(leader: bytes) -> bool:
+    """Overtake the deferred call of the flight with the token ``leader``, if this process has it;
+    returns whether that succeeded."""
+    call = _deferred.get(leader)
+    return call is not None and call.overtake()
+
+
+def being_computed() -> set[tuple[Server, bytes]]:
+    """The keys that this thread or task is computing, or the one that started it."""
+    return set().union(*_computing.get())
+
+
+@contextmanager
+def computing(server: Server, keys: Iterable[bytes]) -> Iterator[None]:
+    """In this block, ``being_computed`` contains ``keys``."""
+    here = {(server, key) for key in keys}
+    mark = _computing.set((*_computing.get(), here))
+    try:
+        yield
+    finally:
+        here.clear()  # A task started in this block may outlive it, with a copy of the context.
+        with suppress(ValueError):  # The garbage collector closes the generator in another context.
+            _computing.reset(mark)

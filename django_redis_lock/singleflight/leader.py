@@ -35,8 +35,8 @@ from ..protocol import (
 )
 from ..threads import get_logger
 from ..transport import Server, is_outage
-from .in_process import InProcessFlight, leave
-from .runners import Overtaken, ProducerFailed, Runner, Steps, computing, token_for
+from .in_process import InProcessFlight, Overtaken, computing, leave, token_for
+from .runners import ProducerFailed, Runner, Steps
 from .scripts import END_FLIGHT, RENEW_FLIGHT, STORE, TAKE_FLIGHT, TAKE_OVER
 
 T = TypeVar("T")

@@ -7,10 +7,8 @@ import inspect
 import math
 import os
 import threading
-import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,10 +18,9 @@ from redis.exceptions import RedisError, ResponseError
 
 from ..clock import time
 from ..keeper import Job, keeper
-from ..protocol import Call, as_bytes, new_token
-from ..threads import ThreadEvent, ThreadPool, Work, after_fork
+from ..protocol import Call, as_bytes
+from ..threads import ThreadPool, Work
 from ..transport import (
-    Server,
     Topology,
     aconnect,
     adrive,
@@ -67,85 +64,28 @@ class ProducerFailed(Exception):
         return f"{type(self.error).__name__}: {self.error}"[:MAX_MESSAGE_CHARACTERS]
 
 
-#: What this thread or task is computing.
-_computing: ContextVar[tuple[set[tuple[Server, bytes]], ...]] = ContextVar("computing", default=())
+class ThreadEvent:
+    """``threading.Event`` without a mutex. A signal handler that raises at the wrong moment leaves
+    such a mutex taken, and then all who wait for the event, or set it, hang."""
 
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: set[Any] = set()  # Its single operations are atomic.
 
-class Overtaken(Exception):
-    """The call had not begun, and another thread computes the value instead."""
+    def set(self) -> None:
+        self._is_set = True
+        for waiter in tuple(self._waiters):
+            with suppress(RuntimeError):  # It was woken before.
+                waiter.release()
 
-
-class DeferredCall:
-    """A function that runs in another thread: Django's thread for synchronous code. If that thread
-    itself waits for the value, the function would never begin. So a thread that would wait for a
-    function that has not begun may ``overtake`` it, and computes the value instead.
-
-    Args:
-        defer: turns a function into an awaitable one that runs in that thread.
-    """
-
-    def __init__(self, function: Callable[..., Any], defer: Callable[..., Any]) -> None:
-        self._function = function
-        self._defer = defer
-        self._mutex = threading.Lock()
-        self._begun = self._overtaken = False
-
-    def __call__(self, *args: Any) -> Any:
-        return self._defer(self._begin)(*args)
-
-    def _begin(self, *args: Any) -> Any:
-        with self._mutex:
-            if self._overtaken:
-                self._overtaken = False
-                raise Overtaken
-            self._begun = True
-        return self._function(*args)
-
-    def overtake(self) -> bool:
-        """Whether the function has not begun. Then it never will, and its caller follows."""
-        with self._mutex:
-            self._overtaken = not self._begun
-            return self._overtaken
-
-
-#: Deferred calls of this process by the tokens of their flights.
-_deferred: weakref.WeakValueDictionary[bytes, DeferredCall] = weakref.WeakValueDictionary()
-
-
-def token_for(compute: Callable[..., Any]) -> bytes:
-    """A token for the flight of a value that ``compute`` returns."""
-    token = new_token()
-    if isinstance(compute, DeferredCall):
-        _deferred[token] = compute
-    return token
-
-
-def overtake(leader: bytes) -> bool:
-    """Overtake the deferred call of the flight with the token ``leader``, if this process has it;
-    returns whether that succeeded."""
-    call = _deferred.get(leader)
-    return call is not None and call.overtake()
-
-
-def being_computed() -> set[tuple[Server, bytes]]:
-    """The keys that this thread or task is computing, or the one that started it."""
-    return set().union(*_computing.get())
-
-
-@contextmanager
-def computing(server: Server, keys: Iterable[bytes]) -> Iterator[None]:
-    """In this block, ``being_computed`` contains ``keys``."""
-    here = {(server, key) for key in keys}
-    mark = _computing.set((*_computing.get(), here))
-    try:
-        yield
-    finally:
-        here.clear()  # A task started in this block may outlive it, with a copy of the context.
-        with suppress(ValueError):  # The garbage collector closes the generator in another context.
-            _computing.reset(mark)
-
-
-after_fork(_deferred.clear)
+    def wait(self, seconds: float) -> bool:
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.add(waiter)
+        try:
+            return self._is_set or waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        finally:
+            self._waiters.discard(waiter)
 
 
 class ThreadRunner:

@@ -2,7 +2,6 @@
 
 from .address import RawConnection as RawConnection
 from .address import is_cluster as is_cluster
-from .address import is_observed as is_observed
 from .address import may_have_run as may_have_run
 from .address import note_sent as note_sent
 from .address import own_settings as own_settings
@@ -23,6 +22,7 @@ from .discovery import Topology as Topology
 from .execute import admitted as admitted
 from .execute import adrive as adrive
 from .execute import drive as drive
+from .execute import is_observed as is_observed
 from .execute import pack as pack
 from .execute import pack_words as pack_words
 from .execute import read_value as read_value

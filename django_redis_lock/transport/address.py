@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 from redis.asyncio.connection import AbstractConnection as AsyncAbstractConnection
@@ -177,23 +176,6 @@ def may_have_run(error: BaseException) -> bool:
 def is_cluster(client: Any) -> bool:
     """Whether ``client`` is one for Redis Cluster: redis-py's two, or the cache's."""
     return hasattr(client, "nodes_manager")
-
-
-def is_observed(client: Any) -> bool:
-    """Whether a tool (OpenTelemetry, Elastic APM, Sentry, Datadog, New Relic) has replaced methods
-    of the class of ``client``, which leads to Redis: it sees no calls on connections of our own."""
-    of = type(client)
-    execute, evalsha = getattr(of, "execute_command", None), getattr(of, "evalsha", None)
-    if _is_of_redis_py(execute) and _is_of_redis_py(evalsha):
-        return False
-    # Connections in memory name each other (``TWINS``).
-    connects = getattr(getattr(client, "connection_pool", None), "connection_class", None)
-    return not (hasattr(connects, "asyncio_class") or hasattr(connects, "thread_class"))
-
-
-def _is_of_redis_py(method: Any) -> bool:
-    # The wrapper of a tool may claim the module of what it wraps, but is no function.
-    return method is None or (type(method) is FunctionType and method.__module__[:6] == "redis.")
 
 
 # -- what is said on them ------------------------------------------------------------------------

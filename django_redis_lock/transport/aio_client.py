@@ -21,17 +21,10 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import Call
-from .address import (
-    TWINS,
-    common_settings,
-    is_observed,
-    may_have_run,
-    note_sent,
-    timeout_of,
-)
+from .address import TWINS, common_settings, may_have_run, note_sent, timeout_of
 from .aio_connection import AsyncRawConnection, connect_to, in_background, wait_awake
 from .discovery import ASYNC_PARSER, Node, Primary, Topology, expect_primary
-from .execute import admitted, pack_words
+from .execute import admitted, is_observed, pack_words
 from .server import Server, server_of
 
 

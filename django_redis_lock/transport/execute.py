@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 import redis
@@ -180,6 +181,23 @@ def run(client: Any, call: Call, *, patience: float | None = None) -> Answer:
         return Answer(_run(node, call, patience), False)
     except REPORTED as error:
         return drive(run_again(_Blocking(server), call, patience, node, error))
+
+
+def is_observed(client: Any) -> bool:
+    """Whether a tool (OpenTelemetry, Elastic APM, Sentry, Datadog, New Relic) has replaced methods
+    of the class of ``client``, which leads to Redis: it sees no calls on connections of our own."""
+    of = type(client)
+    execute, evalsha = getattr(of, "execute_command", None), getattr(of, "evalsha", None)
+    if _is_of_redis_py(execute) and _is_of_redis_py(evalsha):
+        return False
+    # Connections in memory name each other (``TWINS``).
+    connects = getattr(getattr(client, "connection_pool", None), "connection_class", None)
+    return not (hasattr(connects, "asyncio_class") or hasattr(connects, "thread_class"))
+
+
+def _is_of_redis_py(method: Any) -> bool:
+    # The wrapper of a tool may claim the module of what it wraps, but is no function.
+    return method is None or (type(method) is FunctionType and method.__module__[:6] == "redis.")
 
 
 def read_value(client: Any, key: bytes, *, lifetime: bool = False) -> Any:

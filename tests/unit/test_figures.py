@@ -11,6 +11,7 @@ import pytest
 from django_redis_lock.events import group_of
 from django_redis_lock.formatting import ENGLISH
 from django_redis_lock.metrics import BOUNDS, Distribution, figures, histogram_svg, sparkline_svg
+from django_redis_lock.metrics.collecting import observe
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -18,7 +19,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def distribution(*seconds: float) -> Distribution:
     counted = figures.new()
     for each in seconds:
-        figures.observe(counted, figures.HOLDS, each)
+        observe(counted, figures.HOLDS, each)
     return Distribution.at(counted, figures.HOLDS)
 
 
@@ -71,7 +72,7 @@ def test_a_quantile_lies_in_the_class_of_the_true_one(share: float) -> None:
 def test_no_quantile_is_above_the_longest(longest: float) -> None:
     kept = figures.new()
     for _ in range(30):
-        figures.observe(kept, figures.HOLDS, longest)
+        observe(kept, figures.HOLDS, longest)
     read = figures.unpack(figures.pack(kept))
     found = Distribution.at(read, figures.HOLDS)
     assert (found.p95, found.largest) == (min(longest, BOUNDS[-1]), longest)

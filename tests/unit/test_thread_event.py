@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 
-from django_redis_lock.threads import ThreadEvent
+from django_redis_lock.singleflight.runners import ThreadEvent
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 

@@ -19,7 +19,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.singleflight import runners
+from django_redis_lock.singleflight import in_process, runners
 from django_redis_lock.singleflight.in_process import in_flight
 from django_redis_lock.singleflight.scripts import END_FLIGHT
 from tests.integration.cache.test_get_or_set import (
@@ -248,7 +248,7 @@ def test_who_is_slow_to_overtake_finds_the_value_that_came_by_then(
         return async_to_sync(cache.aget_or_set)("report", producer)
 
     def overtake(token: bytes) -> bool:
-        overtaken = runners.overtake(token)
+        overtaken = in_process.overtake(token)
         may_begin.set()
         assert leader.found() == "computed"
         return overtaken
@@ -258,7 +258,7 @@ def test_who_is_slow_to_overtake_finds_the_value_that_came_by_then(
             leads.set()
             assert may_begin.wait(PATIENCE)
 
-    monkeypatch.setattr("django_redis_lock.singleflight.many.overtake", overtake)
+    monkeypatch.setattr("django_redis_lock.singleflight.flight.overtake", overtake)
     events.subscribe(computing)
     try:
         leader = Asking(ask, first)

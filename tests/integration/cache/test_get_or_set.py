@@ -21,7 +21,7 @@ from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache, reading
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
-from django_redis_lock.singleflight import flight, runners
+from django_redis_lock.singleflight import flight, in_process, runners
 from django_redis_lock.singleflight.leader import FlightRenewal
 from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
 from django_redis_lock.transport import execute
@@ -396,7 +396,7 @@ def test_a_time_limit_while_redis_is_asked_ends_the_flight(
 
     run = runners.run_all
     client.set(flight_key(KEY), "mine")
-    monkeypatch.setattr(runners, "new_token", lambda: b"mine")
+    monkeypatch.setattr(in_process, "new_token", lambda: b"mine")
     monkeypatch.setattr(runners, "run_all", run_all)
     with pytest.raises(TimeLimit):
         cache.get_or_set("report", 1)

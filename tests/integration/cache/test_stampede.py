@@ -11,7 +11,7 @@ import redis
 from django_redis_lock import LockNotAcquired
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.singleflight import many
+from django_redis_lock.singleflight import flight
 from tests.processes import Crew, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
 
@@ -36,7 +36,7 @@ def ask(
         look: whether followers look now and then whether their leader is alive.
     """
     if not look:
-        many.FOLLOWER_CHECK_SECONDS = 3600.0
+        flight.FOLLOWER_CHECK_SECONDS = 3600.0
 
     def compute() -> Any:
         link.say("computing")
