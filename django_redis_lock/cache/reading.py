@@ -30,12 +30,11 @@ from .lock_factory import LockCache
 #: Returned if there is no value.
 MISSING = object()
 
-#: How many threads of a crowd read from one server at a time: the others find its connection.
-COLD_READS = 1
-#: Seconds a thread waits for its turn; then it reads in any case.
+#: Seconds a thread waits for its turn to read; then it reads in any case.
 COLD_READ_TIMEOUT_SECONDS = 1.0
 
-_cold_reads: WeakKeyDictionary[Server, threading.BoundedSemaphore] = WeakKeyDictionary()
+#: Held by the thread of a crowd that reads from the server: the others find its connection.
+_cold_reads: WeakKeyDictionary[Server, threading.Lock] = WeakKeyDictionary()
 after_fork(_cold_reads.clear)
 
 
@@ -55,17 +54,18 @@ def failing_as_django_redis(redis: Any) -> Iterator[None]:
 @contextmanager
 def cold_read(server: Server) -> Iterator[None]:
     """Wait for the turn of this thread in a crowd that reads from ``server``. One that has waited
-    too long goes ahead, and later threads use a new semaphore: those that hold the old one hang, or
-    an exception from a signal handler prevented its release."""
-    semaphore = _cold_reads.setdefault(server, threading.BoundedSemaphore(COLD_READS))
-    is_turn = semaphore.acquire(timeout=COLD_READ_TIMEOUT_SECONDS)
-    if not is_turn and _cold_reads.get(server) is semaphore:
+    too long goes ahead, and later threads use a new mutex: the one that holds the old one hangs, or
+    an exception from a signal handler prevented its release. (Inside a semaphore, such an exception
+    may leave a mutex taken for which all others wait without a limit.)"""
+    mutex = _cold_reads.setdefault(server, threading.Lock())
+    is_turn = mutex.acquire(timeout=COLD_READ_TIMEOUT_SECONDS)
+    if not is_turn and _cold_reads.get(server) is mutex:
         _cold_reads.pop(server, None)
     try:
         yield
     finally:
         if is_turn:
-            semaphore.release()
+            mutex.release()
 
 
 class ObservedRead:

@@ -1,9 +1,10 @@
-"""Reads that need a new connection: few at a time, whatever number of threads ask."""
+"""Reads that need a new connection: one at a time, whatever number of threads ask."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 import redis
@@ -12,7 +13,7 @@ from django_redis_lock import cache as backend
 from django_redis_lock.cache import RedisCache, reading
 from django_redis_lock.transport import server_of
 from tests.lock_contract import Background
-from tests.processes import PATIENCE, until, waiting_in
+from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 
 
@@ -24,14 +25,26 @@ def cache(redis_server: RedisServer, client: redis.Redis) -> RedisCache:
     return found
 
 
+class Turn:
+    """The turn to read, which another thread has."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._mutex.acquire()
+        self.awaited = threading.Event()
+
+    def acquire(self, timeout: float) -> bool:
+        self.awaited.set()
+        return self._mutex.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        self._mutex.release()
+
+
 @pytest.fixture
-def room(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
-    """The room for cold reads, all of it taken."""
-    taken = threading.BoundedSemaphore(reading.COLD_READS)
-    for _ in range(reading.COLD_READS):
-        taken.acquire()
-    server = server_of(cache._lock_client())
-    reading._cold_reads[server] = taken
+def turn(cache: RedisCache) -> Iterator[Turn]:
+    server, taken = server_of(cache._lock_client()), Turn()
+    cast(Any, reading._cold_reads)[server] = taken
     yield taken
     reading._cold_reads.pop(server, None)
 
@@ -42,7 +55,7 @@ def close_connections(cache: RedisCache) -> None:
 
 
 def test_no_thread_waits_while_connections_are_free(
-    cache: RedisCache, room: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+    cache: RedisCache, turn: Turn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "cold_read", lambda *_: pytest.fail("a connection is free"))
     assert cache.get_or_set("report", "new") == "there"
@@ -51,21 +64,21 @@ def test_no_thread_waits_while_connections_are_free(
 @pytest.mark.parametrize("stale", [0, 60])
 def test_a_cold_read_waits_for_another(
     cache: RedisCache,
-    room: threading.Semaphore,
+    turn: Turn,
     monkeypatch: pytest.MonkeyPatch,
     stale: float,
 ) -> None:
     monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 30.0)
     close_connections(cache)
     late = Background(lambda: cache.get_or_set("report", "new", 60, stale=stale))
-    until(lambda: waiting_in("django_redis_lock.cache.reading") == 1)
+    assert turn.awaited.wait(PATIENCE)
     assert not late.done
-    room.release()
+    turn.release()
     assert late.result() == "there"
 
 
 def test_a_cold_read_that_waited_reads_what_is_being_computed_again(
-    cache: RedisCache, room: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+    cache: RedisCache, turn: Turn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The value may have been written since that computation began."""
     monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 30.0)
@@ -81,15 +94,15 @@ def test_a_cold_read_that_waited_reads_what_is_being_computed_again(
     cache.set("missing", "newer")
     close_connections(cache)
     late = Background(lambda: cache.get_or_set("missing", "other"))
-    until(lambda: waiting_in("django_redis_lock.cache.reading") == 1)
-    room.release()
+    assert turn.awaited.wait(PATIENCE)
+    turn.release()
     assert late.result() == "newer"
     over.set()
     assert leader.result() == "older"
 
 
 def test_a_cold_read_waits_no_longer_than_its_patience(
-    cache: RedisCache, room: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+    cache: RedisCache, turn: Turn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the next one does not wait for what did not end in that time."""
     monkeypatch.setattr(reading, "COLD_READ_TIMEOUT_SECONDS", 0.01)
@@ -101,9 +114,9 @@ def test_a_cold_read_waits_no_longer_than_its_patience(
 
 
 @pytest.mark.parametrize("stale", [0, 60])
-def test_a_cold_read_gives_its_place_back(cache: RedisCache, stale: float) -> None:
+def test_a_cold_read_gives_its_turn_back(cache: RedisCache, stale: float) -> None:
     server = server_of(cache._lock_client())
     for key, value in {"report": "there", "missing": "new"}.items():
         server.close()
         assert cache.get_or_set(key, "new", 60, stale=stale) == value
-        assert reading._cold_reads[server]._value == reading.COLD_READS
+        assert not reading._cold_reads[server].locked()
