@@ -37,7 +37,8 @@ class LockError(redis_exceptions.LockError):
     """Base of every error this package raises about a lock.
 
     Attributes:
-        lock_name (str): the lock's name, as it was given.
+        lock_name (str): the lock's name as the caller wrote it, also of a lock in a cache, whose key
+            in Redis is longer.
         holder (Owner | None): the holder at the time of the error, if known.
     """
 

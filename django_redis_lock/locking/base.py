@@ -192,7 +192,7 @@ class BaseLock:
     @property
     def fences(self) -> dict[str, int | None]:
         """The fencing token of each name; see ``MultiLock``."""
-        return {str(self.cache_key or self.name): self.fence}
+        return {str(self._shown): self.fence}
 
     @property
     def degraded(self) -> str | None:
@@ -220,7 +220,8 @@ class BaseLock:
 
     @property
     def _shown(self) -> str | bytes:
-        return self.name
+        """The name in errors: as the caller wrote it."""
+        return self.cache_key or self.name
 
     # -- acquiring ---------------------------------------------------------------------------
 

@@ -84,12 +84,12 @@ class SeveralNames(LockOperations):
 
     @property
     def _shown(self) -> str:
-        return ", ".join(map(_shown_name, self.members))
+        return ", ".join(member._shown for member in self.members)
 
     @property
     def fences(self) -> dict[str, int | None]:
         """The fencing token of each name."""
-        return {_shown_name(member): member.fence for member in self.members}
+        return {member._shown: member.fence for member in self.members}
 
     @property
     def fence(self) -> int | None:
@@ -288,7 +288,7 @@ class SeveralNames(LockOperations):
         mine: HolderInfo | None = None
         for member, held in zip(self.members, found, strict=True):
             if held is not None:
-                held.name = _shown_name(member)
+                held.name = member._shown
                 if held.token != member.local.token:
                     mine = held
                     break
@@ -343,7 +343,3 @@ def _acquire_all(asked: Sequence[AcquireRequest], *, keep: bool) -> Call:
 def _passes(error: Exception, contended: bool) -> bool:
     """Whether a waiter waits through ``error``: an outage only if it has waited before."""
     return isinstance(error, ServerBusy) or (contended and is_outage(error))
-
-
-def _shown_name(member: Any) -> str:
-    return str(member.cache_key or member.name)

@@ -91,7 +91,7 @@ class LockOperations(BaseLock):
                 found = yield self._confirm(acquired, patience_of(request, until))
                 confirmed = found.replicas if found.held else 0
                 if confirmed < self.replicas:
-                    raise TooFewReplicas(int(confirmed), self.replicas, self.name)
+                    raise TooFewReplicas(int(confirmed), self.replicas, self._shown)
         except Exception as error:
             if acquired is not None:
                 note_sent(error, True)  # Only the question to the replicas may not have been sent.

@@ -68,6 +68,18 @@ def test_versions_and_sites_do_not_exclude_each_other(
         assert not cache.lock("report", 2).acquire(blocking=False)
 
 
+def test_errors_name_the_lock_as_the_caller_did(cache: RedisCache) -> None:
+    lock = cache.lock("report")
+    errors: list[LockError] = []
+    for use in (lock.release, lock.ensure_held, cache.lock("report", blocking=False).__enter__):
+        with cache.lock("report"), pytest.raises(LockError) as caught:
+            use()
+        errors.append(caught.value)
+    with pytest.raises(TooFewReplicas) as too_few:
+        cache.lock("report", replicas=1, blocking=False).acquire()
+    assert {error.lock_name for error in (*errors, too_few.value)} == {"report"}
+
+
 @pytest.mark.parametrize("name", ["", None])
 def test_what_is_no_name_is_refused(cache: RedisCache, name: Any) -> None:
     with pytest.raises(ValueError, match="a lock's name must not be empty"):
