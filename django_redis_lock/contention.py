@@ -26,7 +26,7 @@ from django.utils.translation import ngettext
 from .conf import Conf
 from .exceptions import LockNotAcquired, TooFewReplicas
 from .middleware import request_of
-from .protocol import HolderInfo, Owner
+from .protocol import DEFAULT_RETRY_SECONDS, HolderInfo, Owner, seconds_to_retry
 
 __all__ = [
     "Conflict",
@@ -41,11 +41,6 @@ __all__ = [
 ]
 
 TEMPLATE = "django_redis_lock/conflict.html"
-
-#: Seconds after which to try again if the holder is unknown.
-DEFAULT_RETRY_SECONDS = 2
-#: The longest such times: of an estimate from how long the lock has been held, and of any.
-MAX_GUESSED_RETRY_SECONDS, MAX_RETRY_SECONDS = 60.0, 3600.0
 
 
 @dataclass(frozen=True)
@@ -87,9 +82,7 @@ class Conflict:
     ) -> Conflict:
         """``held``: the result of ``lock.held()``; None if unknown. ``usual_hold``: seconds for
         which such locks are held on average, if known."""
-        if retry_after is None:
-            retry_after = _retry_after(held, usual_hold)
-        seconds = max(1, math.ceil(min(retry_after, MAX_RETRY_SECONDS)))
+        seconds = seconds_to_retry(held, usual_hold, retry_after)
         if held is None:
             return cls(name, using=using, retry_after=seconds)
         of_holder = (held.in_the_way, held.ttl, held.held_for)
@@ -189,22 +182,6 @@ class Conflict:
         return LockNotAcquired(
             str(self), self.name, self.holder, float(self.retry_after), self.held_for
         )
-
-
-def _retry_after(held: HolderInfo | None, usual_hold: float | None) -> float:
-    """Seconds after which the lock is probably free. The remaining lifetime is meaningful only if
-    the lock is not renewed, or if its renewal is overdue."""
-    if held is None:
-        return DEFAULT_RETRY_SECONDS
-    if held.overdue or held.resting:
-        return held.ttl
-    held_for = held.held_for or 0.0
-    if usual_hold is not None and held_for < usual_hold:
-        left = usual_hold - held_for
-    else:  # A lock held for long is likely to be held for longer.
-        left = max(DEFAULT_RETRY_SECONDS, min(held_for, MAX_GUESSED_RETRY_SECONDS))
-    is_last = held.held_for is not None and not held.renews
-    return min(left, held.ttl) if is_last else left
 
 
 def _stylesheet() -> str:

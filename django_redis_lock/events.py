@@ -216,6 +216,15 @@ read_listeners: tuple[Listener, ...] = ()
 #: an event for each would be noticed.
 count_read: Callable[[Any, str, str, str, int], object] | None = None
 
+
+def _not_counted(subject: Subject) -> None:
+    return None
+
+
+#: The average seconds for which this process lately held locks of the subject's group, without a
+#: request; None if it held none or does not count.
+usual_hold: Callable[[Subject], float | None] = _not_counted
+
 #: Returns the trace of the calling thread or task, as a ``traceparent`` of W3C; empty if there is
 #: none. A leader stores it with its value, and its followers' spans can refer to it.
 trace_parent: Callable[[], str] | None = None

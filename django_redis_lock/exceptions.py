@@ -7,7 +7,6 @@ redis-py's own, so ``except redis.exceptions.LockError`` keeps catching what it 
 from __future__ import annotations
 
 import copyreg
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +36,7 @@ class LockError(redis_exceptions.LockError):
     """Base of every error this package raises about a lock.
 
     Attributes:
-        lock_name (str): the lock's name as the caller wrote it, also of a lock in a cache, whose key
-            in Redis is longer.
+        lock_name (str): the lock's name as the caller wrote it; in a cache, its key is longer.
         holder (Owner | None): the holder at the time of the error, if known.
     """
 
@@ -75,9 +73,8 @@ class LockNotAcquired(LockError):
     """Another caller holds the lock, and the time to wait is over.
 
     Attributes:
-        retry_after (float | None): seconds after which to try again. From ``locked()``: as
-            ``Conflict.retry_after``; from a lock itself: until the present holder's lifetime runs
-            out, None if that is not known.
+        retry_after (float | None): whole seconds after which trying again makes sense, as
+            ``Conflict.retry_after``; None from ``get_or_set``.
         held_for (float | None): seconds since the holder acquired it, if known.
     """
 
@@ -94,13 +91,12 @@ class LockNotAcquired(LockError):
         self.held_for = held_for
 
     @classmethod
-    def from_held(cls, lock_name: str | bytes, held: HolderInfo | None) -> Self:
+    def from_held(cls, lock_name: str | bytes, held: HolderInfo | None, retry_after: float) -> Self:
         """The error about a lock with this holder; None if the holder is unknown."""
         text = "Unable to acquire lock within the time specified"
         if held is None:
-            return cls(text, lock_name)
+            return cls(text, lock_name, retry_after=retry_after)
         lock_name = held.name or lock_name
-        retry_after = None if math.isinf(held.ttl) else held.ttl
         if held.limit > 1:
             taken = f"all {held.limit} places are taken, and the first to end"
             text = f"{text}: {taken} is held by {held.in_the_way}"

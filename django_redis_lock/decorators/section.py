@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from asgiref.sync import AsyncToSync, sync_to_async
 from redis.exceptions import AuthenticationError, RedisError
 
-from .. import metrics
+from .. import events
 from ..cache import lock_cache
 from ..clock import time
 from ..conf import Conf
@@ -292,7 +292,7 @@ class Section:
         except (RedisError, OSError):  # It is taken; the holder is unknown.
             held = None
         given = self.options.retry_after
-        usual = metrics.usual_hold(self.lock.subject) if given is None else None
+        usual = events.usual_hold(self.lock.subject) if given is None else None
         name = held.name if held is not None and held.name else self.name
         conflict = Conflict.of(name, held, self.using, given, usual)
         if isinstance(self.names, str) or name != self.name:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..exceptions import LockLost, LockNotAcquired
+from ..exceptions import LockLost
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..transport import Answer, aconnect, adrive, arun, in_background
 from .hold import BROKEN, Hold, lost_logger
@@ -200,7 +200,7 @@ class AsyncLock(LockOperations):
         if await self.acquire():
             self._entered()
             return self
-        raise LockNotAcquired.from_held(self._shown, await adrive(self._holder_in_the_way()))
+        raise await adrive(self._not_acquired_steps())
 
     def _entered(self) -> None:
         super()._entered()

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from ..exceptions import LockNotAcquired
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..transport import Answer, drive, run, server_of
 from .hold import BROKEN, Hold, lost_logger
@@ -188,7 +187,7 @@ class Lock(LockOperations):
             if self._state() != before:
                 self._leave_to_keeper()  # Interrupted between two lines, and it will not be left.
             raise
-        raise LockNotAcquired.from_held(self._shown, drive(self._holder_in_the_way()))
+        raise drive(self._not_acquired_steps())
 
     def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None:
         try:

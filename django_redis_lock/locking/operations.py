@@ -7,6 +7,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from redis.exceptions import RedisError
@@ -14,7 +15,7 @@ from redis.exceptions import RedisError
 from .. import events
 from ..clock import time
 from ..events import Acquired, Contended, Lost, Rejected, Released, TimedOut
-from ..exceptions import LockError, LockNotOwnedError, TooFewReplicas
+from ..exceptions import LockError, LockNotAcquired, LockNotOwnedError, TooFewReplicas
 from ..protocol import (
     EXTEND,
     HELD,
@@ -32,6 +33,7 @@ from ..protocol import (
     printable,
     reset_call,
     script,
+    seconds_to_retry,
 )
 from ..threads import get_logger
 from ..transport import ServerBusy, Steps, note_sent, pack, server_of
@@ -275,11 +277,13 @@ class LockOperations(BaseLock):
         held = yield from self._held_steps()
         return None if held is None else held.ttl
 
-    def _holder_in_the_way(self) -> Steps[HolderInfo | None]:
-        try:
-            return (yield from self._held_steps())
-        except (RedisError, OSError):
-            return None
+    def _not_acquired_steps(self) -> Steps[LockNotAcquired]:
+        """The error of a ``with`` block."""
+        held: HolderInfo | None = None
+        with suppress(RedisError, OSError):
+            held = yield from self._held_steps()
+        seconds = seconds_to_retry(held, events.usual_hold(self.subject))
+        return LockNotAcquired.from_held(self._shown, held, float(seconds))
 
     def _reset_steps(self) -> Steps[bool]:
         if self.limit > 1:

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 from .. import events
 from ..cache import lock_cache
 from ..clock import time
-from ..events import Subject, group_of
+from ..events import group_of
 from ..keeper import Job, keeper
 from ..protocol import FIGURES, Call, as_bytes, printable, script
 from ..threads import get_logger
@@ -55,7 +55,6 @@ __all__ = [
     "start",
     "summaries",
     "summary",
-    "usual_hold",
 ]
 
 logger = get_logger("django_redis_lock.metrics")
@@ -320,12 +319,7 @@ _metrics = Metrics()
 def start() -> None:
     events.subscribe(_metrics)
     events.count_read = _metrics.count_read
-
-
-def usual_hold(subject: Subject) -> float | None:
-    """The average seconds for which this process lately held locks of the group of ``subject``;
-    None if it held none or does not count. Sends no request."""
-    return _metrics.usual_hold(subject)
+    events.usual_hold = _metrics.usual_hold
 
 
 def flush() -> None:

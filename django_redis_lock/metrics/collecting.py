@@ -127,6 +127,7 @@ class Collector(ABC):
             return taken
 
     def usual_hold(self, subject: Subject) -> float | None:
+        """None if this process held no lock of that group lately."""
         owner = (subject.server, subject.site, subject.group)
         with self.mutex:
             self._count_waiting()

@@ -53,6 +53,7 @@ from .lock_scripts import EXTEND as EXTEND
 from .lock_scripts import LEAVE as LEAVE
 from .lock_scripts import RELEASE as RELEASE
 from .lock_scripts import RENEW as RENEW
+from .owner import DEFAULT_RETRY_SECONDS as DEFAULT_RETRY_SECONDS
 from .owner import HEARTBEAT_EVERY as HEARTBEAT_EVERY
 from .owner import MAX_FENCE as MAX_FENCE
 from .owner import MAX_PID as MAX_PID
@@ -69,6 +70,7 @@ from .owner import fields_of as fields_of
 from .owner import fingerprint as fingerprint
 from .owner import hostname as hostname
 from .owner import process_id as process_id
+from .owner import seconds_to_retry as seconds_to_retry
 from .place_scripts import HELD as HELD
 from .place_scripts import HOLDERS as HOLDERS
 from .place_scripts import PLACE_EXTEND as PLACE_EXTEND

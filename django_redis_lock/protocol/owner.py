@@ -200,6 +200,37 @@ class HolderInfo:
         self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)
 
 
+#: Seconds after which to try again if the holder is unknown.
+DEFAULT_RETRY_SECONDS = 2
+#: The longest such times: of an estimate from how long the lock has been held, and of any.
+MAX_GUESSED_RETRY_SECONDS, MAX_RETRY_SECONDS = 60.0, 3600.0
+
+
+def seconds_to_retry(
+    held: HolderInfo | None, usual_hold: float | None = None, given: float | None = None
+) -> int:
+    """Whole seconds after which trying again makes sense: those ``given``, or until the lock is
+    probably free. ``usual_hold``: seconds for which such locks are held on average, if known."""
+    seconds = _seconds_until_free(held, usual_hold) if given is None else given
+    return max(1, math.ceil(min(seconds, MAX_RETRY_SECONDS)))
+
+
+def _seconds_until_free(held: HolderInfo | None, usual_hold: float | None) -> float:
+    """The remaining lifetime is meaningful only if the lock is not renewed, or if its renewal is
+    overdue."""
+    if held is None:
+        return DEFAULT_RETRY_SECONDS
+    if held.overdue or held.resting:
+        return held.ttl
+    held_for = held.held_for or 0.0
+    if usual_hold is not None and held_for < usual_hold:
+        left = usual_hold - held_for
+    else:  # A lock held for long is likely to be held for longer.
+        left = max(DEFAULT_RETRY_SECONDS, min(held_for, MAX_GUESSED_RETRY_SECONDS))
+    is_last = held.held_for is not None and not held.renews
+    return min(left, held.ttl) if is_last else left
+
+
 # What a thread or task is doing: it handles a request, runs a task, or is a management command.
 # Acquiring a lock only reads a context variable. The keeper makes the text half a second later, if
 # the lock is still held then.

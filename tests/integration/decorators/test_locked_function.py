@@ -23,6 +23,7 @@ from django_redis_lock import (
     TooFewReplicas,
     current_lock,
     decorators,
+    events,
     locked,
 )
 from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
@@ -348,6 +349,19 @@ def test_a_with_block() -> None:
             raise AssertionError
         assert caught.value.lock_name == "export"
     assert not held()
+
+
+@pytest.mark.parametrize(("usual_hold", "seconds"), [(None, 2), (100, 100)])
+def test_a_lock_says_as_locked_does_when_to_come_again(
+    monkeypatch: pytest.MonkeyPatch, usual_hold: float | None, seconds: int
+) -> None:
+    monkeypatch.setattr(events, "usual_hold", lambda subject: usual_hold)
+    cache = caches["default"]
+    with cache.lock("export"):
+        for refused in (cache.lock("export", blocking=False), locked("export")):
+            with pytest.raises(LockNotAcquired) as caught, refused:
+                raise AssertionError
+            assert caught.value.retry_after == pytest.approx(seconds, abs=1)
 
 
 def test_an_async_with_block() -> None:
