@@ -238,6 +238,19 @@ class LockContract:
         assert lock.owned()
         lock.release()
 
+    def test_a_wait_for_oneself_is_logged(
+        self, make: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with make(timeout=30):
+            other = make(timeout=30)
+            other.acquire(blocking=False)
+            elsewhere(lambda: other.acquire(blocking_timeout=0.01))
+            assert not caplog.records
+            assert not other.acquire(blocking_timeout=0.01)
+        [said] = [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.lock"]
+        assert said.startswith(f"The lock {self.name} is held by the same ")
+        assert "reentrant=True" in said
+
     def test_what_was_never_taken_cannot_be_released(self, make: Any) -> None:
         lock = make(timeout=30)
         with pytest.raises(LockError) as caught:

@@ -159,6 +159,9 @@ class Keeper:
             with self._mutex:
                 self._condition.notify()  # It waits for a job that is gone.
 
+    def jobs(self) -> tuple[Job, ...]:
+        return tuple(self._jobs)  # Atomic: ``discard`` does not take the mutex.
+
     def __contains__(self, job: Job) -> bool:
         return job in self._jobs
 
@@ -174,7 +177,7 @@ class Keeper:
                     self._condition.notify()
 
     def hurry(self, now: float) -> None:
-        for job in tuple(self._jobs):
+        for job in self.jobs():
             self.reschedule(job, now)
 
     def subscribe(
@@ -189,15 +192,14 @@ class Keeper:
         """Wait for the jobs with ``flush_at_exit``, a second at most. So a command that is
         interrupted while it waits for a lock leaves the queue."""
         deadline = time.monotonic() + REPLY_TIMEOUT_SECONDS
-        while any(job.flush_at_exit for job in tuple(self._jobs)) and time.monotonic() < deadline:
+        while any(job.flush_at_exit for job in self.jobs()) and time.monotonic() < deadline:
             time.sleep(0.002)
 
     def _enqueue(self, job: Job) -> None:
         heapq.heappush(self._due, (job.due, next(self._sequence), job))
         if len(self._due) > 2 * len(self._jobs) + 64:
             # Most entries belong to locks that were released before they came due.
-            jobs = tuple(self._jobs)  # Atomic: ``discard`` does not take the mutex.
-            self._due = [(job.due, next(self._sequence), job) for job in jobs]
+            self._due = [(job.due, next(self._sequence), job) for job in self.jobs()]
             heapq.heapify(self._due)
 
     def _start(self) -> None:
@@ -225,7 +227,7 @@ class Keeper:
                     return
                 self._serve(batch)
             except BaseException:
-                batch = tuple(self._jobs)  # Some may be off the heap.
+                batch = self.jobs()  # Some may be off the heap.
                 with suppress(Exception):  # Out of memory.
                     logger.exception(UNEXPECTED)
                 time.sleep(0.1)
@@ -271,7 +273,7 @@ class Keeper:
         by_server: defaultdict[Server, list[tuple[Job, bytes]]] = defaultdict(list)
         known: set[tuple[Server, str]] = set()
         now = time.monotonic()
-        shortest = min((job.deadline_scale for job in tuple(self._jobs)), default=1.0)
+        shortest = min((job.deadline_scale for job in self.jobs()), default=1.0)
         reply_timeout = max(min(REPLY_TIMEOUT_SECONDS, shortest / 6), MIN_REPLY_TIMEOUT_SECONDS)
         for job in batch:
             with _isolated(job):

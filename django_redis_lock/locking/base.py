@@ -300,8 +300,9 @@ class BaseLock:
             # A place above the limit, which a process with a larger one has passed on, ends here.
             limit=self.limit if granted.place <= self.limit else 0,
         )
-        hold.pending = granted.pending
-        self.local.hold, self.local.token = hold, granted.token
+        local = self.local
+        hold.pending, hold.task = granted.pending, local.task
+        local.hold, local.token = hold, granted.token
         return hold
 
     def _owned_token(self, verb: str) -> bytes:

@@ -10,7 +10,8 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
-from .hold import Hold
+from ..keeper import keeper
+from .hold import Hold, Renewal
 
 Task = asyncio.Task[Any] | None
 
@@ -37,6 +38,8 @@ class State:
     renewal: Any = None
     file_lock: Any = None
     entry: Entry | None = None
+    #: A weak reference to the task whose state it is.
+    task: Any = None
 
 
 class ThreadState(State, threading.local):
@@ -70,6 +73,7 @@ class TaskStates:
         state = self._states.get(task)
         if state is None:
             state = self._states[task] = self._new()
+            state.task = ref(task)
         return state
 
 
@@ -161,6 +165,20 @@ def enter_again(lock: Any) -> bool:
         return False
     on_lost = None if lock.on_lost is None else lock._for_keeper(lock.on_lost)
     return entry.enter(lock.local, on_lost)
+
+
+def is_held_by_caller(lock: Any) -> bool:
+    """Whether the caller holds ``lock``, by any lock object, as far as is known."""
+    task = acting_task()
+    for job in keeper().jobs():
+        if isinstance(job, Renewal) and job.hold.keys.lock == lock.keys.lock:
+            hold = job.hold
+            mine = hold.by_this_thread
+            if lock.asynchronous:
+                mine = hold.task is not None and hold.task() is task
+            if mine and hold.is_valid and job.server in lock._servers:
+                return True
+    return False
 
 
 def note_entry(lock: Any) -> None:

@@ -174,7 +174,7 @@ class SeveralNames(LockOperations):
             if not first:
                 break
             gate = rest[first - 1]
-            gate._emit_contended()
+            gate._on_contended(waits)
             behind = [member for member in held if member.keys.lock > gate.keys.lock]
             yield from self._give_up(behind)
             held[:] = [member for member in held if member not in behind]

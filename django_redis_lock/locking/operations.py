@@ -39,7 +39,7 @@ from ..threads import get_logger
 from ..transport import ServerBusy, Steps, note_sent, pack, server_of
 from .base import BaseLock
 from .hold import Hold
-from .local_state import Entry
+from .local_state import Entry, acting_task, is_held_by_caller
 from .records import note_vanished, question_about, with_answer
 from .waiting import Refusal, queues
 
@@ -112,7 +112,7 @@ class LockOperations(BaseLock):
         If others of this process wait already, the caller waits behind them.
         """
         if queues and wait != 0 and self._queue_key() in queues:
-            self._emit_contended()
+            self._on_contended(True)
             return (yield self._wait(request._replace(waiter=b""), None))
         sent_at, refusal = time.monotonic(), None
         try:
@@ -122,7 +122,7 @@ class LockOperations(BaseLock):
                     note_vanished(server_of(self.redis), self.keys, reply[3], self.subject)
                 return request.acquired(reply, sent_at)
             refusal = reply, sent_at
-            self._emit_contended()
+            self._on_contended(wait != 0)
         except ServerBusy:
             if wait == 0:
                 raise  # A waiter waits until the script that keeps the server busy has ended.
@@ -305,9 +305,22 @@ class LockOperations(BaseLock):
     def _printed(self) -> str:
         return printable(self.keys.lock)
 
-    def _emit_contended(self) -> None:
+    def _on_contended(self, waits: bool) -> None:
         if events.listeners:
             events.emit(Contended(self.subject, self.keys))
+        if waits and self.limit == 1:
+            self._warn_of_deadlock()
+
+    def _warn_of_deadlock(self) -> None:
+        if not self.asynchronous and acting_task() is not None:
+            words = "The wait for the lock %s stops this event loop: use cache.alock() or AsyncLock"
+        elif is_held_by_caller(self):
+            who = "task" if self.asynchronous else "thread"
+            words = f"The lock %s is held by the same {who} that waits for it now: release it first"
+            words += ", or give reentrant=True both times"
+        else:
+            return
+        logger.warning(words, self._printed)
 
     def _emit_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
         if logger.isEnabledFor(logging.DEBUG):

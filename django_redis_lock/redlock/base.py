@@ -262,7 +262,7 @@ class Quorum(LockOperations):
                 if ballot.won:
                     return election.acquired(ballot, fence, contended)
             if ballot.refused and not contended:
-                self._emit_contended()
+                self._on_contended(wait != 0)
             left = 0.0 if wait == 0 else election.request.left()
             if ballot.too_few or not left:
                 yield from election.give_back(ballot)

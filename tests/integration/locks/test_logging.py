@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from typing import Any
@@ -116,6 +117,21 @@ def test_each_step_is_said_at_the_level_debug(
     assert acquired.startswith("Acquired :1:lock:import after ")
     assert missed.startswith("Did not get :1:lock:import within ")
     assert released.startswith("Released :1:lock:import")
+
+
+def test_a_wait_that_stops_the_event_loop(
+    cache: RedisCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        with cache.lock("import"):
+            assert not cache.lock("import", blocking=False).acquire()
+            assert not caplog.records
+            assert not cache.lock("import", blocking_timeout=0.01).acquire()
+
+    asyncio.run(main())
+    [said] = [r.getMessage() for r in caplog.records]
+    assert said.startswith("The wait for the lock :1:lock:import stops this event loop: ")
+    assert "cache.alock()" in said
 
 
 def test_the_release_of_a_lost_lock_adds_no_second_line(
