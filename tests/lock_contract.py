@@ -1055,6 +1055,7 @@ class LockContract:
         [
             {"timeout": None, "renew": True},
             {"timeout": None, "max_hold": 5},
+            {"timeout": 5, "max_hold": 60},
             {"timeout": 5, "renew": True, "max_hold": 5, "min_hold": 6},
             {"timeout": 5, "on_lost": "print"},
             {"timeout": 5, "label": 5},

@@ -143,6 +143,8 @@ class BaseLock:
         self.grant_timeout = check_seconds("grant_timeout", grant_timeout) or 2.0
         if self.timeout is None and (renew or max_hold is not None):
             raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
+        if self.max_hold is not None and not renew:
+            raise ValueError("max_hold needs renew=True: any other lock ends after its timeout")
         if self.max_hold is not None and self.min_hold > self.max_hold:
             raise ValueError("min_hold must not be longer than max_hold")
         self.limit = limit if type(limit) is int and limit == 1 else check_limit(limit)
