@@ -30,6 +30,7 @@ ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
     "call current_lock().ensure_held() before each step that needs the lock"
 )
+EXIT_CODES = ("exit_code", "lost_exit_code", "unavailable_exit_code")
 PLAIN_ON_LOST = "on_lost must be a plain function, because {} is one"
 
 
@@ -50,6 +51,8 @@ class LockedFunction:
                 raise TypeError(PLAIN_ON_LOST.format(dotted))
             if options.cancel_on_lost:
                 raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
+        if not _takes_arguments(function):
+            options.refuse("a function without arguments", *EXIT_CODES, "status_code")
         self.options = options
         self.function = function
         self.dotted = dotted
@@ -208,6 +211,13 @@ def _is_generator(function: Any) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
+def _takes_arguments(function: Any) -> bool:
+    try:
+        return bool(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # Of a function in C it may be unknown.
+        return True
+
+
 def _is_djangos_dummy(function: Any) -> bool:
     """Whether ``method_decorator`` only tries out what the decorator does to a function."""
     return getattr(function, "__module__", "") == "django.utils.decorators"
@@ -249,10 +259,12 @@ def decorate(options: Options, target: Any) -> Any:
         return type(target)(decorate(options, target.__func__))
     if isinstance(target, type):
         return _class(options, target)
+    task = celery_task(target)
+    if task is not None or is_django_task(target):
+        options.refuse("a task", *EXIT_CODES, "status_code")
     if is_django_task(target):
         # The worker looks a task up by the dotted name of its function, which is unchanged.
         return dataclasses.replace(target, func=decorate(options, target.func))
-    task = celery_task(target)
     if task is not None:
         task.run = decorate(options, task.run)
         return target
@@ -284,7 +296,7 @@ def _class(options: Options, target: type) -> type:
 
 
 def _refuse_command_options(options: Options, kind: str) -> None:
-    options.refuse(kind, "exit_code", "lost_exit_code", "unavailable_exit_code", "default")
+    options.refuse(kind, *EXIT_CODES, "default")
     if options.on_lost == "terminate":
         raise TypeError(f'on_lost="terminate" means nothing for {kind}: {ONLY_COMMANDS}')
 

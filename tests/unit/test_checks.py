@@ -210,7 +210,7 @@ def test_a_grant_that_outlives_a_lock(settings: Any, cache: Any) -> None:
 # -- declared locks ----------------------------------------------------------------------------
 
 
-def work() -> None: ...
+def work(view_or_command: object = None) -> None: ...
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,18 @@ def test_good_options_are_taken(options: dict[str, Any]) -> None:
     assert callable(locked("x", **options))
 
 
+@pytest.mark.parametrize(
+    "options", [{"exit_code": 3}, {"unavailable_exit_code": 3}, {"status_code": 503}]
+)
+def test_what_is_no_view_and_no_command_has_no_such_answer(options: dict[str, Any]) -> None:
+    async def on_its_own() -> None: ...
+
+    for target in (on_its_own, lambda: None):
+        with pytest.raises(TypeError, match="means nothing for a function without arguments"):
+            locked("x", **options)(target)
+    locked("x", **options)(lambda command_or_request: None)
+
+
 # -- what cannot be decorated ------------------------------------------------------------------
 
 

@@ -92,6 +92,12 @@ def test_a_task_that_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         locked("send-{pk}", on_conflict=retry_task)(lambda pk: pk)(7)
 
 
+def test_a_task_is_no_command_and_no_view() -> None:
+    for options in ({"exit_code": 3}, {"status_code": 503}):
+        with pytest.raises(TypeError, match="means nothing for a task"):
+            locked("send", **options)(send_outside)
+
+
 def test_a_shared_task_is_refused_from_outside() -> None:
     with pytest.raises(TypeError, match="put @locked below @shared_task"):
 
@@ -171,6 +177,8 @@ def module(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.mark.parametrize("name", ["inside", "outside", "awaited"])
 def test_djangos_tasks(module: Any, name: str) -> None:
     task = getattr(module, name)
+    with pytest.raises(TypeError, match="exit_code means nothing for a task"):
+        locked("send", exit_code=3)(task)
     result = task.enqueue(pk=7)
     assert result.return_value == "sent"
     assert result.task.module_path == f"shop_tasks.{name}"
