@@ -158,7 +158,14 @@ class ThreadRunner:
             ProducerFailed: it raises.
         """
         try:
-            return function()
+            value = function()
+            if inspect.iscoroutine(value):
+                value.close()
+                raise TypeError(
+                    "a thread cannot await the coroutine that computes the value: use "
+                    "aget_or_set(), aget_or_set_many() or acompute()"
+                )
+            return value
         except BaseException as error:
             raise ProducerFailed(error) from error
 

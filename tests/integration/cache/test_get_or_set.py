@@ -430,6 +430,30 @@ def test_a_forked_child_leaves_the_flight_to_its_parent(cache: RedisCache) -> No
     assert found == cache.get("report") == "the parent's"
 
 
+# -- coroutines --------------------------------------------------------------------------------
+
+
+async def coroutine_function(*args: Any) -> Any:
+    return 5
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda cache: cache.get_or_set("report", coroutine_function),
+        lambda cache: cache.get_or_set("report", lambda: coroutine_function(5)),
+        lambda cache: cache.get_or_set("report", coroutine_function()),
+        lambda cache: cache.get_or_set("report", coroutine_function, stale=60),
+        lambda cache: cache.compute("report", coroutine_function),
+        lambda cache: cache.get_or_set_many(["report"], coroutine_function),
+    ],
+)
+def test_a_thread_does_not_await(cache: RedisCache, call: Callable[[RedisCache], Any]) -> None:
+    with pytest.raises(TypeError, match=r"coroutine.*aget_or_set\(\)"):
+        call(cache)
+    assert cache.get_or_set("report", 1) == 1
+
+
 # -- recursion ---------------------------------------------------------------------------------
 
 
