@@ -207,6 +207,14 @@ class BaseLock:
         hold: Hold | None = self.local.hold
         return hold is not None and hold.lost
 
+    def __repr__(self) -> str:
+        hold: Hold | None = self.local.hold
+        state = "lost" if self.lost else "not held here"
+        if hold is not None and hold.is_valid:
+            left = hold.deadline - time.monotonic()
+            state = f"held, ttl={left:.1f}, fence={self.fence}"
+        return f"<{type(self).__name__} {self._shown!r}: {state}>"
+
     def ensure_held(self) -> None:
         """Go on only while the lock is held; no round trip.
 

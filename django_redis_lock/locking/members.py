@@ -47,6 +47,10 @@ class MultiHold:
         return max(int(hold.fence) for hold in self._holds)
 
     @property
+    def deadline(self) -> float:
+        return min(float(hold.deadline) for hold in self._holds)
+
+    @property
     def lost(self) -> bool:
         return any(hold.lost for hold in self._holds)
 

@@ -199,6 +199,10 @@ class HolderInfo:
         since = owner.since
         self.held_for = None if since is None else max(0.0, int(server_us) / 1e6 - since)
 
+    def __repr__(self) -> str:
+        held_for = None if self.held_for is None else round(self.held_for, 1)
+        return f"<HolderInfo: {self.in_the_way}, ttl={self.ttl:.1f}, held_for={held_for}>"
+
 
 #: Seconds after which to try again if the holder is unknown.
 DEFAULT_RETRY_SECONDS = 2

@@ -156,3 +156,13 @@ def test_a_forked_child_is_named_as_such() -> None:
     assert owner.pid == pid
     os.close(reading)
     os.close(writing)
+
+
+def test_a_holder_in_a_debugger() -> None:
+    token = named_token()
+    shown = repr(HolderInfo([token, 29_340, [], 1_000_000]))
+    here = f"{hostname()}, process {os.getpid()}, thread MainThread"
+    assert shown == f"<HolderInfo: {here}, ttl=29.3, held_for=None>"
+    assert token.decode()[:32] not in shown
+    described = HolderInfo([b"token", -1, ["id", fingerprint(b"token"), "since", "1"], 3_500_000])
+    assert repr(described).endswith(", ttl=inf, held_for=2.5>")

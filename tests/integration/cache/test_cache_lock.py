@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from typing import Any
 
@@ -84,6 +85,20 @@ def test_errors_name_the_lock_as_the_caller_did(cache: RedisCache) -> None:
 def test_what_is_no_name_is_refused(cache: RedisCache, name: Any) -> None:
     with pytest.raises(ValueError, match="a lock's name must not be empty"):
         cache.lock(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("report", "Lock 'report'"), (["b", "a"], "MultiLock 'a, b'")]
+)
+def test_a_lock_in_a_debugger(cache: RedisCache, name: Any, shown: str) -> None:
+    lock = cache.lock(name, timeout=30)
+    assert repr(lock) == f"<{shown}: not held here>"
+    with lock:
+        assert re.fullmatch(rf"<{shown}: held, ttl=[23][0-9.]+, fence={lock.fence}>", repr(lock))
+    assert repr(lock) == f"<{shown}: not held here>"
+    lock.acquire()
+    cache.lock(name).reset()
+    until(lambda: repr(lock) == f"<{shown}: lost>")
 
 
 # -- lifetime ----------------------------------------------------------------------------------
