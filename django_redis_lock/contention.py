@@ -6,6 +6,7 @@ is called with a ``Conflict`` and the arguments of the call, and the caller gets
 
 from __future__ import annotations
 
+import logging
 import math
 import shlex
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from django.utils.translation import ngettext
 from .conf import Conf
 from .exceptions import LockNotAcquired, TooFewReplicas
 from .middleware import request_of
-from .protocol import DEFAULT_RETRY_SECONDS, HolderInfo, Owner, seconds_to_retry
+from .protocol import DEFAULT_RETRY_SECONDS, HolderInfo, Owner, printable, seconds_to_retry
 
 __all__ = [
     "Conflict",
@@ -39,6 +40,8 @@ __all__ = [
     "skip",
     "unavailable",
 ]
+
+logger = logging.getLogger("django_redis_lock.locked")
 
 TEMPLATE = "django_redis_lock/conflict.html"
 
@@ -246,13 +249,18 @@ def redirect_to(to: Any, *arguments: Any, message: str = "", **keywords: Any) ->
     Args:
         to: a URL, the name of a view or an object with ``get_absolute_url``, as for Django's
             ``redirect``; ``arguments`` and ``keywords`` are the view's.
-        message: shown as a warning by ``django.contrib.messages``.
+        message: shown as a warning by ``django.contrib.messages``; without its middleware, the log
+            says that it was not shown.
     """
 
     def answer(conflict: Conflict, *args: Any, **kwargs: Any) -> HttpResponse:
         request = _request(args, kwargs)
         if message:
-            messages.warning(getattr(request, "_request", request), message)
+            try:
+                messages.warning(getattr(request, "_request", request), message)
+            except messages.MessageFailure as error:
+                words = "The redirect of a caller that found %s taken has no message: %s"
+                logger.warning(words, printable(conflict.name), error)
         response = HttpResponseRedirect(resolve_url(to, *arguments, **keywords))
         response.status_code = 303  # "See other": the browser does not repeat a POST.
         response["Cache-Control"] = "no-store"

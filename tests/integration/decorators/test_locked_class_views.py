@@ -364,6 +364,14 @@ def test_redirect_to_a_view_with_a_message() -> None:
     assert [str(message) for message in get_messages(made)] == ["It is on its way."]
 
 
+def test_a_message_that_cannot_be_shown_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    answer = answered(redirect_to("/later/", message="It is on its way."), request("post"))
+    assert (answer.status_code, answer["Location"]) == (303, "/later/")
+    [said] = [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.locked"]
+    assert said.startswith("The redirect of a caller that found export taken has no message: ")
+    assert "MessageMiddleware" in said
+
+
 def test_redirect_to_a_url() -> None:
     assert answered(redirect_to("/later/"), request())["Location"] == "/later/"
 
