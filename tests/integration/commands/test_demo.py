@@ -224,7 +224,8 @@ def test_a_given_redis_is_used_and_gets_its_locks_back(
         until(lambda: list_held(client, b"").locks)
         demo.process.send_signal(signal.SIGINT)
         assert demo.end() == 0
-        assert list_held(client, b"").locks == ()
+        # A grant to a process that ends at the same time lives for two seconds.
+        assert [lock for lock in list_held(client, b"").locks if not 0 < lock.ttl <= 2] == []
 
 
 def test_a_taken_port_is_said_before_anything_else(start: Start) -> None:
