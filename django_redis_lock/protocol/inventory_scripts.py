@@ -36,8 +36,8 @@ local function matches(key)
 end
 """)
 
-#: Which locks are held, by the index, latest end first. Entries whose lock is gone are dropped. Not
-#: for a cluster, where each lock is elsewhere.
+#: Which locks are held, by the index, latest end first. Entries whose lock is gone are dropped;
+#: what this Redis user may not read is left out. Not for a cluster, where each lock is elsewhere.
 #:
 #: KEYS  index
 #: ARGV  what the keys wanted begin with; what is to be found in them, in lower case ('' for
@@ -51,10 +51,11 @@ local keys, dropped = {}, 0
 local entries = redis.call('ZRANGE', KEYS[1], start, start + ARGV[4] - 1, 'REV')
 for _, key in ipairs(entries) do
   if key ~= 'django_redis_lock:fence' and matches(lock_of(key)) then
-    if redis.call('EXISTS', key) == 0 then
+    local there = redis.pcall('EXISTS', key)
+    if there == 0 then
       redis.call('ZREM', KEYS[1], key)
       dropped = dropped + 1
-    else
+    elseif there == 1 then
       keys[#keys + 1] = key
     end
   end
@@ -109,7 +110,7 @@ local entries = redis.call(
   'ZREVRANGEBYSCORE', KEYS[1], '+inf', at, 'LIMIT', ARGV[3], ARGV[4]
 )
 for _, key in ipairs(entries) do
-  if matches(key) then
+  if matches(key) and tonumber(redis.pcall('EXISTS', key)) then
     keys[#keys + 1] = key
   end
 end

@@ -123,6 +123,27 @@ def test_a_lock_whose_key_was_deleted_leaves_the_list_and_the_index(client: redi
     assert client.zrange(INDEX, 0, -1) == [LAST_FENCE]
 
 
+@pytest.fixture
+def restricted(client: redis.Redis, redis_server: RedisServer) -> Iterator[redis.Redis]:
+    """A client of a user who may read the keys that begin with ``ours``."""
+    rights: Any = {"enabled": True, "nopass": True, "categories": ["+@all"]}
+    keys = ["ours:*", "{ours:*", "django_redis_lock:*", "{django_redis_lock:*"]
+    client.acl_setuser("ours", reset=True, keys=keys, **rights)
+    with redis.Redis.from_url(redis_server.url, username="ours") as found:
+        yield found
+    client.acl_deluser("ours")
+
+
+def test_a_user_sees_the_locks_that_it_may_read(
+    client: redis.Redis, restricted: redis.Redis
+) -> None:
+    """Two sites may share a database, and its index, with a Redis user each."""
+    hold(client, "ours:a")
+    hold(client, "theirs:a")
+    assert names(restricted) == ["ours:a"]
+    assert names(client) == ["ours:a", "theirs:a"]
+
+
 def test_the_index_may_be_wrong_about_the_end(client: redis.Redis) -> None:
     """redis-py's own lock does not know the index; it may extend a lock of ours."""
     hold(client, "a", 60)
@@ -416,6 +437,14 @@ def test_a_computation_is_listed_until_it_is_over(client: redis.Redis, computing
     done.set()
     until(lambda: not list_held(client, b"", kind=FLIGHT).locks)
     assert list_held(client, b"").locks == ()
+
+
+def test_a_user_sees_the_computations_that_it_may_read(
+    client: redis.Redis, restricted: redis.Redis, computing: Any
+) -> None:
+    computing("report")
+    until(lambda: list_held(client, b"", kind=FLIGHT).locks)
+    assert list_held(restricted, b"", kind=FLIGHT).locks == ()
 
 
 def test_a_computation_whose_leader_died_leaves_the_list(client: redis.Redis) -> None:
