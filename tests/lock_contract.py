@@ -245,6 +245,7 @@ class LockContract:
             other = make(timeout=30)
             other.acquire(blocking=False)
             elsewhere(lambda: other.acquire(blocking_timeout=0.01))
+            assert not make(timeout=30, thread_local=False).acquire(blocking_timeout=0.01)
             assert not caplog.records
             assert not other.acquire(blocking_timeout=0.01)
         [said] = [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.lock"]

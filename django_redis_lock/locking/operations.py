@@ -314,7 +314,7 @@ class LockOperations(BaseLock):
     def _warn_of_deadlock(self) -> None:
         if not self.asynchronous and acting_task() is not None:
             words = "The wait for the lock %s stops this event loop: use cache.alock() or AsyncLock"
-        elif is_held_by_caller(self):
+        elif self.thread_local and is_held_by_caller(self):  # Else another may release it.
             who = "task" if self.asynchronous else "thread"
             words = f"The lock %s is held by the same {who} that waits for it now: release it first"
             words += ", or give reentrant=True both times"
