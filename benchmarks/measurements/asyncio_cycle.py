@@ -13,6 +13,7 @@ from ..bench import Bench
 from ..contenders import ASYNC_LOCKS, BARE, load_bare_script, make_async_lock
 from ..figures import median, median_ratio
 from ..results import OURS, Result, Target
+from .cycle import LONG_TURN
 
 __all__ = ["measure"]
 
@@ -57,9 +58,9 @@ async def _rounds(bench: Bench) -> tuple[dict[str, list[float]], ...]:
     together: dict[str, list[float]] = {name: [] for name in ASYNC_LOCKS}
     crowds: dict[str, list[Any]] = {name: [] for name in ASYNC_LOCKS}
     async with redis.asyncio.Redis.from_url(bench.url) as client:
-        for _ in range(bench.pick(quick=20, full=200)):
+        for _ in range(bench.pick(quick=5, full=40)):
             for name, cycles in alone.items():
-                cycles.append(await _alone(client, name, 10))
+                cycles.append(await _alone(client, name, LONG_TURN))
         for _ in range(bench.pick(quick=1, full=5)):
             for name, rates in together.items():
                 rates.append(await _together(client, name, bench.pick(quick=0.5, full=1.0)))
