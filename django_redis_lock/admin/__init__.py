@@ -239,6 +239,9 @@ class HeldLockAdmin(ModelAdmin):
             data.update(row(holding, self._url_of), held_now=True, group=holding.group)
         elif ref.kind == FLIGHT:
             data["free"] = _("It is not being computed.")
+        elif closely.other:
+            said = _("Not a lock: its key has other data (%(type)s), so no caller can acquire it.")
+            data["free"] = said % {"type": closely.other}
         else:
             data["free"] = _("This lock is free.")
         waiting, events = waiter_rows(closely.waiters), event_rows(closely.events)

@@ -197,8 +197,8 @@ TRIED = (
     *("PERSIST @1", "PEXPIRE @1 5000", "RPUSH @2 trial", "LINDEX @2 0", "LLEN @2"),
     *("ZADD @3 1 trial", "ZCOUNT @3 -inf +inf", "ZREM @3 trial", "HSET @4 trial 1"),
     *("HGET @4 trial", "HGETALL @4", "HLEN @4", "XADD @5 * trial 1", "ZCARD @3", "ZRANGE @3 0 0"),
-    *("ZRANGEBYSCORE @3 -inf +inf", "ZREVRANGEBYSCORE @3 +inf -inf", "TIME", "DEL @1"),
-    *("ZSCORE @3 trial", "DEL @2 @3 @4 @5"),
+    *("ZRANGEBYSCORE @3 -inf +inf", "ZREVRANGEBYSCORE @3 +inf -inf", "TIME", "TYPE @1"),
+    *("DEL @1", "ZSCORE @3 trial", "DEL @2 @3 @4 @5"),
 )
 #: The same for the index of held locks, for the figures, and for the channel of a process.
 TRIED_IN_INDEX = ("ZADD @1 1 doctor", "ZREM @1 doctor")

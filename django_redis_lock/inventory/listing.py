@@ -189,12 +189,14 @@ class Inspection:
         holders: those of all places, ``lock`` among them.
         waiters: in the order of arrival, by the waiters' clocks; at most MAX_WAITERS.
         events: the last events, latest first.
+        other: Redis's type of what is at the key, such as "hash", if it can be no lock; else empty.
     """
 
     lock: LockInfo | None
     waiters: tuple[WaiterInfo, ...]
     events: tuple[Event, ...]
     holders: tuple[LockInfo, ...] = ()
+    other: str = ""
 
 
 def list_held(
@@ -239,13 +241,17 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
         return Inspection(held, (), (), holders)
     keys = keys_at(key)
     asking = Call(WAITING, (*keys.own, events_key(keys.name)), (MAX_WAITERS,))
-    now_us, ids, stored, *vanished = run(client, asking, patience=REPLY_TIMEOUT_SECONDS).value
+    now_us, ids, stored, at_key, *vanished = run(
+        client, asking, patience=REPLY_TIMEOUT_SECONDS
+    ).value
+    other = as_bytes(at_key).decode()
     waiters = [_waiter(as_bytes(id), int(now_us) / 1e6) for id in ids]
     return Inspection(
         held,
         tuple(sorted(waiters, key=lambda waiter: waiter.since or 0.0)),
         read_events(as_bytes(stored), *vanished),
         holders,
+        "" if other in ("none", "string") else other,
     )
 
 

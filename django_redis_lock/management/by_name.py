@@ -77,7 +77,7 @@ def find(options: dict[str, Any]) -> Found:
         raise failure  # It may be held there.
     if not looked:
         raise CommandError(f"no computation of {name} is in progress", returncode=USAGE)
-    return looked[0]
+    return next((found for found in looked if found.inspection.other), looked[0])
 
 
 def _the_one(name: str, held: list[Found]) -> Found:
@@ -165,9 +165,15 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
 
 
 def _free(found: Found) -> str:
+    if other := found.inspection.other:
+        return f"not a lock: the key has other data ({other}), so no caller can acquire it"
     if found.inspection.events or found.inspection.waiters:
         return "free"
     return "free; there are no recent events of this name: check the spelling"
+
+
+def _unknown(id: str) -> str:
+    return f"not known ({id}): held for less than half a second, or taken by another program"
 
 
 def _facts(found: Found) -> list[tuple[str, str]]:
@@ -180,7 +186,7 @@ def _facts(found: Found) -> list[tuple[str, str]]:
     else:
         facts = [("state", "being computed" if lock.kind != LOCK else "held")]
         who = f"{owner.host}, process {owner.pid}, thread {owner.thread}"
-        facts.append(("by", one_line(who) if owner.host else f"not known yet ({owner.id})"))
+        facts.append(("by", one_line(who) if owner.host else _unknown(owner.id)))
         if owner.label:
             facts.append(("for", one_line(owner.label)))
         if owner.doing:
@@ -222,6 +228,7 @@ def _document(name: str, found: Found) -> dict[str, Any]:
     return {
         "name": name,
         "held": held is not None,
+        "other_data": found.inspection.other or None,
         "cache": found.alias,
         "key": found.key.decode(errors="backslashreplace"),
         "lock": None if held is None else as_json(held),

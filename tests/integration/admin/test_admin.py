@@ -398,6 +398,16 @@ def test_the_page_of_a_free_lock(admin_client: Client) -> None:
     assert state["held_now"] is False
 
 
+def test_a_key_with_other_data_is_not_said_to_be_free(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    client.hset(":1:lock:report", "a", "1")
+    page = f"{PAGE}{Ref('default', b':1:lock:report', LOCK)}/change/"
+    text = text_of(admin_client.get(page))
+    assert "Not a lock: its key has other data (hash), so no caller can acquire it." in text
+    assert "This lock is free." not in text
+
+
 def test_names_on_a_locks_own_page_cannot_inject_anything(
     admin_client: Client, client: redis.Redis
 ) -> None:

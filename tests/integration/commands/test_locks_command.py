@@ -448,7 +448,15 @@ def test_a_lock_of_plain_redis_py_is_found_too(run: Run, client: redis.Redis) ->
     with client.lock(":1:lock:nightly", timeout=60):
         code, out, _ = run("show", "nightly", "--exit-code")
     assert code == 1
-    assert "not known yet" in out
+    assert "less than half a second, or taken by another program" in out
+
+
+def test_a_key_with_other_data_is_not_said_to_be_free(run: Run, client: redis.Redis) -> None:
+    client.hset(":1:lock:nightly", "a", "1")
+    words = "not a lock: the key has other data (hash), so no caller can acquire it"
+    assert words in run("show", "nightly")[1]
+    assert json.loads(run("show", "nightly", "--json")[1])["other_data"] == "hash"
+    assert run("release", "nightly", "--yes") == (0, f"nightly is {words}.\n", "")
 
 
 # -- release -----------------------------------------------------------------------------------
