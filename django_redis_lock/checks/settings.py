@@ -136,6 +136,11 @@ def check_backends() -> Iterator[CheckMessage]:
         )
         yield found("W003", "None of the CACHES supports locks.", hint)
     for alias in aliases:
+        config = settings.CACHES[alias]
+        if not (config.get("LOCATION") or _imported(config["BACKEND"]).in_memory):
+            hint = 'Set it to the address of Redis, such as "redis://127.0.0.1:6379/1". Until then '
+            hint += "each use of the cache raises ImproperlyConfigured."
+            yield found("W014", f"The cache {alias!r} has no LOCATION.", hint)
         given_class = _options(alias).get("CLIENT_CLASS")
         try:
             kind = import_string(given_class) if isinstance(given_class, str) else DefaultClient

@@ -157,6 +157,17 @@ def test_a_client_that_can(cache: Any, client: str) -> None:
     assert messages() == []
 
 
+@pytest.mark.parametrize("location", [None, "", []])
+def test_a_cache_without_a_location(cache: Any, settings: Any, location: Any) -> None:
+    cache(LOCATION=location)
+    message = only()
+    assert message.id == "django_redis_lock.W014"
+    assert message.msg == "The cache 'default' has no LOCATION."
+    assert "redis://" in message.hint
+    settings.CACHES["default"]["BACKEND"] = "django_redis_lock.cache.LocMemCache"
+    assert messages() == []
+
+
 def test_a_client_that_does_not_exist_is_left_to_its_cache(cache: Any) -> None:
     cache({"CLIENT_CLASS": "django_redis.client.NoClient"})
     assert messages() == []
