@@ -87,7 +87,8 @@ class HeldLocks:
         truncations: databases whose list is incomplete.
         in_memory: caches whose locks exclude the threads of one process only; the lists have those
             of this process.
-        local: the local locks that are held on this host, name and holder.
+        local: the local locks that are held on this host, name and holder, if a cache has
+            failed or is in memory: ``run_locked`` takes such locks then.
     """
 
     found: list[HeldLock] = field(default_factory=list)
@@ -145,7 +146,8 @@ def held_locks(
                     result.truncations.append(cut)
     result.in_memory = [alias for alias in wanted if _is_in_memory(alias)]
     result.found.sort(key=lambda held: held.lock.held_for or 0.0, reverse=True)
-    result.local = _held_here(result.failures, search)
+    without_redis = [failure.alias for failure in result.failures] + result.in_memory
+    result.local = _held_here(without_redis, search)
     return result
 
 
@@ -247,11 +249,11 @@ def _is_in_memory(alias: str) -> bool:
     return False
 
 
-def _held_here(failures: Iterable[Failure], search: str) -> list[tuple[str, Owner]]:
+def _held_here(aliases: Iterable[str], search: str) -> list[tuple[str, Owner]]:
     folders: set[str | None] = set()
-    for failure in failures:
+    for alias in aliases:
         with suppress(ImproperlyConfigured):  # It is one of the failures.
-            folders.add(lock_cache(failure.alias).conf.LOCAL_LOCK_FOLDER)
+            folders.add(lock_cache(alias).conf.LOCAL_LOCK_FOLDER)
     try:
         held = [found for folder in folders for found in held_locally(folder)]
     except OSError as error:

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from ..cache import lock_cache, lock_caches
 from ..held_locks import HeldLock, held_locks, look_closely, release
 from ..inventory import LOCK, MAX_ENTRIES, Inspection, Outcome
+from ..protocol import Owner
 from . import (
     INCOMPLETE,
     NOT_OWNER,
@@ -40,13 +41,14 @@ EVENTS = {"reset": "released by force"}
 
 
 class Found(NamedTuple):
-    """``holding`` is None if the lock is free."""
+    """``holding`` is None if the lock is free, or held on this host by ``local``."""
 
     alias: str
     key: bytes
     kind: str
     holding: HeldLock | None
     inspection: Inspection
+    local: Owner | None = None
 
 
 def find(options: dict[str, Any]) -> Found:
@@ -55,10 +57,11 @@ def find(options: dict[str, Any]) -> Found:
     using, kinds = options["using"], KINDS[options["kind"]]
     aliases = list(lock_caches()) if using is None else [using]
     name = options["name"] = _name_in_cache(options["name"], aliases)
-    listed = held_locks(None if using is None else [using], kinds=kinds, search=name).found
+    result = held_locks(None if using is None else [using], kinds=kinds, search=name)
     # Also the key that the name has in each cache: no index has a lock taken by plain redis-py.
     # Of a lock with places, one of them.
-    first = {(h.alias, h.lock.lock_key, h.lock.kind): h.lock.key for h in listed if h.name == name}
+    listed = [held for held in result.found if held.name == name]
+    first = {(h.alias, h.lock.lock_key, h.lock.kind): h.lock.key for h in listed}
     places = {(alias, key, kind): None for (alias, _, kind), key in first.items()}
     if LOCK in kinds:
         places |= dict.fromkeys((alias, _key(alias, name), LOCK) for alias in aliases)
@@ -73,6 +76,8 @@ def find(options: dict[str, Any]) -> Found:
     held = {_acquisitions(found): found for found in looked if found.holding}
     if held:
         return _the_one(name, list(held.values()))
+    if LOCK in kinds and (local := dict(result.local).get(name)):
+        return Found(*next(iter(places)), None, Inspection(None, (), ()), local)
     if failure is not None:
         raise failure  # It may be held there.
     if not looked:
@@ -127,9 +132,9 @@ def show_lock(command: BaseCommand, options: dict[str, Any]) -> int:
     else:
         text = "\n".join(_lines(command, options["name"], found))
     command.stdout.write(text)
-    if not options["exit_code"] or found.holding is None:
+    if not options["exit_code"]:
         return 0
-    return verdict([found.holding])
+    return verdict([found.holding] if found.holding else [], here=found.local is not None)
 
 
 def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
@@ -165,6 +170,8 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
 
 
 def _free(found: Found) -> str:
+    if found.local is not None:
+        return f"held on this host, without Redis, by {found.local}; it ends with that process"
     if other := found.inspection.other:
         return f"not a lock: the key has other data ({other}), so no caller can acquire it"
     if found.inspection.events or found.inspection.waiters:
@@ -227,7 +234,8 @@ def _document(name: str, found: Found) -> dict[str, Any]:
     held, holders = found.holding, found.inspection.holders
     return {
         "name": name,
-        "held": held is not None,
+        "held": held is not None or found.local is not None,
+        "local": str(found.local) if found.local else None,
         "other_data": found.inspection.other or None,
         "cache": found.alias,
         "key": found.key.decode(errors="backslashreplace"),
@@ -253,7 +261,7 @@ def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
         others = found.inspection.holders
         free = f"Place {options['place']} of {name} is free." if others else ""
         command.stdout.write(free or f"{name} is {_free(found)}.")
-        return 0
+        return 0 if found.local is None else NOT_OWNER
     command.stdout.write(f"{one_line(name)} is held by {_who(held)}.")
     if not options["yes"] and not _agreed(command):
         command.stdout.write("Nothing was released.")

@@ -80,13 +80,14 @@ def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
             command.stderr.write(sentence)
     if result.failures:
         return UNAVAILABLE
-    return verdict(result.found) if options["exit_code"] else 0
+    return verdict(result.found, here=bool(result.local)) if options["exit_code"] else 0
 
 
-def verdict(locks: list[HeldLock]) -> int:
+def verdict(locks: list[HeldLock], *, here: bool) -> int:
+    """``here``: a lock is held on this host, without Redis."""
     if any(in_trouble(held.lock) for held in locks):
         return TROUBLE
-    return HELD if locks else 0
+    return HELD if locks or here else 0
 
 
 def failures(result: HeldLocks) -> list[str]:
@@ -168,7 +169,8 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
         held += sum(cut.total - cut.shown for cut in result.truncations if cut.kind == LOCK)
     parts = []
     if options["kind"] != "computation":
-        parts.append(counted(held, "lock is held", "locks are held") if held else _none(options))
+        none = _none(options) + (" except on this host" if result.local else "")
+        parts.append(counted(held, "lock is held", "locks are held") if held else none)
         if waiting:
             parts.append(counted(waiting, "process waits", "processes wait"))
     if options["kind"] != "lock":

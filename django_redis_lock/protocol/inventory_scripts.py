@@ -143,7 +143,7 @@ return found
 #:
 #: KEYS  lock keys (index left out), then events
 #: ARGV  how many waiters to return, at most
-#: returns {server time in microseconds, ids of live waiters, what NOTE keeps, the type at the lock's
+#: returns {server time in microseconds, ids of live waiters, what NOTE keeps, type at the lock's
 #:         key ('none' also without the right to ask), if the lock is free vanished()}
 #: atomic because the owner's description must not be that of a holder who is just releasing.
 WAITING = script("""

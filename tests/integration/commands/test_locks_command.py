@@ -355,6 +355,30 @@ def test_a_cache_that_is_away_does_not_hide_what_another_has(
     assert "the request to Redis failed" in err
 
 
+@pytest.mark.parametrize("backend", ["LocMemCache", "RedisCache"])
+def test_a_lock_of_this_host_is_not_free(
+    run: Run, settings: Any, tmp_path: Path, backend: str
+) -> None:
+    """In memory, or while Redis is down: what ``run_locked`` takes then."""
+    options = {"LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}
+    memory = {"BACKEND": "django_redis_lock.cache.LocMemCache", "OPTIONS": options}
+    location = "redis://127.0.0.1:1/0"
+    shown = {**memory, "BACKEND": f"django_redis_lock.cache.{backend}", "LOCATION": location}
+    settings.CACHES = {"default": shown, "memory": memory}
+    with caches["memory"].command_lock("nightly", replicas=0, label="report"):
+        holder = f"{hostname()}, process {os.getpid()}, thread MainThread (report)"
+        code, out, _ = run("show", "nightly", "--exit-code", "--using", "default")
+        assert code == 1
+        assert f"held on this host, without Redis, by {holder}; it ends with that process" in out
+        found = json.loads(run("show", "nightly", "--json")[1])
+        assert (found["held"], found["local"]) == (True, holder)
+        assert run("release", "nightly", "--yes")[0] == 1
+        code, out, err = run("--exit-code", "--using", "memory")
+        assert (code, out[:37]) == (1, "No lock is held except on this host. ")
+        assert err == f"nightly is held on this host: {holder}\n"
+    assert run("--exit-code", "--using", "memory")[0] == 0
+
+
 def test_a_project_whose_caches_cannot_lock(run: Run, settings: Any) -> None:
     settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     for words in ([], ["show", "x"], ["reset", "*"], ["stats"]):
