@@ -74,7 +74,7 @@ def test_nothing_serious_on_the_pages_of_processes_and_releases(
     page.get_by_text("Deadlock", exact=True).wait_for()
     check(page)
     page.goto(f"{PAGE}history/")
-    page.get_by_text("No lock has been released by force.").wait_for()
+    page.get_by_text("No lock has been released here.").wait_for()
     check(page)
     page.goto(PAGE)
     page.get_by_role("link", name="nightly-report").click()

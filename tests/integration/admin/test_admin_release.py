@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from functools import partial
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import redis
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.cache import caches
+from django.core.management import call_command
 from django.http import HttpResponse
 from django.test import Client
 
@@ -182,6 +184,20 @@ def test_it_is_released_and_kept_in_the_log(
     assert owner.id in caplog.text
     (event,) = (e for e in inspect(client, lock.keys.lock).events if e.what == "reset")
     assert (event.owner.id, event.note) == (owner.id, "admin (admin): it hangs")
+
+
+def test_a_release_by_a_command_is_on_the_locks_page(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    lock = named(hold("report"), client)
+    page = re.search(rf'href="({PAGE}[^"]+/change/)"', admin_client.get(PAGE).content.decode())
+    assert page is not None
+    call_command("locks", "release", "report", "--yes", stdout=StringIO())
+    assert not lock.locked()
+    assert not LogEntry.objects.exists()
+    history = text_of(admin_client.get(f"{PAGE}history/"))
+    assert "Only releases in the admin. For a day, the page of each lock also shows" in history
+    assert "(manage.py locks)" in text_of(admin_client.get(page[1]))
 
 
 def test_the_first_waiter_acquires_at_once_and_the_holder_calls_on_lost(
