@@ -167,7 +167,8 @@ def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
         "label": label,
         "doing": doing,
         "purpose": " · ".join(filter(None, (label, doing))),
-        "kind_label": _("computation") if lock.kind == FLIGHT else taken(lock),
+        "kind_label": _("computation") if lock.kind == FLIGHT else _place_label(lock),
+        "taken": taken(lock),
         "where": _("whole key") if holding.foreign else "",
         "place": "-" if lock.resting else place(lock.owner),
         "spot": "-" if lock.resting else short_place(lock.owner),
@@ -201,12 +202,20 @@ def taken(lock: LockInfo) -> str:
     return _("%(taken)d of %(limit)d") % {"taken": lock.taken, "limit": lock.limit}
 
 
+def _place_label(lock: LockInfo) -> str:
+    return f"{_numbered(lock)} · {taken(lock)}" if taken(lock) else ""
+
+
+def _numbered(lock: LockInfo) -> str:
+    return _("Place %(number)d") % {"number": lock.place}
+
+
 def holder_rows(locks: Sequence[LockInfo]) -> list[dict[str, Any]]:
     """The holders of all places of a lock with a limit, in the form of events."""
     return [
         {
             "id": f"{lock.place} {lock.owner.id}",
-            "at": _("Place %(number)d") % {"number": lock.place},
+            "at": _numbered(lock),
             "what": place(lock.owner),
             "text": "" if lock.held_for is None else duration(lock.held_for),
             "label": shown(lock.owner.label),

@@ -359,13 +359,17 @@ def test_only_posts_to_what_only_shows(admin_client: Client) -> None:
 def test_one_holder_of_several_is_released(admin_client: Client, client: redis.Redis) -> None:
     locks = [named(hold("api", limit=5, label=label, timeout=60), client) for label in "abc"]
     rows = admin_client.get(f"{PAGE}state/").json()["rows"]
-    assert [(row["name"], row["kind_label"]) for row in rows] == [("api", "3 of 5")] * 3
+    labels = {f"{row['name']} {row['label']} {row['kind_label']}" for row in rows}
+    assert labels == {f"api {of} Place {n} · 3 of 5" for n, of in enumerate("abc", 1)}
     row = next(row for row in rows if row["label"] == "b")
     page = admin_client.get(row["url"])
     assert page.context["title"] == "api"
     assert "All holders: 3 of 5 Place 1 " in text_of(page)
-    labels = [each["label"] for each in page.context["data"]["holders"]]
-    assert labels == ["a", "b", "c"]
+    assert "Holder Place 2 · 3 of 5 " in text_of(page)
+    asked = text_of(admin_client.post(RELEASE, {"selected": row["choice"]}))
+    assert "Holder Place 2 · 3 of 5 " in asked
+    labels_of_all = [each["label"] for each in page.context["data"]["holders"]]
+    assert labels_of_all == ["a", "b", "c"]
     assert "is released" in said(admin_client, confirm(admin_client, row["choice"]))
     assert [lock.owned() for lock in locks] == [True, False, True]
     assert "This lock is free." in text_of(admin_client.get(row["url"]))
