@@ -256,7 +256,7 @@ def _fields(of: object, names: str) -> dict[str, Any]:
 def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
     found = find(options)
     name = options["name"]
-    held = _chosen(found, options["place"])
+    held = _chosen(found, name, options["place"])
     if held is None:
         others = found.inspection.holders
         free = f"Place {options['place']} of {name} is free." if others else ""
@@ -271,12 +271,12 @@ def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
     return NOT_OWNER if outcome is Outcome.NOT_OWNER else 0
 
 
-def _chosen(found: Found, place: int | None) -> HeldLock | None:
+def _chosen(found: Found, name: str, place: int | None) -> HeldLock | None:
     holders = found.inspection.holders
     if place is None and len(holders) > 1:
         places = ", ".join(str(number) for number in sorted(lock.place for lock in holders))
         raise CommandError(
-            f"it has {len(holders)} holders, in the places {places}; say which with --place",
+            f"{name} has {len(holders)} holders, in the places {places}; say which with --place",
             returncode=USAGE,
         )
     if place is None:
@@ -286,7 +286,7 @@ def _chosen(found: Found, place: int | None) -> HeldLock | None:
 
 
 def _said(held: HeldLock, outcome: Outcome) -> str:
-    name = one_line(held.name)
+    name = one_line(held.name) + (f", place {held.lock.place}," if taken(held.lock) else "")
     if outcome is Outcome.FREE:
         return f"{name} was free already."
     if outcome is Outcome.NOT_OWNER:

@@ -271,7 +271,7 @@ def _figures(command: BaseCommand, figures: Sequence[Summary], period: str) -> l
     out = []
     if locks:
         out += table(
-            _lock_columns(locks, width),
+            _that_fit(_lock_columns(locks, width), locks, width),
             locks,
             width,
             head=style.MIGRATE_HEADING,
@@ -280,7 +280,7 @@ def _figures(command: BaseCommand, figures: Sequence[Summary], period: str) -> l
     if computed:
         out += [""] * bool(out)
         out += table(
-            _computation_columns(computed),
+            _that_fit(_computation_columns(computed), computed, width),
             computed,
             width,
             head=style.MIGRATE_HEADING,
@@ -289,6 +289,13 @@ def _figures(command: BaseCommand, figures: Sequence[Summary], period: str) -> l
     if not out:
         return [f"Nothing happened in the last {period}."]
     return [*out, "", f"In the last {period}, in all processes."]
+
+
+def _that_fit(columns: list[Column], shown: Sequence[Summary], width: int | None) -> list[Column]:
+    """Without those that have no figures, if there is no room for all."""
+    if fits(columns, shown, width):
+        return columns
+    return [column for column in columns if any(column.text(of) != "-" for of in shown)]
 
 
 def _lock_columns(shown: Sequence[Summary], width: int | None) -> list[Column]:

@@ -638,6 +638,20 @@ def test_figures_of_locks_that_were_taken_without_redis(run: Run) -> None:
     assert {of["group"]: of["fallbacks"] for of in figures} == {"export": 1, "import": 0}
 
 
+def test_on_a_narrow_terminal_columns_without_figures_make_room(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with held(client, "nightly-report"):
+        metrics.flush()
+    for columns in ("200", "60"):
+        monkeypatch.setenv("COLUMNS", columns)
+        screen = Screen()
+        call_command("locks", "stats", stdout=screen, no_color=True)
+        title, row, *_ = screen.getvalue().splitlines()
+        assert row.startswith("nightly-report ")
+        assert (columns == "200") == ("REJECTED  TIMEOUT  LOST" in title)
+
+
 def test_figures_of_a_cache_that_cannot_be_asked(run: Run, settings: Any) -> None:
     away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {**settings.CACHES, "away": away}
@@ -711,12 +725,13 @@ def test_a_lock_with_places(run: Run, client: redis.Redis) -> None:
         assert [each["place"] for each in shown["holders"]] == [1, 2, 3]
         code, _, err = run("release", "api", "--yes")
         assert code != 0
-        assert "it has 3 holders, in the places 1, 2, 3; say which with --place" in err
+        assert "api has 3 holders, in the places 1, 2, 3; say which with --place" in err
         out = run("release", "api", "--place", "4", "--yes")[1]
         assert out == "Place 4 of api is free.\n"
         out = run("release", "apy", "--yes")[1]
         assert out == "apy is free; there are no recent events of this name: check the spelling.\n"
-        assert run("release", "api", "--place", "2", "--yes")[0] == 0
+        code, out, _ = run("release", "api", "--place", "2", "--yes")
+        assert (code, out.splitlines()[-1]) == (0, "api, place 2, is released.")
         assert [second.owned(), third.owned()] == [False, True]
         third.release()
         assert run("release", "api", "--yes")[0] == 0
