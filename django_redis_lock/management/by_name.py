@@ -57,6 +57,8 @@ def find(options: dict[str, Any]) -> Found:
     using, kinds = options["using"], KINDS[options["kind"]]
     aliases = list(lock_caches()) if using is None else [using]
     name = options["name"] = _name_in_cache(options["name"], aliases)
+    if not name:
+        raise CommandError("a lock's name must not be empty", returncode=USAGE)
     result = held_locks(None if using is None else [using], kinds=kinds, search=name)
     # Also the key that the name has in each cache: no index has a lock taken by plain redis-py.
     # Of a lock with places, one of them.

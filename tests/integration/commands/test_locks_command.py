@@ -671,6 +671,7 @@ def test_figures_of_a_cache_that_cannot_be_asked(run: Run, settings: Any) -> Non
         (["list", "x"], "unrecognized arguments: x"),
         (["show"], "arguments are required: NAME"),
         (["reset"], "arguments are required: PATTERN"),
+        (["release", "", "--yes"], "a lock's name must not be empty"),
         (["list", "--yes"], "unrecognized arguments: --yes"),
         (["release", "x", "--older-than", "3"], "unrecognized arguments: --older-than 3"),
         (["--using", "plain"], "the cache 'plain' cannot lock"),
