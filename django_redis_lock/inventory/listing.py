@@ -189,7 +189,8 @@ class Inspection:
         holders: those of all places, ``lock`` among them.
         waiters: in the order of arrival, by the waiters' clocks; at most MAX_WAITERS.
         events: the last events, latest first.
-        other: Redis's type of what is at the key, such as "hash", if it can be no lock; else empty.
+        other: Redis's type of other data at the lock's key, such as "hash" ("?": not known); else
+            empty.
     """
 
     lock: LockInfo | None
@@ -241,17 +242,15 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
         return Inspection(held, (), (), holders)
     keys = keys_at(key)
     asking = Call(WAITING, (*keys.own, events_key(keys.name)), (MAX_WAITERS,))
-    now_us, ids, stored, at_key, *vanished = run(
-        client, asking, patience=REPLY_TIMEOUT_SECONDS
-    ).value
-    other = as_bytes(at_key).decode()
+    reply = run(client, asking, patience=REPLY_TIMEOUT_SECONDS).value
+    now_us, ids, stored, other, *vanished = reply
     waiters = [_waiter(as_bytes(id), int(now_us) / 1e6) for id in ids]
     return Inspection(
         held,
         tuple(sorted(waiters, key=lambda waiter: waiter.since or 0.0)),
         read_events(as_bytes(stored), *vanished),
         holders,
-        "" if other in ("none", "string") else other,
+        as_bytes(other).decode(),
     )
 
 

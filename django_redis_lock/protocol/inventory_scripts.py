@@ -143,8 +143,9 @@ return found
 #:
 #: KEYS  lock keys (index left out), then events
 #: ARGV  how many waiters to return, at most
-#: returns {server time in microseconds, ids of live waiters, what NOTE keeps, type at the lock's
-#:         key ('none' also without the right to ask), if the lock is free vanished()}
+#: returns {server time in microseconds, ids of live waiters, what NOTE keeps, the type of other
+#:         data at the lock's key ('' if there is none, '?' without the right to ask), if the lock
+#:         is free vanished()}
 #: atomic because the owner's description must not be that of a holder who is just releasing.
 WAITING = script("""
 local at = math.floor(now() / 1000)
@@ -154,7 +155,7 @@ return {
   now(),
   read('waiters', 'ZRANGEBYSCORE', KEYS[3], at, '+inf', 'LIMIT', 0, ARGV[1]) or {},
   read('events', 'GET', KEYS[5]) or '',
-  redis.pcall('TYPE', KEYS[1]).ok or 'none',
+  type(redis.pcall('GET', KEYS[1])) == 'table' and (redis.pcall('TYPE', KEYS[1]).ok or '?') or '',
   readable and redis.call('EXISTS', KEYS[1]) == 0 and vanished() or nil,
 }
 """)
