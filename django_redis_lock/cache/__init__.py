@@ -36,6 +36,7 @@ from ..transport import (
 )
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
+from .lock_factory import URL_HINT as URL_HINT
 from .lock_factory import AlreadyAcquired as AlreadyAcquired
 from .lock_factory import BackendCannotLock as BackendCannotLock
 from .lock_factory import NotAcquired as NotAcquired

@@ -52,6 +52,12 @@ class BackendCannotLock(ImproperlyConfigured):
         )
 
 
+URL_HINT = (
+    "it begins with redis://, rediss:// or unix://, and special characters in a password are "
+    "percent-encoded"
+)
+
+
 class LockCache(BaseCache):
     """The part of ``RedisCache`` and ``LocMemCache`` that makes locks."""
 
@@ -76,8 +82,8 @@ class LockCache(BaseCache):
             )
         try:
             return self.client.get_client(write=True)
-        except ValueError as error:  # redis-py's about the LOCATION.
-            raise ImproperlyConfigured(f"the LOCATION of the cache is wrong: {error}") from error
+        except ValueError:  # redis-py's, perhaps with a part of the password.
+            raise ImproperlyConfigured(f"the LOCATION of the cache is no URL: {URL_HINT}") from None
 
     @cached_property
     def _has_primary(self) -> bool:

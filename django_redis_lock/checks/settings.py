@@ -21,7 +21,7 @@ from redis.connection import parse_url
 from redis.exceptions import RedisError
 
 from .. import exporters
-from ..cache import BACKEND, LOCAL_BACKEND, lock_cache, lock_caches
+from ..cache import BACKEND, LOCAL_BACKEND, URL_HINT, lock_cache, lock_caches
 from ..conf import FOR_THE_PROCESS, Conf, given
 from ..doctor import examine
 from ..middleware import CachedPageMiddleware
@@ -30,6 +30,8 @@ TAG = "redis_lock"
 
 #: The settings in which projects keep the URL of Celery's broker.
 BROKERS = ("CELERY_BROKER_URL", "BROKER_URL")
+#: django-redis's setting.
+FACTORY_SETTING = "DJANGO_REDIS_CONNECTION_FACTORY"
 SESSIONS_IN_CACHE = "django.contrib.sessions.backends.cache"
 
 Database = tuple[Any, ...]
@@ -137,10 +139,13 @@ def check_backends() -> Iterator[CheckMessage]:
         yield found("W003", "None of the CACHES supports locks.", hint)
     for alias in aliases:
         config = settings.CACHES[alias]
-        if not (config.get("LOCATION") or _imported(config["BACKEND"]).in_memory):
+        location, in_memory = config.get("LOCATION"), _imported(config["BACKEND"]).in_memory
+        if not (location or in_memory):
             hint = 'Set it to the address of Redis, such as "redis://127.0.0.1:6379/1". Until then '
             hint += "each use of the cache raises ImproperlyConfigured."
             yield found("W014", f"The cache {alias!r} has no LOCATION.", hint)
+        elif not (in_memory or _is_url(alias)):
+            yield found("E011", f"The LOCATION of the cache {alias!r} is no URL.", URL_HINT)
         given_class = _options(alias).get("CLIENT_CLASS")
         try:
             kind = import_string(given_class) if isinstance(given_class, str) else DefaultClient
@@ -163,6 +168,19 @@ def check_backends() -> Iterator[CheckMessage]:
                 "so get_or_set() raises ImproperlyConfigured.",
                 "Remove CLIENT_CLASS: get_or_set(stale=...) does what HerdClient is for.",
             )
+
+
+def _is_url(alias: str) -> bool:
+    """Whether django-redis can make a client for the LOCATION; another factory may want another."""
+    location = settings.CACHES[alias]["LOCATION"]
+    if "CONNECTION_FACTORY" in _options(alias) or hasattr(settings, FACTORY_SETTING):
+        return True
+    try:
+        for url in location.split(",") if isinstance(location, str) else location:
+            parse_url(url)  # type: ignore[no-untyped-call]  # redis-py
+    except ValueError:
+        return False
+    return True
 
 
 @check()

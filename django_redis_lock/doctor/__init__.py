@@ -200,6 +200,10 @@ TRIED = (
     *("ZRANGEBYSCORE @3 -inf +inf", "ZREVRANGEBYSCORE @3 +inf -inf", "TIME", "TYPE @1"),
     *("DEL @1", "ZSCORE @3 trial", "DEL @2 @3 @4 @5"),
 )
+#: Those that locks do not need, only ``get_or_set`` and the lists of held locks.
+NOT_FOR_LOCKS = {
+    *("strlen", "getrange", "xadd", "hlen", "zcard", "zrange", "zrevrangebyscore", "type"),
+}
 #: The same for the index of held locks, for the figures, and for the channel of a process.
 TRIED_IN_INDEX = ("ZADD @1 1 doctor", "ZREM @1 doctor")
 TRIED_IN_FIGURES = (
@@ -251,7 +255,10 @@ def access(target: Target) -> Iterator[Finding]:
     index = "" if target.is_cluster else _error_at(target, INDEX, TRIED_IN_INDEX)
     counts = target.conf.METRICS
     figures = _error_at(target, FIGURES["day"], TRIED_IN_FIGURES) if counts else ""
-    if rejected:
+    if rejected and rejected.keys() <= NOT_FOR_LOCKS:
+        text = f"locks work, but get_or_set and the list need {', '.join(rejected)} ({reason})"
+        yield replace(_rejected(target, text, rejected), level=Level.WARNING, number="W107")
+    elif rejected:
         yield _rejected(target, f"not allowed: {', '.join(rejected)} ({reason})", rejected)
     elif index:
         yield _rejected(target, f"the list of held locks cannot be written: {index}")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.checks import ERROR, registry, run_checks
+from django.core.exceptions import ImproperlyConfigured
 
 from django_redis_lock import checks, locked
+from django_redis_lock.cache import RedisCache
 from django_redis_lock.contention import redirect_to, skip
 
 PACKAGE = Path(checks.__file__).parents[1]
@@ -165,6 +168,41 @@ def test_a_cache_without_a_location(cache: Any, settings: Any, location: Any) ->
     assert message.msg == "The cache 'default' has no LOCATION."
     assert "redis://" in message.hint
     settings.CACHES["default"]["BACKEND"] = "django_redis_lock.cache.LocMemCache"
+    assert messages() == []
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "127.0.0.1:6379",
+        "redis:/127.0.0.1:6379/1",
+        "redis://:p@ss:SECRET/word#1@127.0.0.1:6379/1",
+        ["redis://127.0.0.1:6379/1", "replica:6379"],
+    ],
+)
+def test_a_location_that_is_no_url(cache: Any, settings: Any, location: Any) -> None:
+    cache(LOCATION=location)
+    message = only()
+    assert message.id == "django_redis_lock.E011"
+    assert message.msg == "The LOCATION of the cache 'default' is no URL."
+    assert "percent-encoded" in message.hint
+    settings.DJANGO_REDIS_CONNECTION_FACTORY = "ours.Factory"
+    assert messages() == []
+
+
+def test_an_error_about_the_location_has_no_password() -> None:
+    lock = RedisCache("redis://:p@ss:SECRET/word#1@127.0.0.1:6379/1", {}).lock
+    with pytest.raises(ImproperlyConfigured, match="LOCATION of the cache is no URL") as caught:
+        lock("import")
+    assert "SECRET" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["redis://:a;b@127.0.0.1/1", "unix:///run/redis.sock?db=2", ["rediss://a/0", "redis://b/0"]],
+)
+def test_locations_that_are_urls(cache: Any, location: Any) -> None:
+    cache(LOCATION=location)
     assert messages() == []
 
 

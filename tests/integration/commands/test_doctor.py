@@ -383,6 +383,12 @@ def test_changes_that_are_not_reported(
     [
         (["-zadd"], "error", "E104", "not allowed: zadd"),
         (["-xadd", "-hset"], "error", "E104", "not allowed: hset, xadd"),
+        (
+            ["-xadd", "-zrange"],
+            "warning",
+            "W107",
+            "locks work, but get_or_set and the list need xadd",
+        ),
         (["-hincrby"], "note", None, "figures cannot be written: hincrby is not allowed"),
         (["-publish"], "note", None, "at its next renewal, not at once: publish is not allowed"),
         (["-subscribe"], "note", None, "at its next renewal, not at once: SUBSCRIBE is not"),
