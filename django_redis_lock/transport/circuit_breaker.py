@@ -111,7 +111,7 @@ class Breaker:
         if opened:
             logger.warning("Calls to Redis at %s fail at once until it answers", self.server)
         if began:
-            logger.warning("Redis at %s does not answer: %s", self.server, error)
+            logger.warning("Redis at %s is unavailable: %s", self.server, error)
             events.emit(ServerDown(self.server, error))
 
     def _counted(self, error: BaseException, cost: float, timeout: float) -> bool:
