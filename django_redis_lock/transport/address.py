@@ -219,6 +219,7 @@ def without_credentials(settings: Mapping[str, Any]) -> str:
     """An address without credentials."""
     if database := settings.get("database"):
         return str(database)
-    path = settings.get("path")
-    where = path or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
+    host = settings.get("host", "localhost")
+    host = f"[{host}]" if ":" in host else host  # Of IPv6.
+    where = settings.get("path") or f"{host}:{settings.get('port', 6379)}"
     return f"{where}/{settings.get('db') or 0}"

@@ -34,6 +34,18 @@ def fake_server() -> Server:
     return Server(redis.ConnectionPool(connection_class=FakeConnection))
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:secret@db.internal:6380/3", "db.internal:6380/3"),
+        ("redis://:secret@[::1]:6380/3", "[::1]:6380/3"),
+        ("unix://user:secret@/run/redis.sock", "/run/redis.sock/0"),
+    ],
+)
+def test_an_address_is_shown_without_credentials(url: str, shown: str) -> None:
+    assert str(server_of(redis.Redis.from_url(url))) == shown
+
+
 def test_a_connection_is_used_again() -> None:
     server = fake_server()
     first = server.checkout()
