@@ -116,6 +116,8 @@ def _cached_function(function: Any, key: Any, using: str, options: dict[str, Any
             f"cached() cannot store the generators of {function!r}: they can be read only once"
         )
     dotted = f"{function.__module__}.{function.__qualname__}"
+    if key is None and dotted.endswith("<lambda>"):
+        raise TypeError(f"{function!r} has no dotted name that could be its key: give a key")
     if key is None and inspect.signature(function).parameters:
         raise ValueError(f"{dotted} has arguments: give a key that names them, as in {{pk}}")
     name = namer(key, function, dotted)

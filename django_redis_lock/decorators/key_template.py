@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import inspect
 import re
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ Names = str | tuple[str, ...]
 _ESCAPES = frozenset("%0123456789ABCDEF")
 _formatter = string.Formatter()
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
+#: Without a ``__str__``, but their text is complete and the same in each process.
+_PLAIN = (str, bytes, int, float, complex, range, type, type(None))
 
 
 class Field(NamedTuple):
@@ -38,9 +41,7 @@ class Field(NamedTuple):
             value, _ = _formatter.get_field(self.name, (), values)
         if not (self.conversion or self.spec) and type(value) in (str, int):
             return str(value)
-        if isinstance(value, (set, frozenset)):
-            raise ValueError(f"{{{self.name}}} is a set, whose order differs between processes")
-        value = _formatter.convert_field(value, self.conversion)
+        value = _formatter.convert_field(self._reliable(value), self.conversion)
         text = str(_formatter.format_field(value, _formatter.vformat(self.spec, (), values)))
         if _ADDRESS.search(text):
             raise ValueError(
@@ -48,6 +49,30 @@ class Field(NamedTuple):
                 "attributes, such as its pk"
             )
         return text
+
+    def _reliable(self, value: Any) -> Any:
+        """``value``, with the items of a dict in one order. Raises ValueError if its text may
+        differ between processes, as that of a set, or be cut short, as a queryset's."""
+        kind = value.__class__  # Of a lazy object, what it stands for.
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, dict):
+            items = [(self._reliable(key), self._reliable(item)) for key, item in value.items()]
+            return dict(sorted(items, key=repr)) if kind is dict else value
+        if isinstance(value, (list, tuple)):
+            parts = [self._reliable(part) for part in value]
+            return kind(parts) if kind in (list, tuple) else value
+        no_str = kind.__str__ is object.__str__
+        if no_str and dataclasses.is_dataclass(kind):
+            shown = [field.name for field in dataclasses.fields(kind) if field.repr]
+            for name in shown:
+                self._reliable(getattr(value, name))
+        elif no_str or (issubclass(kind, Sized) and issubclass(kind, Iterable)):
+            raise ValueError(
+                f"{{{self.name}}} is or contains a {kind.__name__}, whose text may differ between "
+                "processes or be cut short: use one of its attributes, such as its pk, or a list"
+            )
+        return value
 
 
 class Template:
@@ -143,7 +168,10 @@ def namer(
             raise ValueError(f"{key!r}: {dotted} has no argument {argument!r} (it has: {has})")
 
     def name_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{dotted}(): {error}") from None
         bound.apply_defaults()
         values = {**known, **bound.arguments}
         for name, parameter in signature.parameters.items():
@@ -198,12 +226,12 @@ def names_from(returned: Any, dotted: str) -> Names:
     """What a callable has returned, as a name or several."""
     if isinstance(returned, (list, tuple)):
         return tuple(_usable(name, dotted) for name in returned)
-    return _usable(returned, dotted)
+    return _usable(returned, dotted, "a non-empty str, or a list of them")
 
 
-def _usable(name: Any, dotted: str) -> str:
+def _usable(name: Any, dotted: str, wanted: str = "a non-empty str") -> str:
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"the key of {dotted} must give a non-empty str, not {name!r}")
+        raise ValueError(f"the key of {dotted} must give {wanted}, not {name!r}")
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -307,9 +307,10 @@ def _dotted(options: Options, target: Any) -> str:
         kind = type(method.__self__)
         return f"{kind.__module__}.{kind.__qualname__}.{method.__name__}"
     named = target if hasattr(target, "__qualname__") else type(target)
-    if named is not target and options.key is None:
+    dotted = f"{named.__module__}.{named.__qualname__}"
+    if options.key is None and (named is not target or dotted.endswith("<lambda>")):
         raise TypeError(f"{target!r} has no dotted name that could name its lock: give a key")
-    return f"{named.__module__}.{named.__qualname__}"
+    return dotted
 
 
 # -- tasks ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from django.core.management.base import BaseCommand
 
-from django_redis_lock import locked
+from django_redis_lock import cached, locked
 from django_redis_lock.decorators import section
 from django_redis_lock.events import Subject
 from django_redis_lock.exceptions import LockNotAcquired
@@ -214,13 +214,16 @@ def test_two_keys_are_refused() -> None:
         locked("a", key="b")
 
 
-@pytest.mark.parametrize("given", ["", " ", None, 7, b"x"])
+@pytest.mark.parametrize("given", ["", " ", None, 7, b"x", {"a"}, iter("a")])
 def test_a_callable_that_gives_no_name_is_refused_at_the_call(given: Any, names: list[str]) -> None:
     @locked(key=lambda: given)
     def work() -> None: ...
 
-    with pytest.raises(ValueError, match=r"the key of .*work must give a non-empty str"):
+    words = "the key of .*{} must give a non-empty str, or a list of them, not "
+    with pytest.raises(ValueError, match=words.format("work")):
         work()
+    with pytest.raises(ValueError, match=words.format("a with block")), locked(key=lambda: given):
+        pass
     assert not names
 
 
@@ -246,7 +249,7 @@ def test_a_call_the_function_does_not_take_is_refused_as_usual() -> None:
     @locked("{pk}")
     def work(pk: int) -> None: ...
 
-    with pytest.raises(TypeError, match="pk"):
+    with pytest.raises(TypeError, match=r"<locals>\.work\(\): missing .* argument: 'pk'"):
         work()
 
 
@@ -374,3 +377,11 @@ def test_a_partial_needs_a_name() -> None:
     assert name(locked("work-{pk}-{size}")(partial), 7) == "work-7-3"
     with pytest.raises(TypeError, match="has no dotted name"):
         locked(partial)
+
+
+def test_a_lambda_needs_a_name() -> None:
+    """All lambdas of a module have the same dotted name."""
+    assert name(locked("work-{pk}")(lambda pk: pk), 7) == "work-7"
+    for decorate in (locked, locked(label="x"), cached):
+        with pytest.raises(TypeError, match=r"<lambda>.* has no dotted name .*: give a key"):
+            decorate(lambda: 1)

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import itertools
-from typing import Any
+import types
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from datetime import date, timedelta
+from decimal import Decimal
+from ipaddress import ip_network
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
+from django.contrib.sessions.models import Session
+from django.http import QueryDict
+from django.utils.functional import SimpleLazyObject
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,19 +93,99 @@ class Thing:
     pk = 7
 
 
+class Named(Thing):
+    def __str__(self) -> str:
+        return "named"
+
+
+@dataclasses.dataclass
+class Point:
+    tags: Any
+    cached: Any = dataclasses.field(default=0, repr=False)
+
+
+@dataclasses.dataclass
+class NamedPoint(Point):
+    def __str__(self) -> str:
+        return "named"
+
+
+class Array(Named):
+    """As of numpy: from a thousand items on, its text has ``...`` in the middle."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(1000))
+
+
+class Row(NamedTuple):
+    tags: Any
+
+
+OTHERS = [
+    *({"a", "b"}, frozenset("ab"), {"a": 1}.keys(), {"a": 1}.values(), deque("ab"), iter("ab")),
+    *(Thing(), object(), print.__call__, print, lambda: 1, (n for n in "ab")),
+    *(
+        Array(),
+        Session.objects.all(),
+        types.SimpleNamespace(tags={"a", "b"}),
+        types.MappingProxyType({"a": {1}}),
+    ),
+]
+CONTAINERS: list[Callable[[Any], Any]] = [
+    *(lambda value: value, lambda value: [value], lambda value: (1, [value])),
+    *(lambda value: {"a": value}, lambda value: defaultdict(list, a=value)),
+    *(Point, Row, lambda value: SimpleLazyObject(lambda: value)),
+]
+
+
+@pytest.mark.parametrize("value", OTHERS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_a_text_that_differs_between_processes_or_is_cut_short_is_refused(
+    container: Callable[[Any], Any], value: Any
+) -> None:
+    words = rf"\{{a\}} .*{type(value).__name__}.* differ between processes"
+    for template in ("thing-{a}", "thing-{a!r}"):
+        with pytest.raises(ValueError, match=words):
+            name(template, a=container(value))
+
+
+def test_an_address_in_a_text_is_refused() -> None:
+    class Wrong:
+        def __str__(self) -> str:
+            return repr(self)
+
+    for value in (Wrong(), [Named()]):
+        with pytest.raises(ValueError, match="which differs between processes"):
+            name("thing-{a}", a=value)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
 @pytest.mark.parametrize(
-    "value", [Thing(), [Thing()], object(), print.__call__, lambda: 1, {"a": Thing()}]
+    ("value", "wanted"),
+    [
+        *((None, "None"), (True, "True"), (1.5, "1.5"), (b"x", "b'x'"), (range(3), "range(0, 3)")),
+        *((Decimal("1.50"), "1.50"), (date(2024, 5, 1), "2024-05-01"), (UUID(int=7), UUID(int=7))),
+        *((timedelta(1), "1 day, 0:00:00"), (ip_network("10.0.0.0/8"), "10.0.0.0/8")),
+        *((Color.RED, "Color.RED"), (PurePosixPath("a/b"), "a/b"), (Decimal, "<class 'decimal.D")),
+        *((Named(), "named"), (NamedPoint({1}), "named"), (SimpleLazyObject(Named), "named")),
+        *((["a", 1], "['a', 1]"), ((1, [2]), "(1, [2])"), (Row(7), "Row(tags=7)")),
+        *((Point([7], {1}), "Point(tags=[7])"), (Session(pk="7"), "7")),
+        (QueryDict("a=1&a=2"), "<QueryDict: {'a': ['1', '2']}>"),
+    ],
 )
-def test_a_text_that_differs_between_processes_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="which differs between processes"):
-        name("thing-{a}", a=value)
-    assert name("thing-{a.pk}", a=Thing()) == "thing-7"
+def test_plain_values_and_those_with_a_text(value: Any, wanted: Any) -> None:
+    assert name("thing-{a}", a=value).startswith(f"thing-{wanted}")
 
 
-@pytest.mark.parametrize("value", [{"a", "b"}, frozenset("ab")])
-def test_an_order_that_differs_between_processes_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="is a set, whose order differs"):
-        name("thing-{a}", a=value)
+def test_the_order_of_a_dict_makes_no_difference() -> None:
+    assert name("{a}", a={"y": 1, 2: {"d": 3, "c": 4}}) == "{'y': 1, 2: {'c': 4, 'd': 3}}"
+    assert name("{a}", a=[{2: {"c": 4, "d": 3}, "y": 1}]) == "[{'y': 1, 2: {'c': 4, 'd': 3}}]"
 
 
 def test_what_is_no_text_is_refused() -> None:
