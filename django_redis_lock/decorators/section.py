@@ -34,6 +34,12 @@ logger = logging.getLogger("django_redis_lock.locked")
 _CONF = Conf()
 #: Between two attempts to reach Redis: the first time, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
+_WAITS_FOR_ITSELF = (
+    "This call already holds the lock and would wait for itself; give reentrant=True to both uses "
+    "of locked()",
+    "This call would wait for itself: the task or thread that it works for already holds the lock, "
+    "and re-entry does not go from a task to a thread or back",
+)
 
 
 # -- the locks of the running call ---------------------------------------------------------------
@@ -225,12 +231,14 @@ class Section:
     def _refuse_to_wait_for_itself(self) -> None:
         if not self.options.blocking or is_inside(self.lock):
             return
-        if any(e.caller == caller() and _overlap(e.key, self._key) for e in _entered.get()):
-            raise LockError(
-                "This call already holds the lock and would wait for itself; give reentrant=True "
-                "to both uses of locked()",
-                self.name,
-            )
+        for lock, key, there in _entered.get():
+            here = caller()
+            # Of a thread and a task with one context, one waits for the other: sync_to_async.
+            across = bool(there[1]) is not bool(here[1])
+            if not (across or there == here) or not _overlap(key, self._key):
+                continue
+            if _is_held_here(lock) and not lock.lost:
+                raise LockError(_WAITS_FOR_ITSELF[across], self.name)
 
     def _acquire(self, on_wait: Callable[[Conflict], None] | None) -> Steps[bool]:
         wait = self.options.blocking_timeout

@@ -466,6 +466,67 @@ def test_one_inside_another_of_its_name_does_not_wait_for_itself(blocking: bool)
     assert not held()
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_thread_does_not_wait_for_a_lock_of_the_task_it_works_for_nor_the_reverse(
+    reentrant: bool,
+) -> None:
+    export_lock = locked("export", blocking=True, blocking_timeout=PATIENCE, reentrant=reentrant)
+
+    @export_lock
+    def call(inner: Callable[[], Any] = lambda: None) -> Any:
+        return inner()
+
+    @export_lock
+    async def acall(inner: Callable[[], Any] | None = None) -> Any:
+        return inner and await inner()
+
+    async def in_thread() -> Any:
+        return await asyncio.to_thread(call)
+
+    words = "would wait for itself: the task or thread that it works for already holds the lock"
+    calls = [
+        lambda: asyncio.run(acall(sync_to_async(call))),
+        lambda: asyncio.run(acall(in_thread)),
+        lambda: call(async_to_sync(acall)),
+        lambda: call(lambda: asyncio.run(acall())),
+    ]
+    for each in calls:
+        with pytest.raises(LockError, match=words) as caught:
+            each()
+        assert not isinstance(caught.value, LockNotAcquired)
+        assert not held()
+
+
+@pytest.mark.parametrize("end", ["left", "released", "lost"])
+def test_a_thread_of_a_task_that_holds_the_lock_no_more_waits_for_it(end: str) -> None:
+    @locked("export", blocking=True, blocking_timeout=PATIENCE)
+    def work() -> str:
+        return "done"
+
+    async def later(go: asyncio.Event) -> str:
+        await go.wait()
+        return await sync_to_async(work)()
+
+    async def main() -> None:
+        go = asyncio.Event()
+        async with locked("export") as lock:
+            task = asyncio.create_task(later(go))
+            if end == "lost":
+                await caches["default"].alock("export").reset()
+                while not lock.lost:
+                    await asyncio.sleep(0.01)
+            elif end == "released":
+                await lock.release()
+            if end != "left":
+                go.set()
+                assert await task == "done"
+        go.set()
+        assert await task == "done"
+
+    asyncio.run(main())
+    assert not held()
+
+
 def test_a_block_that_is_left_in_another_task_than_it_was_entered_in() -> None:
     """As the fixtures of some test runners."""
     export_lock = locked("export")
