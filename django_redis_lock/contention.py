@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ __all__ = [
 
 logger = logging.getLogger("django_redis_lock.locked")
 
+RETRY_ONLY_CELERY = "retry_task works only in a Celery task"
 TEMPLATE = "django_redis_lock/conflict.html"
 
 
@@ -270,13 +272,13 @@ def redirect_to(to: Any, *arguments: Any, message: str = "", **keywords: Any) ->
 
 
 def retry_task(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
-    """Let Celery retry the task when the lock may be free, for tasks with ``bind=True``. Each retry
-    counts towards ``max_retries``."""
+    """Let Celery retry the task when the lock may be free. Each retry counts towards
+    ``max_retries``."""
     task: Any = args[0] if args else None
+    if not hasattr(task, "retry"):  # Without bind=True, or in a function that the task calls.
+        task = getattr(sys.modules.get("celery"), "current_task", None)
     if not hasattr(task, "retry"):
-        raise TypeError(
-            "retry_task works only for Celery tasks with bind=True: the call has no task to retry"
-        )
+        raise TypeError(RETRY_ONLY_CELERY)
     raise task.retry(countdown=conflict.retry_after, exc=conflict.error())
 
 

@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand
 from django.views import View
 from redis.exceptions import RedisError
 
-from ..contention import Conflict, unavailable
+from ..contention import RETRY_ONLY_CELERY, Conflict, retry_task, unavailable
 from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
@@ -126,6 +126,14 @@ class LockedFunction:
             raise
         if not entered:
             return self._answer(section.conflict(), args, kwargs)
+        return self._complete(result)
+
+    def _complete(self, result: Any) -> Any:
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise TypeError(
+                f"{self.dotted} returned a generator, which would run after the lock's release: "
+                'return a list, or take the lock inside the generator: with locked("name")'
+            )
         if inspect.iscoroutine(result):
             result.close()
             raise TypeError(
@@ -185,7 +193,7 @@ class LockedFunction:
             await section.leave(error)
             raise
         await section.leave()
-        return result
+        return self._complete(result)
 
     async def _aanswer(
         self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -257,6 +265,8 @@ def decorate(options: Options, target: Any) -> Any:
     options."""
     if isinstance(target, (staticmethod, classmethod)):
         return type(target)(decorate(options, target.__func__))
+    if options.on_conflict is retry_task and (isinstance(target, type) or is_django_task(target)):
+        raise TypeError(f"{RETRY_ONLY_CELERY}, not in {target!r}")
     if isinstance(target, type):
         return _class(options, target)
     task = celery_task(target)

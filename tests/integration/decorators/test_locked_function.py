@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -182,6 +182,28 @@ def test_what_returns_a_coroutine_without_saying_so_is_refused() -> None:
     with pytest.raises(TypeError, match=r"work returned a coroutine, .*: make it a coroutine fun"):
         work()
     until(lambda: not held())
+
+
+async def agenerator() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("make", [lambda: (n for n in (1, 2)), agenerator])
+def test_what_returns_a_generator_is_refused(make: Callable[[], Any]) -> None:
+    """It would run when the lock has been released."""
+
+    @locked("export")
+    def work() -> Any:
+        return make()
+
+    @locked("export")
+    async def awork() -> Any:
+        return make()
+
+    for call in (work, async_to_sync(awork)):
+        with pytest.raises(TypeError, match=r"work returned a generator, .*: return a list"):
+            call()
+    assert not held()
 
 
 async def _export_in_a_process(link: Link) -> str:

@@ -15,6 +15,7 @@ from celery import Celery, shared_task
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Retry
 from django.core.cache import caches
+from django.views import View
 
 from django_redis_lock import LockNotAcquired, locked
 from django_redis_lock.contention import retry_task, skip
@@ -45,7 +46,7 @@ def send_bound(self: Any, pk: int) -> str:
 
 
 @app.task(bind=True, max_retries=2)
-@locked("send-{pk}-{self.name}", on_conflict=retry_task)
+@locked("send-{pk}-{self.name}", on_conflict=retry_task, retry_after=5)
 def send_later(self: Any, pk: int) -> str:
     return "sent"
 
@@ -74,22 +75,62 @@ def test_a_task_whose_lock_is_taken_fails_with_attributes(task: Any) -> None:
         assert send_or_skip.apply(args=[7]).get() is None
 
 
-def test_a_task_that_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"send-7-{send_later.name}"
+@locked("send-{pk}", on_conflict=retry_task, retry_after=5)
+@app.task(lazy=False)
+def send_outside_later(pk: int) -> str:
+    return "sent"
+
+
+@locked("send-{pk}", on_conflict=retry_task, retry_after=5)
+@app.task(lazy=False, bind=True)
+def send_bound_outside_later(self: Any, pk: int) -> str:
+    return "sent"
+
+
+@app.task
+def send_by_another_function_later(pk: int) -> str:
+    return send_or_retry(pk)
+
+
+@locked("send-{pk}", on_conflict=retry_task, retry_after=5)
+def send_or_retry(pk: int) -> str:
+    return "sent"
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        *(send_later, send_outside_later, send_bound_outside_later),
+        send_by_another_function_later,
+    ],
+)
+def test_a_task_that_is_tried_again(task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def retry(**options: Any) -> Retry:
         asked.append(options)
         return Retry()
 
-    monkeypatch.setattr(send_later, "retry", retry)
-    with caches["default"].lock(name, timeout=20), pytest.raises(Retry):
-        send_later.run(7)
+    monkeypatch.setattr(task, "retry", retry)
+    assert task(7) == "sent"
+    with (
+        caches["default"].lock("send-7", timeout=20),
+        caches["default"].lock(f"send-7-{task.name}", timeout=20),
+        pytest.raises(Retry),
+    ):
+        task(7)
     (options,) = asked
-    assert options["countdown"] == 2
+    assert options["countdown"] == 5
     assert isinstance(options["exc"], LockNotAcquired)
-    with caches["default"].lock("send-7"), pytest.raises(TypeError, match="bind=True"):
-        locked("send-{pk}", on_conflict=retry_task)(lambda pk: pk)(7)
+
+
+def test_only_a_celery_task_is_tried_again() -> None:
+    with caches["default"].lock("send-7"), pytest.raises(TypeError, match="only in a Celery task"):
+        send_or_retry(7)
+    with pytest.raises(TypeError, match="only in a Celery task"):
+
+        @locked("page", on_conflict=retry_task)
+        class Page(View): ...
 
 
 def test_a_task_is_no_command_and_no_view() -> None:
@@ -179,6 +220,8 @@ def test_djangos_tasks(module: Any, name: str) -> None:
     task = getattr(module, name)
     with pytest.raises(TypeError, match="exit_code means nothing for a task"):
         locked("send", exit_code=3)(task)
+    with pytest.raises(TypeError, match="only in a Celery task"):
+        locked("send", on_conflict=retry_task)(task)
     result = task.enqueue(pk=7)
     assert result.return_value == "sent"
     assert result.task.module_path == f"shop_tasks.{name}"
