@@ -75,6 +75,8 @@ class Tasks:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        # As asyncio.run does at its end.
+        await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 class ForThreads:
