@@ -225,7 +225,7 @@ class Renewal(Job):
         self.hold = hold
         #: Whether Redis has the description of the holder.
         self.named = False
-        self._naming = False
+        self._naming = self._extends = False
         self._renewals = 0
         lifetime = hold.lifetime
         self._third = CHECK_INTERVAL_SECONDS if lifetime is None else lifetime / 3
@@ -250,6 +250,7 @@ class Renewal(Job):
         """Set ``due``, given when the lifetime was confirmed. A lock that is not renewed is looked
         at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
+        self._confirmed_at = last
         due = min(hold.deadline, last + self._third, hold.warns_at)
         if not self.named:
             due = min(due, hold.began + DESCRIBE_AFTER)
@@ -283,7 +284,10 @@ class Renewal(Job):
         fields = () if self.named else (*hold.owner().fields(), *self._terms())
         wanted = self._wanted(now)
         if wanted and self._renewing(now):
-            fields = (*fields, "renewals", str(self._renewals + 1))
+            # The first description, and a look after a message, come too soon to count.
+            early = now < self._confirmed_at + self._third / 2
+            self._extends = not early and now + wanted / 1000 > hold.deadline
+            fields = (*fields, "renewals", str(self._renewals + self._extends))
         return Call(RENEW, hold.keys.renewed, (hold.token, wanted, hold.attempt, *fields))
 
     def _release(self, grant_timeout: float, min_hold: float) -> None:
@@ -338,7 +342,7 @@ class Renewal(Job):
 
     def answered(self, value: Any, sent_at: float) -> None:
         left = int(value)
-        self._renewals += 1
+        self._renewals += self._extends
         if left == -2:
             self._lose("it expired, was reset, or its key was deleted")
             return

@@ -373,7 +373,7 @@ class FlightRenewal(Job):
             keeper().discard(self)
             return None
         leader = () if self._named else self._leader(now)
-        return Call(RENEW_FLIGHT, self._keys, (*self._args, self._renewals + 1, *leader))
+        return Call(RENEW_FLIGHT, self._keys, (*self._args, self._renewals, *leader))
 
     def _leader(self, now: float) -> tuple[str, ...]:
         """The milliseconds since the computation began, and the description of the leader."""

@@ -361,6 +361,18 @@ def test_signs_of_life(client: redis.Redis) -> None:
     assert 0 <= seen < 3
 
 
+def test_only_an_extension_of_the_lifetime_is_a_renewal(client: redis.Redis) -> None:
+    """Not the description, nor a look at the lock after a message."""
+    _kept = hold(client, "a", 60, renew=True)
+    described(client, "a")
+    settle()
+    hurry()
+    settle()
+    assert described(client, "a").renewals == 0
+    _other = hold(client, "b", 3, renew=True)
+    until(lambda: described(client, "b").renewals == 1)
+
+
 def test_a_holder_that_is_silent(client: redis.Redis) -> None:
     """As it is judged where its process sends no heartbeats: one of an older version."""
     hold(client, "a", 30)
