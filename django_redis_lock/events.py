@@ -104,8 +104,8 @@ class Lost(NamedTuple):
 
 
 class Crashed(NamedTuple):
-    """A lock expired before its ``owner`` released it: the owner's process had crashed or was cut
-    off from Redis. The process that detects this emits the event."""
+    """A lock expired before its ``owner`` released it or reported the loss: the owner's process had
+    crashed or was cut off from Redis. The process that detects this emits the event."""
 
     subject: Subject
     owner: Any

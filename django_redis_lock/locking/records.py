@@ -170,6 +170,8 @@ def _ages(processes: Sequence[str], answer: Any) -> dict[str, float]:
     return {process: max(0.0, (int(now_us) - beat) / 1e6) for process, beat in known.items()}
 
 
+#: For a holder to record that its lock is lost, after the lock's end.
+REPORT_SECONDS = 0.5
 #: Events kept of each lock.
 MAX_EVENTS = 10
 #: What is worth looking for on the next morning.
@@ -207,16 +209,32 @@ def note_vanished(
     over, and the holder's description."""
     event = _vanished(found)
     if event is not None:
-        logger.warning(
-            "The lock %s was never released: its holder %s crashed or was cut off",
-            printable(keys.name),
-            event.owner,
-        )
+        keeper().add(CrashRecord(server, keys, event, subject))
+
+
+class CrashRecord(SentOnce):
+    """Records that a holder has crashed, unless it has recorded itself that it lost the lock. It
+    has a moment for that, because a waiter learns of the end as early as the holder does."""
+
+    def __init__(
+        self, server: Server, keys: LockKeys, event: Event, subject: events.Subject | None
+    ) -> None:
         more: Any = {"held": event.held, "at": round(event.at * 1e6)}
-        keeper().add(SentOnce(server, note_call(keys.name, event.what, event.owner, **more)))
-        if events.listeners and subject is not None:
-            # Of a lock on several servers, each has its own figures.
-            events.emit(events.Crashed(subject._replace(server=server), event.owner))
+        super().__init__(server, note_call(keys.name, event.what, event.owner, **more))
+        self.due += REPORT_SECONDS
+        self._name, self._owner, self._subject = keys.name, event.owner, subject
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        if int(value):
+            words = "The lock %s was never released: its holder %s crashed or was cut off"
+            logger.warning(words, printable(self._name), self._owner)
+            if events.listeners and self._subject is not None:
+                # Of a lock on several servers, each has its own figures.
+                events.emit(events.Crashed(self._subject._replace(server=self.server), self._owner))
+        super().answered(value, sent_at)
+
+    def failed(self, error: Exception, now: float) -> None:
+        self.answered(1, now)
 
 
 def _vanished(found: Any) -> Event | None:
@@ -240,14 +258,16 @@ def note_call(
 ) -> Call:
     """Records that ``what`` happened to the lock at ``key``: now, or ``at`` microseconds of the
     server's clock."""
-    known = {"host": owner.host, "thread": owner.thread, "label": owner.label}
-    known |= {"doing": owner.doing, "note": note}
-    texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in known.items() if text}
+    about = {"host": owner.host, "thread": owner.thread, "label": owner.label}
+    about |= {"doing": owner.doing, "note": note}
+    texts = {name: text[:MAX_TEXT_CHARACTERS] for name, text in about.items() if text}
     event: dict[str, Any] = {"what": what, "id": owner.id, "pid": owner.pid, **texts}
     if held is not None:
         event["held"] = round(held, 3)
     keep = DAY if what in NEWS else HOUR
-    return Call(RECORD_EVENT, (events_key(key),), (json.dumps(event), MAX_EVENTS, keep, at or ""))
+    known = json.dumps({"what": "lost", "id": owner.id})[:-1] if what == "crashed" else ""
+    args = (json.dumps(event), MAX_EVENTS, keep, at or "", known)
+    return Call(RECORD_EVENT, (events_key(key),), args)
 
 
 def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
@@ -255,6 +275,8 @@ def read_events(kept: bytes, found: Any = None) -> tuple[Event, ...]:
     description that a holder has left at the free lock."""
     left_behind = [] if found is None else [_vanished(found)]
     found_events = [e for e in (*left_behind, *map(_read, kept.splitlines())) if e is not None]
+    # A crash is recorded some time after it.
+    found_events.sort(key=lambda event: event.at, reverse=True)
     # Who was only stopped or cut off, and came back, has noted more than who came upon its lock.
     said = {event.owner.id for event in found_events if event.what != "crashed"}
     return tuple(e for e in found_events if e.what != "crashed" or e.owner.id not in said)

@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from .. import events
+from .. import events, threads
 from ..cache import lock_cache
 from ..clock import time
 from ..events import group_of
@@ -205,6 +205,9 @@ class Metrics(Collector):
     def flush(self, *, last: bool = False) -> None:
         """Write the figures now, in this thread. Raises nothing; keeps figures that cannot be
         written, unless this is the ``last`` time."""
+        if last:  # The keeper may still find that a holder has crashed.
+            keeper().flush()
+            threads.flush(FLUSH_TIMEOUT)
         for server in self.servers():
             figures = self.take(server)
             try:

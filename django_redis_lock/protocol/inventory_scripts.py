@@ -165,14 +165,16 @@ return {
 #:
 #: KEYS  events: a line for each, the latest first
 #: ARGV  what has happened, in one line; how many events to keep; for how many milliseconds; when it
-#:       was, in microseconds ('' for now)
-#: returns 1
+#:       was, in microseconds ('' for now); what must not be noted yet ('' for nothing)
+#: returns 1, or 0 if that was noted
 #: atomic because two that note at the same time must not write over each other.
 RECORD_EVENT = script("""
 local at = ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', now())
 local lines = {at .. ' ' .. ARGV[1]}
-local kept = redis.pcall('GET', KEYS[1])  -- A key of another kind is replaced.
-for line in string.gmatch(type(kept) == 'string' and kept or '', '[^\\n]+') do
+local kept = redis.pcall('GET', KEYS[1])
+if type(kept) ~= 'string' then kept = '' end  -- A key of another kind is replaced.
+if ARGV[5] ~= '' and string.find(kept, ARGV[5], 1, true) then return 0 end
+for line in string.gmatch(kept, '[^\\n]+') do
   if #lines < tonumber(ARGV[2]) then lines[#lines + 1] = line end
 end
 local left = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))

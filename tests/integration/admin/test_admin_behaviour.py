@@ -16,6 +16,7 @@ from django_redis_lock import Lock, events, locked, metrics
 from django_redis_lock.admin import sections
 from django_redis_lock.admin.rows import Ref
 from django_redis_lock.inventory.listing import LOCK
+from django_redis_lock.locking.records import CrashRecord
 from tests.holding import hurry
 from tests.integration.admin.test_admin import OURS, PAGE, hold
 from tests.processes import until
@@ -85,9 +86,13 @@ def test_a_holder_that_crashed_is_counted(admin_client: Client, client: redis.Re
     lock.local.renewal.discard()  # As when its process has ended, and
     client.delete(lock.keys.lock)  # as when its lifetime is over.
     assert caches["default"].lock("job").acquire(blocking=False)
-    metrics.flush()
-    row = figures(admin_client.get(PAGE))["job"]
-    assert row["problems"] == "1 crashed"
+    hurry(CrashRecord)
+
+    def problems() -> str:
+        metrics.flush()
+        return figures(admin_client.get(PAGE))["job"]["problems"]
+
+    until(lambda: problems() == "1 crashed")
 
 
 def test_computations(admin_client: Client) -> None:

@@ -33,7 +33,7 @@ from django_redis_lock.inventory.listing import (
     list_held,
 )
 from django_redis_lock.keeper import keeper
-from django_redis_lock.locking.records import note_call
+from django_redis_lock.locking.records import CrashRecord, note_call
 from django_redis_lock.management import as_json, note
 from django_redis_lock.protocol.acquisition import AcquireRequest, new_token, parse_acquire
 from django_redis_lock.protocol.keys import (
@@ -591,6 +591,7 @@ def test_who_dies_is_remembered_by_who_has_the_lock_next(
                 until(lambda: inspect(client, b"a").waiters)
                 process.kill()
                 until(lambda: lock.locked() and not inspect(client, b"a").waiters)
+                hurry(CrashRecord)
         else:
             process.kill()
             until(lambda: not client.exists("a"))
@@ -639,6 +640,38 @@ def test_who_is_released_or_comes_back_has_not_vanished(client: redis.Redis) -> 
     renewal.due = time.monotonic()
     keeper().add(renewal)  # Comes to know it.
     until(lambda: [event.what for event in inspect(client, b"b").events] == ["lost"])
+
+
+@pytest.mark.parametrize("ended_by", ["its lifetime", "another program"])
+def test_a_holder_that_reports_the_loss_has_not_crashed(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture, ended_by: str
+) -> None:
+    lock, following = Lock(client, "a", 1), Lock(client, "a", 30)
+    lock.acquire()
+    described(client, "a")
+    if ended_by == "another program":
+        client.delete("a")
+    assert following.acquire()
+    until(lambda: lock.lost and client.exists(events_key(b"a")))
+    keeper().hurry(time.monotonic())
+    until(lambda: not any(isinstance(job, CrashRecord) for job in keeper().jobs()))
+    following.release()
+    assert b"crashed" not in client.get(events_key(b"a"))
+    assert "crashed" not in caplog.text
+
+
+def test_a_crash_is_logged_even_if_redis_refuses_its_record(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = Lock(client, "a", 30)
+    lock.acquire()
+    described(client, "a")
+    lock.local.renewal.discard()  # As when its process has ended, and
+    client.delete("a")  # as when its lifetime is over.
+    assert Lock(client, "a", 30).acquire()
+    (record,) = [job for job in keeper().jobs() if isinstance(job, CrashRecord)]
+    record.failed(redis.ResponseError("no"), time.monotonic())
+    until(lambda: "was never released" in caplog.text)
 
 
 def test_a_lock_held_for_a_moment_is_not_worth_a_note(client: redis.Redis) -> None:

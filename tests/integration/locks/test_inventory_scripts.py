@@ -194,19 +194,21 @@ def test_waiting_reads_what_it_can(scripts: Scripts) -> None:
 
 def test_note(scripts: Scripts) -> None:
     for number, when in enumerate(("", "5", "6", "7")):
-        assert scripts.run(RECORD_EVENT, ("events",), f"line {number}", 3, LONG, when) == 1
+        assert scripts.run(RECORD_EVENT, ("events",), f"line {number}", 3, LONG, when, "") == 1
     lines = scripts.client.get("events").split(b"\n")
     assert lines == [b"7 line 3", b"6 line 2", b"5 line 1"]
     assert abs(scripts.client.pttl("events") - LONG) < TOLERANCE
-    scripts.run(RECORD_EVENT, ("events",), "brief", 3, 1000, "")
+    scripts.run(RECORD_EVENT, ("events",), "brief", 3, 1000, "", "line 0")
     assert abs(scripts.client.pttl("events") - LONG) < TOLERANCE
-    [first, *_] = scripts.client.get("events").split(b" ")
+    [first, *_] = kept = scripts.client.get("events").split(b" ")
     assert scripts.is_now(first)
+    assert scripts.run(RECORD_EVENT, ("events",), "less", 3, LONG, "", "line 3") == 0
+    assert scripts.client.get("events").split(b" ") == kept
 
 
 def test_note_replaces_a_key_of_another_kind(scripts: Scripts) -> None:
     scripts.client.rpush("events", "x")
-    scripts.run(RECORD_EVENT, ("events",), "line", 3, LONG, "5")
+    scripts.run(RECORD_EVENT, ("events",), "line", 3, LONG, "5", "known")
     assert scripts.client.get("events") == b"5 line"
 
 

@@ -15,7 +15,9 @@ import redis.asyncio
 
 from django_redis_lock import AsyncRedlock, LockNotAcquired, Redlock
 from django_redis_lock.inventory.listing import inspect
+from django_redis_lock.locking.records import CrashRecord
 from django_redis_lock.protocol import hostname
+from tests.holding import hurry
 from tests.integration.locks.test_async_lock import ForThreads, Tasks
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Backend, LockContract
@@ -99,6 +101,7 @@ class TestRedlock(LockContract):
         dead.local.renewal.discard()  # All that a killed process leaves undone.
         until(lambda: not any(client.exists("left") for client in clients))
         with Redlock(clients, "left", timeout=30, server_timeout=AMPLE):
+            hurry(CrashRecord)
             until(lambda: all(inspect(client, b"left").events for client in clients))
         for client in clients:
             (event,) = inspect(client, b"left").events

@@ -25,7 +25,7 @@ from django_redis_lock.metrics.figures import Summary
 from django_redis_lock.protocol.keys import FIGURES
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.server import server_of
-from tests.holding import outages
+from tests.holding import hurry, outages
 from tests.integration.cache.test_get_or_set import (
     Asking,
     Broken,
@@ -511,6 +511,33 @@ def test_a_process_that_ends_without_redis_ends_quietly() -> None:
         check=True,
     )
     assert (ended.stdout, ended.stderr) == ("", "")
+
+
+FINDS_A_CRASH_AND_ENDS = """
+import sys, django, redis
+django.setup()
+from django_redis_lock import Lock
+with Lock(redis.Redis.from_url(sys.argv[1]), "bare", timeout=10):
+    pass
+"""
+
+
+def test_a_process_that_finds_a_crash_and_ends_counts_it(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    crashed = Lock(client, "bare", timeout=60)
+    crashed.acquire()
+    hurry()
+    until(lambda: client.exists(crashed.keys.owner))
+    crashed.local.renewal.discard()  # As when its process has ended, and
+    client.delete("bare")  # as when its lifetime is over.
+    subprocess.run(
+        [sys.executable, "-c", FINDS_A_CRASH_AND_ENDS, redis_server.url],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, **WHOLE_END},
+        check=True,
+    )
+    assert summary("bare").crashed == 1
 
 
 @pytest.mark.parametrize(
