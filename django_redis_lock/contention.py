@@ -184,9 +184,10 @@ class Conflict:
         return CommandError(self.line(), returncode=exit_code)
 
     def error(self) -> LockNotAcquired:
-        return LockNotAcquired(
-            str(self), self.name, self.holder, float(self.retry_after), self.held_for
-        )
+        known = {"retry_after": float(self.retry_after), "held_for": self.held_for}
+        error = LockNotAcquired(str(self), None, self.holder, **known)
+        error.lock_name = self.name  # The text has it already.
+        return error
 
 
 def _stylesheet() -> str:

@@ -51,9 +51,13 @@ class LockError(redis_exceptions.LockError):
             text = f"{text} (lock {_text(lock_name)!r})"
         super().__init__(message)
         self.args = (text,)
-        self.message = message
+        self.message = text  # Sentry shows it instead of ``str(error)``.
         self.lock_name: Any = None if lock_name is None else _text(lock_name)
         self.holder = holder
+
+    def __repr__(self) -> str:
+        # redis-py's has neither the text nor the name.
+        return f"{type(self).__name__}({str(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For copies and pickles: ``__init__`` takes other arguments than ``args``."""

@@ -108,6 +108,8 @@ def test_what_the_code_says_goes(given: float, seconds: int) -> None:
 
 def test_the_error_carries_the_facts() -> None:
     error = Conflict("x", HOLDER, 12.5, 60, retry_after=13).error()
+    assert str(error) == str(Conflict("x", HOLDER, 12.5, 60))
+    assert error.lock_name == "x"
     assert isinstance(error, LockNotAcquired)
     assert (error.lock_name, error.holder, error.retry_after) == ("x", HOLDER, 13)
     assert "web-1, process 42" in str(error)

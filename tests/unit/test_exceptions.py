@@ -61,7 +61,13 @@ def test_any_name_can_be_shown(name: str | bytes, shown: str) -> None:
 
 @pytest.mark.parametrize("error", ALL)
 def test_an_error_can_be_printed_for_debugging(error: type[LockError]) -> None:
-    assert error.__name__ in repr(error("Busy", "report"))
+    assert repr(error("Busy", "report")) == f'{error.__name__}("Busy (lock \'report\')")'
+    assert repr(error()) == f"{error.__name__}('')"
+
+
+def test_tools_that_read_the_message_find_the_name_there() -> None:
+    """Sentry does."""
+    assert LockLost("Lost", "report").message == "Lost (lock 'report')"
 
 
 @pytest.mark.parametrize(
