@@ -61,7 +61,7 @@ def test_any_name_can_be_shown(name: str | bytes, shown: str) -> None:
 
 @pytest.mark.parametrize("error", ALL)
 def test_an_error_can_be_printed_for_debugging(error: type[LockError]) -> None:
-    assert repr(error("Busy", "report")) == f'{error.__name__}("Busy (lock \'report\')")'
+    assert repr(error("Busy", "report")) == f"{error.__name__}(\"Busy (lock 'report')\")"
     assert repr(error()) == f"{error.__name__}('')"
 
 

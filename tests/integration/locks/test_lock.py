@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import Lock, LockNotOwnedError
+from django_redis_lock import Lock, LockError, LockNotOwnedError
 from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.locking.waiting import queues
 from django_redis_lock.protocol.lock_scripts import RELEASE
@@ -171,3 +171,21 @@ def test_a_release_does_not_end_a_later_lock_of_the_same_token(client: redis.Red
     with pytest.raises(LockNotOwnedError):
         first.release()
     assert second.owned()
+
+
+def test_acquiring_again_with_the_same_object_waits_for_the_end_of_the_first(
+    client: redis.Redis,
+) -> None:
+    """As with redis-py; without an end it would wait for ever, which is refused."""
+    lock = Lock(client, "name", timeout=0.3)
+    assert lock.acquire()
+    first = lock.fence
+    assert lock.acquire()
+    assert lock.fence != first
+    lock.release()
+    for options in ({"timeout": None}, {"timeout": 30, "renew": True}):
+        lock = Lock(client, "name", **options)
+        with lock, pytest.raises(LockError, match="would wait for itself for ever"):
+            lock.acquire()
+        with lock:
+            assert not lock.acquire(blocking_timeout=0.01)
