@@ -184,8 +184,8 @@ class Conflict:
         return CommandError(self.line(), returncode=exit_code)
 
     def error(self) -> LockNotAcquired:
-        known = {"retry_after": float(self.retry_after), "held_for": self.held_for}
-        error = LockNotAcquired(str(self), None, self.holder, **known)
+        of_holder = (self.holder, float(self.retry_after), self.held_for)
+        error = LockNotAcquired(str(self), None, *of_holder)
         error.lock_name = self.name  # The text has it already.
         return error
 

@@ -51,12 +51,11 @@ class LockError(redis_exceptions.LockError):
             text = f"{text} (lock {_text(lock_name)!r})"
         super().__init__(message)
         self.args = (text,)
-        self.message = text  # Sentry shows it instead of ``str(error)``.
+        self.message = text  # Sentry shows it.
         self.lock_name: Any = None if lock_name is None else _text(lock_name)
         self.holder = holder
 
     def __repr__(self) -> str:
-        # redis-py's has neither the text nor the name.
         return f"{type(self).__name__}({str(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:

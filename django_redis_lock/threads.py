@@ -174,7 +174,8 @@ def flush(seconds: float) -> None:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger ``name``, for a module that may log in the keeper's thread."""
+    """The logger ``name``, for a module that may log in the keeper's thread. If its argument is a
+    dict, a record has the items as attributes, too."""
     found = logging.getLogger(name)
     if _not_in_the_keeper not in found.filters:
         found.addFilter(_not_in_the_keeper)
@@ -182,6 +183,8 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def _not_in_the_keeper(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, dict):
+        vars(record).update(record.args)
     if not this_thread.is_keeper:
         return True
     run_later(partial(logging.getLogger(record.name).handle, record))

@@ -182,10 +182,14 @@ class Hold:
     def warn(self) -> None:
         self.warns_at = math.inf
         who = ", ".join(filter(None, (self.thread, self.label, described(self.activity))))
-        name, held = printable(self.keys.name), time.monotonic() - self.began
-        who = printable(who, 300)
-        words = "The lock %s has been held for %.1f s (fence %d, thread %s)"
-        held_logger.warning(words, name, held, self.fence, who)
+        words = (
+            "The lock %(lock)s has been held for %(held).1f s (fence %(fence)d, thread %(holder)s)"
+        )
+        held_logger.warning(words, self.log_fields(holder=printable(who, 300)))
+
+    def log_fields(self, **more: Any) -> dict[str, Any]:
+        held = time.monotonic() - self.began
+        return {"lock": printable(self.keys.name), "fence": self.fence, "held": held, **more}
 
     def lose(self, reason: str) -> bool:
         """End the hold as lost, and tell everyone; False if it had ended already."""
@@ -194,11 +198,11 @@ class Hold:
                 return False
             self._lost = self.ended = True
         try:
-            name, held = printable(self.keys.name), time.monotonic() - self.began
-            words = "Lost the lock %s (fence %d, held for %.3f s): %s"
-            lost_logger.error(words, name, self.fence, held, reason)
+            about = self.log_fields(reason=reason)
+            words = "Lost the lock %(lock)s (fence %(fence)d, held for %(held).3f s): %(reason)s"
+            lost_logger.error(words, about)
             if events.listeners and self.subject is not None:
-                events.emit(Lost(self.subject, held, reason, self.fence))
+                events.emit(Lost(self.subject, about["held"], reason, self.fence))
         finally:
             self._tell_holder()
         return True
@@ -220,12 +224,14 @@ class Renewal(Job):
     kept_by: Callable[[], Any] = object
     #: Set when the handle was collected inside its ``with`` block: how to release the lock.
     collected: tuple[float, float] | None = None
+    #: Whether the last call was to extend the lifetime.
+    _extends = False
 
     def __init__(self, server: Server, hold: Hold) -> None:
         self.hold = hold
         #: Whether Redis has the description of the holder.
         self.named = False
-        self._naming = self._extends = False
+        self._naming = False
         self._renewals = 0
         lifetime = hold.lifetime
         self._third = CHECK_INTERVAL_SECONDS if lifetime is None else lifetime / 3
@@ -278,8 +284,8 @@ class Renewal(Job):
             hold.warn()
         if self._renewing(now) and self.kept_by() is None:
             hold.renews_until = -math.inf
-            name = printable(hold.keys.name)
-            logger.warning("Lock %s was garbage-collected without release(); renewal stopped", name)
+            words = "Lock %(lock)s was garbage-collected without release(); renewal stopped"
+            logger.warning(words, hold.log_fields())
         self._naming = True
         fields = () if self.named else (*hold.owner().fields(), *self._terms())
         wanted = self._wanted(now)
@@ -293,8 +299,8 @@ class Renewal(Job):
     def _release(self, grant_timeout: float, min_hold: float) -> None:
         hold = self.hold
         if not hold.ended:
-            name = printable(hold.keys.name)
-            logger.warning("Lock %s was garbage-collected inside its with block: released", name)
+            words = "Lock %(lock)s was garbage-collected inside its with block: released"
+            logger.warning(words, hold.log_fields())
             hold.end()
         self.stop()
         keeper().add(hold.deferred_release(self.server, grant_timeout, min_hold))
@@ -353,7 +359,8 @@ class Renewal(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         level = logging.WARNING if self._renewing(now) else logging.INFO
-        logger.log(level, "Could not renew the lock %s: %s", printable(self.hold.keys.name), error)
+        words = "Could not renew the lock %(lock)s: %(error)s"
+        logger.log(level, words, self.hold.log_fields(error=error))
         self._try_again(now)
 
     def _try_again(self, now: float) -> None:

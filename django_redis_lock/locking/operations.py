@@ -313,19 +313,21 @@ class LockOperations(BaseLock):
 
     def _warn_of_deadlock(self) -> None:
         if not self.asynchronous and acting_task() is not None:
-            words = "The wait for the lock %s stops this event loop: use cache.alock() or AsyncLock"
+            words = "The wait for the lock %(lock)s stops this event loop: use cache.alock() or "
+            words += "AsyncLock"
         elif self.thread_local and is_held_by_caller(self):  # Else another may release it.
             who = "task" if self.asynchronous else "thread"
-            words = f"The lock %s is held by the same {who} that waits for it now: release it first"
-            words += ", or give reentrant=True both times"
+            words = f"The lock %(lock)s is held by the same {who} that waits for it now: release "
+            words += "it first, or give reentrant=True both times"
         else:
             return
-        logger.warning(words, self._printed)
+        logger.warning(words, {"lock": self._printed})
 
     def _emit_acquired(self, hold: Hold, asked_at: float, contended: bool) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             waited = time.monotonic() - asked_at
-            logger.debug("Acquired %s after %.3f s, fence %d", self._printed, waited, hold.fence)
+            words = "Acquired %(lock)s after %(waited).3f s, fence %(fence)d"
+            logger.debug(words, {"lock": self._printed, "waited": waited, "fence": hold.fence})
         if events.listeners:
             waited = time.monotonic() - asked_at
             events.emit(Acquired(self.subject, waited, contended, hold.fence))
@@ -333,13 +335,14 @@ class LockOperations(BaseLock):
     def _emit_timed_out(self, asked_at: float, blocking: bool) -> None:
         waited = time.monotonic() - asked_at
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("Did not get %s within %.3f s", self._printed, waited)
+            words = "Did not get %(lock)s within %(waited).3f s"
+            logger.debug(words, {"lock": self._printed, "waited": waited})
         if events.listeners:
             events.emit(TimedOut(self.subject, waited) if blocking else Rejected(self.subject))
 
     def _emit_released(self, hold: Hold | None) -> None:
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("Released %s", self._printed)
+            logger.debug("Released %(lock)s", {"lock": self._printed})
         if events.listeners and hold is not None:
             events.emit(Released(self.subject, time.monotonic() - hold.began, hold.fence))
 
@@ -353,8 +356,8 @@ class LockOperations(BaseLock):
         """Whether leaving the block swallows ``error``; the body's own exception comes first."""
         if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
             if not self.lost:  # That was logged.
-                words = "Another error hides that releasing %s failed: %s"
-                logger.warning(words, printable(self.keys.lock), error)
+                words = "Another error hides that releasing %(lock)s failed: %(error)s"
+                logger.warning(words, {"lock": self._printed, "error": error})
             return True
         return False
 

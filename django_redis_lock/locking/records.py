@@ -170,7 +170,7 @@ def _ages(processes: Sequence[str], answer: Any) -> dict[str, float]:
     return {process: max(0.0, (int(now_us) - beat) / 1e6) for process, beat in known.items()}
 
 
-#: For a holder to record that its lock is lost, after the lock's end.
+#: For a holder to record that its lock was lost.
 REPORT_SECONDS = 0.5
 #: Events kept of each lock.
 MAX_EVENTS = 10
@@ -209,28 +209,31 @@ def note_vanished(
     over, and the holder's description."""
     event = _vanished(found)
     if event is not None:
-        keeper().add(CrashRecord(server, keys, event, subject))
+        keeper().add(CrashRecord(server, keys.name, event, subject))
 
 
 class CrashRecord(SentOnce):
     """Records that a holder has crashed, unless it has recorded itself that it lost the lock. It
-    has a moment for that, because a waiter learns of the end as early as the holder does."""
+    has a moment for that: a waiter learns of the end as early as the holder."""
 
     def __init__(
-        self, server: Server, keys: LockKeys, event: Event, subject: events.Subject | None
+        self, server: Server, name: bytes, event: Event, subject: events.Subject | None
     ) -> None:
-        more: Any = {"held": event.held, "at": round(event.at * 1e6)}
-        super().__init__(server, note_call(keys.name, event.what, event.owner, **more))
+        at = round(event.at * 1e6)
+        super().__init__(server, note_call(name, event.what, event.owner, held=event.held, at=at))
         self.due += REPORT_SECONDS
-        self._name, self._owner, self._subject = keys.name, event.owner, subject
+        self._known = name, event.owner, subject
 
     def answered(self, value: Any, sent_at: float) -> None:
+        name, owner, subject = self._known
         if int(value):
-            words = "The lock %s was never released: its holder %s crashed or was cut off"
-            logger.warning(words, printable(self._name), self._owner)
-            if events.listeners and self._subject is not None:
+            words = (
+                "The lock %(lock)s was never released: its holder %(holder)s crashed or was cut off"
+            )
+            logger.warning(words, {"lock": printable(name), "holder": str(owner)})
+            if events.listeners and subject is not None:
                 # Of a lock on several servers, each has its own figures.
-                events.emit(events.Crashed(self._subject._replace(server=self.server), self._owner))
+                events.emit(events.Crashed(subject._replace(server=self.server), owner))
         super().answered(value, sent_at)
 
     def failed(self, error: Exception, now: float) -> None:

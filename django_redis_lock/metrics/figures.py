@@ -246,15 +246,8 @@ class Summary:
     @property
     def events(self) -> int:
         """The number of all events."""
-        return (
-            self.attempts
-            + self.lost
-            + self.crashed
-            + self.fallbacks
-            + self.computations.count
-            + self.saved
-            + self.reads
-        )
+        of_locks = self.attempts + self.lost + self.crashed + self.fallbacks
+        return of_locks + self.computations.count + self.saved + self.reads
 
 
 #: Classes shown at least, so that one bar does not fill the chart.

@@ -27,7 +27,6 @@ from ..protocol import (
     as_bytes,
     bounded,
     fingerprint,
-    printable,
     quorum_fence_key,
     script,
 )
@@ -191,7 +190,8 @@ class VotedRenewal(Renewal):
 
     def failed(self, error: Exception, now: float) -> None:
         # Not a warning: the lock is held as long as a majority replies.
-        logger.info("Could not renew the lock %s: %s", printable(self.hold.keys.lock), error)
+        words = "Could not renew the lock %(lock)s: %(error)s"
+        logger.info(words, self.hold.log_fields(error=error))
         self._try_again(now)
 
     def _schedule(self, last: float) -> None:

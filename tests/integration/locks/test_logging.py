@@ -119,6 +119,34 @@ def test_each_step_is_said_at_the_level_debug(
     assert released.startswith("Released :1:lock:import")
 
 
+def test_records_have_fields_for_structured_logs(
+    cache: RedisCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "django_redis_lock.lock")
+    with cache.lock("import") as lock:
+        assert not cache.lock("import").acquire(blocking=False)
+    acquired, missed, released = (vars(record) for record in caplog.records)
+    caplog.clear()
+    assert {r["lock"] for r in (acquired, missed, released)} == {":1:lock:import"}
+    assert acquired["fence"] == lock.fence
+    assert acquired["waited"] >= 0
+    assert missed["waited"] >= 0
+    with cache.lock(
+        "import", warn_after=0.01, label="nightly", raise_on_release_error=False
+    ) as lock:
+        until(lambda: caplog.records[1:])
+        cache.lock("import").reset()
+        until(lambda: lock.lost)
+    until(lambda: "django_redis_lock.lost" in [record.name for record in caplog.records])
+    found = {record.name: vars(record) for record in caplog.records}
+    late, lost = found["django_redis_lock.held"], found["django_redis_lock.lost"]
+    assert late["lock"] == lost["lock"] == ":1:lock:import"
+    assert late["fence"] == lost["fence"] == lock.fence
+    assert 0 < late["held"] <= lost["held"]
+    assert late["holder"] == "MainThread, nightly"
+    assert "reset" in lost["reason"]
+
+
 def test_a_wait_that_stops_the_event_loop(
     cache: RedisCache, caplog: pytest.LogCaptureFixture
 ) -> None:
