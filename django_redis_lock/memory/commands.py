@@ -78,9 +78,6 @@ class Commands:
             self._drop(key)
         return self._values.get(key)
 
-    def _end(self, key: bytes) -> float | None:
-        return self._ends.get(key)
-
     def _drop(self, key: bytes) -> None:
         self._values.pop(key, None)
         self._ends.pop(key, None)
@@ -155,7 +152,7 @@ class Commands:
     def pttl(self, key: bytes) -> int:
         if not self._has(key):
             return -2
-        end = self._end(key)
+        end = self._ends.get(key)
         return -1 if end is None else max(0, math.ceil(end - self.now / 1000))
 
     def ttl(self, key: bytes) -> int:
@@ -178,7 +175,7 @@ class Commands:
         return self.pexpireat(key, b"%d" % (int(seconds) * 1000))
 
     def persist(self, key: bytes) -> int:
-        found = self._has(key) and self._end(key) is not None
+        found = self._has(key) and self._ends.get(key) is not None
         if found:
             self._set_end(key, None)
         return int(found)
@@ -219,7 +216,7 @@ class Commands:
     def set(self, key: bytes, value: bytes, *options: bytes) -> bytes | None:
         if (b"NX" in options and self._has(key)) or (b"XX" in options and not self._has(key)):
             return None
-        end = self._end(key) if b"KEEPTTL" in options and self._has(key) else None
+        end = self._ends.get(key) if b"KEEPTTL" in options and self._has(key) else None
         for unit, milliseconds in ((b"PX", 1), (b"EX", 1000)):
             if unit in options:
                 given = int(options[options.index(unit) + 1])
@@ -229,7 +226,7 @@ class Commands:
 
     def incrby(self, key: bytes, amount: bytes) -> int:
         number = int(self.get(key) or 0) + int(amount)
-        self._put(key, b"%d" % number, self._end(key))
+        self._put(key, b"%d" % number, self._ends.get(key))
         return number
 
     def strlen(self, key: bytes) -> int:
