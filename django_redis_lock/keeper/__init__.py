@@ -48,6 +48,8 @@ class Job:
     deadline_scale = math.inf
     #: Whether the process does this job before it ends, because other processes wait for it.
     flush_at_exit = False
+    #: See ``testing``.
+    added_by: Any = None
 
     def __init__(self, server: Server, due: float) -> None:
         self.server = server
@@ -212,9 +214,11 @@ class Keeper:
             self._thread = None  # If it runs after all, it ends at once.
             if not isinstance(error, RuntimeError):
                 raise
-            logger.warning(
-                "The keeper thread could not start; locks will not be renewed: %s", error
-            )
+            # Figures are written without it as the process ends.
+            if any(job.deadline_scale < math.inf or job.flush_at_exit for job in self.jobs()):
+                logger.warning(
+                    "The keeper thread could not start; locks will not be renewed: %s", error
+                )
 
     def _run(self) -> None:
         threads.this_thread.is_keeper = True

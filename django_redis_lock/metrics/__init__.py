@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
@@ -202,6 +203,12 @@ class Metrics(Collector):
                 del self._jobs[job.server]
             return figures
 
+    def forget(self, is_gone: Callable[[Server], bool]) -> None:
+        """Drop the figures of servers that are there no more."""
+        for server in filter(is_gone, self.servers().union(self._jobs)):
+            self.take(server)
+            self._jobs.pop(server, None)
+
     def flush(self, *, last: bool = False) -> None:
         """Write the figures now, in this thread. Raises nothing; keeps figures that cannot be
         written, unless this is the ``last`` time."""
@@ -317,6 +324,7 @@ def read(client: Any, site: str, period: str) -> dict[str, list[list[int]]]:
 
 
 _metrics = Metrics()
+forget = _metrics.forget
 
 
 def start() -> None:

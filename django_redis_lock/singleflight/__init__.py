@@ -20,6 +20,7 @@ from .flight import Flights as Flights
 from .flight import MultiFlight as MultiFlight
 from .in_process import DeferredCall as DeferredCall
 from .in_process import in_flight as in_flight
+from .leader import FlightRenewal as FlightRenewal
 from .leader import Producer as Producer
 from .runners import AsyncRunner as AsyncRunner
 from .runners import Runner as Runner

@@ -9,27 +9,31 @@ import itertools
 import math
 import threading
 import time as real
-from collections.abc import Callable, Collection
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Generator
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
+from asgiref.sync import AsyncToSync
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import TestContextDecorator, override_settings
 from redis.exceptions import RedisError
 
+from .. import metrics
 from ..cache import lock_cache, lock_caches
 from ..clock import Clock, time
 from ..inventory import list_held
-from ..keeper import Keeper, Subscription, keeper, use_keeper
+from ..keeper import Job, Keeper, Subscription, keeper, use_keeper
+from ..locking import Renewal
 from ..memory import Database, client_of, databases
+from ..singleflight import FlightRenewal
 from ..transport import Server, server_of, standing_in
 
 __all__ = ["MemoryServer", "RedisLocksMixin", "VirtualClock", "override"]
 
-#: Seconds of real time in which another thread or task can do what a wait is for, before the wait
-#: moves the clock.
-GRACE_SECONDS = 0.01
+#: A wait moves the clock after so many pauses in real time in which nothing else has happened;
+#: fewer if no other thread or task has used the clock. Counted: the whole process may stop.
+QUIET_PAUSES, QUIET_PAUSES_ALONE, PAUSE_SECONDS = 25, 5, 0.002
 #: How often the keeper is asked in one move; a year of renewals, or a job that is due for ever.
 MAX_ROUNDS = 1_000_000
 #: An endless wait is one that has lasted for so many times so many seconds, and for nothing.
@@ -38,21 +42,24 @@ LONG_WAIT_SECONDS, MAX_LONG_WAITS = 3600.0, 4
 MAX_LOCKS = 100_000
 
 #: What else of a cache's settings holds in memory.
-_KEPT = (
-    "KEY_PREFIX",
-    "KEY_FUNCTION",
-    "REVERSE_KEY_FUNCTION",
-    "VERSION",
-    "TIMEOUT",
-    "OPTIONS",
-)
+_KEPT = ("KEY_PREFIX", "KEY_FUNCTION", "REVERSE_KEY_FUNCTION", "VERSION", "TIMEOUT", "OPTIONS")
 
 _ENDLESS = "this wait would never end: only the test moves a virtual clock"
 _numbers = itertools.count(1)
 
 
+def _caller() -> Any:
+    """The task that runs in this thread, else the thread."""
+    task = asyncio.current_task() if asyncio._get_running_loop() else None
+    return task or threading.current_thread()
+
+
 class SteppedKeeper(Keeper):
     """Does its jobs in the thread that moves the clock."""
+
+    def add(self, job: Job) -> None:
+        job.added_by = _caller(), threading.current_thread(), real.monotonic()
+        super().add(job)
 
     def _start(self) -> None:
         """It needs no thread."""
@@ -83,13 +90,24 @@ class SteppedKeeper(Keeper):
 
 class VirtualClock(Clock):
     """A clock that stands still unless it is moved. A wait moves it to the wait's end, or to what
-    ends the wait; renewals and the like happen as the time for them comes."""
+    ends the wait; renewals and the like happen as the time for them comes.
+
+    While another thread or task holds a lock, or computes a value, a wait takes real time.
+    """
+
+    #: The seconds of real time that each holder is given in this way.
+    real_wait = 2.0
 
     def __init__(self) -> None:
         self._now = 1_000_000.0
         self._unix_time = real.time() - self._now
         self._moving = threading.RLock()
         self._long_waits = 0
+        #: How often the time was asked for or moved, and the ids of those who asked.
+        self._looks = 0
+        self._lookers: set[int] = set()
+        #: When the waits end, by task, or by thread.
+        self._ends: dict[Any, float] = {}
         self.keeper = SteppedKeeper()
 
     def __call__(self) -> float:
@@ -101,6 +119,7 @@ class VirtualClock(Clock):
 
     def _move_to(self, end: float) -> None:
         with self._moving:
+            self._looks += 1
             for _ in range(MAX_ROUNDS):
                 if (due := self.keeper.next_due()) > end:
                     break
@@ -108,12 +127,52 @@ class VirtualClock(Clock):
                 self.keeper.do_due(self._now)
             self._now = max(end, self._now)
 
-    def _move_towards(self, end: float) -> None:
-        """Until something may have happened, but not beyond ``end``."""
-        next_end = min(end, self.keeper.next_due())
-        if math.isinf(next_end):
-            raise AssertionError(_ENDLESS)
-        self._move_to(next_end)
+    def _move_on(self, looks: int) -> None:
+        """Until something may have happened: a job of the keeper, or the end of a wait."""
+        with self._moving:
+            if self._looks != looks:
+                return
+            end = min((*self._ends.values(), self.keeper.next_due()))
+            if math.isinf(end):
+                raise AssertionError(_ENDLESS)
+            self._move_to(end)
+
+    def _others_work(self, me: Any) -> bool:
+        """Whether a holder goes on while ``me`` waits: a task, or a thread with its tasks."""
+        executor = getattr(AsyncToSync.executors, "current", None)  # Where a thread waits for me.
+        stopped = (me, threading.current_thread(), getattr(executor, "_work_thread", None))
+        waiting = {who for who, end in list(self._ends.items()) if end > self._now}
+        return any(
+            caller not in stopped
+            and thread is not me
+            and waiting.isdisjoint((caller, thread))
+            and (thread.is_alive() if caller is thread else not caller.done())
+            and real.monotonic() < since + self.real_wait
+            for job in self.keeper.jobs()
+            if isinstance(job, (Renewal, FlightRenewal))
+            for caller, thread, since in (job.added_by,)
+        )
+
+    def _pauses(self, seconds: float, me: Any) -> Generator[float]:
+        """The pauses of a wait, in real time; in between it moves the clock."""
+        end, began, quiet = self._now + seconds, real.monotonic(), 0
+        alone = self._lookers <= {id(me), id(threading.current_thread())}
+        wanted = QUIET_PAUSES_ALONE if alone else QUIET_PAUSES
+        self._ends[me] = end
+        try:
+            while True:
+                looks = self._looks
+                yield PAUSE_SECONDS if quiet < wanted else 0.0
+                if self._now >= end:
+                    return
+                seen, waited = self._looks, real.monotonic() - began
+                stirs = seen != looks or min(self._ends.values()) <= self._now
+                stirs = waited < self.real_wait and stirs
+                quiet = 0 if waited < seconds and (stirs or self._others_work(me)) else quiet + 1
+                if quiet >= wanted:
+                    self._move_on(seen)
+        finally:
+            self._ends.pop(me, None)
 
     def _waited(self, seconds: float, came: Any) -> None:
         self._long_waits = self._long_waits + 1 if seconds >= LONG_WAIT_SECONDS and not came else 0
@@ -122,24 +181,27 @@ class VirtualClock(Clock):
             raise AssertionError(_ENDLESS)
 
     def monotonic(self) -> float:
+        self._looks += 1
+        self._lookers.add(id(_caller()))
         return self._now
 
     def time(self) -> float:
-        return self._unix_time + self._now
+        return self._unix_time + self.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        self.advance(seconds)
+        for pause in self._pauses(seconds, threading.current_thread()):
+            real.sleep(pause)
 
     async def asleep(self, seconds: float) -> None:
-        self.advance(seconds)
-        await asyncio.sleep(0)
+        for pause in self._pauses(seconds, _caller()):
+            await asyncio.sleep(pause)
 
     async def wait(self, tasks: Collection[Any], seconds: float) -> Any:
-        end = self._now + seconds
-        done, pending = await asyncio.wait(tasks, timeout=GRACE_SECONDS)
-        while not done and self._now < end:
-            self._move_towards(end)
-            done, pending = await asyncio.wait(tasks, timeout=0.001)
+        with closing(self._pauses(seconds, _caller())) as pauses:
+            for pause in pauses:
+                done, pending = await asyncio.wait(tasks, timeout=pause or 0.001)
+                if done:
+                    break
         self._waited(seconds, done)
         return done, pending
 
@@ -147,14 +209,16 @@ class VirtualClock(Clock):
         self, condition: threading.Condition, ready: Callable[[], Any], seconds: float | None
     ) -> bool:
         seconds = math.inf if seconds is None else seconds
-        end = self._now + seconds
-        condition.wait_for(ready, GRACE_SECONDS)
-        while not ready() and self._now < end:
-            condition.release()  # What the time brings may be for this wait.
-            try:
-                self._move_towards(end)
-            finally:
-                condition.acquire()
+        with closing(self._pauses(seconds, threading.current_thread())) as pauses:
+            while not ready():
+                condition.release()  # What the time brings may be for this wait.
+                try:
+                    pause = next(pauses, None)
+                finally:
+                    condition.acquire()
+                if pause is None:
+                    break
+                condition.wait_for(ready, pause)
         self._waited(seconds, ready())
         return bool(ready())
 
@@ -249,6 +313,15 @@ class MemoryServer:
             for alias, kept in settings.CACHES.items()
         }
 
+    def _has(self, server: Server) -> bool:
+        return server.address.connection_kwargs.get("database") in self._databases()
+
+    def _end(self) -> None:
+        metrics.forget(self._has)
+        if not isinstance(keeper(), SteppedKeeper):  # It has no thread, and may be used again.
+            for job in keeper().jobs():
+                keeper().discard(job)
+
     def _forget(self) -> None:
         for name in [name for name in databases if name.startswith(self._prefix)]:
             del databases[name]
@@ -272,6 +345,8 @@ class override(TestContextDecorator):
 
     def __init__(self, server: MemoryServer | None = None) -> None:
         super().__init__()
+        if not isinstance(server, (MemoryServer, type(None))):
+            raise TypeError(f"override() takes a MemoryServer, not {server!r}; write @override()")
         self._given = server
         self._undo = ExitStack()
 
@@ -286,7 +361,9 @@ class override(TestContextDecorator):
             undo.callback(time.use, time.clock)
             time.use(server.clock)
             undo.callback(use_keeper, keeper())
+            metrics.forget(server._has)  # Its keeper gets what was counted before.
             use_keeper(getattr(server.clock, "keeper", None) or Keeper())
+            undo.callback(server._end)
             if settings.configured:
                 server._find_places()
             undo.enter_context(standing_in(server._server))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import subprocess
 import sys
+import threading
 import time as real
 import unittest
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from asgiref.sync import async_to_sync
 from django.core.cache import caches
 from django.template import Context, Template
 from django.test import override_settings
@@ -30,11 +34,13 @@ from django_redis_lock import (
     LockNotOwnedError,
     Redlock,
     TooFewServers,
+    metrics,
 )
 from django_redis_lock.decorators import cached, locked
 from django_redis_lock.fallback import FallbackLock
+from django_redis_lock.keeper import Keeper, keeper
 from django_redis_lock.testing import MemoryServer, RedisLocksMixin, VirtualClock, override
-from tests.processes import in_threads
+from tests.processes import PATIENCE, in_threads
 
 #: Nothing listens there: whoever asks Redis fails, and at once.
 NOWHERE = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
@@ -212,6 +218,134 @@ def test_override_stays_away_from_the_locks_of_this_host(tmp_path: Path, away: b
         held.release()
 
 
+@pytest.mark.parametrize("server", [None, MemoryServer(), MemoryServer(VirtualClock())])
+def test_override_leaves_nothing_to_do(server: MemoryServer | None) -> None:
+    metrics.flush()
+    before = keeper().jobs()
+    with override(server):
+        held = lock_of("report")
+        assert held.acquire()
+        for _ in range(3):
+            with lock_of("prices"):
+                pass
+            assert caches["default"].get_or_set("report", lambda: 5, 60) == 5
+        inside = keeper()
+        assert inside.jobs()
+    assert type(inside) is not Keeper or not inside.jobs()
+    metrics.flush()
+    assert set(keeper().jobs()) <= set(before)
+
+
+# -- several threads and tasks --------------------------------------------------------------------
+
+
+def test_threads_wait_in_real_time_for_a_holder_that_works(memory: MemoryServer) -> None:
+    def work() -> bool:
+        with lock_of("report", timeout=10, blocking_timeout=30):
+            real.sleep(0.1)
+        return True
+
+    began = memory.clock()
+    assert in_threads(3, work) == [True] * 3
+    assert memory.clock() == began
+
+
+def test_threads_wait_in_real_time_for_a_redlock(memory: MemoryServer) -> None:
+    nowhere = [redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) for port in (1, 2, 3)]
+
+    def work() -> bool:
+        with Redlock(nowhere, "report", timeout=10, blocking_timeout=5):
+            real.sleep(0.1)
+        return True
+
+    assert in_threads(3, work) == [True] * 3
+
+
+def test_tasks_wait_in_real_time_for_a_holder_that_works(memory: MemoryServer) -> None:
+    async def work() -> bool:
+        nowhere = redis.asyncio.Redis(port=1)
+        async with AsyncLock(nowhere, "report", timeout=10, blocking_timeout=30):
+            await asyncio.sleep(0.1)
+        return True
+
+    async def several() -> list[bool]:
+        return await asyncio.gather(*(work() for _ in range(3)))
+
+    began = memory.clock()
+    assert asyncio.run(several()) == [True] * 3
+    assert memory.clock() == began
+
+
+def test_a_value_is_computed_once_for_tasks(memory: MemoryServer) -> None:
+    computed: list[int] = []
+
+    async def build() -> int:
+        computed.append(1)
+        await asyncio.sleep(0.1)
+        return 5
+
+    async def several() -> list[int]:
+        cache: Any = caches["default"]
+        return await asyncio.gather(*(cache.aget_or_set("report", build, 60) for _ in range(3)))
+
+    assert asyncio.run(several()) == [5] * 3
+    assert len(computed) == 1
+
+
+def test_a_holder_has_so_much_real_time(memory: MemoryServer) -> None:
+    memory.clock.real_wait = 0.05
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock_of("report"):
+            held.set()
+            done.wait(PATIENCE)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(PATIENCE)
+    assert not lock_of("report").acquire(blocking_timeout=300)
+    done.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "run", [lambda wait: asyncio.run(wait()), lambda wait: async_to_sync(wait)()]
+)
+def test_a_wait_jumps_where_the_holder_waits_for_it(memory: MemoryServer, run: Any) -> None:
+    memory.clock.real_wait = math.inf
+
+    async def wait() -> bool:
+        lock = AsyncLock(redis.asyncio.Redis(port=1), "report", timeout=5)
+        return await lock.acquire(blocking_timeout=300)
+
+    with lock_of("report"):
+        assert not run(wait)
+
+
+def test_a_wait_jumps_where_the_holder_has_ended(memory: MemoryServer) -> None:
+    memory.clock.real_wait = math.inf
+    abandoned = lock_of("report", thread_local=False)
+    assert in_threads(1, abandoned.acquire) == [True]
+    assert not lock_of("report").acquire(blocking_timeout=300)
+
+
+def test_waits_end_in_the_order_of_their_ends(memory: MemoryServer) -> None:
+    memory.clock.real_wait = math.inf
+    held = threading.Event()
+
+    def hold() -> bool:
+        with lock_of("report"):
+            held.set()
+            return lock_of("prices").acquire(blocking_timeout=3)
+
+    with lock_of("prices"), ThreadPoolExecutor() as pool:
+        refused = pool.submit(hold)
+        held.wait(PATIENCE)
+        assert lock_of("report").acquire(blocking_timeout=10)
+        assert not refused.result()
+
+
 # -- caches ------------------------------------------------------------------------------------
 
 BACKENDS = (
@@ -346,6 +480,13 @@ class TestDecorated(unittest.TestCase):
     def test_second(self) -> None:
         """The first test's lock is not here."""
         assert Lock(NOWHERE, "report", timeout=5).acquire(blocking=False)
+
+
+@pytest.mark.parametrize("decorated", [TestDecorated, import_prices])
+def test_override_as_a_decorator_needs_its_parentheses(decorated: Any) -> None:
+    """Else the tests of a class would vanish: what took its place would be no class."""
+    with pytest.raises(TypeError, match=r"write @override\(\)"):
+        override(decorated)
 
 
 class TestMixin(RedisLocksMixin, unittest.TestCase):

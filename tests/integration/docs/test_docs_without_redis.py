@@ -13,7 +13,7 @@ from django.core.cache import caches
 
 from django_redis_lock import locked
 from django_redis_lock.cache import LocMemCache, RedisCache
-from django_redis_lock.testing import MemoryServer, RedisLocksMixin
+from django_redis_lock.testing import MemoryServer
 from tests.redis_server import RedisServer
 
 TEXT = (Path(__file__).parents[3] / "docs" / "without_redis.md").read_text()
@@ -71,8 +71,7 @@ def test_the_fixture_and_the_mixin(redis_locks: MemoryServer) -> None:
 
     values = iter(("first", "second"))
     names: dict[str, Any] = {"cache": caches["default"], "build": lambda: next(values)}
-    names.update(RedisLocksMixin=RedisLocksMixin, TestCase=unittest.TestCase)
-    names["import_prices"] = import_prices
+    names.update(TestCase=unittest.TestCase, import_prices=import_prices)
     exec(TIME, names)
     names["test_the_value_is_computed_again_after_an_hour"](redis_locks)
     result = unittest.TestResult()
