@@ -18,7 +18,6 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from ..cache import lock_cache
 from ..conf import Conf
 from ..formatting import ENGLISH
-from ..keeper import CHANGES, TRACK
 from ..locking import Lock
 from ..protocol import (
     CLOCK,
@@ -274,9 +273,6 @@ def access(target: Target) -> Iterator[Finding]:
     else:
         text = f'the user "{target.user}" has all rights that locks and get_or_set need'
         yield Finding("rights", Level.OK, text)
-        if late := _changes_error(target):
-            text = "a holder whose lock another program deletes learns of it at its next renewal"
-            yield Finding("changes", Level.NOTE, f"{text}, not at once: {late}", HINT)
 
 
 def _rejected(target: Target, text: str, missing: Collection[str] = ()) -> Finding:
@@ -308,24 +304,6 @@ def _channel_error(target: Target) -> str:
         return f"SUBSCRIBE is not allowed ({error})"
     finally:
         connection.disconnect()
-    return ""
-
-
-def _changes_error(target: Target) -> str:
-    """Why a process cannot be told of changes by other programs; empty if it can."""
-    if target.is_cluster:
-        return "a process listens at one node of a cluster only"
-    server = server_of(target.client).at((b"",))
-    listener, link = server.connect(protocol=2), server.connect(protocol=2)
-    try:
-        client_id = _ask(listener, "CLIENT", "ID")
-        _ask(listener, "SUBSCRIBE", CHANGES)
-        _ask(link, *TRACK, client_id)
-    except RedisError as error:
-        return f"CLIENT TRACKING is not allowed ({error})"
-    finally:
-        listener.disconnect()
-        link.disconnect()
     return ""
 
 

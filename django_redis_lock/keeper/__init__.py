@@ -25,8 +25,6 @@ from ..clock import time
 from ..protocol import Call
 from ..threads import after_fork, get_logger
 from ..transport import OUTAGE, RawConnection, Server, pack
-from .subscription import CHANGES as CHANGES
-from .subscription import TRACK as TRACK
 from .subscription import Subscription as Subscription
 from .subscription import shut as shut
 

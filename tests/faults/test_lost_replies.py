@@ -31,7 +31,7 @@ from django_redis_lock.protocol.lock_scripts import (
 )
 from django_redis_lock.protocol.place_scripts import HELD
 from django_redis_lock.protocol.script import Call, script
-from django_redis_lock.transport import aio_execute, execute
+from django_redis_lock.transport import aio_client, execute
 from django_redis_lock.transport.server import server_of
 from tests.faults.proxy import Proxy
 from tests.lock_contract import Background
@@ -465,8 +465,8 @@ def test_an_announcement_that_is_refused_leaves_no_answer_behind(
     async def main() -> None:
         async with redis.asyncio.Redis.from_url(redis_server.url) as tasks:
             with pytest.raises(ResponseError):
-                await aio_execute._run(tasks, server, answers[0], None, asking=True)
-            assert (await aio_execute.arun(tasks, answers[1])).value == 2
+                await aio_client._run(tasks, server, answers[0], None, asking=True)
+            assert (await aio_client.arun(tasks, answers[1])).value == 2
 
     asyncio.run(main())
 

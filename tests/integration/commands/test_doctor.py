@@ -367,15 +367,13 @@ def test_the_documented_rules_are_enough_for_everything_else(
         ["resetchannels", "&django_redis_lock:process:*"],
     ],
 )
-def test_changes_that_are_not_reported(
+def test_rights_without_which_news_come_late(
     own_server: RedisServer, at: Callable[..., None], doctor: Doctor, without: list[str]
 ) -> None:
     at(allow(own_server, *documented("locks"), "+@all", *without))
     code, found = doctor()
     assert code == 0
     assert found["rights"]["level"] == "ok"
-    assert found["changes"]["level"] == "note"
-    assert "next renewal, not at once: CLIENT TRACKING is not allowed" in found["changes"]["text"]
 
 
 @pytest.mark.parametrize(
