@@ -33,6 +33,8 @@ PATIENCE = 10.0
 #: macOS alike. One from that range could be taken while a server is down; and whoever keeps
 #: trying to reach it there may get through to himself.
 PORTS = range(16000, 32000)
+#: redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
+FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) else ("EVALSHA",)
 
 
 @cache

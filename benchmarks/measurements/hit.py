@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from django_redis_lock.transport.execute import FOR_COMMAND
-
 from ..bench import Bench, in_turns
 from ..caches import CACHES, open_cache
 from ..figures import median, median_ratio
@@ -118,7 +116,7 @@ def ask_once(seat: Seat, url: str, name: str) -> None:
 
 
 def _ping(pool: Any) -> None:
-    connection = pool.get_connection(*FOR_COMMAND)
+    connection = pool.get_connection()
     try:
         connection.send_command("PING")
         connection.read_response()

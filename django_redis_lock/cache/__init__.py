@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
+from django.conf import settings
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from django.utils.functional import cached_property
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
-from django_redis.client import ShardClient
+from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -24,6 +26,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..fallback import FallbackLock
 from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
 from ..locking import Lock
+from ..memory import Database, client_of, databases
 from ..protocol import check_name_in_cache
 from ..transport import (
     Breaker,
@@ -44,7 +47,6 @@ from .lock_factory import check_using as check_using
 from .lock_factory import lock_cache as lock_cache
 from .lock_factory import lock_caches as lock_caches
 from .lock_factory import reset_all as reset_all
-from .locmem import MemoryClient, host
 from .methods import AsyncMethods, flight_ending
 from .reading import MISSING as MISSING
 from .reading import (
@@ -367,6 +369,30 @@ _FOR_THREADS = ("set", "add", "delete", "set_many", "delete_many", "incr_version
 RedisCache._methods.update(originals(RedisCache, *_FOR_THREADS, "touch"))
 
 
+class MemoryClient(DefaultClient):  # type: ignore[misc]  # django-redis ships no types
+    """django-redis's client of a server in memory, one for each LOCATION. Values are pickled."""
+
+    def __init__(self, location: str, params: dict[str, Any], backend: Any) -> None:
+        # Its other options are about a server elsewhere, and Django's may have another factory.
+        options = {"CONNECTION_FACTORY": "django_redis.pool.ConnectionFactory"}
+        super().__init__([location], {**params, "OPTIONS": options}, backend)
+
+    def connect(self, index: int = 0) -> Any:
+        database = databases.setdefault(self._server[index], Database("this process's memory"))
+        database.max_values = self._backend._max_entries
+        database.cull_frequency = self._backend._cull_frequency
+        return client_of(database)
+
+
+@lru_cache(maxsize=1)
+def _host() -> Any:
+    """A client of no server, so that this host's lock is taken instead."""
+    project = getattr(settings, "BASE_DIR", None) or settings.SETTINGS_MODULE
+    nowhere = Database(f"this host, for {project}")
+    nowhere.away = True
+    return client_of(nowhere)
+
+
 class LocMemCache(RedisCache):
     """``RedisCache`` on a server in the memory of this process. Caches with the same LOCATION share
     values and locks, also between threads and event loops."""
@@ -389,6 +415,6 @@ class LocMemCache(RedisCache):
         folder = self.conf.LOCAL_LOCK_FOLDER
         name = self._lock_name(check_name_in_cache(key), None)
         lock = FallbackLock(
-            host(), name, timeout, on_redis_down="local", local_folder=folder, **options
+            _host(), name, timeout, on_redis_down="local", local_folder=folder, **options
         )
         return self._configured(lock, key)

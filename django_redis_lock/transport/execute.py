@@ -11,7 +11,6 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
-import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -42,9 +41,6 @@ NEVER_HELD_BACK = frozenset(
         *(PLACE_RELEASE, PLACE_EXTEND, PLACE_LEAVE),
     )
 )
-
-#: redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
-FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) else ("EVALSHA",)
 
 
 # -- drivers -------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from django_redis_lock.singleflight.leader import FlightRenewal
 from django_redis_lock.singleflight.scripts import STORE, TAKE_FLIGHT
 from django_redis_lock.transport import execute
 from tests.processes import PATIENCE, in_threads, until, waiting_in
-from tests.redis_server import RedisServer
+from tests.redis_server import FOR_COMMAND, RedisServer
 
 KEY = b":1:report"
 
@@ -829,7 +829,7 @@ def narrow(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterato
     """A cache whose pool has one connection, which the application has taken."""
     cache = RedisCache(of_one(redis_server), {"OPTIONS": {"IGNORE_EXCEPTIONS": request.param}})
     connections = cache.client.get_client(write=True).connection_pool
-    connection = connections.get_connection(*execute.FOR_COMMAND)
+    connection = connections.get_connection(*FOR_COMMAND)
     yield cache
     connections.release(connection)
 

@@ -18,11 +18,10 @@ from django_redis_lock.locking.waiting.queue import Unregister
 from django_redis_lock.locking.waiting.threads import ThreadWaiter
 from django_redis_lock.protocol import AcquireRequest
 from django_redis_lock.transport import aio_client
-from django_redis_lock.transport.execute import FOR_COMMAND
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, Link, in_threads, processes, until
-from tests.redis_server import RedisServer
+from tests.redis_server import FOR_COMMAND, RedisServer
 
 NAME = "waiting"
 
