@@ -166,12 +166,17 @@ class Conf:
     WAIT = Setting(60.0, _seconds)
     #: Seconds for which an old value is served while one caller computes the next.
     STALE = Setting(0.0, _seconds_or_0)
+    #: Whether that caller gets the old value, too.
     BACKGROUND = Setting(False, _switch)
+    #: Seconds that caller waits at most.
     SOFT_TIMEOUT: Setting[float | None] = Setting(
         None, partial(check_seconds, zero=True, none="the end of the computation")
     )
+    #: What a follower does after WAIT.
     ON_WAIT_TIMEOUT = Setting("compute", _one_of(ON_WAIT_TIMEOUT))
+    #: What ``get_or_set`` does.
     VALUES_ON_REDIS_DOWN = Setting("compute", _one_of(VALUES_ON_REDIS_DOWN))
+    #: What ``clear()`` deletes.
     CLEAR = Setting("database", _one_of(CLEAR))
     #: The largest share of a value's timeout by which it is shortened at random.
     JITTER = Setting(0.0, check_share)
@@ -181,18 +186,23 @@ class Conf:
     PAGE_STATUS_HEADER: Setting[str | None] = Setting(None, _header)
     #: Seconds that a waiter has to take a grant; the same on all hosts.
     GRANT_TIMEOUT = Setting(2.0, _seconds)
+    #: Of the longest time a lock can be held.
     WARN_SHARE = Setting(0.8, check_share)
     #: For locks that are renewed without end.
     WARN_AFTER: Setting[float | None] = Setting(None, partial(check_seconds, none="no warning"))
+    #: Whether events are counted.
     METRICS = Setting(True, _switch)
     #: Seconds: a free lock's acquisition that took longer gets a span.
     SLOW_ACQUISITION = Setting(0.005, _seconds_or_0)
+    #: Of metrics and traces.
     EXPORTERS: Setting[tuple[str, ...]] = Setting((), _exporters)
     #: Whether a holder's description names the request's user.
     HOLDER_USER = Setting(False, _switch)
     #: The cache alias of ``locked()`` and ``run_locked``.
     USING = Setting("default", _alias)
+    #: Of a lock's name in its key.
     LOCK_PREFIX = Setting("lock:", _of_type(str, "a str"))
+    #: What a lock does.
     ON_REDIS_DOWN = Setting("raise", _one_of(ON_REDIS_DOWN))
     #: How many must confirm a lock.
     REPLICAS = Setting(0, check_count)
