@@ -58,7 +58,7 @@ async def _rounds(bench: Bench) -> tuple[dict[str, list[float]], ...]:
     together: dict[str, list[float]] = {name: [] for name in ASYNC_LOCKS}
     crowds: dict[str, list[Any]] = {name: [] for name in ASYNC_LOCKS}
     async with redis.asyncio.Redis.from_url(bench.url) as client:
-        for _ in range(bench.pick(quick=5, full=40)):
+        for _ in range(bench.pick(quick=3, full=40)):
             for name, cycles in alone.items():
                 cycles.append(await _alone(client, name, LONG_TURN))
         for _ in range(bench.pick(quick=1, full=5)):

@@ -38,7 +38,7 @@ def _measure(bench: Bench) -> Result:
 
     def measured(turn: int, new: bool) -> dict[str, list[tuple[float, float]]]:
         # The same number of cycles, whatever their turns.
-        rounds = bench.pick(quick=1000, full=5000) // turn
+        rounds = bench.pick(quick=300, full=5000) // turn
         return in_turns(rounds, {name: _cycles(bench, name, turn, new) for name in contenders})
 
     kept, short = measured(LONG_TURN, False), measured(SHORT_TURN, False)
