@@ -368,9 +368,10 @@ def _reset() -> None:
     _keeper = Keeper()
 
 
-def _flush() -> None:
+def finish() -> None:
+    """Wait for what must be done before the process ends, a second or two at most."""
     _keeper.flush()  # In a forked child, its own.
     threads.flush(REPLY_TIMEOUT_SECONDS)
 
 
-atexit.register(_flush)
+atexit.register(finish)

@@ -16,11 +16,11 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from .. import events, threads
+from .. import events
 from ..cache import lock_cache
 from ..clock import time
 from ..events import group_of
-from ..keeper import Job, keeper
+from ..keeper import Job, finish, keeper
 from ..protocol import FIGURES, Call, as_bytes, printable, script
 from ..threads import get_logger
 from ..transport import Server, is_outage, own_settings, run, server_of
@@ -213,8 +213,7 @@ class Metrics(Collector):
         """Write the figures now, in this thread. Raises nothing; keeps figures that cannot be
         written, unless this is the ``last`` time."""
         if last:  # The keeper may still find that a holder has crashed.
-            keeper().flush()
-            threads.flush(FLUSH_TIMEOUT)
+            finish()
         for server in self.servers():
             figures = self.take(server)
             try:
