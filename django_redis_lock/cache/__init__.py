@@ -6,37 +6,24 @@ the same on a server in memory.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, wraps
+from inspect import signature
 from typing import Any, ClassVar, TypeVar
 
 from django.conf import settings
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
-from django.utils.functional import cached_property
 from django_redis.cache import RedisCache as DjangoRedisCache
 from django_redis.cache import omit_exception
 from django_redis.client import DefaultClient, ShardClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.util import CacheKey
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..fallback import FallbackLock
 from ..inventory import KEYS_PER_SCRIPT, delete_matching, empty
 from ..locking import Lock
 from ..memory import Database, client_of, databases
 from ..protocol import check_name_in_cache
-from ..transport import (
-    Breaker,
-    CircuitOpen,
-    Topology,
-    is_busy,
-    is_observed,
-    is_pool_exhausted,
-    server_of,
-)
 from .lock_factory import BACKEND as BACKEND
 from .lock_factory import LOCAL_BACKEND as LOCAL_BACKEND
 from .lock_factory import URL_HINT as URL_HINT
@@ -49,133 +36,32 @@ from .lock_factory import lock_caches as lock_caches
 from .lock_factory import reset_all as reset_all
 from .methods import AsyncMethods, flight_ending
 from .reading import MISSING as MISSING
-from .reading import (
-    DirectReader,
-    ObservedRead,
-    cold_read,
-    direct_reader,
-    failing_as_django_redis,
-    originals,
-)
+from .reading import failing_as_django_redis, originals
 
-T = TypeVar("T")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 #: Decorates methods that raise no outages if IGNORE_EXCEPTIONS is set.
 _ignoring_outages: Callable[[_Method], _Method] = omit_exception
 
 
+def _ending_flights(name: str) -> Any:
+    """django-redis's method ``name``, which passes its arguments on to its client, with a client
+    that ends flights."""
+    original, arguments = getattr(DjangoRedisCache, name), signature(getattr(DefaultClient, name))
+
+    @wraps(original)
+    def method(self: RedisCache, *args: Any, **kwargs: Any) -> Any:
+        given = arguments.bind(self, *args, **kwargs).arguments
+        return original(**{**given, **self._by(given.get("client"))})
+
+    vars(method)["__signature__"] = arguments
+    return method
+
+
 class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no types
     """django-redis's cache. Each method documents its differences."""
 
-    # -- reading -----------------------------------------------------------------------------
-
     _methods: ClassVar = originals(DjangoRedisCache, "get", "get_many", "has_key")
-
-    def _get_observed(
-        self, key: str, version: int | None, read: Callable[..., Any]
-    ) -> tuple[Any, Any]:
-        get: Any = self.get
-        return self._observed(lambda client: get(key, MISSING, version, client=client), read)
-
-    def _observed(
-        self, method: Callable[[ObservedRead], Any], read: Callable[..., Any]
-    ) -> tuple[Any, Any]:
-        client, value = ObservedRead(read), MISSING
-        try:
-            value = method(client)
-        except Exception:
-            if client.error is None:
-                raise
-        if client.error is not None:
-            raise client.error
-        return client.stored, value
-
-    def _get_by_tool(self, key: str, missing: Any, version: int | None, reader: Any) -> Any:
-        redis = reader or self.client.get_client(write=False)
-        with failing_as_django_redis(redis):
-            return self._get_observed(key, version, lambda nkey: (redis.get(nkey), -1))[1]
-
-    def _client_get_many(self, names: list[str], version: int | None) -> dict[str, Any]:
-        get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
-        redis = self.client.get_client(write=False)
-        mget = getattr(redis, "mget_nonatomic", redis.mget)
-        with failing_as_django_redis(redis):
-            found: dict[str, Any] = self._observed(
-                lambda client: get_many(names, version, client=client),
-                lambda *nkeys: (mget(*nkeys), -1),
-            )[1]
-            return found
-
-    def _read_or_join(self, key: str, version: int | None) -> Any:
-        reader = self._reader
-        if reader is not None and is_observed(reader.client):
-            reader = None
-        is_crowd = self._is_in_flight(key, version)
-        if not is_crowd and (reader is None or not server_of(reader.client).must_connect()):
-            return self._read_value(key, version, reader)
-        with cold_read(server_of(self._lock_client())):
-            return self._read_value(key, version, reader)
-
-    def _read_value(self, key: str, version: int | None, reader: Any) -> Any:
-        get = self._get_by_tool if self._is_replaced("get") else self.client.get
-        try:
-            if reader is not None:
-                return get(key, MISSING, version, reader)
-            return self._with_breaker(get, key, MISSING, version, None)
-        except ConnectionInterrupted as error:
-            # The caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
-            cause = error.__cause__
-            if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
-                return MISSING
-            raise
-
-    @cached_property
-    def _reader(self) -> DirectReader | None:
-        return None if self._breaker is None else direct_reader(self.client)
-
-    @cached_property
-    def _breaker(self) -> Breaker | None:
-        """None if django-redis may read from another server."""
-        if not self._has_primary or len(self.client._server) != 1:
-            return None
-        server = server_of(self._lock_client())
-        return None if isinstance(server, Topology) else server.breaker
-
-    def _with_breaker(self, read: Callable[..., T], *args: Any) -> T:
-        """What ``read`` returns, which reads on the connections of django-redis's client."""
-        breaker = self._breaker
-        if breaker is None:
-            return read(*args)
-        if breaker.failing:
-            try:
-                breaker.admit(None)
-            except CircuitOpen as error:
-                raise ConnectionInterrupted(connection=None) from error
-        began = time.monotonic()
-        try:
-            found = read(*args)
-        except ConnectionInterrupted as error:
-            cause = error.__cause__
-            unreachable = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
-            if cause is not None and unreachable and not is_pool_exhausted(cause):
-                breaker.failed(cause, time.monotonic() - began)
-            raise
-        if breaker.failing:
-            breaker.answered()
-        return found
-
-    def _read_many(
-        self, names: list[str], version: int | None
-    ) -> tuple[dict[str, Any], BaseException | None]:
-        # If all connections of the pool are in use, TAKE_FLIGHT reads the values.
-        try:
-            return self._with_breaker(self._client_get_many, names, version), None
-        except ConnectionInterrupted as error:
-            cause = error.__cause__ or error
-            return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
-
-    # -- writes end flights ------------------------------------------------------------------
 
     @_ignoring_outages
     def set(
@@ -211,16 +97,6 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
     ) -> Any:
         return self._set((key, value, timeout, version), client, nx=True)
 
-    @_ignoring_outages
-    def delete(
-        self,
-        key: str,
-        version: int | None = None,
-        prefix: str | None = None,
-        client: Any = None,
-    ) -> Any:
-        return bool(self.client.delete(key, version, prefix, **self._by(client)))
-
     def set_many(
         self,
         data: dict[str, Any],
@@ -238,10 +114,6 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
         if data:
             self.client.set_many(data, *args, **self._by(client), **options)
         return True
-
-    @_ignoring_outages
-    def delete_many(self, keys: Any, version: int | None = None, client: Any = None) -> Any:
-        return self.client.delete_many(keys, version, **self._by(client))
 
     @_ignoring_outages
     def delete_pattern(
@@ -284,59 +156,15 @@ class RedisCache(AsyncMethods, DjangoRedisCache):  # type: ignore[misc]  # no ty
             self.client.delete(key, version=version, **by)
         return version + delta
 
-    @_ignoring_outages
-    def incr(
-        self,
-        key: str,
-        delta: int = 1,
-        version: int | None = None,
-        client: Any = None,
-        ignore_key_check: bool = False,
-    ) -> Any:
-        by = {"ignore_key_check": ignore_key_check, **self._by(client)}
-        return self.client.incr(key, delta, version, **by)
-
-    @_ignoring_outages
-    def decr(self, key: str, delta: int = 1, version: int | None = None, client: Any = None) -> Any:
-        return self.client.decr(key, delta, version, **self._by(client))
-
-    @_ignoring_outages
-    def touch(
-        self,
-        key: str,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        version: int | None = None,
-        client: Any = None,
-    ) -> Any:
-        return self.client.touch(key, timeout, version, **self._by(client))
-
-    def expire(
-        self,
-        key: str,
-        timeout: float | timedelta,
-        version: int | None = None,
-        client: Any = None,
-    ) -> Any:
-        return bool(self.client.expire(key, timeout, version, **self._by(client)))
-
-    def pexpire(
-        self,
-        key: str,
-        timeout: float | timedelta,
-        version: int | None = None,
-        client: Any = None,
-    ) -> Any:
-        return self.client.pexpire(key, timeout, version, **self._by(client))
-
-    def expire_at(
-        self, key: str, when: int | datetime, version: int | None = None, client: Any = None
-    ) -> Any:
-        return bool(self.client.expire_at(key, when, version, **self._by(client)))
-
-    def pexpire_at(
-        self, key: str, when: int | datetime, version: int | None = None, client: Any = None
-    ) -> Any:
-        return self.client.pexpire_at(key, when, version, **self._by(client))
+    delete = _ending_flights("delete")
+    delete_many = _ending_flights("delete_many")
+    incr = _ending_flights("incr")
+    decr = _ending_flights("decr")
+    touch = _ending_flights("touch")
+    expire = _ending_flights("expire")
+    pexpire = _ending_flights("pexpire")
+    expire_at = _ending_flights("expire_at")
+    pexpire_at = _ending_flights("pexpire_at")
 
     @_ignoring_outages
     def clear(self) -> Any:

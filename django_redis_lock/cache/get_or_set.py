@@ -347,12 +347,6 @@ class GetOrSet(CacheReader):
             raise LockNotAcquired("Another caller is still computing a value", missing[late[0]])
         return got
 
-    def _without_redis(self, error: BaseException) -> BaseException:
-        """``error``, an outage or a refusal of Redis, or raise it (VALUES_ON_REDIS_DOWN)."""
-        if self.conf.VALUES_ON_REDIS_DOWN == "raise":
-            raise error
-        return error
-
     def _producer(
         self, key: str, default: Any, timeout: Timeout, chosen: GetOrSetOptions
     ) -> Producer:

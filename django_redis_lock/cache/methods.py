@@ -56,7 +56,7 @@ class FlightEnding:
         return self._run(Call(DELETE, (*keys, *map(flight_key, keys)), ()))
 
     def expire(self, name: str, time: int | timedelta) -> Any:
-        return self.delete(name) if _is_over(time) else self._client.expire(name, time)
+        return bool(self.delete(name)) if _is_over(time) else self._client.expire(name, time)
 
     def pexpire(self, name: str, time: int | timedelta) -> Any:
         return self.delete(name) if _is_over(time) else self._client.pexpire(name, time)
@@ -71,7 +71,7 @@ class FlightEnding:
 
     def _expire_at(self, name: str, command: str, at: int) -> Any:
         key = self._key(name)
-        return self._run(Call(EXPIRE_AT, (key, flight_key(key)), (command, at)))
+        return bool(self._run(Call(EXPIRE_AT, (key, flight_key(key)), (command, at))))
 
     def eval(self, script: str, numkeys: int, name: str, *args: Any) -> Any:
         """django-redis increments by a script, which returns nothing if there is no number."""
@@ -314,8 +314,6 @@ class AsyncMethods(Writes):
     """Django's asynchronous methods. With several servers, with a client or connection class of the
     project's own, in ``async_to_sync``, and where the method for threads was replaced, they call
     that in Django's thread for synchronous code, as Django's do."""
-
-    _breaker: Any
 
     async def _await(self, name: str, *args: Any, **kwargs: Any) -> Any:
         method, client = getattr(self, name), self._client_for(name)

@@ -7,25 +7,36 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 from django_redis.exceptions import ConnectionInterrupted
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .. import events
 from ..clock import time
 from ..events import Read, Subject
-from ..singleflight import (
-    Runner,
-    Steps,
-    ThreadRunner,
-    in_flight,
-)
+from ..singleflight import Runner, Steps, ThreadRunner, in_flight
 from ..threads import after_fork
-from ..transport import OUTAGE, Server, drive, read_value, server_of
+from ..transport import (
+    OUTAGE,
+    Breaker,
+    CircuitOpen,
+    Server,
+    Topology,
+    drive,
+    is_busy,
+    is_observed,
+    is_pool_exhausted,
+    read_value,
+    server_of,
+)
 from .lock_factory import LockCache
+
+T = TypeVar("T")
 
 #: Returned if there is no value.
 MISSING = object()
@@ -135,17 +146,6 @@ class CacheReader(LockCache):
         """The methods that take django-redis's arguments; others are not called."""
         return [name for name in self._methods if takes_client(getattr(self, name))]
 
-    def _read_or_join(self, key: str, version: int | None) -> Any:
-        """The value; MISSING also if the caller is to join a computation of this process. Raises
-        ConnectionInterrupted."""
-        raise NotImplementedError
-
-    def _read_many(
-        self, names: list[str], version: int | None
-    ) -> tuple[dict[str, Any], BaseException | None]:
-        """The stored values, and the error if Redis is down."""
-        raise NotImplementedError
-
     def _is_in_flight(self, key: str, version: int | None) -> bool:
         """Whether a thread of this process computes the value."""
         if not in_flight:
@@ -186,11 +186,118 @@ class CacheReader(LockCache):
         return self._get_observed(key, version, lambda _: stored)
 
     def _get_observed(
-        self, key: str, version: int | None, read: Callable[[Any], Any]
+        self, key: str, version: int | None, read: Callable[..., Any]
     ) -> tuple[Any, Any]:
         """Call ``get``, which calls ``read``; returns the results of both, MISSING for a value that
         is not there."""
-        raise NotImplementedError
+        get: Any = self.get
+        return self._observed(lambda client: get(key, MISSING, version, client=client), read)
+
+    def _observed(
+        self, method: Callable[[ObservedRead], Any], read: Callable[..., Any]
+    ) -> tuple[Any, Any]:
+        client, value = ObservedRead(read), MISSING
+        try:
+            value = method(client)
+        except Exception:
+            if client.error is None:
+                raise
+        if client.error is not None:
+            raise client.error
+        return client.stored, value
+
+    def _get_by_tool(self, key: str, missing: Any, version: int | None, reader: Any) -> Any:
+        redis = reader or self.client.get_client(write=False)
+        with failing_as_django_redis(redis):
+            return self._get_observed(key, version, lambda nkey: (redis.get(nkey), -1))[1]
+
+    def _client_get_many(self, names: list[str], version: int | None) -> dict[str, Any]:
+        get_many: Any = self.get_many if self._is_replaced("get_many") else self.client.get_many
+        redis = self.client.get_client(write=False)
+        mget = getattr(redis, "mget_nonatomic", redis.mget)
+        with failing_as_django_redis(redis):
+            found: dict[str, Any] = self._observed(
+                lambda client: get_many(names, version, client=client),
+                lambda *nkeys: (mget(*nkeys), -1),
+            )[1]
+            return found
+
+    def _read_or_join(self, key: str, version: int | None) -> Any:
+        """The value; MISSING also if the caller is to join a computation of this process. Raises
+        ConnectionInterrupted."""
+        reader = self._reader
+        if reader is not None and is_observed(reader.client):
+            reader = None
+        is_crowd = self._is_in_flight(key, version)
+        if not is_crowd and (reader is None or not server_of(reader.client).must_connect()):
+            return self._read_value(key, version, reader)
+        with cold_read(server_of(self._lock_client())):
+            return self._read_value(key, version, reader)
+
+    def _read_value(self, key: str, version: int | None, reader: Any) -> Any:
+        get = self._get_by_tool if self._is_replaced("get") else self.client.get
+        try:
+            if reader is not None:
+                return get(key, MISSING, version, reader)
+            return self._with_breaker(get, key, MISSING, version, None)
+        except ConnectionInterrupted as error:
+            # The caller goes on to TAKE_FLIGHT: that has its own connection, and is repeated.
+            cause = error.__cause__
+            if cause is not None and (is_pool_exhausted(cause) or is_busy(cause)):
+                return MISSING
+            raise
+
+    @cached_property
+    def _reader(self) -> DirectReader | None:
+        return None if self._breaker is None else direct_reader(self.client)
+
+    @cached_property
+    def _breaker(self) -> Breaker | None:
+        """None if django-redis may read from another server."""
+        if not self._has_primary or len(self.client._server) != 1:
+            return None
+        server = server_of(self._lock_client())
+        return None if isinstance(server, Topology) else server.breaker
+
+    def _with_breaker(self, read: Callable[..., T], *args: Any) -> T:
+        """What ``read`` returns, which reads on the connections of django-redis's client."""
+        breaker = self._breaker
+        if breaker is None:
+            return read(*args)
+        if breaker.failing:
+            try:
+                breaker.admit(None)
+            except CircuitOpen as error:
+                raise ConnectionInterrupted(connection=None) from error
+        began = time.monotonic()
+        try:
+            found = read(*args)
+        except ConnectionInterrupted as error:
+            cause = error.__cause__
+            unreachable = isinstance(cause, (RedisConnectionError, RedisTimeoutError))
+            if cause is not None and unreachable and not is_pool_exhausted(cause):
+                breaker.failed(cause, time.monotonic() - began)
+            raise
+        if breaker.failing:
+            breaker.answered()
+        return found
+
+    def _read_many(
+        self, names: list[str], version: int | None
+    ) -> tuple[dict[str, Any], BaseException | None]:
+        """The stored values, and the error if Redis is down."""
+        # If all connections of the pool are in use, TAKE_FLIGHT reads the values.
+        try:
+            return self._with_breaker(self._client_get_many, names, version), None
+        except ConnectionInterrupted as error:
+            cause = error.__cause__ or error
+            return {}, None if is_pool_exhausted(cause) else self._without_redis(cause)
+
+    def _without_redis(self, error: BaseException) -> BaseException:
+        """``error``, an outage or a refusal of Redis, or raise it (VALUES_ON_REDIS_DOWN)."""
+        if self.conf.VALUES_ON_REDIS_DOWN == "raise":
+            raise error
+        return error
 
     def _read(self, runner: Runner, nkey: bytes, needed: bool) -> Steps:
         """The stored value with its remaining lifetime; None if there is none, or if this read is

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 import redis
 
-from django_redis_lock import cache as backend
 from django_redis_lock.cache import RedisCache, reading
 from django_redis_lock.transport import server_of
 from tests.lock_contract import Background
@@ -57,7 +56,7 @@ def close_connections(cache: RedisCache) -> None:
 def test_no_thread_waits_while_connections_are_free(
     cache: RedisCache, turn: Turn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "cold_read", lambda *_: pytest.fail("a connection is free"))
+    monkeypatch.setattr(reading, "cold_read", lambda *_: pytest.fail("a connection is free"))
     assert cache.get_or_set("report", "new") == "there"
 
 
