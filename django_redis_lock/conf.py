@@ -105,16 +105,10 @@ def _seconds_or_0(where: str, value: Any) -> float:
     return check_seconds(where, value, zero=True) or 0.0
 
 
-def _of_type(kind: type[T], allowed: str) -> Callable[[str, Any], T]:
-    def check(where: str, value: Any) -> T:
-        if not isinstance(value, kind):
-            raise TypeError(f"{where} must be {allowed}, not {value!r}")
-        return value
-
-    return check
-
-
-_switch = _of_type(bool, "True or False")
+def _text(where: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{where} must be a str, not {value!r}")
+    return value
 
 
 def _one_of(choices: Sequence[str]) -> Callable[[str, Any], str]:
@@ -167,7 +161,7 @@ class Conf:
     #: Seconds for which an old value is served while one caller computes the next.
     STALE = Setting(0.0, _seconds_or_0)
     #: Whether that caller gets the old value, too.
-    BACKGROUND = Setting(False, _switch)
+    BACKGROUND = Setting(False, check_bool)
     #: Seconds that caller waits at most.
     SOFT_TIMEOUT: Setting[float | None] = Setting(
         None, partial(check_seconds, zero=True, none="the end of the computation")
@@ -191,17 +185,17 @@ class Conf:
     #: For locks that are renewed without end.
     WARN_AFTER: Setting[float | None] = Setting(None, partial(check_seconds, none="no warning"))
     #: Whether events are counted.
-    METRICS = Setting(True, _switch)
+    METRICS = Setting(True, check_bool)
     #: Seconds: a free lock's acquisition that took longer gets a span.
     SLOW_ACQUISITION = Setting(0.005, _seconds_or_0)
     #: Of metrics and traces.
     EXPORTERS: Setting[tuple[str, ...]] = Setting((), _exporters)
     #: Whether a holder's description names the request's user.
-    HOLDER_USER = Setting(False, _switch)
+    HOLDER_USER = Setting(False, check_bool)
     #: The cache alias of ``locked()`` and ``run_locked``.
     USING = Setting("default", _alias)
     #: Of a lock's name in its key.
-    LOCK_PREFIX = Setting("lock:", _of_type(str, "a str"))
+    LOCK_PREFIX = Setting("lock:", _text)
     #: What a lock does.
     ON_REDIS_DOWN = Setting("raise", _one_of(ON_REDIS_DOWN))
     #: How many must confirm a lock.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import logging
 import os
 import signal
@@ -121,11 +120,8 @@ class CommandTerminator:
 def interrupt_main_thread() -> None:
     """A signal to the process could be delivered to another thread, and would not interrupt what
     the main thread waits for."""
-    ident = threading.main_thread().ident
-    if ident is not None and hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(ident, signal.SIGTERM)
-    else:
-        _thread.interrupt_main(signal.SIGTERM)
+    ident: Any = threading.main_thread().ident
+    signal.pthread_kill(ident, signal.SIGTERM)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, mostly those of sysexits.h; options, refused with a sentence
+"""What the commands share: exit codes, most from sysexits.h; options, refused with a sentence
 that says what is allowed; what they print of a lock; and tables for a terminal of any width. In a
 pipe nothing is cut off."""
 
@@ -14,31 +14,42 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
+from django.core.management.base import CommandError
+
 from ..formatting import DurationFormat
 from ..held_locks import HeldLock
 from ..inventory import FLIGHT, LockInfo
 from ..protocol import check_seconds, printable
 
-#: ``locks doctor``: there are warnings (with errors it is TROUBLE).
-WARNED = 1
-#: ``locks --exit-code``: a lock is held; a holder is silent, or a lock never expires.
-HELD, TROUBLE = 1, 3
-#: ``locks release``: the lock had passed to another holder, who keeps it.
-NOT_OWNER = 1
-#: ``locks reset``: there are more locks than it lists.
-INCOMPLETE = 1
-#: The command line is wrong (argparse's code).
-USAGE = 2
-#: Redis is down, or too few replicas confirmed the lock; nothing has run (EX_UNAVAILABLE).
-UNAVAILABLE = 69
-#: Another process holds the lock; nothing has run (EX_TEMPFAIL: try again later).
-TAKEN = 75
-#: The lock was lost while the command ran (EX_PROTOCOL).
-LOST = 76
-#: There is no such command (a shell's code).
-NOT_FOUND = 127
-#: The reader closed the output (a shell's code for SIGPIPE).
-CLOSED = 141
+
+class Exit:
+    """Exit codes."""
+
+    #: ``locks doctor``: there are warnings (with errors it is TROUBLE).
+    WARNED = 1
+    #: ``locks --exit-code``: a lock is held; a holder is silent, or a lock never expires.
+    HELD, TROUBLE = 1, 3
+    #: ``locks release``: the lock had passed to another holder, who keeps it.
+    NOT_OWNER = 1
+    #: ``locks reset``: there are more locks than it lists.
+    INCOMPLETE = 1
+    #: The command line is wrong (argparse's code).
+    USAGE = 2
+    #: Redis is down, or too few replicas confirmed the lock; nothing has run (EX_UNAVAILABLE).
+    UNAVAILABLE = 69
+    #: Another process holds the lock; nothing has run (EX_TEMPFAIL: try again later).
+    TAKEN = 75
+    #: The lock was lost while the command ran (EX_PROTOCOL).
+    LOST = 76
+    #: There is no such command (a shell's code).
+    NOT_FOUND = 127
+    #: The reader closed the output (a shell's code for SIGPIPE).
+    CLOSED = 141
+
+
+def usage_error(text: str) -> CommandError:
+    return CommandError(text, returncode=Exit.USAGE)
+
 
 #: Short, for tables on a terminal.
 COMPACT = DurationFormat(
@@ -149,36 +160,26 @@ def in_trouble(lock: LockInfo) -> bool:
 def as_json(holding: HeldLock) -> dict[str, Any]:
     """A lock as JSON; times in seconds, null for infinite or unknown."""
     lock, owner = holding.lock, holding.lock.owner
+    described = fields(owner, "id host pid thread label doing")
     return {
         "name": holding.name,
         "cache": holding.alias,
         "key": lock.key.decode(errors="backslashreplace"),
         "in_cache": not holding.foreign,
         "kind": lock.kind,
-        "holder": {
-            "id": owner.id,
-            "host": owner.host or None,
-            "pid": owner.pid or None,
-            "thread": owner.thread or None,
-            "label": owner.label or None,
-            "doing": owner.doing or None,
-        },
+        "holder": {name: value or None for name, value in described.items()},
         "since": owner.since,
         "held_for": lock.held_for,
         "ttl": _finite(lock.ttl),
         "expires": not math.isinf(lock.ttl),
         "lifetime": _finite(lock.lifetime),
-        "renews": lock.renews,
-        "renewals": lock.renewals,
         "last_heartbeat": lock.seen,
-        "silent": lock.silent,
-        "resting": lock.resting,
-        "fence": lock.fence,
-        "waiters": lock.waiters,
-        "place": lock.place,
-        "limit": lock.limit,
-        "broken": list(lock.broken),
+        **fields(lock, "renews renewals silent resting fence waiters place limit broken"),
     }
+
+
+def fields(of: object, names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names.split()}
 
 
 def _finite(seconds: float | None) -> float | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand
 from redis.exceptions import RedisError
 
 from ..cache import lock_cache, lock_caches
@@ -20,19 +20,18 @@ from ..held_locks import HeldLock, held_locks, look_closely, release
 from ..inventory import LOCK, MAX_ENTRIES, Inspection, Outcome
 from ..protocol import Owner
 from . import (
-    INCOMPLETE,
-    NOT_OWNER,
-    UNAVAILABLE,
-    USAGE,
+    Exit,
     as_json,
     clock_time,
     counted,
     duration,
+    fields,
     holder,
     in_trouble,
     note,
     one_line,
     taken,
+    usage_error,
 )
 from .listing import KINDS, cuts, failures, find_all, lines, verdict
 
@@ -58,7 +57,7 @@ def find(options: dict[str, Any]) -> Found:
     aliases = list(lock_caches()) if using is None else [using]
     name = options["name"] = _name_in_cache(options["name"], aliases)
     if not name:
-        raise CommandError("a lock's name must not be empty", returncode=USAGE)
+        raise usage_error("a lock's name must not be empty")
     result = held_locks(None if using is None else [using], kinds=kinds, search=name)
     # Also the key that the name has in each cache: no index has a lock taken by plain redis-py.
     # Of a lock with places, one of them.
@@ -83,7 +82,7 @@ def find(options: dict[str, Any]) -> Found:
     if failure is not None:
         raise failure  # It may be held there.
     if not looked:
-        raise CommandError(f"no computation of {name} is in progress", returncode=USAGE)
+        raise usage_error(f"no computation of {name} is in progress")
     return next((found for found in looked if found.inspection.other), looked[0])
 
 
@@ -91,13 +90,9 @@ def _the_one(name: str, held: list[Found]) -> Found:
     aliases = list(dict.fromkeys(found.alias for found in held))
     if len(aliases) > 1:
         caches = ", ".join(aliases)
-        raise CommandError(
-            f"{name} is held in several caches ({caches}); say which with --using", returncode=USAGE
-        )
+        raise usage_error(f"{name} is held in several caches ({caches}); say which with --using")
     if len({found.kind for found in held}) > 1:
-        raise CommandError(
-            f"{name} is a lock and a computation; say which with --kind", returncode=USAGE
-        )
+        raise usage_error(f"{name} is a lock and a computation; say which with --kind")
     # It may also be the whole key of a lock of no cache, which comes last.
     return min(held, key=lambda found: found.holding is None or found.holding.foreign)
 
@@ -242,17 +237,13 @@ def _document(name: str, found: Found) -> dict[str, Any]:
         "cache": found.alias,
         "key": found.key.decode(errors="backslashreplace"),
         "lock": None if held is None else as_json(held),
-        "holders": [{**_fields(h, "place held_for fence"), "id": h.owner.id} for h in holders],
-        "waiters": [_fields(w, "host pid thread waited") for w in found.inspection.waiters],
+        "holders": [{**fields(h, "place held_for fence"), "id": h.owner.id} for h in holders],
+        "waiters": [fields(w, "host pid thread waited") for w in found.inspection.waiters],
         "events": [
-            {**_fields(e, "at what note"), **_fields(e.owner, "id host pid thread label")}
+            {**fields(e, "at what note"), **fields(e.owner, "id host pid thread label")}
             for e in found.inspection.events
         ],
     }
-
-
-def _fields(of: object, names: str) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in names.split()}
 
 
 def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
@@ -263,23 +254,22 @@ def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
         others = found.inspection.holders
         free = f"Place {options['place']} of {name} is free." if others else ""
         command.stdout.write(free or f"{name} is {_free(found)}.")
-        return 0 if found.local is None else NOT_OWNER
+        return 0 if found.local is None else Exit.NOT_OWNER
     command.stdout.write(f"{one_line(name)} is held by {_who(held)}.")
     if not options["yes"] and not _agreed(command):
         command.stdout.write("Nothing was released.")
         return 1
     outcome = _release(held)
     command.stdout.write(_said(held, outcome))
-    return NOT_OWNER if outcome is Outcome.NOT_OWNER else 0
+    return Exit.NOT_OWNER if outcome is Outcome.NOT_OWNER else 0
 
 
 def _chosen(found: Found, name: str, place: int | None) -> HeldLock | None:
     holders = found.inspection.holders
     if place is None and len(holders) > 1:
         places = ", ".join(str(number) for number in sorted(lock.place for lock in holders))
-        raise CommandError(
-            f"{name} has {len(holders)} holders, in the places {places}; say which with --place",
-            returncode=USAGE,
+        raise usage_error(
+            f"{name} has {len(holders)} holders, in the places {places}; say which with --place"
         )
     if place is None:
         return found.holding
@@ -299,9 +289,7 @@ def _said(held: HeldLock, outcome: Outcome) -> str:
 
 def _agreed(command: BaseCommand) -> bool:
     if not sys.stdin.isatty():
-        raise CommandError(
-            "no terminal to ask for confirmation: add --yes to release it", returncode=USAGE
-        )
+        raise usage_error("no terminal to ask for confirmation: add --yes to release it")
     command.stdout.write(
         "The holder is not stopped: until it learns that its lock is lost, it works at the same\n"
         "time as the next holder.\n"
@@ -329,7 +317,7 @@ def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
     ]
     for sentence in failures(result):
         command.stderr.write(sentence)
-    code = UNAVAILABLE if result.failures else INCOMPLETE if result.truncations else 0
+    code = Exit.UNAVAILABLE if result.failures else Exit.INCOMPLETE if result.truncations else 0
     if not options["yes"] or not result.found:
         for line in lines(result, command, options):
             command.stdout.write(line)
@@ -341,7 +329,7 @@ def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
         outcome = _release(held)
         command.stdout.write(f"{_said(held, outcome)} It was held by {_who(held)}.")
         if outcome is Outcome.NOT_OWNER:
-            code = code or NOT_OWNER
+            code = code or Exit.NOT_OWNER
     for sentence in cuts(result):
         command.stderr.write(sentence)
     return code

@@ -22,7 +22,7 @@ from django.core.management import CommandError, call_command, get_commands, loa
 from django.core.management.base import BaseCommand
 
 from ..decorators import interrupt_main_thread
-from . import LOST, NOT_FOUND, USAGE
+from . import Exit, usage_error
 
 #: Signals that are passed on to the program's group.
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -58,10 +58,9 @@ class ManagementCommand:
         name, *self._args = argv
         for option in ("--settings", "--pythonpath"):
             if any(arg.partition("=")[0] == option for arg in self._args):
-                raise CommandError(
+                raise usage_error(
                     f"{option} has no effect on {name}, which runs in this process: put it before "
-                    "the --",
-                    returncode=USAGE,
+                    "the --"
                 )
         self.label = f"manage.py {name}"
         self._name = name
@@ -102,7 +101,7 @@ class ManagementCommand:
     def kill(self) -> None:
         """End it. Called from another thread."""
         if self._from_command_line:
-            os._exit(LOST)
+            os._exit(Exit.LOST)
 
 
 def _load(name: str) -> BaseCommand:
@@ -112,7 +111,7 @@ def _load(name: str) -> BaseCommand:
         hint = f"did you mean {close[0]}?" if close else "manage.py help lists them"
         raise CommandError(
             f"there is no management command {name!r}; {hint} (--shell runs a program)",
-            returncode=NOT_FOUND,
+            returncode=Exit.NOT_FOUND,
         )
     app = known[name]
     return app if isinstance(app, BaseCommand) else load_command_class(app, name)
@@ -137,13 +136,9 @@ class Program:
     those of ``ManagementCommand``. ``grace``: seconds from SIGTERM to SIGKILL when it must end."""
 
     def __init__(self, argv: Sequence[str], grace: float) -> None:
-        if os.name != "posix":
-            raise CommandError(
-                "--shell needs process groups, which only Unix has", returncode=USAGE
-            )
         self._argv = ["/bin/sh", "-c", argv[0]] if len(argv) == 1 else list(argv)
         if shutil.which(self._argv[0]) is None:
-            raise CommandError(f"there is no program {argv[0]!r}", returncode=NOT_FOUND)
+            raise CommandError(f"there is no program {argv[0]!r}", returncode=Exit.NOT_FOUND)
         words = argv[0].split()
         self.label = Path(words[0]).name if words else "/bin/sh"
         self._grace = grace

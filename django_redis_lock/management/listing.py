@@ -21,10 +21,8 @@ from ..inventory import FLIGHT, LOCK
 from ..metrics import BOUNDS, Distribution, Summary, site_of, summaries
 from . import (
     COMPACT,
-    HELD,
-    TROUBLE,
-    UNAVAILABLE,
     Column,
+    Exit,
     as_json,
     clip,
     counted,
@@ -79,15 +77,15 @@ def _list(command: BaseCommand, options: dict[str, Any], screen: bool) -> int:
         for sentence in failures(result):
             command.stderr.write(sentence)
     if result.failures:
-        return UNAVAILABLE
+        return Exit.UNAVAILABLE
     return verdict(result.found, here=bool(result.local)) if options["exit_code"] else 0
 
 
 def verdict(locks: list[HeldLock], *, here: bool) -> int:
     """``here``: a lock is held on this host, without Redis."""
     if any(in_trouble(held.lock) for held in locks):
-        return TROUBLE
-    return HELD if locks or here else 0
+        return Exit.TROUBLE
+    return Exit.HELD if locks or here else 0
 
 
 def failures(result: HeldLocks) -> list[str]:
@@ -245,7 +243,7 @@ def show_figures(command: BaseCommand, options: dict[str, Any]) -> int:
                 command.stdout.write(line)
         for alias, error in failures.items():
             command.stderr.write(f"The cache {alias} could not be read: {error}")
-    return UNAVAILABLE if failures else 0
+    return Exit.UNAVAILABLE if failures else 0
 
 
 def _read(using: str | None, period: str) -> tuple[dict[str, list[Summary]], dict[str, str]]:

@@ -21,18 +21,7 @@ from ...checks import TAG
 from ...decorators import outages_not_logged
 from ...doctor import Finding, Level, Target, examine
 from ...metrics import PERIODS
-from .. import (
-    CLOSED,
-    TROUBLE,
-    UNAVAILABLE,
-    USAGE,
-    WARNED,
-    count,
-    one_line,
-    seconds,
-    seconds_or_none,
-    width_of,
-)
+from .. import Exit, count, one_line, seconds, seconds_or_none, usage_error, width_of
 from ..by_name import release_lock, reset_locks, show_lock
 from ..listing import KINDS, list_locks, show_figures
 
@@ -58,8 +47,8 @@ def diagnose(command: BaseCommand, options: dict[str, Any]) -> int:
     else:
         _print(command, settings, caches, worst)
     if away:
-        return UNAVAILABLE
-    return {Level.ERROR: TROUBLE, Level.WARNING: WARNED}.get(worst, 0)
+        return Exit.UNAVAILABLE
+    return {Level.ERROR: Exit.TROUBLE, Level.WARNING: Exit.WARNED}.get(worst, 0)
 
 
 def _examined(alias: str) -> tuple[list[Finding], bool]:
@@ -289,14 +278,14 @@ class Command(BaseCommand):
                 code = ACTIONS[action][0](self, options)
             self.stdout.flush()
         except ImproperlyConfigured as error:
-            raise CommandError(str(error), returncode=USAGE) from error
+            raise usage_error(str(error)) from error
         except BrokenPipeError:
             # The reader of the output, such as head, has closed it. What is left is discarded.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = CLOSED
+            code = Exit.CLOSED
         except (RedisError, OSError) as error:
             raise CommandError(
-                f"the request to Redis failed: {error}", returncode=UNAVAILABLE
+                f"the request to Redis failed: {error}", returncode=Exit.UNAVAILABLE
             ) from error
         if code:
             if getattr(self, "_called_from_command_line", False):

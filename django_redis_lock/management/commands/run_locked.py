@@ -23,15 +23,13 @@ from ...contention import Conflict, unavailable
 from ...decorators import RetryUntil, outages_not_logged
 from ...locking import Lock, unwinding
 from .. import (
-    LOST,
-    TAKEN,
-    UNAVAILABLE,
-    USAGE,
+    Exit,
     count_or_none,
     exit_code,
     seconds,
     seconds_or_forever,
     seconds_or_none,
+    usage_error,
 )
 from ..job import ManagementCommand, Program
 
@@ -39,7 +37,7 @@ from ..job import ManagementCommand, Program
 Work = ManagementCommand | Program
 
 #: Signals that end this process while it waits, or its command; exit code 128 + number.
-ENDINGS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n))
+ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Command(BaseCommand):
@@ -91,16 +89,16 @@ class Command(BaseCommand):
         add(
             "--skip-exit-code",
             type=exit_code,
-            default=TAKEN,
+            default=Exit.TAKEN,
             metavar="N",
-            help=f"exit code if the lock is taken, 0 to skip quietly; default: {TAKEN}",
+            help=f"exit code if the lock is taken, 0 to skip quietly; default: {Exit.TAKEN}",
         )
         add(
             "--on-lost",
             choices=("terminate", "ignore"),
             default="terminate",
             help="what happens to the command if its lock is lost: SIGTERM, and after --grace "
-            f"seconds SIGKILL, exit code {LOST} (the default); or only a message",
+            f"seconds SIGKILL, exit code {Exit.LOST} (the default); or only a message",
         )
         add(
             "--grace",
@@ -138,9 +136,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not options["command"]:
-            raise CommandError(
-                "the command to run is missing: run_locked NAME -- COMMAND", returncode=USAGE
-            )
+            raise usage_error("the command to run is missing: run_locked NAME -- COMMAND")
         grace = options["grace"]
         work: Work = (
             Program(options["command"], grace)
@@ -178,7 +174,7 @@ class Command(BaseCommand):
                 **lifetime,
             )
         except (ImproperlyConfigured, TypeError, ValueError) as error:
-            raise CommandError(str(error), returncode=USAGE) from error
+            raise usage_error(str(error)) from error
 
     def _acquired(self, lock: Lock, options: dict[str, Any]) -> bool:
         retry = RetryUntil(time.monotonic() + options["wait"])
@@ -198,7 +194,7 @@ class Command(BaseCommand):
                 "interrupted while waiting", returncode=128 + signal.SIGINT
             ) from None
         except (RedisError, OSError) as error:
-            raise unavailable(options["name"], error, UNAVAILABLE) from error
+            raise unavailable(options["name"], error, Exit.UNAVAILABLE) from error
         if conflict is None:
             return True
         code = options["skip_exit_code"]
@@ -242,7 +238,7 @@ class Command(BaseCommand):
             raise CommandError(
                 f"the lock {options['name']} was lost while the command ran: another may have run "
                 "at the same time",
-                returncode=LOST,
+                returncode=Exit.LOST,
             )
         return code
 

@@ -22,7 +22,7 @@ from django.core.cache import caches
 from django.core.management import CommandError, call_command
 
 from django_redis_lock import Lock
-from django_redis_lock.management import TAKEN
+from django_redis_lock.management import Exit
 from django_redis_lock.management.commands.run_locked import Command
 from django_redis_lock.management.job import Program
 from tests.processes import PATIENCE, ManageCommand, until
@@ -73,7 +73,7 @@ def test_called_from_code_it_passes_streams_and_errors_on() -> None:
     assert "no issues" in out.getvalue()
     with lock(), pytest.raises(CommandError, match="job is held by") as caught:
         call_command("run_locked", "job", "--", "check")
-    assert caught.value.returncode == TAKEN
+    assert caught.value.returncode == Exit.TAKEN
     with pytest.raises(CommandError) as caught:
         call_command("run_locked", "job", "--shell", "--", "exit 3")
     assert caught.value.returncode == 3
