@@ -15,12 +15,7 @@ from django_redis.client import DefaultClient, ShardClient
 
 from ..conf import SETTING, Conf, given
 from ..exceptions import LockError
-from ..fallback import (
-    AsyncFallbackLock,
-    AsyncFallbackRedlock,
-    FallbackLock,
-    FallbackRedlock,
-)
+from ..fallback import AsyncFallbackLock, AsyncFallbackRedlock, FallbackLock, FallbackRedlock
 from ..inventory import Inventory, Outcome, list_held, release
 from ..locking import AsyncLock, AsyncMultiLock, Lock, MultiLock, check_names
 from ..protocol import RESERVED, check_name_in_cache, check_policy, longest_hold, refuse_reserved
@@ -33,7 +28,6 @@ BACKEND = "django_redis_lock.cache.RedisCache"
 LOCAL_BACKEND = "django_redis_lock.cache.LocMemCache"
 
 AnyLock = TypeVar("AnyLock", Lock, AsyncLock)
-
 
 #: On one server and on several, without a fallback and with one.
 FOR_THREADS = ((Lock, FallbackLock), (Redlock, FallbackRedlock))

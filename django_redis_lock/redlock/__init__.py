@@ -17,8 +17,8 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..clock import time
-from ..locking import AsyncLock, Lock, TaskWaiter, ThreadWaiter
-from ..protocol import AcquireRequest, Acquisition, Call
+from ..locking import AsyncLock, Lock
+from ..protocol import Call
 from ..transport import (
     Answer,
     RawConnection,
@@ -64,12 +64,6 @@ class Redlock(Lock, Quorum):
     def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
         return ask(self.servers, calls, patience)
 
-    def _wait_at(self, place: int, request: AcquireRequest) -> Acquisition | None:
-        return ThreadWaiter(self.redis[place], request).wait()
-
-    def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
     def _run(self, call: Call) -> Answer:
         sent_at = time.monotonic()
         answers = self._ask_servers(self._calls(call), self.server_timeout)
@@ -81,12 +75,6 @@ class AsyncRedlock(AsyncLock, Quorum):
 
     async def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
         return await _aask(self.redis, calls, patience)
-
-    async def _wait_at(self, place: int, request: AcquireRequest) -> Acquisition | None:
-        return await TaskWaiter(self.redis[place], request).wait()
-
-    async def _sleep(self, seconds: float) -> None:
-        await time.asleep(seconds)
 
     async def _run(self, call: Call) -> Answer:
         sent_at = time.monotonic()

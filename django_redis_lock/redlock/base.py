@@ -25,6 +25,8 @@ from ..locking import (
     Hold,
     LockOperations,
     Renewals,
+    TaskWaiter,
+    ThreadWaiter,
     note_vanished,
 )
 from ..protocol import (
@@ -239,10 +241,11 @@ class Quorum(LockOperations):
 
     def _wait_at(self, place: int, request: AcquireRequest) -> Any:
         """Wait for one server's part of the lock; the grant, or None at the deadline."""
-        raise NotImplementedError
+        waiter: Any = TaskWaiter if self.asynchronous else ThreadWaiter
+        return waiter(self.redis[place], request).wait()
 
     def _sleep(self, seconds: float) -> Any:
-        raise NotImplementedError
+        return time.asleep(seconds) if self.asynchronous else time.sleep(seconds)
 
     # -- acquire ------------------------------------------------------------------------------
 

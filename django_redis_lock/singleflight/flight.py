@@ -16,15 +16,7 @@ from ..exceptions import ComputationFailed, LockError
 from ..protocol import as_bytes, flight_stream, printable
 from ..threads import get_logger
 from ..transport import is_outage
-from .in_process import (
-    InProcessFlight,
-    LeaderRef,
-    Overtaken,
-    being_computed,
-    join,
-    leave,
-    overtake,
-)
+from .in_process import InProcessFlight, LeaderRef, Overtaken, being_computed, join, leave, overtake
 from .leader import Leader, Producer, Seen
 from .runners import ProducerFailed, Runner, Steps
 
