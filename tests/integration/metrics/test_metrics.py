@@ -223,7 +223,7 @@ def test_a_forked_child_starts_with_nothing(cache: RedisCache) -> None:
 def test_the_keeper_writes_and_rests_when_there_is_nothing_left(
     cache: RedisCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "INTERVAL", 0.02)
+    monkeypatch.setattr(collecting, "INTERVAL", 0.02)
     with cache.lock("import"):
         pass
     until(lambda: metrics.summary(group="import").acquisitions == 1)
@@ -236,7 +236,7 @@ def test_the_keeper_writes_and_rests_when_there_is_nothing_left(
 def test_nothing_is_lost_while_redis_is_away(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(metrics, "AWAY", 0.02)
+    monkeypatch.setattr(collecting, "AWAY", 0.02)
     caplog.set_level("INFO", "django_redis_lock.metrics")
     client = own_server.client()
     with Lock(client, "bare", timeout=10):
@@ -253,7 +253,7 @@ def test_nothing_is_lost_while_redis_is_away(
 def test_what_was_done_without_redis_while_it_was_away(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "AWAY", 0.02)
+    monkeypatch.setattr(collecting, "AWAY", 0.02)
     cache = RedisCache(own_server.url, {"OPTIONS": {"LOCK_ON_REDIS_DOWN": "run"}})
     own_server.stop()
     for _ in range(2):
@@ -312,7 +312,7 @@ def test_a_process_counts_a_limited_number_of_groups(
 def test_a_bucket_has_a_limited_number_of_groups(
     cache: RedisCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "MAX_GROUPS", 3)
+    monkeypatch.setattr(collecting, "MAX_GROUPS_OF_A_BUCKET", 3)
     for names in ("ab", "bc", "cdef", "fa"):
         for name in names:
             with cache.lock(name):
@@ -350,13 +350,15 @@ def test_what_is_too_old_goes_and_is_not_read(cache: RedisCache, client: redis.R
 
 def test_a_full_hour_takes_little_room(cache: RedisCache, client: redis.Redis) -> None:
     server = server_of(cache._lock_client())
-    for number in range(metrics.MAX_GROUPS + 50):
+    for number in range(collecting.MAX_GROUPS_OF_A_BUCKET + 50):
         counted = figures.new()
         for place in range(len(counted)):
             counted[place] = 10**6
-        call = metrics.call_to_add({(server, "", f"group-{number:03}" + "x" * 50): counted})
+        call = collecting.call_to_add({(server, "", f"group-{number:03}" + "x" * 50): counted})
         run(cache._lock_client(), call)
-    assert client.memory_usage(FIGURES["hour"], samples=0) < metrics.MAX_GROUPS * 1500
+    assert (
+        client.memory_usage(FIGURES["hour"], samples=0) < collecting.MAX_GROUPS_OF_A_BUCKET * 1500
+    )
     assert summary().acquisitions == 250 * 10**6 * (len(figures.BOUNDS) + 1)
 
 
@@ -365,7 +367,7 @@ def test_large_numbers_add_up_exactly(cache: RedisCache) -> None:
     counted = figures.new()
     counted[figures.WAITS] = 2**51
     for _ in range(3):
-        run(cache._lock_client(), metrics.call_to_add({(server, "", "import"): counted}))
+        run(cache._lock_client(), collecting.call_to_add({(server, "", "import"): counted}))
     assert summary("import").waits.seconds == 3 * 2**51 / 1e6
 
 
@@ -390,7 +392,7 @@ def test_on_a_cluster(cluster_servers: ClusterServers) -> None:
 def test_the_keeper_writes_to_a_cluster(
     cluster_servers: ClusterServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "INTERVAL", 0.02)
+    monkeypatch.setattr(collecting, "INTERVAL", 0.02)
     client = cluster_servers.client()
     with Lock(client, "one", timeout=10):
         pass
@@ -543,15 +545,15 @@ def test_a_process_that_finds_a_crash_and_ends_counts_it(
 @pytest.mark.parametrize(
     ("error", "pause"),
     [
-        (redis.ConnectionError("gone"), metrics.AWAY),
-        (ReadOnlyError("You can't write against a read only replica."), metrics.AWAY),
-        (NoPermissionError("NOPERM"), metrics.REFUSED),
-        (redis.ResponseError("OOM command not allowed"), metrics.REFUSED),
+        (redis.ConnectionError("gone"), collecting.AWAY),
+        (ReadOnlyError("You can't write against a read only replica."), collecting.AWAY),
+        (NoPermissionError("NOPERM"), collecting.REFUSED),
+        (redis.ResponseError("OOM command not allowed"), collecting.REFUSED),
     ],
 )
 def test_a_failover_is_tried_again_soon_and_a_refusal_late(
     client: redis.Redis, error: Exception, pause: float
 ) -> None:
-    job = metrics.Writing(metrics._metrics, server_of(client), 0.0)
+    job = collecting.Writing(metrics._metrics, server_of(client), 0.0)
     job.failed(error, 1000.0)
     assert job.due == 1000.0 + pause
