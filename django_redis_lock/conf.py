@@ -255,7 +255,13 @@ class GetOrSetArguments(GetOrSetManyArguments, total=False):
     soft_timeout: float | None
 
 
-_NAMES = frozenset(GetOrSetArguments.__annotations__)
+_AS_SETTINGS = ("stale", "background", "soft_timeout", "on_wait_timeout", "jitter", "error_ttl")
+#: How each is checked. Unlike the setting WAIT, a wait may be 0.
+_CHECKS: dict[str, Callable[[str, Any], object]] = {
+    **{name: vars(Conf)[name.upper()].check for name in _AS_SETTINGS},
+    "wait": _seconds_or_0,
+    "group": lambda _, group: check_group(group),
+}
 
 
 class GetOrSetOptions:
@@ -275,7 +281,7 @@ class GetOrSetOptions:
         vars(self).update(given)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _NAMES:
+        if name not in _CHECKS:
             raise AttributeError(name)
         return getattr(self._conf, name.upper())
 
@@ -322,22 +328,10 @@ class GetOrSetOptions:
         or two exclude each other."""
         given = {name: value for name, value in arguments.items() if value is not SETTING}
         for name, value in given.items():
-            if name not in _NAMES:
-                known = ", ".join(sorted((*_NAMES, "timeout", "version")))
+            if name not in _CHECKS:
+                known = ", ".join(sorted((*_CHECKS, "timeout", "version")))
                 raise TypeError(f"get_or_set has no option {name!r}; it has {known}")
-            if name in ("stale", "wait", "error_ttl"):
-                check_seconds(name, value, zero=True)
-            elif name == "soft_timeout":
-                check_seconds(name, value, zero=True, none="a wait to the end")
-            elif name == "jitter":
-                check_share(name, value)
-            elif name == "group":
-                check_group(value)
-            elif name == "background":
-                check_bool(name, value)
-            elif name == "on_wait_timeout" and value not in ON_WAIT_TIMEOUT:
-                allowed = '"compute", "raise" or "default"'
-                raise ValueError(f"on_wait_timeout must be {allowed}, not {value!r}")
+            _CHECKS[name](name, value)
         if given.get("soft_timeout") is not None and given.get("background"):
             raise ValueError("give soft_timeout or background: with background it does not wait")
         return given

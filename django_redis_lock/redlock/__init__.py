@@ -62,7 +62,7 @@ class Redlock(Lock, Quorum):
     """
 
     def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> dict[int, Any]:
-        return ask(self.servers, calls, patience)
+        return ask(self._servers, calls, patience)
 
     def _run(self, call: Call) -> Answer:
         sent_at = time.monotonic()

@@ -81,7 +81,7 @@ class Election:
     def __init__(self, lock: Quorum, request: AcquireRequest) -> None:
         self._chosen = request.chosen
         self._lock = lock
-        self._servers = lock.servers
+        self._servers = lock._servers
         self._places = lock._order()
         self._limit = lock.server_timeout
         self._unanswered: set[int] = set()
@@ -220,12 +220,8 @@ class Quorum(LockOperations):
         self.server_timeout = given or min(SERVER_TIMEOUT_SECONDS, (self.timeout or math.inf) / 4)
 
     @property
-    def servers(self) -> tuple[Server, ...]:
-        return tuple(server_of(client) for client in self.redis)
-
-    @property
     def _servers(self) -> tuple[Server, ...]:
-        return self.servers
+        return tuple(server_of(client) for client in self.redis)
 
     def _encode(self, value: str | bytes) -> bytes:
         encoded: bytes = self.redis[0].get_encoder().encode(value)
@@ -330,7 +326,7 @@ class Quorum(LockOperations):
         return merged(call, answers, len(self.redis), self._shown)
 
     def _release_later(self, places: Iterable[int], release: Call) -> None:
-        servers = self.servers
+        servers = self._servers
         for place in places:
             keeper().add(DeferredRelease(servers[place], release, self.timeout))
 
@@ -341,7 +337,7 @@ class Quorum(LockOperations):
         assert isinstance(hold, QuorumHold)
         assert isinstance(granted, QuorumAcquisition)
         hold.set_votes(granted.votes)
-        jobs = (VotedRenewal(server, hold, place) for place, server in enumerate(self.servers))
+        jobs = (VotedRenewal(server, hold, place) for place, server in enumerate(self._servers))
         self.local.renewal = Renewals(*jobs)
         return hold
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock.metrics import ADD_FIGURES, READ_FIGURES
+from django_redis_lock.metrics import READ_FIGURES
+from django_redis_lock.metrics.collecting import ADD_FIGURES
 from django_redis_lock.protocol.inventory_scripts import (
     DESCRIBE,
     DESCRIBE_FLIGHTS,
