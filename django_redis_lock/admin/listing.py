@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -66,16 +66,17 @@ class Listing:
         self._url_of = url_of
         self.search = query.get("q", "")[:200]
         self.aliases = list(lock_caches())
-        choices: dict[str, Collection[str]] = {
-            "kind": KINDS,
-            "using": self.aliases,
-            "status": STATUSES,
-            "age": list(map(str, AGES)),
+        #: The title of each filter, and its choices with their texts.
+        self._filters: dict[str, tuple[str, Mapping[str, Any]]] = {
+            "status": (_("Status"), STATUSES),
+            "age": (_("Older than"), {str(age): brief(age) for age in AGES}),
+            "kind": (_("Kind"), KINDS),
+            "using": (_("Cache"), {alias: alias for alias in self.aliases}),
         }
         #: What each filter is set to; empty for all.
         self.chosen = {
-            name: str(query[name]) if query.get(name) in values else ""
-            for name, values in choices.items()
+            name: str(query[name]) if query.get(name) in choices else ""
+            for name, (_title, choices) in self._filters.items()
         }
         wanted = query.get("o", DEFAULT)
         self.order = wanted if wanted.removeprefix("-") in BY_NAME else DEFAULT
@@ -236,16 +237,10 @@ class Listing:
         return len(self.aliases) > 1
 
     def choices(self) -> list[dict[str, Any]]:
-        filters: list[tuple[str, Any, Any]] = [
-            ("status", _("Status"), STATUSES.items()),
-            ("age", _("Older than"), [(str(age), brief(age)) for age in AGES]),
-            ("kind", _("Kind"), KINDS.items()),
-        ]
-        if self.many_caches:
-            filters.append(("using", _("Cache"), [(a, a) for a in self.aliases]))
         return [
-            {"name": name, "title": title, "chosen": self.chosen[name], "options": list(options)}
-            for name, title, options in filters
+            {"name": name, "title": title, "chosen": self.chosen[name], "options": choices.items()}
+            for name, (title, choices) in self._filters.items()
+            if name != "using" or self.many_caches
         ]
 
 

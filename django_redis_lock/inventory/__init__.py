@@ -4,7 +4,7 @@ there; and operations on all keys of a database: on a cluster, of all its primar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -239,7 +239,10 @@ def delete_matching(client: Any, pattern: bytes, step: int = KEYS_PER_SCRIPT) ->
         by_index: dict[bytes, list[bytes]] = {}
         for key in page:
             by_index.setdefault(index_of(INDEX, key), []).append(key)
-        calls = [_deleting(keys, index) for index, keys in by_index.items()]
+        calls = [
+            Call(DELETE_UNHELD, (*keys, index), tuple(map(_lock_of, keys)))
+            for index, keys in by_index.items()
+        ]
         deleted += sum(map(int, run_all(client, calls)))
     return deleted
 
@@ -261,10 +264,6 @@ def _is_flight(key: bytes, beginning: bytes) -> bool:
     """Whether ``key`` is the flight of a cache key that begins with ``beginning``."""
     value = key_of_companion(key)
     return value is not None and value.startswith(beginning) and flight_key(value) == key
-
-
-def _deleting(keys: Sequence[bytes], index: bytes) -> Call:
-    return Call(DELETE_UNHELD, (*keys, index), tuple(map(_lock_of, keys)))
 
 
 def _lock_of(key: bytes) -> bytes:

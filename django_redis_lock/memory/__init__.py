@@ -222,11 +222,8 @@ class Database(Commands):
         source = self._scripts.get(sha)
         if source is None:
             raise NoScriptError("No matching script. Please use EVAL.")
-        return self._run_script(source, words[: int(keys)], words[int(keys) :])
-
-    def _run_script(self, source: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
-        script = compile_script(source)
-        returned = script(Table.of(*keys), Table.of(*args), self._call, self._pcall)
+        given = Table.of(*words[: int(keys)]), Table.of(*words[int(keys) :])
+        returned = compile_script(source)(*given, self._call, self._pcall)
         return _as_reply(returned[0]) if returned else None
 
     def _call(self, *words: Any) -> Any:

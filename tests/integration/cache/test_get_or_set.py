@@ -785,8 +785,8 @@ def test_a_thread_may_wait_less_long_than_the_one_that_waits_for_all(
         ({"wait": "1"}, TypeError, "wait must be"),
         ({"wait": None}, TypeError, "wait must be"),
         ({"wait": True}, TypeError, "wait must be"),
-        ({"on_wait_timeout": "skip"}, ValueError, '"compute", "raise" or "default"'),
-        ({"on_wait_timeout": None}, ValueError, '"compute", "raise" or "default"'),
+        ({"on_wait_timeout": "skip"}, ValueError, "one of 'compute', 'raise', 'default'"),
+        ({"on_wait_timeout": None}, ValueError, "one of 'compute', 'raise', 'default'"),
     ],
 )
 def test_wrong_arguments_are_refused_even_for_a_hit(
