@@ -144,7 +144,7 @@ def held_locks(
                 if not listed.complete:
                     cut = Truncation(here[0], kind, len(listed.locks), listed.total)
                     result.truncations.append(cut)
-    result.in_memory = [alias for alias in wanted if _is_in_memory(alias)]
+    result.in_memory = [a for a in wanted if a not in failed and lock_cache(a).in_memory]
     result.found.sort(key=lambda held: held.lock.held_for or 0.0, reverse=True)
     without_redis = [failure.alias for failure in result.failures] + result.in_memory
     result.local = _held_here(without_redis, search)
@@ -241,12 +241,6 @@ def _failure(alias: str, error: Exception) -> Failure:
         known = [node.breaker.known_outage() for node in server_of(cache._lock_client()).nodes()]
         outages = tuple(outage for outage in known if outage is not None)
     return Failure(alias, printable(str(error), limit=200), outages)
-
-
-def _is_in_memory(alias: str) -> bool:
-    with suppress(*UNAVAILABLE):
-        return lock_cache(alias).in_memory
-    return False
 
 
 def _held_here(aliases: Iterable[str], search: str) -> list[tuple[str, Owner]]:

@@ -32,7 +32,7 @@ from ..protocol import (
     script,
     wake_key,
 )
-from ..transport import RawConnection, is_cluster, run, server_of
+from ..transport import is_cluster, run, server_of
 
 
 class Level(IntEnum):
@@ -299,17 +299,13 @@ def _channel_error(target: Target) -> str:
         return error
     connection = server_of(target.client).at((channel,)).connect(protocol=2)
     try:
-        _ask(connection, "SUBSCRIBE", channel)
+        connection.send_command("SUBSCRIBE", channel)
+        connection.read_response()
     except RedisError as error:
         return f"SUBSCRIBE is not allowed ({error})"
     finally:
         connection.disconnect()
     return ""
-
-
-def _ask(connection: RawConnection, *command: object) -> Any:
-    connection.send_command(*command)
-    return connection.read_response()
 
 
 def _error_at(target: Target, key: bytes, commands: Collection[str]) -> str:

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from ..cache import lock_cache, lock_caches
 from ..held_locks import HeldLock, held_locks, look_closely, release
-from ..inventory import LOCK, MAX_ENTRIES, Inspection, Outcome
+from ..inventory import LOCK, MAX_ENTRIES, Inspection, LockInfo, Outcome
 from ..protocol import Owner
 from . import (
     Exit,
@@ -144,8 +144,7 @@ def _lines(command: BaseCommand, name: str, found: Found) -> list[str]:
     if len(found.inspection.holders) > 1:
         out += ["", style.MIGRATE_LABEL("All holders")]
         for lock in sorted(found.inspection.holders, key=lambda held: held.place):
-            who = f"{holder(lock)}, for {duration(lock.held_for)}"
-            out.append(f"  {lock.place:>3}  {who}")
+            out.append(f"  {lock.place:>3}  {_who(lock)}")
     if found.inspection.waiters:
         out += ["", style.MIGRATE_LABEL("Waiting, in this order")]
         for number, waiter in enumerate(found.inspection.waiters, 1):
@@ -255,7 +254,7 @@ def release_lock(command: BaseCommand, options: dict[str, Any]) -> int:
         free = f"Place {options['place']} of {name} is free." if others else ""
         command.stdout.write(free or f"{name} is {_free(found)}.")
         return 0 if found.local is None else Exit.NOT_OWNER
-    command.stdout.write(f"{one_line(name)} is held by {_who(held)}.")
+    command.stdout.write(f"{one_line(name)} is held by {_who(held.lock)}.")
     if not options["yes"] and not _agreed(command):
         command.stdout.write("Nothing was released.")
         return 1
@@ -327,7 +326,7 @@ def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
         return code
     for held in result.found:
         outcome = _release(held)
-        command.stdout.write(f"{_said(held, outcome)} It was held by {_who(held)}.")
+        command.stdout.write(f"{_said(held, outcome)} It was held by {_who(held.lock)}.")
         if outcome is Outcome.NOT_OWNER:
             code = code or Exit.NOT_OWNER
     for sentence in cuts(result):
@@ -335,8 +334,8 @@ def reset_locks(command: BaseCommand, options: dict[str, Any]) -> int:
     return code
 
 
-def _who(held: HeldLock) -> str:
-    return f"{holder(held.lock)}, for {duration(held.lock.held_for)}"
+def _who(lock: LockInfo) -> str:
+    return f"{holder(lock)}, for {duration(lock.held_for)}"
 
 
 def _release(held: HeldLock) -> Outcome:
