@@ -192,12 +192,12 @@ WRITES_REJECTED = ("NOREPLICAS", "MISCONF", "OOM", "READONLY")
 
 #: The commands of the scripts, as the doctor tries them; ``@1`` and so on stand for keys.
 TRIED = (
-    *("SET @1 trial PX 5000", "GET @1", "EXISTS @1", "STRLEN @1", "GETRANGE @1 0 0", "PTTL @1"),
-    *("PERSIST @1", "PEXPIRE @1 5000", "RPUSH @2 trial", "LINDEX @2 0", "LLEN @2"),
-    *("ZADD @3 1 trial", "ZCOUNT @3 -inf +inf", "ZREM @3 trial", "HSET @4 trial 1"),
-    *("HGET @4 trial", "HGETALL @4", "HLEN @4", "XADD @5 * trial 1", "ZCARD @3", "ZRANGE @3 0 0"),
-    *("ZRANGEBYSCORE @3 -inf +inf", "ZREVRANGEBYSCORE @3 +inf -inf", "TIME", "TYPE @1"),
-    *("DEL @1", "ZSCORE @3 trial", "DEL @2 @3 @4 @5"),
+    *("SET @1 trial PX 5000", "GET @1", "MGET @1", "EXISTS @1", "STRLEN @1", "GETRANGE @1 0 0"),
+    *("PTTL @1", "PERSIST @1", "PEXPIRE @1 5000", "RPUSH @2 trial", "LINDEX @2 0", "LLEN @2"),
+    *("ZADD @3 1 trial", "ZCOUNT @3 -inf +inf", "ZREM @3 trial", "ZREMRANGEBYSCORE @3 1 1"),
+    *("HSET @4 trial 1", "HGET @4 trial", "HGETALL @4", "HLEN @4", "XADD @5 * trial 1", "ZCARD @3"),
+    *("ZRANGE @3 0 0", "ZRANGEBYSCORE @3 -inf +inf", "ZREVRANGEBYSCORE @3 +inf -inf", "TIME"),
+    *("TYPE @1", "DEL @1", "ZSCORE @3 trial", "DEL @2 @3 @4 @5"),
 )
 #: Those that locks do not need, only ``get_or_set`` and the lists of held locks.
 NOT_FOR_LOCKS = {

@@ -313,6 +313,9 @@ class Commands:
         found = self._of(_SortedSet, key)
         return self._unless_empty(key, sum(found.pop(m, None) is not None for m in members))
 
+    def zremrangebyscore(self, key: bytes, low: bytes, high: bytes) -> int:
+        return self.zrem(key, *self.zrangebyscore(key, low, high))
+
     def zcard(self, key: bytes) -> int:
         return len(self._of(_SortedSet, key))
 

@@ -232,13 +232,13 @@ local function pass_on(successor, lifetime)
 end
 """)
 
-# register(waiter, alive): it lives `alive` ms more; drop some of the dead, and a broken list.
+# register(waiter, alive): it lives `alive` ms more; drop the dead, and a broken list.
 _REGISTER = shared("""
 local function register(waiter, alive)
   local at = math.floor(now() / 1000)
-  local dead = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', '(' .. at, 'LIMIT', 0, 64)
-  if dead.err then redis.call('DEL', KEYS[3]) end
-  redis.call('ZREM', KEYS[3], waiter, unpack(dead))  -- Never refused, so the rest is not either.
+  -- Never refused, so the rest is not either.
+  local dead = redis.pcall('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. at)
+  if type(dead) == 'table' then redis.call('DEL', KEYS[3]) end
   if type(redis.pcall('LLEN', KEYS[2])) == 'table' then redis.call('DEL', KEYS[2]) end
   redis.call('ZADD', KEYS[3], at + alive, waiter)
   redis.call('PEXPIRE', KEYS[3], alive)

@@ -147,16 +147,16 @@ end
 _TRY_PLACE = shared(
     """
 local function choose(token, attempt)
-  local others, held, free = {}, {}, nil
-  for number = 2, max_places() do others[number - 1] = places .. number end
-  if not token_at(1) and redis.call('EXISTS', unpack(others)) == 0 then return 1, false end
-  for number = 1, max_places() do
-    local holder = token_at(number)
+  local keys, free = {name}, nil
+  for number = 2, max_places() do keys[number] = places .. number end
+  local held = redis.call('MGET', unpack(keys))
+  held[1] = held[1] or redis.call('GET', name)  -- An error if it is no token.
+  for number, holder in ipairs(held) do
     if holder == token then
+      use_place(number)
       if attempt ~= '' and not by_attempt(attempt, false) then return nil end
       return number, holder
     end
-    held[number] = holder
     if not holder then free = free or number end
   end
   if free then return free, false end
@@ -183,8 +183,7 @@ _EARLIEST_END = shared(
 local function earliest_end()
   local least = -1
   for number = 1, max_places() do
-    use_place(number)
-    local left = redis.call('PTTL', KEYS[1])
+    local left = redis.call('PTTL', number == 1 and name or places .. number)
     if left >= 0 and (least < 0 or left < least) then least = left end
   end
   return least

@@ -140,7 +140,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "there is nothing to tell and nothing to delete, only more slowly",
     (
         "_REGISTER",
-        "local dead = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', at, 'LIMIT', 0, 64)",
+        "local dead = redis.pcall('ZREMRANGEBYSCORE', KEYS[3], '-inf', at)",
     ): "a waiter is dead a millisecond earlier",
     ("RENEW", "if left > 0 and wanted * 0.99 > left then"): "a lock with 0 ms left is gone",
     ("_SEEN", "if left == -2 then return '', '1' end"): "without a digest nobody looks at it",

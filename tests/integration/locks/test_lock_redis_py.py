@@ -377,7 +377,7 @@ RIGHTS = (
     *("eval", "evalsha", "blpop", "time"),
     *("get", "set", "del", "exists", "pttl", "pexpire", "persist"),
     *("hset", "hget", "hgetall", "rpush", "lindex", "llen"),
-    *("zadd", "zrem", "zscore", "zcount", "zrangebyscore"),
+    *("zadd", "zrem", "zremrangebyscore", "zscore", "zcount", "zrangebyscore"),
     *("publish", "subscribe", "client|id", "client|tracking"),
 )
 
