@@ -24,6 +24,7 @@ from ..exceptions import LockError, TooFewReplicas
 from ..locking import AsyncLock, Hold, Lock, LockOperations
 from ..protocol import (
     AcquireRequest,
+    Acquisition,
     HolderInfo,
     Owner,
     check_policy,
@@ -115,7 +116,7 @@ class Fallback(LockOperations):
             except Exception as error:
                 if not self._falls_back_on(error):
                     raise
-                fallback = self._new_hold()
+                fallback = self._fallback_hold()
                 if file_lock:  # Another round may have tried another place.
                     file_lock.path = self._file_lock().path
                 if file_lock and not (yield from self._take_file(file_lock, fallback, until)):
@@ -183,16 +184,9 @@ class Fallback(LockOperations):
         identity = b"%b\0%b" % (servers.encode(), key or self.keys.lock)
         return LocalLock(identity, shown, self._local_folder)
 
-    def _new_hold(self) -> FallbackHold:
-        hold = FallbackHold(
-            self.keys,
-            new_token(),
-            0,
-            began=time.monotonic(),
-            deadline=math.inf,
-            lifetime=None,
-            label=self.label,
-        )
+    def _fallback_hold(self) -> FallbackHold:
+        hold = FallbackHold(None, label=self.label)
+        hold.begin(Acquisition(new_token(), 0, time.monotonic(), math.inf), self.keys)
         hold.how = self.on_redis_down
         return hold
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from functools import cached_property
@@ -292,28 +293,15 @@ class BaseLock:
     def _take_over(self, other: BaseLock) -> None:
         self.local = other.local
 
-    def _record_acquisition(self, granted: Acquisition) -> Hold:
-        hold = self._hold_class(
-            self.keys if granted.place == 1 else self.keys.at_place(granted.place),
-            granted.token,
-            granted.fence,
-            began=granted.began,
-            deadline=granted.deadline,
-            lifetime=self.timeout,
-            attempt=granted.attempt,
-            renew=self.renew,
-            max_hold=self.max_hold,
+    def _new_hold(self) -> Hold:
+        return self._hold_class(
+            self.timeout,
+            renews_for=(self.max_hold or math.inf) if self.renew else -math.inf,
+            warns_after=self.warns_after,
             label=self.label,
             on_lost=None if self.on_lost is None else self._for_keeper(self.on_lost),
             subject=self.subject if events.listeners else None,
-            warns_at=granted.began + self.warns_after,
-            # A place above the limit, which a process with a larger one has passed on, ends here.
-            limit=self.limit if granted.place <= self.limit else 0,
         )
-        local = self.local
-        hold.pending, hold.task = granted.pending, local.task
-        local.hold, local.token = hold, granted.token
-        return hold
 
     def _owned_token(self, verb: str) -> bytes:
         token = self.local.token
@@ -344,9 +332,19 @@ class BaseLock:
 
     # -- what the keeper does for the holder -------------------------------------------------
 
-    def _start_renewal(self, granted: Acquisition) -> Hold:
-        hold = self._record_acquisition(granted)
-        self.local.renewal = Renewals(Renewal(server_of(self.redis), hold))
+    def _new_renewals(self) -> Renewals:
+        hold = self._new_hold()
+        return Renewals(hold, Renewal(server_of(self.redis), hold))
+
+    def _start_renewal(self, granted: Acquisition, renewals: Renewals) -> Hold:
+        hold, place = renewals.hold, granted.place
+        # A place above the limit, which a process with a larger one has passed on, ends here.
+        limit = self.limit if place <= self.limit else 0
+        hold.begin(granted, self.keys.at_place(place), limit)
+        local = self.local
+        hold.task = local.task
+        local.hold, local.token, local.renewal = hold, granted.token, renewals
+        renewals.begin()
         return hold
 
     def _entered(self) -> None:

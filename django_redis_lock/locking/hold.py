@@ -22,6 +22,7 @@ from ..events import Lost, Subject, group_of
 from ..keeper import DeferredRelease, Job, SentOnce, keeper
 from ..protocol import (
     RENEW,
+    Acquisition,
     Call,
     LockKeys,
     Owner,
@@ -54,7 +55,12 @@ CHECK_INTERVAL_SECONDS = 10.0
 
 
 class Hold:
-    """One acquisition, shared by the lock object and the keeper.
+    """One acquisition, shared by the lock object and the keeper. It is made before it begins, so
+    that a waiter, once it is granted the lock, has it at once.
+
+    Args:
+        renews_for: seconds for which it is renewed; -inf for never.
+        warns_after: seconds after which the log is told that it is still held.
 
     Attributes:
         attempt: identifies this acquisition among others with the same chosen token.
@@ -79,40 +85,32 @@ class Hold:
 
     def __init__(
         self,
-        keys: LockKeys,
-        token: bytes,
-        fence: int,
-        *,
-        began: float,
-        deadline: float,
         lifetime: float | None,
-        attempt: bytes = b"",
-        renew: bool = False,
-        max_hold: float | None = None,
+        *,
+        renews_for: float = -math.inf,
+        warns_after: float = math.inf,
         label: str = "",
         on_lost: Callable[[], Any] | None = None,
         subject: Subject | None = None,
-        warns_at: float = math.inf,
-        limit: int = 1,
     ) -> None:
-        self.keys = keys
-        self.limit = limit
-        self.token = token
-        self.fence = fence
-        self.attempt = attempt
-        self.began = began
-        self.deadline = deadline
         self.lifetime = lifetime
-        self.renews_until = began + (max_hold or math.inf) if renew else -math.inf
+        self._renews_for = renews_for
+        self._warns_after = warns_after
         self.label = label
         self.thread = threading.current_thread().name
         self.activity = activity.get()
         self._thread_id = threading.get_ident()
         self.on_lost = on_lost
         self.subject = subject
-        self.warns_at = warns_at
         self.pid = os.getpid()
         self._mutex = threading.Lock()
+
+    def begin(self, granted: Acquisition, keys: LockKeys, limit: int = 1) -> None:
+        """The lock, or the place, at ``keys`` is acquired."""
+        self.keys, self.limit = keys, limit
+        self.token, self.fence, self.began, self.deadline, self.attempt, self.pending, *_ = granted
+        self.renews_until = self.began + self._renews_for
+        self.warns_at = self.began + self._warns_after
 
     def owner(self) -> Owner:
         name, since = fingerprint(self.token), self.fence / 1e6
@@ -236,11 +234,14 @@ class Renewal(Job):
         lifetime = hold.lifetime
         self._third = CHECK_INTERVAL_SECONDS if lifetime is None else lifetime / 3
         self.deadline_scale = math.inf if lifetime is None else lifetime
-        self._full = math.inf if lifetime is None else hold.began + lifetime
         # "Shortly before": enough for the body to hear of it while the lock still counts.
         self._margin = 0.0 if lifetime is None else min(lifetime / 20, 0.25)
-        super().__init__(server, 0.0)
-        self._schedule(hold.began)
+        super().__init__(server, math.inf)
+
+    def begin(self) -> None:
+        """The hold has begun."""
+        self._full = self.hold.began + self.deadline_scale
+        self._schedule(self.hold.began)
 
     def stop(self) -> None:
         keeper().discard(self)
@@ -375,12 +376,17 @@ class Renewals:
     """What the keeper does for one hold, one job for each server, as the handle knows it. When
     no handle knows it any more, the lock cannot be released, and it ends with its lifetime."""
 
-    __slots__ = ("__weakref__", "jobs")
+    __slots__ = ("__weakref__", "hold", "jobs")
 
-    def __init__(self, *jobs: Renewal) -> None:
+    def __init__(self, hold: Hold, *jobs: Renewal) -> None:
+        self.hold = hold
         self.jobs = jobs
         for job in jobs:
             job.kept_by = weakref.ref(self)
+
+    def begin(self) -> None:
+        for job in self.jobs:
+            job.begin()
             keeper().add(job)
 
     def entered(self, grant_timeout: float, min_hold: float) -> None:

@@ -200,7 +200,7 @@ class SeveralNames(LockOperations):
         return asked.acquired(reply, sent_at)
 
     def _note(self, member: Any, acquired: Acquisition, asked_at: float, held: list[Any]) -> None:
-        hold = member._start_renewal(acquired)
+        hold = member._start_renewal(acquired, member._new_renewals())
         held.append(member)
         member._emit_acquired(hold, asked_at, acquired.contended)
 

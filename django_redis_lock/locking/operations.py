@@ -85,7 +85,7 @@ class LockOperations(BaseLock):
     # -- acquire -----------------------------------------------------------------------------
 
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
-        asked_at, acquired = time.monotonic(), None
+        asked_at, acquired, renewals = time.monotonic(), None, self._new_renewals()
         try:
             acquired = yield from self._obtain(request, wait)
             if acquired is not None and self.replicas:
@@ -102,7 +102,8 @@ class LockOperations(BaseLock):
         if acquired is None:
             self._emit_timed_out(asked_at, wait != 0)
             return False
-        self._emit_acquired(self._start_renewal(acquired), asked_at, acquired.contended)
+        hold = self._start_renewal(acquired, renewals)
+        self._emit_acquired(hold, asked_at, acquired.contended)
         return True
 
     def _obtain(self, request: AcquireRequest, wait: float | None) -> Steps[Any]:

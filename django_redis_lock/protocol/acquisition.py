@@ -41,7 +41,8 @@ LAST_TRY_SECONDS = 0.1
 #: A grant that seems older, or older than a quarter of its lifetime, must be confirmed first; so
 #: must one that seems to come from the future by as much (the server's clock was set back).
 MAX_GRANT_AGE_SECONDS = 0.5
-FENCE = re.compile(rb"\d{1,16}")
+#: Its token, its fence, and the number of its place if that is not the first.
+GRANT = re.compile(rb"(.*):(\d{1,16})(?:/(\d+))?", re.DOTALL)
 
 
 def new_token() -> bytes:
@@ -242,16 +243,12 @@ class AcquireRequest(NamedTuple):
         until = self.until(sent_at)
         return Acquisition(self.token, fence, sent_at, until, self.attempt, place=place)
 
-    def taken(self, grant: Grant, came_at: float, until: float) -> Acquisition:
-        held_with = self.token if self.chosen else grant.token
-        how: Any = {"attempt": self.attempt, "place": grant.place, "contended": True}
-        return Acquisition(held_with, grant.fence, came_at, until, **how)
-
-    def granted(self, grant: Grant, age: float, came_at: float) -> Acquisition:
-        """A fresh grant, which counts until its short lifetime is over."""
-        until = min(came_at + self.grant_timeout - max(age, 0.0), self.until(came_at))
+    def taken(
+        self, grant: Grant, came_at: float, until: float, pending: PendingLifetime | None = None
+    ) -> Acquisition:
         token, fence, place = grant
-        return Acquisition(token, fence, came_at, until, contended=True, place=place)
+        held_with = self.token if self.chosen else token
+        return Acquisition(held_with, fence, came_at, until, self.attempt, pending, True, place)
 
 
 def parse_acquire(reply: Any) -> Any:
@@ -303,8 +300,8 @@ def reset_call(
 
 def parse_grant(element: bytes) -> Grant:
     """An element of the grants list; fence 0 for an invalid one, which thus counts as expired."""
-    token, _, made = element.rpartition(b":")
-    fence, _, place = made.partition(b"/")
-    if not FENCE.fullmatch(fence) or not (place.isdigit() or fence == made):
+    found = GRANT.fullmatch(element)
+    if found is None:
         return Grant(element, 0)
+    token, fence, place = found.groups()
     return Grant(token, int(fence), int(place or 1))

@@ -73,10 +73,7 @@ class LockKeys(NamedTuple):
         return self.grants[: -len(b"grants")] + b"place:"
 
     def at_place(self, number: int) -> LockKeys:
-        if number == 1:
-            return self
-        key = self._places + b"%d" % number
-        return self._replace(lock=key, owner=key + b":owner")
+        return self if number == 1 else _at_place(self, number)
 
     @property
     def renewed(self) -> LockKeys:
@@ -92,6 +89,12 @@ class LockKeys(NamedTuple):
     @property
     def name(self) -> bytes:
         return self.lock if self.place == 1 else key_of_companion(self.lock) or self.lock
+
+
+@lru_cache(maxsize=1024)
+def _at_place(keys: LockKeys, number: int) -> LockKeys:
+    key = keys._places + b"%d" % number
+    return keys._replace(lock=key, owner=key + b":owner")
 
 
 def _hash_tag(key: bytes) -> bytes | None:

@@ -34,7 +34,6 @@ from ..protocol import (
     LAST_TRY_SECONDS,
     RELEASE,
     AcquireRequest,
-    Acquisition,
     Call,
     Clock,
     HolderInfo,
@@ -332,14 +331,10 @@ class Quorum(LockOperations):
 
     # -- renewal ------------------------------------------------------------------------------
 
-    def _start_renewal(self, granted: Acquisition) -> Hold:
-        hold = self._record_acquisition(granted)
-        assert isinstance(hold, QuorumHold)
-        assert isinstance(granted, QuorumAcquisition)
-        hold.set_votes(granted.votes)
+    def _new_renewals(self) -> Renewals:
+        hold: Any = self._new_hold()
         jobs = (VotedRenewal(server, hold, place) for place, server in enumerate(self._servers))
-        self.local.renewal = Renewals(*jobs)
-        return hold
+        return Renewals(hold, *jobs)
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
         self.local.renewal.reschedule(asked_at)

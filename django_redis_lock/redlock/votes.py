@@ -125,8 +125,10 @@ class Ballot:
 class QuorumHold(Hold):
     """One acquisition of a lock on several servers."""
 
-    def set_votes(self, votes: Sequence[float]) -> None:
-        self.votes = list(votes)
+    def begin(self, granted: Acquisition, keys: LockKeys, limit: int = 1) -> None:
+        super().begin(granted, keys, limit)
+        assert isinstance(granted, QuorumAcquisition)
+        self.votes = list(granted.votes)
         self._answered_at = [-math.inf] * len(self.votes)
 
     def vote(self, place: int, deadline: float, asked_at: float) -> None:

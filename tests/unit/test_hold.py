@@ -16,7 +16,7 @@ from django_redis_lock.locking import hold as hold_module
 from django_redis_lock.locking.hold import CHECK_INTERVAL_SECONDS, DESCRIBE_AFTER, Hold, Renewal
 from django_redis_lock.locking.local_state import Entry
 from django_redis_lock.locking.members import MultiHold
-from django_redis_lock.protocol import printable
+from django_redis_lock.protocol import Acquisition, printable
 from django_redis_lock.protocol.keys import lock_keys
 from tests.lock_contract import Background
 
@@ -43,15 +43,9 @@ def make(clock: FakeClock) -> Callable[..., Hold]:
     def make(lifetime: float | None = 30.0, **options: Any) -> Hold:
         began = clock.now
         deadline = options.pop("deadline", math.inf if lifetime is None else began + lifetime)
-        return Hold(
-            lock_keys(b"report"),
-            b"token",
-            7,
-            began=began,
-            deadline=deadline,
-            lifetime=lifetime,
-            **options,
-        )
+        hold = Hold(lifetime, **options)
+        hold.begin(Acquisition(b"token", 7, began, deadline), lock_keys(b"report"))
+        return hold
 
     return make
 
@@ -244,7 +238,9 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> FakeKeeper:
 
 def job(hold: Hold) -> Renewal:
     server: Any = None
-    return Renewal(server, hold)
+    renewal = Renewal(server, hold)
+    renewal.begin()
+    return renewal
 
 
 def wanted(call: Any) -> int:
@@ -287,7 +283,7 @@ class TestRenewal:
         assert renewal.hold.lost
 
     def test_it_renews_at_a_third_of_the_lifetime(self, make: Any) -> None:
-        renewal = job(make(30, renew=True))
+        renewal = job(make(30, renews_for=math.inf))
         renewal.call(1000.5)
         renewal.answered(30_000, sent_at=1000.5)
         assert renewal.due == 1010.5
@@ -296,10 +292,10 @@ class TestRenewal:
         assert renewal.hold.deadline == 1040.5
 
     def test_a_short_lifetime_is_renewed_before_the_holder_is_named(self, make: Any) -> None:
-        assert job(make(0.3, renew=True)).due == pytest.approx(1000.1)
+        assert job(make(0.3, renews_for=math.inf)).due == pytest.approx(1000.1)
 
     def test_it_renews_no_longer_than_it_may(self, make: Any, clock: FakeClock) -> None:
-        renewal = job(make(30, renew=True, max_hold=45))
+        renewal = job(make(30, renews_for=45))
         renewal.call(1010.0)
         renewal.answered(30_000, sent_at=1010.0)
         assert wanted(renewal.call(1020.0)) == 25_000
@@ -312,7 +308,7 @@ class TestRenewal:
     def test_failures_are_made_up_for_until_shortly_before_the_deadline(
         self, make: Any, keeper: FakeKeeper
     ) -> None:
-        renewal, now = job(make(30, renew=True)), 1010.0
+        renewal, now = job(make(30, renews_for=math.inf)), 1010.0
         attempts = 0
         while not keeper.discarded:
             if renewal.call(now) is not None:
@@ -325,7 +321,7 @@ class TestRenewal:
         assert renewal.hold.lost
 
     def test_one_success_is_enough(self, make: Any) -> None:
-        renewal = job(make(30, renew=True))
+        renewal = job(make(30, renews_for=math.inf))
         for now in (1010.0, 1015.0, 1029.0):
             assert renewal.call(now) is not None
             renewal.failed(ConnectionError("away"), now)
@@ -335,14 +331,14 @@ class TestRenewal:
         assert not renewal.hold.lost
 
     def test_anothers_token_is_a_lost_lock(self, make: Any, keeper: FakeKeeper) -> None:
-        renewal = job(make(30, renew=True))
+        renewal = job(make(30, renews_for=math.inf))
         renewal.call(1010.0)
         renewal.answered(-2, sent_at=1010.0)
         assert renewal.hold.lost
         assert keeper.discarded == [renewal]
 
     def test_what_ended_is_let_go(self, make: Any, keeper: FakeKeeper) -> None:
-        renewal = job(make(30, renew=True))
+        renewal = job(make(30, renews_for=math.inf))
         renewal.hold.end()
         assert renewal.call(1010.0) is None
         assert keeper.discarded == [renewal]

@@ -18,6 +18,7 @@ from django_redis_lock import keeper as keeper_module
 from django_redis_lock.keeper import Job, Keeper, Subscription
 from django_redis_lock.locking.hold import Hold, Renewal
 from django_redis_lock.locking.lock import in_a_thread
+from django_redis_lock.protocol import Acquisition
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.protocol.lock_scripts import CLOCK, RENEW
 from django_redis_lock.protocol.script import Call
@@ -398,11 +399,11 @@ class TestOnLost:
 
     def make(self, server: Any, on_lost: Any, lifetime: float = 60.0) -> Renewal:
         now = time.monotonic()
-        keys, deadline = lock_keys(b"report"), now + lifetime
-        hold = Hold(
-            keys, b"token", 1, began=now, deadline=deadline, lifetime=lifetime, on_lost=on_lost
-        )
-        return Renewal(server, hold)
+        hold = Hold(lifetime, on_lost=on_lost)
+        hold.begin(Acquisition(b"token", 1, now, now + lifetime), lock_keys(b"report"))
+        renewal = Renewal(server, hold)
+        renewal.begin()
+        return renewal
 
     def test_a_blocking_on_lost_does_not_delay_the_keeper(self, keeper: Keeper) -> None:
         released, called = threading.Event(), threading.Event()

@@ -12,7 +12,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from django_redis_lock.locking import Hold
-from django_redis_lock.protocol import HolderInfo, named_token
+from django_redis_lock.protocol import Acquisition, HolderInfo, named_token
 from django_redis_lock.protocol.keys import lock_keys
 from django_redis_lock.protocol.owner import Owner, fingerprint, hostname, process_id
 
@@ -46,17 +46,9 @@ def test_the_thread_that_took_a_lock_is_its_owner() -> None:
     holds: list[Hold] = []
 
     def take() -> None:
-        holds.append(
-            Hold(
-                lock_keys(b"report"),
-                b"token",
-                5_250_000,
-                began=0.0,
-                deadline=math.inf,
-                lifetime=None,
-                label="nightly",
-            )
-        )
+        hold = Hold(None, label="nightly")
+        hold.begin(Acquisition(b"token", 5_250_000, 0.0, math.inf), lock_keys(b"report"))
+        holds.append(hold)
 
     thread = threading.Thread(target=take, name="worker")
     thread.start()

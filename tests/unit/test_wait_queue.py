@@ -14,7 +14,6 @@ from django_redis_lock.locking.waiting.threads import ThreadWakeEvent
 from django_redis_lock.protocol.acquisition import (
     MAX_GRANT_AGE_SECONDS,
     AcquireRequest,
-    Acquisition,
     Clock,
     new_token,
 )
@@ -66,21 +65,26 @@ def grant_made(ago: float) -> tuple[bytes, bytes]:
     return KEYS.grants, b"T:%d" % (NOW - ago * 1e6)
 
 
-def believed(wanted: AcquireRequest, ago: float) -> Acquisition | None:
+def deadline(wanted: AcquireRequest, ago: float) -> float | None:
+    """Until when a grant is believed."""
     grant = queue_for(wanted).received(wanted, grant_made(ago))
     assert grant is not None
     assert grant.grant.token == b"T"
-    return grant.believed
+    return grant.until
 
 
 class TestAge:
     def test_a_fresh_grant_is_the_lock_as_long_as_it_lasts(self) -> None:
-        granted = believed(request(), ago=0.1)
-        assert granted is not None
-        left = granted.deadline - time.monotonic()
-        assert 1.8 < left <= 1.9
-        assert granted.token == b"T"
-        assert granted.fence == NOW - 100_000
+        until = deadline(request(), ago=0.1)
+        assert until is not None
+        assert 1.8 < until - time.monotonic() <= 1.9
+
+    def test_the_lock_has_the_token_and_the_fence_of_its_grant(self) -> None:
+        wanted = request()
+        grant = queue_for(wanted).received(wanted, grant_made(0.1))
+        assert grant is not None
+        acquired = wanted.taken(grant.grant, grant.at, grant.at)
+        assert (acquired.token, acquired.fence) == (b"T", NOW - 100_000)
 
     @pytest.mark.parametrize(
         "ago", [MAX_GRANT_AGE_SECONDS + 0.01, 3, 3600, -MAX_GRANT_AGE_SECONDS - 1, -3600]
@@ -88,13 +92,13 @@ class TestAge:
     def test_an_old_grant_must_be_confirmed_and_so_must_one_from_the_future(
         self, ago: float
     ) -> None:
-        assert believed(request(), ago) is None
+        assert deadline(request(), ago) is None
 
     @pytest.mark.parametrize("grant_timeout", [0.01, 0.1, 0.4, 1.0])
     def test_a_short_one_is_old_sooner(self, grant_timeout: float) -> None:
         """Nothing is believed that may be over."""
         for ago in (grant_timeout / 2, grant_timeout, grant_timeout * 1.1):
-            assert believed(request(grant_timeout), ago) is None
+            assert deadline(request(grant_timeout), ago) is None
 
     def test_a_clock_that_was_never_heard_proves_nothing(self) -> None:
         wanted = request()
@@ -102,15 +106,15 @@ class TestAge:
         queue.clock = None
         grant = queue.received(wanted, grant_made(0))
         assert grant is not None
-        assert grant.believed is None
+        assert grant.until is None
 
     def test_one_for_a_chosen_token_is_asked_about(self) -> None:
-        assert believed(request(attempt=b"1"), ago=0) is None
+        assert deadline(request(attempt=b"1"), ago=0) is None
 
     def test_it_is_never_believed_longer_than_the_lock_would_live(self) -> None:
-        granted = believed(request(lifetime=0.05), ago=0)
-        assert granted is not None
-        assert granted.deadline <= time.monotonic() + 0.05
+        until = deadline(request(lifetime=0.05), ago=0)
+        assert until is not None
+        assert until <= time.monotonic() + 0.05
 
 
 class TestRegister:

@@ -37,13 +37,13 @@ class ReceivedGrant(NamedTuple):
     Attributes:
         at: monotonic time at which it was received.
         call: gives it its full lifetime.
-        believed: the lock, if the grant is fresh enough to be believed without an answer to that.
+        until: the deadline, if the grant is fresh enough to be believed without an answer to that.
     """
 
     grant: Grant
     at: float
     call: Call
-    believed: Acquisition | None
+    until: float | None
 
 
 class WaitQueue:
@@ -223,8 +223,8 @@ class WaitQueue:
         age = self.clock.age(grant.fence) if self.clock else math.inf
         max_age = min(MAX_GRANT_AGE_SECONDS, request.grant_timeout / 4)
         fresh = abs(age) < max_age and not request.must_confirm_grants
-        believed = request.granted(grant, age, at) if fresh else None
-        return ReceivedGrant(grant, at, call, believed)
+        until = min(at + request.grant_timeout - max(age, 0.0), request.until(at))
+        return ReceivedGrant(grant, at, call, until if fresh else None)
 
     def confirmed(
         self, request: AcquireRequest, received: ReceivedGrant, until: float

@@ -168,8 +168,8 @@ class Waiter:
         request.may_hold.extend(tokens)
         try:
             pending = yield queue.extend(received.call, request.until(time.monotonic()))
-            if received.believed is not None:
-                return received.believed._replace(pending=pending)
+            if received.until is not None:
+                return request.taken(grant, received.at, received.until, pending)
             until = yield pending.confirmed()
             if until is None:
                 raise RedisTimeoutError("the connection broke while a grant was taken")
