@@ -66,7 +66,9 @@ def _calls() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
         """Held by another, who releases it as soon as somebody waits."""
         free()
         holder = calls.lock("report", thread_local=False)
-        holder.acquire()
+        acquiring = threading.Thread(target=holder.acquire)
+        acquiring.start()
+        acquiring.join()
 
         def release() -> None:
             while not calls.client.get_client().zcard(holder.keys.waiters):

@@ -337,11 +337,10 @@ class BaseLock:
         return Renewals(hold, Renewal(server_of(self.redis), hold))
 
     def _start_renewal(self, granted: Acquisition, renewals: Renewals) -> Hold:
-        hold, place = renewals.hold, granted.place
+        hold, place, local = renewals.hold, granted.place, self.local
+        keys = self.keys if place == 1 else self.keys.at_place(place)
         # A place above the limit, which a process with a larger one has passed on, ends here.
-        limit = self.limit if place <= self.limit else 0
-        hold.begin(granted, self.keys.at_place(place), limit)
-        local = self.local
+        hold.begin(granted, keys, self.limit if place <= self.limit else 0)
         hold.task = local.task
         local.hold, local.token, local.renewal = hold, granted.token, renewals
         renewals.begin()
