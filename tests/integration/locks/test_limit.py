@@ -297,9 +297,10 @@ def test_a_grant_is_not_kept_for_a_waiter_that_has_another(client: redis.Redis) 
     assert locks[2].owned()
 
 
-def test_a_repeated_request_has_its_place_again(several: Holders) -> None:
+@pytest.mark.parametrize("token", [None, "chosen"])
+def test_a_repeated_request_has_its_place_again(several: Holders, token: str | None) -> None:
     several.lock().acquire()
-    request, _ = several.lock()._request(None, False, None, None)
+    request, _ = several.lock()._request(None, False, None, token)
     call = request.acquire()
     words = (call.script.source, len(call.keys), *call.keys, *call.args)
     first, again = several.client.eval(*words), several.client.eval(*words)
@@ -307,9 +308,16 @@ def test_a_repeated_request_has_its_place_again(several: Holders) -> None:
     assert again[1] > first[1]
     assert len(several.lock().holders()) == 2
     # The caller that never got a reply does not know its place.
-    call = request.give_back(request.token)
+    call = request.give_back(request.token, request.attempt)
     assert several.client.eval(call.script.source, len(call.keys), *call.keys, *call.args) == 1
     assert [held.place for held in several.lock().holders()] == [1]
+
+
+def test_data_of_somebody_else_at_the_name_are_no_free_place(several: Holders) -> None:
+    several.client.rpush("several", "mine")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        several.lock().acquire(blocking=False)
+    assert several.client.lrange("several", 0, -1) == [b"mine"]
 
 
 def test_a_fresh_holder_voids_the_grants_of_its_place_only(several: Holders) -> None:
