@@ -37,14 +37,9 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis ships 
 
     def __init__(self, server: Any, params: dict[str, Any], backend: Any) -> None:
         super().__init__(server, params, backend)
+        self._server: Any = [self._server]  # All nodes are one.
         self._clients = [None]
         self.connection_factory = ClusterFactory(self._options)
-
-    def get_next_client_index(self, write: bool = True, tried: list[int] | None = None) -> int:
-        return 0
-
-    def connect(self, index: int = 0) -> LazyCluster:
-        return self.connection_factory.connect(self._server)
 
     def get_many(
         self, keys: Collection[str], version: int | None = None, client: Any = None
@@ -78,14 +73,11 @@ class ClusterFactory(ConnectionFactory):  # type: ignore[misc]  # no types eithe
         settings.update(self.pool_cls_kwargs)
         settings.update(self.redis_client_cls_kwargs)
         place = repr((nodes, sorted(settings.items(), key=str)))
-        with _mutex:
-            found = _clusters.get(place)
-            if found is None:
-                found = _clusters[place] = LazyCluster(nodes, settings)
-            return found
+        return _clusters.setdefault(place, LazyCluster(nodes, settings))
 
     def disconnect(self, connection: LazyCluster) -> None:
-        connection.disconnect()
+        if connection._cluster is not None:
+            connection._cluster.disconnect_connection_pools()  # type: ignore[no-untyped-call]  # redis-py
 
 
 def _parsed(urls: list[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
@@ -94,9 +86,9 @@ def _parsed(urls: list[str]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
     for url in reversed(urls):
         settings = dict(parse_url(url.strip()))  # type: ignore[no-untyped-call]  # redis-py
         if "path" in settings:
-            raise ImproperlyConfigured(f"A cluster cannot be reached by a socket: {url}")
+            raise ImproperlyConfigured("A cluster cannot be reached by a socket")
         if settings.pop("db", 0):
-            raise ImproperlyConfigured(f"A cluster has the database 0 and no other: {url}")
+            raise ImproperlyConfigured("A cluster has the database 0 and no other")
         nodes.append((settings.pop("host", "localhost"), int(settings.pop("port", 6379))))
     if settings.pop("connection_class", None) is SSLConnection:
         settings["ssl"] = True
@@ -113,9 +105,9 @@ class LazyCluster:
         self._settings = settings
         self._cluster: RedisCluster | None = None
         self._connecting = free_after_fork(threading.Lock())
-        names = ("encoding", "encoding_errors")
-        given = {name: settings[name] for name in names if name in settings}
-        self._encoder = ConnectionPool(**given).get_encoder()
+        given = {n: settings[n] for n in ("encoding", "encoding_errors") if n in settings}
+        encoder = ConnectionPool(**given).get_encoder()
+        self.get_encoder = lambda: encoder
         self.nodes_manager = SimpleNamespace(
             startup_nodes={
                 f"{host}:{port}": SimpleNamespace(host=host, port=port) for host, port in nodes
@@ -128,13 +120,6 @@ class LazyCluster:
         if name.startswith("__") or name == "connection_pool":
             raise AttributeError(name)  # Known without a connection.
         return getattr(self._connected(), name)
-
-    def get_encoder(self) -> Any:
-        return self._encoder
-
-    def disconnect(self) -> None:
-        if self._cluster is not None:
-            self._cluster.disconnect_connection_pools()  # type: ignore[no-untyped-call]  # redis-py
 
     def _connected(self) -> RedisCluster:
         if self._cluster is None:
@@ -165,5 +150,4 @@ def _outages_as_of_one_server() -> Iterator[None]:
 
 #: A client connects to all nodes, so the threads of a process share it, like a pool.
 _clusters: dict[str, LazyCluster] = {}
-_mutex = free_after_fork(threading.Lock())
 after_fork(_clusters.clear)

@@ -284,12 +284,13 @@ def test_a_call_waits_for_a_slot_on_its_way(
 
 @pytest.mark.parametrize(
     ("url", "complaint"),
-    [("redis://localhost:1/3", "database 0"), ("unix:///tmp/redis.sock", "socket")],
+    [("redis://:SECRET@localhost:1/3", "database 0"), ("unix://:SECRET@/tmp/a.sock", "socket")],
 )
 def test_addresses_no_cluster_can_have(url: str, complaint: str) -> None:
     options = {"CLIENT_CLASS": "django_redis_lock.clients.ClusterClient"}
-    with pytest.raises(ImproperlyConfigured, match=complaint):
+    with pytest.raises(ImproperlyConfigured, match=complaint) as caught:
         RedisCache(url, {"OPTIONS": options}).get("a")
+    assert "SECRET" not in str(caught.value)
 
 
 def test_the_threads_of_a_process_share_their_connections(
