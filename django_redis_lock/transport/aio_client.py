@@ -184,7 +184,7 @@ async def _meet_primary(connection: Any) -> None:
     await connection.on_connect()
     try:
         await connection.send_command("ROLE")
-        expect_primary(await connection.read_response())
+        expect_primary(await connection.read_response(), f"{connection.host}:{connection.port}")
     except NoPermissionError:
         pass  # This user may not know. A replica will not let us write, at least.
 

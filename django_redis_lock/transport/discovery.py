@@ -16,7 +16,8 @@ import math
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import redis.asyncio.cluster
@@ -74,6 +75,7 @@ class Topology(Server):
         self._discovered_at = self._discover_at = -math.inf
         self._in_vain = 0  # Discoveries that failed in a row.
         self._trouble = True  # There was an error since the last discovery.
+        self._cause = "no answer in time"
 
     @abstractmethod
     def _look(self, until: float) -> None:
@@ -87,7 +89,7 @@ class Topology(Server):
             self._discover_or_wait(DISCOVERY_TIMEOUT_SECONDS if patience is None else patience)
         found = self.seen_at(keys)
         if found is None:
-            error = RedisConnectionError(f"No server says where to find keys of {self}")
+            error = RedisConnectionError(f"Could not find a primary of {self}: {self._cause}")
             note_sent(error, False)
             raise error
         return found
@@ -99,9 +101,8 @@ class Topology(Server):
         if isinstance(error, (RedisConnectionError, RedisTimeoutError)) or self.refuses(error):
             self._trouble = True
             if not self._in_vain:
-                self._discover_at = min(
-                    self._discover_at, self._discovered_at + MIN_DISCOVERY_INTERVAL_SECONDS
-                )
+                soonest = self._discovered_at + MIN_DISCOVERY_INTERVAL_SECONDS
+                self._discover_at = min(self._discover_at, soonest)
 
     def _discover_or_wait(self, patience: float) -> None:
         until = time.monotonic() + patience
@@ -111,21 +112,21 @@ class Topology(Server):
                 return
             if self.must_discover():  # No other thread has just done it.
                 self._discover(until)
-        finally:
-            try:  # Also if a signal handler raised just when it was acquired.
+        finally:  # Also if a signal handler raised just when it was acquired.
+            with suppress(RuntimeError):  # Another thread has it.
                 self._discovering.release()
-            except RuntimeError:
-                pass  # Another thread has it.
 
     def _discover(self, until: float) -> None:
         try:
             self._look(until)
         except (RedisError, OSError) as error:
+            self._cause = str(error)
             logger.warning("Could not read the address of %s: %s", self, error)
             pause = min(FIRST_RETRY_SECONDS * 2**self._in_vain, LAST_RETRY_SECONDS)
             self._in_vain += 1
         else:
             self._trouble, self._in_vain, pause = False, 0, self.STALE
+            self._cause = "no primary has this slot"
         self._discovered_at = time.monotonic()
         self._discover_at = self._discovered_at + pause
 
@@ -138,12 +139,10 @@ class Topology(Server):
         """The server at this address; the same one each time."""
         node = self._nodes.get((host, port))
         if node is None:
-            made = self._make_node(Address(self._common.connection_class, self._at(host, port)))
+            at = {**self._common.connection_kwargs, "host": host, "port": port}
+            made = self._make_node(self._common._replace(connection_kwargs=at))
             node = self._nodes.setdefault((host, port), made)
         return node
-
-    def _at(self, host: str, port: int) -> dict[str, Any]:
-        return {**self._common.connection_kwargs, "host": host, "port": port}
 
     def _make_node(self, address: Address) -> Server:
         return Server(address)
@@ -212,7 +211,7 @@ class SentinelService(Topology):
             if not self._trouble and self._nodes.get(found[0][1:]) is self._primary is not None:
                 return
         if not found:
-            raise RedisConnectionError("; ".join(errors) or "there are no sentinels")
+            raise RedisConnectionError("; ".join(dict.fromkeys(errors)) or "there are no sentinels")
         _, host, port = max(found)
         self._primary = self._node(host, port)
         self._keep_only([self._primary])
@@ -236,7 +235,7 @@ class Primary(Server):
         connection = super().connect(timeout, **changes)
         try:
             connection.send_command("ROLE")
-            expect_primary(connection.read_response())
+            expect_primary(connection.read_response(), str(self))
         except NoPermissionError:
             pass  # This user may not call ROLE. A replica refuses writes, at least.
         except BaseException:
@@ -245,9 +244,9 @@ class Primary(Server):
         return connection
 
 
-def expect_primary(role: Any) -> None:
+def expect_primary(role: Any, where: str) -> None:
     if _text(role[0]) != "master":
-        raise RedisConnectionError("The server is a replica; the sentinels have not settled yet")
+        raise RedisConnectionError(f"{where} is a replica, but the sentinels call it the primary")
 
 
 def _text(value: Any) -> str:
@@ -274,8 +273,8 @@ class Cluster(Topology):
     def __init__(self, client: Any) -> None:
         super().__init__(_common(client))
         manager = client.nodes_manager
-        self._remap: Callable[[tuple[str, int]], tuple[str, int]] | None
-        self._remap = getattr(manager, "address_remap", None)
+        #: Maps the addresses that nodes name.
+        self._remap: Any = getattr(manager, "address_remap", None) or tuple
         self._first = [(node.host, int(node.port)) for node in manager.startup_nodes.values()]
         self._known: list[Server] = []
         #: By slot.
@@ -316,15 +315,14 @@ class Cluster(Topology):
         return isinstance(error, REFUSALS)
 
     def on_error(self, error: BaseException) -> None:
+        if isinstance(error, AskError):  # redis-py's text has only the numbers.
+            error.args = (f"slot {error.slot_id} is moved to {error.host}:{error.port}",)
         if isinstance(error, MovedError):
             self._owners[error.slot_id] = self.sent_to(error)
         super().on_error(error)
 
     def sent_to(self, error: Any) -> Server:
-        return self._node(*self._mapped(error.host, int(error.port)))
-
-    def _mapped(self, host: str, port: int) -> tuple[str, int]:
-        return self._remap((host, port)) if self._remap is not None else (host, port)
+        return self._node(*self._remap((error.host, int(error.port))))
 
     def _look(self, until: float) -> None:
         errors: list[str] = []
@@ -359,10 +357,9 @@ class Cluster(Topology):
         self._keep_only(known)
 
     def _named(self, asked: Server, node: Any) -> Server:
-        host = node[0].decode() if isinstance(node[0], bytes) else node[0]
-        if not host:  # The node that was asked does not know its own address.
-            host = asked.address.connection_kwargs["host"]
-        return self._node(*self._mapped(host, int(node[1])))
+        # The node that was asked may not know its own address.
+        host = _text(node[0] or "") or asked.address.connection_kwargs["host"]
+        return self._node(*self._remap((host, int(node[1]))))
 
 
 def _common(client: Any) -> Address:

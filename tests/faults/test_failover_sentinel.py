@@ -83,6 +83,13 @@ def ports_of(found: Iterable[Server]) -> set[int]:
     return {server.address.connection_kwargs["port"] for server in found}
 
 
+def test_a_server_that_is_no_primary_is_named(servers: SentinelServers) -> None:
+    service: Any = server_of(servers.client())
+    replica = servers.replicas[0].port
+    with pytest.raises(redis.ConnectionError, match=f"^127.0.0.1:{replica}/0 is a replica"):
+        service._node("127.0.0.1", replica).connect()
+
+
 def test_a_connection_to_an_old_primary_is_closed_after_its_call(
     servers: SentinelServers, sentinel_client: redis.Redis
 ) -> None:

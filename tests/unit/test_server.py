@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import redis
 import redis.sentinel
+from redis.exceptions import AskError, MovedError
 
+from django_redis_lock.clients import LazyCluster
 from django_redis_lock.transport.discovery import SentinelService
 from django_redis_lock.transport.server import Server, server_of
 from tests.processes import in_threads
@@ -115,8 +117,18 @@ class TestDiscovery:
 
     def test_one_that_another_thread_does_is_waited_for(self, service: Any) -> None:
         assert in_threads(1, service._discovering.acquire) == [True]
-        with pytest.raises(redis.ConnectionError, match="No server says"):
+        with pytest.raises(redis.ConnectionError, match="'nowhere': no answer in time"):
             service.at((b"key",), 0.01)
+
+    def test_the_error_gives_the_cause(self, service: Any) -> None:
+        with pytest.raises(redis.ConnectionError, match="'nowhere': there are no sentinels"):
+            service.at((b"key",))
+
+    @pytest.mark.parametrize("kind", [MovedError, AskError])
+    def test_a_refusal_is_put_into_words(self, kind: Any) -> None:
+        refusal = kind("4786 ::1:7001")
+        server_of(LazyCluster([("localhost", 1)], {})).on_error(refusal)
+        assert str(refusal) == "slot 4786 is moved to ::1:7001"
 
 
 class TestAddresses:
