@@ -188,14 +188,18 @@ class ServerDown(NamedTuple):
     error: BaseException
 
 
-class ServerUp(NamedTuple):
-    """Redis replies again, after ``seconds``; ``spared`` calls had failed at once because of the
-    circuit breaker, and ``fallbacks`` locks had been taken without Redis."""
+class Outage(NamedTuple):
+    """What this process knows of a server that does not answer: the seconds since the first call
+    that failed, how many calls failed at once, how many locks were taken without it."""
 
     server: str
     seconds: float
     spared: int
     fallbacks: int
+
+
+class ServerUp(Outage):
+    """The outage is over: Redis replies again, or another server has replaced it."""
 
 
 class FellBack(NamedTuple):

@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import RedisError
 
 from .cache import lock_cache, lock_caches
-from .events import group_of
+from .events import Outage, group_of
 from .fallback import held_locally
 from .inventory import (
     FLIGHT,
@@ -33,7 +33,7 @@ from .inventory import (
 )
 from .inventory import release as release_forced
 from .protocol import Owner, is_lock, keys_at, printable
-from .transport import Outage, server_of
+from .transport import server_of
 
 logger = logging.getLogger("django_redis_lock.admin")
 
@@ -239,7 +239,7 @@ def _failure(alias: str, error: Exception) -> Failure:
     with suppress(*UNAVAILABLE):
         cache: Any = lock_cache(alias)
         known = [node.breaker.known_outage() for node in server_of(cache._lock_client()).nodes()]
-        outages = tuple(outage for outage in known if outage is not None)
+        outages = tuple(filter(None, known))
     return Failure(alias, printable(str(error), limit=200), outages)
 
 

@@ -11,12 +11,13 @@ from django.core.cache import caches
 
 from django_redis_lock import Lock
 from django_redis_lock.clock import time
+from django_redis_lock.events import Outage
 from django_redis_lock.keeper import Job, keeper
 from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.records import Heartbeat
 from django_redis_lock.locking.waiting.queue import WaiterHeartbeat
 from django_redis_lock.protocol.keys import lock_keys, process_key
-from django_redis_lock.transport import Outage, server
+from django_redis_lock.transport import server
 from tests.processes import until
 
 __all__ = ["hold", "hurry", "outages", "settle", "silence"]

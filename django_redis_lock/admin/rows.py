@@ -18,12 +18,12 @@ from django.utils.timezone import get_current_timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..events import Outage
 from ..formatting import DurationFormat
 from ..held_locks import Failure, HeldLock
 from ..inventory import FLIGHT, LOCK, LockInfo, WaiterInfo
 from ..locking import Event
 from ..protocol import Owner, printable
-from ..transport import Outage
 
 
 def _localised(number: str) -> str:
@@ -359,7 +359,7 @@ def failure_rows(failures: Sequence[Failure]) -> list[dict[str, str]]:
             "id": failure.alias,
             "text": text % {"alias": shown(failure.alias)},
             "error": failure.error,
-            "known": " ".join(_known(outage) for outage in failure.outages),
+            "known": " ".join(map(_known, failure.outages)),
         }
         for failure in failures
     ]
@@ -371,4 +371,4 @@ def _known(outage: Outage) -> str:
         "Calls that failed at once since then: %(spared)d; locks taken without it: %(fallbacks)d."
     )
     known = {"server": shown(outage.server), "duration": duration(outage.seconds)}
-    return said % {**known, "spared": outage.spared, "fallbacks": outage.fallbacks}
+    return said % {**outage._asdict(), **known}

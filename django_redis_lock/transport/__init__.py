@@ -16,7 +16,6 @@ from .aio_connection import in_background as in_background
 from .aio_connection import wait_awake as wait_awake
 from .circuit_breaker import Breaker as Breaker
 from .circuit_breaker import CircuitOpen as CircuitOpen
-from .circuit_breaker import Outage as Outage
 from .discovery import Cluster as Cluster
 from .discovery import Topology as Topology
 from .execute import admitted as admitted

@@ -14,13 +14,12 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from .. import events
-from ..events import ServerDown, ServerUp
+from ..events import Outage, ServerDown, ServerUp
 from ..threads import free_after_fork, get_logger
 
 logger = get_logger("django_redis_lock.outage")
@@ -35,17 +34,6 @@ class CircuitOpen(RedisConnectionError):
     """The server was not asked: it has not answered for a while, and another caller is trying."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """What this process knows of a server that does not answer: the seconds since the first call
-    that failed, how many calls failed at once, how many locks were taken without it."""
-
-    server: str
-    seconds: float
-    spared: int
-    fallbacks: int
-
-
 class Breaker:
     """That of one server. While it is not ``failing``, nothing else here needs to be asked.
     ``timeout``: seconds after which a call, or an attempt to connect, is given up otherwise."""
@@ -58,7 +46,7 @@ class Breaker:
         self, server: str, timeout: float = 5.0, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.server = server
-        self.failing = False
+        self.failing = self._retired = False
         self.fallbacks = 0
         self._timeout = timeout
         self._now = now
@@ -102,6 +90,8 @@ class Breaker:
         """A call, or an attempt to connect, has failed after ``cost`` seconds. ``timeout``: after
         which this caller gives up, if not the usual."""
         with self._mutex:
+            if self._retired:
+                return
             began = not self.failing
             if began:
                 self.failing, self._since = True, self._now() - cost
@@ -127,18 +117,23 @@ class Breaker:
         before, self._open_until = self._open_until, self._now() + pause
         return before is None
 
-    def answered(self) -> None:
+    def retire(self) -> None:
+        """The server has been replaced: no outage of it concerns a caller."""
+        self._retired = True
+        self.answered("is no longer used")
+
+    def answered(self, how: str = "answers again") -> None:
         with self._mutex:
-            if not self.failing:
+            outage = self.known_outage()
+            if outage is None:
                 return
             self.failing, self._open_until, self._costly = False, None, 0
-            seconds, spared = self._now() - self._since, self._spared
         logger.warning(
-            "Redis at %s answers again after %.1f s; during the outage %d calls failed at once, "
+            "Redis at %s %s after %.1f s; during the outage %d calls failed at once, "
             "and %d locks were taken without it",
-            *(self.server, seconds, spared, self.fallbacks),
+            *(self.server, how, *outage[1:]),
         )
-        events.emit(ServerUp(self.server, seconds, spared, self.fallbacks))
+        events.emit(ServerUp(*outage))
 
     def known_outage(self) -> Outage | None:
         """None while the server answers."""

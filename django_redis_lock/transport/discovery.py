@@ -153,6 +153,7 @@ class Topology(Server):
         for node in gone:
             node.retired, node.MAX_IDLE_CONNECTIONS = True, 0
             node.close()
+            node.breaker.retire()
 
 
 def ask(server: Server, until: float, *command: bytes) -> Any:
@@ -173,6 +174,8 @@ class SentinelService(Topology):
         self._name: str = pool.service_name
         self._forced_host: str | None = getattr(manager, "_force_master_ip", None)
         self._sentinels = [Server(sentinel.connection_pool) for sentinel in manager.sentinels]
+        for sentinel in self._sentinels:
+            sentinel.breaker.retire()  # One of them is enough.
         self._primary: Server | None = None
 
     def __str__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -13,8 +13,9 @@ import redis
 from django_redis.pool import ConnectionFactory
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 
-from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, MultiLock, TooFewReplicas
+from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, MultiLock, TooFewReplicas, events
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.events import ServerDown, ServerUp
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.transport import Server, aio_client, server_of
 from tests.integration.locks.test_lock import places
@@ -53,6 +54,18 @@ Failure = Callable[[SentinelServers], None]
 failures = pytest.mark.parametrize("fail", [kill, freeze, by_hand])
 
 
+@contextmanager
+def outages() -> Iterator[list[Any]]:
+    """The outages that begin and end in this block."""
+    found: list[Any] = []
+    events.subscribe(found.append)
+    try:
+        yield found
+    finally:
+        events.unsubscribe(found.append)
+        found[:] = [event for event in found if isinstance(event, (ServerDown, ServerUp))]
+
+
 class Holder:
     """A renewed lock, and whether it was told of its loss."""
 
@@ -81,6 +94,33 @@ def test_a_forced_release_after_a_failover_is_told_at_once(
 
 def ports_of(found: Iterable[Server]) -> set[int]:
     return {server.address.connection_kwargs["port"] for server in found}
+
+
+def test_the_outage_of_a_primary_ends_when_it_is_replaced(
+    servers: SentinelServers, sentinel_client: redis.Redis
+) -> None:
+    lock = Lock(sentinel_client, "failing", timeout=30)
+    assert not lock.locked()
+
+    def answers() -> bool:
+        with suppress(redis.RedisError, OSError):
+            return not lock.locked()
+        return False
+
+    with outages() as found:
+        old = servers.primary
+        old.kill()
+        until(answers)
+    assert [type(event) for event in found] == [ServerDown, ServerUp]
+    assert {event.server for event in found} == {f"127.0.0.1:{old.port}/0"}
+
+
+def test_a_dead_sentinel_is_no_outage(servers: SentinelServers, sentinel_client: Any) -> None:
+    for sentinel in servers.sentinels[:2]:
+        sentinel.kill()
+    with outages() as found, Lock(sentinel_client, "failing", timeout=30):
+        pass
+    assert not found
 
 
 def test_a_server_that_is_no_primary_is_named(servers: SentinelServers) -> None:

@@ -195,6 +195,22 @@ def test_an_outage_is_emitted_once(
     assert "answers again after 15.0 s" in caplog.text
 
 
+def test_the_outage_of_a_server_that_is_no_longer_used_is_over(
+    breaker: Breaker, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has been replaced, and is not asked again."""
+    told: list[Any] = []
+    breaker.failed(ERROR, 5.0)
+    events.subscribe(told.append)
+    try:
+        breaker.retire()
+        breaker.failed(ERROR, 5.0)  # A call that was still under way.
+    finally:
+        events.unsubscribe(told.append)
+    assert told == [ServerUp("host:6379/0", 5.0, 0, 0)]
+    assert "Redis at host:6379/0 is no longer used after 5.0 s" in caplog.text
+
+
 def test_what_is_known_of_an_outage(breaker: Breaker, clock: Clock) -> None:
     trip(breaker)
     clock.time += 1
