@@ -14,7 +14,7 @@ TEXT = (Path(__file__).parents[3] / "docs" / "topologies.md").read_text()
 
 def caches() -> list[dict[str, Any]]:
     found = []
-    for code in re.findall(r"```python\n(CACHES.*?)```", TEXT, re.DOTALL):
+    for code in re.findall(r"```python\n((?:from .*?)?CACHES.*?)```", TEXT, re.DOTALL):
         names: dict[str, Any] = {}
         exec(code, names)
         found.append(names["CACHES"]["default"])
