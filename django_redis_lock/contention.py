@@ -1,4 +1,4 @@
-"""What ``locked()`` returns or raises when a lock is taken.
+"""What ``locked()`` returns or raises when a lock is taken, or could not be requested.
 
 ``locked(on_conflict=…)`` takes one of the functions at the end of this module, or any callable. It
 is called with a ``Conflict`` and the arguments of the call, and the caller gets its result.
@@ -45,6 +45,8 @@ __all__ = [
 logger = logging.getLogger("django_redis_lock.locked")
 
 RETRY_ONLY_CELERY = "retry_task works only in a Celery task"
+#: Seconds after which a client should try again while Redis is down.
+OUTAGE_RETRY_SECONDS = 10.0
 TEMPLATE = "django_redis_lock/conflict.html"
 
 
@@ -125,49 +127,15 @@ class Conflict:
         self, request: Any, status: int = 409, template: str = TEMPLATE, json: bool = False
     ) -> HttpResponse:
         """HTML or JSON, as the client accepts, with ``Retry-After``, never cached. The context of
-        the template has ``retry_after`` (seconds), ``reload`` (whether the request can be repeated)
-        and ``stylesheet`` (a URL), but not the holder.
+        the template has ``detail`` (a sentence), ``retry_after`` (seconds), ``reload`` (whether the
+        request can be repeated) and ``stylesheet`` (a URL), but not the holder.
 
         Args:
             request: Django's, or that of Django REST framework, which then chooses the format.
             json: prefer JSON if the client accepts both.
         """
-        detail = {
-            "detail": _("This operation is already in progress."),
-            "retry_after": self.retry_after,
-        }
-        response: HttpResponse
-        if not isinstance(request, HttpRequest):
-            # A request of Django REST framework, so that is installed.
-            from rest_framework.response import Response  # noqa: PLC0415  # an optional package
-
-            response = Response(detail, status=status)
-        elif self._wants_json(request, json):
-            response = JsonResponse(detail, status=status)
-        else:
-            again = request.method in ("GET", "HEAD")  # A POST must not be repeated.
-            context = {
-                "retry_after": self.retry_after,
-                "reload": again,
-                "stylesheet": _stylesheet(),
-            }
-            try:
-                response = HttpResponse(render_to_string(template, context, request), status=status)
-            except TemplateDoesNotExist:
-                if template != TEMPLATE:
-                    raise
-                # The project has no engine that finds the templates of apps.
-                plain = {"status": status, "content_type": "text/plain; charset=utf-8"}
-                response = HttpResponse(detail["detail"], **plain)
-        response["Retry-After"] = str(self.retry_after)
-        response["Cache-Control"] = "no-store"
-        patch_vary_headers(response, ["Accept"])
-        return response
-
-    def _wants_json(self, request: HttpRequest, json: bool) -> bool:
-        kinds = ["text/html", "application/json"]
-        wanted = request.get_preferred_type(kinds[::-1] if json else kinds)
-        return wanted == "application/json" or (json and wanted is None)
+        detail = _("This operation is already in progress.")
+        return _response(request, status, detail, self.retry_after, template, json)
 
     def line(self) -> str:
         """One line for a terminal: the holder, and the command that shows more."""
@@ -188,6 +156,41 @@ class Conflict:
         error = LockNotAcquired(str(self), None, *of_holder)
         error.lock_name = self.name  # The text has it already.
         return error
+
+
+def _response(
+    request: Any, status: int, detail: str, retry_after: int, template: str, json: bool
+) -> HttpResponse:
+    data = {"detail": detail, "retry_after": retry_after}
+    response: HttpResponse
+    if not isinstance(request, HttpRequest):
+        # A request of Django REST framework, so that is installed.
+        from rest_framework.response import Response  # noqa: PLC0415  # an optional package
+
+        response = Response(data, status=status)
+    elif _wants_json(request, json):
+        response = JsonResponse(data, status=status)
+    else:
+        again = request.method in ("GET", "HEAD")  # A POST must not be repeated.
+        context = {**data, "reload": again, "stylesheet": _stylesheet()}
+        try:
+            response = HttpResponse(render_to_string(template, context, request), status=status)
+        except TemplateDoesNotExist:
+            if template != TEMPLATE:
+                raise
+            # The project has no engine that finds the templates of apps.
+            plain = {"status": status, "content_type": "text/plain; charset=utf-8"}
+            response = HttpResponse(detail, **plain)
+    response["Retry-After"] = str(retry_after)
+    response["Cache-Control"] = "no-store"
+    patch_vary_headers(response, ["Accept"])
+    return response
+
+
+def _wants_json(request: HttpRequest, json: bool) -> bool:
+    kinds = ["text/html", "application/json"]
+    wanted = request.get_preferred_type(kinds[::-1] if json else kinds)
+    return wanted == "application/json" or (json and wanted is None)
 
 
 def _stylesheet() -> str:
@@ -212,6 +215,17 @@ def unavailable(name: str, error: Exception, exit_code: int) -> CommandError:
     answered = isinstance(error, TooFewReplicas)
     why = str(error) if answered else f"the lock {name} could not be requested: {error}"
     return CommandError(" ".join(f"nothing was run: {why}".split()), returncode=exit_code)
+
+
+def service_unavailable(
+    request: Any, name: str, error: Exception, retry_after: float | None, json: bool
+) -> HttpResponse:
+    """The same of a view. Django logs the response, but not the error."""
+    words = "A view was not run, because the lock %s could not be requested: %s"
+    logger.error(words, printable(name), error, exc_info=error)
+    seconds = seconds_to_retry(None, given=retry_after or OUTAGE_RETRY_SECONDS)
+    detail = _("This operation is not available at the moment.")
+    return _response(request, 503, detail, seconds, TEMPLATE, json)
 
 
 #: Called with the conflict and the call's own arguments.

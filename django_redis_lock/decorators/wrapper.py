@@ -16,7 +16,14 @@ from django.core.management.base import BaseCommand
 from django.views import View
 from redis.exceptions import RedisError
 
-from ..contention import RETRY_ONLY_CELERY, Conflict, retry_task, unavailable
+from ..contention import (
+    RETRY_ONLY_CELERY,
+    Conflict,
+    raise_error,
+    retry_task,
+    service_unavailable,
+    unavailable,
+)
 from ..events import as_group
 from ..exceptions import LockError
 from ..middleware import RequestActivity, doing, request_of
@@ -114,6 +121,7 @@ class LockedFunction:
             return self._run(Section(self.options, name, self.dotted, self.group), args, kwargs)
 
     def _run(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        entered = None
         try:
             entered = self._entered(section, args, kwargs)
             if entered:
@@ -121,8 +129,10 @@ class LockedFunction:
                     result = self.function(*args, **kwargs)
                 finally:
                     section.leave()
-        except BaseException:
+        except BaseException as error:
             section.abandon()
+            if entered is None and isinstance(error, (RedisError, OSError)):
+                return self._unavailable(section.name, error, args, kwargs)
             raise
         if not entered:
             return self._answer(section.conflict(), args, kwargs)
@@ -148,13 +158,23 @@ class LockedFunction:
             with _request_noted(args, kwargs):
                 return bool(section.enter())
         waits_on = self.options.wait_for_redis
-        try:
-            with nullcontext() if waits_on else outages_not_logged():
-                return bool(section.enter(_print_waiting(args[0], kwargs)))
-        except (RedisError, OSError) as error:
-            if isinstance(error, LockError) and not is_outage(error):
-                raise
-            raise unavailable(section.name, error, self.options.unavailable_exit_code) from error
+        with nullcontext() if waits_on else outages_not_logged():
+            return bool(section.enter(_print_waiting(args[0], kwargs)))
+
+    def _unavailable(
+        self, name: str, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The lock could not be requested."""
+        options = self.options
+        if isinstance(error, LockError) and not is_outage(error):
+            raise error
+        if args and isinstance(args[0], BaseCommand):
+            raise unavailable(name, error, options.unavailable_exit_code) from error
+        request = request_of(args, kwargs)
+        is_view = options.on_conflict is not raise_error and options.default is MISSING
+        if request is None or not is_view or not is_outage(error):
+            raise error
+        return service_unavailable(request, name, error, options.retry_after, self.json)
 
     def _answer(self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = self.options
@@ -181,8 +201,12 @@ class LockedFunction:
         except SynchronousOnlyOperation:  # For example, request.user queries the database.
             name = await sync_to_async(self.name_of)(args, kwargs)
         section = Section(self.options, name, self.dotted, self.group, asynchronous=True)
-        with _request_noted(args, kwargs):
-            entered = await section.enter()
+        try:
+            with _request_noted(args, kwargs):
+                entered = await section.enter()
+        except (RedisError, OSError) as error:
+            # Its template may query the database.
+            return await sync_to_async(self._unavailable)(section.name, error, args, kwargs)
         if not entered:
             return await self._aanswer(await section.conflict(), args, kwargs)
         try:

@@ -21,6 +21,7 @@ from rest_framework.viewsets import ViewSet
 from django_redis_lock import current_lock, locked
 from tests.holding import hold
 from tests.processes import Link, processes
+from tests.redis_server import RedisServer
 
 
 def call(view: Any, method: str = "post", accept: str = "", token: str = "", **kwargs: Any) -> Any:
@@ -216,3 +217,15 @@ def test_two_processes_do_not_run_it_at_once() -> None:
         assert second.result() == 409
         first.say("finish")
         assert first.result() == 200
+
+
+# -- without Redis -----------------------------------------------------------------------------
+
+
+def test_without_redis_it_answers_503(own_server: RedisServer, settings: Any) -> None:
+    backend = "django_redis_lock.cache.RedisCache"
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": own_server.url}}
+    own_server.stop()
+    answer = call(pay, pk=7)
+    assert (answer.status_code, answer["Retry-After"]) == (503, "10")
+    assert json.loads(answer.content)["retry_after"] == 10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from django.views import View
 
 from django_redis_lock import events, locked, metrics
 from django_redis_lock.cache import BackendCannotLock
-from django_redis_lock.contention import Conflict
+from django_redis_lock.contention import Conflict, raise_error
 from tests.holding import hold
 from tests.processes import Link, processes
 from tests.redis_server import RedisServer
@@ -347,7 +349,8 @@ def test_a_finished_view() -> None:
 # -- where it cannot work ----------------------------------------------------------------------
 
 
-def test_without_redis_nothing_runs(own_server: RedisServer, settings: Any) -> None:
+@pytest.fixture
+def redis_down(own_server: RedisServer, settings: Any) -> None:
     settings.CACHES = {
         "default": {
             "BACKEND": "django_redis_lock.cache.RedisCache",
@@ -356,16 +359,70 @@ def test_without_redis_nothing_runs(own_server: RedisServer, settings: Any) -> N
         }
     }
     own_server.stop()
-    ran: list[int] = []
 
+
+def never(request: Any, *args: Any) -> Any:
+    raise AssertionError("it ran without its lock")
+
+
+async def anever(request: HttpRequest) -> HttpResponse:
+    return never(request)
+
+
+class Never(View):
+    get = never
+
+
+@pytest.mark.usefixtures("redis_down")
+@pytest.mark.parametrize("view", [never, Never, anever], ids=["function", "class", "coroutine"])
+def test_without_redis_it_answers_503_and_the_log_says_why(
+    view: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    decorated: Any = locked("export")(view if view is not Never else type("Own", (Never,), {}))
+    decorated = decorated.as_view() if isinstance(decorated, type) else decorated
+    answer = decorated(request("text/html"))
+    answer = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+    assert answer.status_code == 503
+    assert answer["Retry-After"] == "10"
+    assert answer["Cache-Control"] == "no-store"
+    assert b"<h1>This operation is not available at the moment.</h1>" in answer.content
+    assert b"progress" not in answer.content
+    (record,) = [r for r in caplog.records if r.name == "django_redis_lock.locked"]
+    assert record.levelname == "ERROR"
+    assert "the lock export could not be requested" in record.getMessage()
+    assert record.exc_info
+    assert isinstance(record.exc_info[1], redis.ConnectionError)
+
+
+@pytest.mark.usefixtures("redis_down")
+def test_without_redis_a_program_gets_json() -> None:
+    answer = locked("export", retry_after=30, status_code=423)(never)(request("application/json"))
+    assert (answer.status_code, answer["Retry-After"]) == (503, "30")
+    detail = "This operation is not available at the moment."
+    assert json.loads(answer.content) == {"detail": detail, "retry_after": 30}
+
+
+@pytest.mark.usefixtures("redis_down")
+@pytest.mark.parametrize("options", [{"on_conflict": raise_error}, {"default": None}])
+def test_what_is_no_view_raises_the_error_without_redis(options: dict[str, Any]) -> None:
+    with pytest.raises(redis.ConnectionError):
+        locked("export", **options)(never)(request())
+
+
+def test_an_outage_in_the_view_is_the_views_error(caplog: pytest.LogCaptureFixture) -> None:
     @locked("export")
     def view(request: HttpRequest) -> HttpResponse:
-        ran.append(1)
-        return HttpResponse()
+        raise redis.ConnectionError("of another server")
 
-    with pytest.raises(redis.ConnectionError):
+    with pytest.raises(redis.ConnectionError, match="of another server"):
         view(request())
-    assert not ran
+    assert not caplog.records
+
+
+def test_an_error_that_is_no_outage_is_raised(client: redis.Redis) -> None:
+    client.rpush(caches["default"].lock("export").name, "other data")
+    with pytest.raises(redis.ResponseError):
+        locked("export")(never)(request())
 
 
 @pytest.mark.parametrize("fails", [False, True])
