@@ -212,8 +212,11 @@ def _seconds(seconds: float) -> str:
 
 def unavailable(name: str, error: Exception, exit_code: int) -> CommandError:
     """The error of a command that did not run because its lock could not be requested."""
-    answered = isinstance(error, TooFewReplicas)
-    why = str(error) if answered else f"the lock {name} could not be requested: {error}"
+    why = f"the lock {name} could not be requested: {error}"
+    if isinstance(error, TooFewReplicas):
+        why = str(error)
+    elif "WRONGTYPE" in str(error):
+        why = f"the key of the lock {name} has other data, so no caller can acquire it"
     return CommandError(" ".join(f"nothing was run: {why}".split()), returncode=exit_code)
 
 

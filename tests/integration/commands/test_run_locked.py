@@ -163,6 +163,19 @@ def test_without_redis_nothing_runs(capfd: Any, settings: Any) -> None:
     assert err.startswith("CommandError: nothing was run: the lock job could not be requested")
 
 
+@pytest.mark.parametrize("options", [(), ("--limit", "3"), ("--wait", "5")])
+def test_a_key_with_other_data_is_named_as_such(
+    client: redis.Redis, capfd: Any, options: Sequence[str]
+) -> None:
+    client.hset(KEY, "a", "1")
+    code, out, err = here(capfd, ["job", *options, "--", "check"])
+    assert (code, out) == (69, "")
+    assert err == (
+        "CommandError: nothing was run: the key of the lock job has other data, so no caller can "
+        "acquire it\n"
+    )
+
+
 def test_it_waits_for_a_redis_that_is_not_up_yet(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
