@@ -28,8 +28,8 @@ BOUNDS = (
 #: Upper bounds of the exporters' histogram buckets. They are fewer, because each is a time series
 #: for each group, and round, because queries and alerts name them.
 EXPORTED_BOUNDS = (
-    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
-    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
 )
 _CLASSES = len(BOUNDS) + 1
 

@@ -171,6 +171,15 @@ for _ in range(5):
 """
 
 
+def test_a_group_of_locks_makes_few_series(cache: RedisCache, registry: CollectorRegistry) -> None:
+    """Most of them are buckets; what a group never had is left out."""
+    with cache.lock("export"):
+        pass
+    lines = generate_latest(registry).decode().splitlines()
+    of_group = [line for line in lines if 'group="export"' in line and "_created{" not in line]
+    assert len(of_group) == 1 + 2 * (18 + 2)  # Buckets, count and sum of a wait and of a hold.
+
+
 def test_prometheus_in_several_processes(client: redis.Redis, tmp_path: Path) -> None:
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     environment["DJANGO_SETTINGS_MODULE"] = "tests.exporting_settings"
