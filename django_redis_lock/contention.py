@@ -6,7 +6,6 @@ is called with a ``Conflict`` and the arguments of the call, and the caller gets
 
 from __future__ import annotations
 
-import logging
 import math
 import shlex
 import sys
@@ -29,6 +28,7 @@ from .conf import Conf
 from .exceptions import LockNotAcquired, TooFewReplicas
 from .middleware import request_of
 from .protocol import DEFAULT_RETRY_SECONDS, HolderInfo, Owner, printable, seconds_to_retry
+from .threads import get_logger
 
 __all__ = [
     "Conflict",
@@ -42,7 +42,7 @@ __all__ = [
     "unavailable",
 ]
 
-logger = logging.getLogger("django_redis_lock.locked")
+logger = get_logger("django_redis_lock.locked")
 
 RETRY_ONLY_CELERY = "retry_task works only in a Celery task"
 #: Seconds after which a client should try again while Redis is down.
@@ -224,8 +224,8 @@ def service_unavailable(
     request: Any, name: str, error: Exception, retry_after: float | None, json: bool
 ) -> HttpResponse:
     """The same of a view. Django logs the response, but not the error."""
-    words = "A view was not run, because the lock %s could not be requested: %s"
-    logger.error(words, printable(name), error, exc_info=error)
+    words = "A view was not run, because the lock %(lock)s could not be requested: %(error)s"
+    logger.error(words, {"lock": printable(name), "error": error}, exc_info=error)
     seconds = seconds_to_retry(None, given=retry_after or OUTAGE_RETRY_SECONDS)
     detail = _("This operation is not available at the moment.")
     return _response(request, 503, detail, seconds, TEMPLATE, json)
@@ -279,8 +279,8 @@ def redirect_to(to: Any, *arguments: Any, message: str = "", **keywords: Any) ->
             try:
                 messages.warning(getattr(request, "_request", request), message)
             except messages.MessageFailure as error:
-                words = "The redirect of a caller that found %s taken has no message: %s"
-                logger.warning(words, printable(conflict.name), error)
+                words = "A redirect because the lock %(lock)s is taken has no message: %(error)s"
+                logger.warning(words, {"lock": printable(conflict.name), "error": error})
         response = HttpResponseRedirect(resolve_url(to, *arguments, **keywords))
         response.status_code = 303  # "See other": the browser does not repeat a POST.
         response["Cache-Control"] = "no-store"

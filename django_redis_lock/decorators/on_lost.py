@@ -62,9 +62,9 @@ class CommandTerminator:
             then = (
                 "its process is ended now" if self.owns_process else "it continues without the lock"
             )
-            hangs = "The command that lost its lock %s has not ended in %g s: %s"
-            name = printable(self.name)
-            logger.critical(hangs, name, self.cleanup_seconds, then)
+            hangs = "The command that lost its lock %(lock)s has not ended in %(seconds)g s: "
+            about = {"lock": printable(self.name), "seconds": self.cleanup_seconds}
+            logger.critical(hangs + then, about)
             if self.owns_process:
                 os._exit(self.exit_code)
 

@@ -25,11 +25,12 @@ from ..contention import Conflict
 from ..exceptions import LockError
 from ..locking import AsyncLock, BaseLock, Lock, is_inside
 from ..protocol import printable
+from ..threads import get_logger
 from ..transport import Steps, adrive, drive, in_background, is_outage
 from . import transactions
 from .options import OnLost, Options
 
-logger = logging.getLogger("django_redis_lock.locked")
+logger = get_logger("django_redis_lock.locked")
 
 _CONF = Conf()
 #: Between two attempts to reach Redis: the first time, and at most.
@@ -339,10 +340,9 @@ def _release(lock: BaseLock, name: str, release: Callable[[], Any]) -> Steps[Non
     try:
         yield release()
     except (RedisError, OSError) as error:
-        shown = printable(name)
+        about = {"lock": printable(name), "error": error}
         if isinstance(error, LockError):
-            logger.warning("The lock %s ended before the locked code did: %s", shown, error)
+            logger.warning("The lock %(lock)s ended before the locked code did: %(error)s", about)
         else:
-            logger.error(
-                "The locked code has ended, but its lock %s was not released: %s", shown, error
-            )
+            words = "The locked code has ended, but its lock %(lock)s was not released: %(error)s"
+            logger.error(words, about)

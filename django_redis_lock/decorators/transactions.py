@@ -80,8 +80,8 @@ class DeferredUnlock:
         try:
             self._release()
         except Exception:
-            name = printable(str(self.key[1]))
-            logger.exception("The lock %s was not released", name)
+            about = {"lock": printable(str(self.key[1]))}
+            logger.exception("The lock %(lock)s was not released", about)
 
 
 class _Here(threading.local):

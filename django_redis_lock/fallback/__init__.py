@@ -202,8 +202,8 @@ class Fallback(LockOperations):
         if first:
             local = hold.how == "local"
             how = "is held on this host only" if local else "is skipped, its code runs unlocked"
-            name = printable(self.keys.lock)
-            logger.error("Redis is down; the lock %s %s (%s)", name, how, error)
+            about = {"lock": printable(self.keys.lock), "error": error}
+            logger.error(f"Redis is down; the lock %(lock)s {how} (%(error)s)", about)
 
     # -- releasing ---------------------------------------------------------------------------
 

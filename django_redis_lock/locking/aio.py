@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..exceptions import LockLost
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..transport import Answer, aconnect, adrive, arun, in_background
-from .hold import BROKEN, Hold, lost_logger
+from .hold import Hold, log_failed
 from .local_state import Entry, Task, TaskStates, acting_task, enter_again, note_entry, under_way
 from .operations import (
     REPLY_MARGIN_SECONDS,
@@ -130,7 +130,7 @@ class AsyncLock(LockOperations):
         return asyncio.get_running_loop()
 
     def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
-        return _in_loop(asyncio.get_running_loop(), on_lost)
+        return _in_loop(asyncio.get_running_loop(), on_lost, self.keys.name)
 
     @for_the_caller
     async def release(self) -> None:
@@ -258,7 +258,9 @@ async def aconfirm(
         connection.disconnect()
 
 
-def _in_loop(loop: asyncio.AbstractEventLoop, on_lost: Callable[[], Any]) -> Callable[[], Any]:
+def _in_loop(
+    loop: asyncio.AbstractEventLoop, on_lost: Callable[[], Any], name: bytes
+) -> Callable[[], Any]:
     """``on_lost`` as the keeper's thread can call it; it may be a coroutine function."""
 
     async def run() -> None:
@@ -267,7 +269,7 @@ def _in_loop(loop: asyncio.AbstractEventLoop, on_lost: Callable[[], Any]) -> Cal
             if asyncio.iscoroutine(outcome):
                 await outcome
         except Exception:
-            lost_logger.exception(BROKEN, on_lost)
+            log_failed(on_lost, name)
 
     def call() -> None:
         in_background(run())

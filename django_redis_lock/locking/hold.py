@@ -46,7 +46,6 @@ lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
 logger = get_logger("django_redis_lock.keeper")
 
-BROKEN = "on_lost failed: %r"
 #: A lock held longer than this many seconds gets its holder described in Redis. Shorter ones
 #: are gone before anybody could look, and the name would cost them a round trip.
 DESCRIBE_AFTER = 0.5
@@ -212,7 +211,12 @@ class Hold:
                 try:
                     tell()
                 except Exception:
-                    lost_logger.exception(BROKEN, tell)
+                    log_failed(tell, self.keys.name)
+
+
+def log_failed(on_lost: Any, name: bytes) -> None:
+    words = "on_lost failed: %(on_lost)r (lock %(lock)s)"
+    lost_logger.exception(words, {"lock": printable(name), "on_lost": on_lost})
 
 
 class Renewal(Job):

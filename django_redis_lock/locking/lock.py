@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..transport import Answer, drive, run, server_of
-from .hold import BROKEN, Hold, lost_logger
+from .hold import Hold, log_failed
 from .local_state import enter_again, note_entry
 from .operations import (
     REPLY_MARGIN_SECONDS,
@@ -92,7 +92,7 @@ class Lock(LockOperations):
         hold.confirm(wait=True)
 
     def _for_keeper(self, on_lost: Callable[[], Any]) -> Callable[[], Any]:
-        return in_a_thread(on_lost)
+        return in_a_thread(on_lost, self.keys.name)
 
     def release(self) -> None:
         """Give the lock up; the first waiter has it at once.
@@ -216,13 +216,12 @@ def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: 
     return Confirmed(bool(replies[0]), int(replies[1]))
 
 
-def in_a_thread(on_lost: Callable[[], Any]) -> Callable[[], None]:
-
+def in_a_thread(on_lost: Callable[[], Any], name: bytes) -> Callable[[], None]:
     def run() -> None:
         try:
             on_lost()
         except BaseException:  # Also sys.exit(), which Python would ignore.
-            lost_logger.exception(BROKEN, on_lost)
+            log_failed(on_lost, name)
 
     return threading.Thread(target=run, name="django_redis_lock on_lost", daemon=True).start
 

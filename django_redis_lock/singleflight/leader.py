@@ -282,8 +282,8 @@ class Leader:
         now = time.monotonic()
         if now - _logged_at.get(self.server, -math.inf) >= LOG_PAUSE_SECONDS:
             _logged_at[self.server] = now
-            text = "Redis is unavailable, get_or_set computes without it: %s (%s)"
-            outage_logger.warning(text, printable(self.keys[0]), error)
+            text = "Redis is unavailable, get_or_set computes without it: %(key)s (%(error)s)"
+            outage_logger.warning(text, {"key": printable(self.keys[0]), "error": error})
 
     # -- to end ------------------------------------------------------------------------------
 

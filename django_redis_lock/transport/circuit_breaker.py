@@ -99,9 +99,11 @@ class Breaker:
             self._error = str(error)
             opened = self._counted(error, cost, timeout or self._timeout)
         if opened:
-            logger.warning("Calls to Redis at %s fail at once until it answers", self.server)
+            words = "Calls to Redis at %(server)s fail at once until it answers"
+            logger.warning(words, {"server": self.server})
         if began:
-            logger.warning("Redis at %s is unavailable: %s", self.server, error)
+            about = {"server": self.server, "error": error}
+            logger.warning("Redis at %(server)s is unavailable: %(error)s", about)
             events.emit(ServerDown(self.server, error))
 
     def _counted(self, error: BaseException, cost: float, timeout: float) -> bool:
@@ -128,12 +130,13 @@ class Breaker:
             if outage is None:
                 return
             self.failing, self._open_until, self._costly = False, None, 0
+        up = ServerUp(*outage)
         logger.warning(
-            "Redis at %s %s after %.1f s; during the outage %d calls failed at once, "
-            "and %d locks were taken without it",
-            *(self.server, how, *outage[1:]),
+            f"Redis at %(server)s {how} after %(seconds).1f s; during the outage %(spared)d calls "
+            "failed at once, and %(fallbacks)d locks were taken without it",
+            up._asdict(),
         )
-        events.emit(ServerUp(*outage))
+        events.emit(up)
 
     def known_outage(self) -> Outage | None:
         """None while the server answers."""

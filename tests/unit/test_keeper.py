@@ -413,7 +413,7 @@ class TestOnLost:
             assert released.wait(PATIENCE)
 
         good = Counting(FakeServer(), keeper)
-        keeper.add(self.make(FakeServer(), in_a_thread(on_lost), lifetime=0.01))
+        keeper.add(self.make(FakeServer(), in_a_thread(on_lost, b"work"), lifetime=0.01))
         keeper.add(good)
         assert called.wait(PATIENCE)
         answers = good.answers
@@ -425,7 +425,7 @@ class TestOnLost:
             raise SystemExit("no lock, no work")
 
         good = Counting(FakeServer(), keeper)
-        keeper.add(self.make(FakeServer(), in_a_thread(on_lost), lifetime=0.01))
+        keeper.add(self.make(FakeServer(), in_a_thread(on_lost, b"work"), lifetime=0.01))
         keeper.add(good)
         until(lambda: "on_lost" in caplog.text)
         answers = good.answers

@@ -106,7 +106,7 @@ class Waiter:
                 pause, away_since = FIRST_PAUSE_SECONDS, math.inf
                 return (yield from self._wait_in_redis())
             except MayNotBlock:
-                logger.info("No right to block; polling for %s", self._name)
+                logger.info("No right to block; polling for %(lock)s", {"lock": self._name})
                 yield queue.disconnect()
                 return (yield from self._poll())
             except Exception as error:
@@ -122,7 +122,8 @@ class Waiter:
                     raise
                 # The lock may be free by then, and the server may not know of us any more.
                 queue.registered = False
-                logger.info("Waiting for %s: %s", self._name, error)
+                about = {"lock": self._name, "error": error}
+                logger.info("Waiting for %(lock)s: %(error)s", about)
                 yield self._sleep(min(pause, self._request.left()))
                 pause = min(pause * 2, MAX_PAUSE_SECONDS)
 

@@ -197,8 +197,8 @@ class TaskWaiter(Waiter):
                 release = request.give_back(grant.token, place=grant.place)
                 await arun(self._client, release)
         except (RedisError, OSError, asyncio.TimeoutError) as error:
-            name = printable(request.keys.lock)
-            logger.info("Left the wait for %s without Redis: %s", name, error)
+            about = {"lock": printable(request.keys.lock), "error": error}
+            logger.info("Left the wait for %(lock)s without Redis: %(error)s", about)
         finally:
             connection.disconnect()
 

@@ -368,7 +368,7 @@ def test_a_message_that_cannot_be_shown_is_logged(caplog: pytest.LogCaptureFixtu
     answer = answered(redirect_to("/later/", message="It is on its way."), request("post"))
     assert (answer.status_code, answer["Location"]) == (303, "/later/")
     [said] = [r.getMessage() for r in caplog.records if r.name == "django_redis_lock.locked"]
-    assert said.startswith("The redirect of a caller that found export taken has no message: ")
+    assert said.startswith("A redirect because the lock export is taken has no message: ")
     assert "MessageMiddleware" in said
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from django_redis_lock import Lock, LockLost, LockNotOwnedError, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.hold import held_logger
 from tests.processes import until
+from tests.redis_server import RedisServer
 
 
 @pytest.fixture
@@ -145,6 +149,68 @@ def test_records_have_fields_for_structured_logs(
     assert 0 < late["held"] <= lost["held"]
     assert late["holder"] == "MainThread, nightly"
     assert "reset" in lost["reason"]
+
+
+def test_records_of_an_outage_have_fields_too(
+    own_server: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO, "django_redis_lock.waiting")
+    location = {**settings.CACHES["default"], "LOCATION": own_server.url}
+    settings.CACHES = {"default": location}
+    settings.DJANGO_REDIS_LOCK = {"LOCAL_LOCK_FOLDER": str(tmp_path)}
+
+    def record(name: str, *, field: str = "lock") -> dict[str, Any]:
+        until(lambda: any(r.name == name and hasattr(r, field) for r in caplog.records))
+        return next(vars(r) for r in caplog.records if r.name == name and hasattr(r, field))
+
+    with ThreadPoolExecutor() as pool, locked("export"):
+        assert caches["default"].lock("import", timeout=60, renew=False).acquire()
+        waits = pool.submit(caches["default"].lock("import").acquire, blocking_timeout=1)
+        until(lambda: own_server.client().info("clients")["blocked_clients"])
+        own_server.kill()
+        waiting = record("django_redis_lock.waiting")
+        assert waiting["lock"] == ":1:lock:import"
+        assert isinstance(waiting["error"], redis.ConnectionError)
+        with suppress(redis.ConnectionError):
+            waits.result()
+    left = record("django_redis_lock.locked")
+    assert left["lock"] == "export"
+    assert isinstance(left["error"], redis.ConnectionError)
+    with caches["default"].lock("nightly", on_redis_down="local"):
+        fell_back = record("django_redis_lock.outage")
+    assert fell_back["lock"] == ":1:lock:nightly"
+    assert isinstance(fell_back["error"], redis.ConnectionError)
+    down = record("django_redis_lock.outage", field="server")
+    address = own_server.client().connection_pool.connection_kwargs
+    assert down["server"] == f"{address['host']}:{address['port']}/0"
+    assert isinstance(down["error"], redis.ConnectionError)
+
+
+@pytest.mark.parametrize("kind", ["lock", "alock"])
+def test_the_record_of_an_on_lost_that_fails_has_them_too(
+    cache: RedisCache, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    def on_lost() -> None:
+        raise RuntimeError("no mail")
+
+    def failed() -> list[logging.LogRecord]:
+        return [r for r in caplog.records if "on_lost failed" in r.getMessage()]
+
+    async def lose() -> None:
+        lock = cache.alock("import", on_lost=on_lost)
+        await lock.acquire()
+        await asyncio.to_thread(cache.lock("import").reset)
+        await asyncio.to_thread(until, failed)
+
+    if kind == "alock":
+        asyncio.run(lose())
+    else:
+        lock = cache.lock("import", on_lost=on_lost)
+        lock.acquire()
+        cache.lock("import").reset()
+        until(failed)
+    [record] = failed()
+    assert vars(record)["lock"] == ":1:lock:import"
 
 
 def test_a_wait_that_stops_the_event_loop(
