@@ -22,7 +22,6 @@ from django.template.loader import render_to_string
 from django.templatetags.static import static
 from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from .conf import Conf
 from .exceptions import LockNotAcquired, TooFewReplicas
@@ -101,51 +100,73 @@ class Conflict:
 
     def _sentence(self) -> str:
         if self.holder is None:
-            return _("%(name)s is held by another caller, or was a moment ago") % {
-                "name": self.name
-            }
-        known = {"name": self.name, "holder": self.holder, "limit": self.limit}
+            return f"{self.name} is held by another caller, or was a moment ago"
         if self.resting and self.ttl is not None and self.limit == 1:
-            known["duration"] = _seconds(self.ttl)
-            return _("%(name)s was released, and its min_hold ends in %(duration)s") % known
+            return f"{self.name} was released, and its min_hold ends in {_seconds(self.ttl)}"
+        words = f"{self.name} is held by {self.holder}"
         if self.limit > 1:
-            words = _(
-                "all %(limit)d places of %(name)s are taken, and the first to end is held by "
-                "%(holder)s"
-            )
-        else:
-            words = _("%(name)s is held by %(holder)s")
-        words %= known
+            taken = f"all {self.limit} places of {self.name} are taken"
+            words = f"{taken}, and the first to end is held by {self.holder}"
         if self.held_for is not None:
-            words += " " + _("for %(duration)s") % {"duration": _seconds(self.held_for)}
+            words += f" for {_seconds(self.held_for)}"
         if self.ttl is None or math.isinf(self.ttl):
             return words
-        ends = _("its lock ends in %(duration)s unless renewed") % {"duration": _seconds(self.ttl)}
-        return f"{words}; {ends}"
+        return f"{words}; its lock ends in {_seconds(self.ttl)} unless renewed"
 
     def response(
-        self, request: Any, status: int = 409, template: str = TEMPLATE, json: bool = False
+        self,
+        request: Any,
+        status: int = 409,
+        template: str = TEMPLATE,
+        json: bool = False,
+        detail: str = "",
     ) -> HttpResponse:
         """HTML or JSON, as the client accepts, with ``Retry-After``, never cached. The context of
-        the template has ``detail`` (a sentence), ``retry_after`` (seconds), ``reload`` (whether the
-        request can be repeated) and ``stylesheet`` (a URL), but not the holder.
+        the template has ``detail``, ``retry_after`` (seconds), ``reload`` (whether the request can
+        be repeated) and ``stylesheet`` (a URL), but not the holder.
 
         Args:
             request: Django's, or that of Django REST framework, which then chooses the format.
             json: prefer JSON if the client accepts both.
+            detail: another sentence than that the operation is in progress.
         """
-        detail = _("This operation is already in progress.")
-        return _response(request, status, detail, self.retry_after, template, json)
+        detail = detail or _("This operation is already in progress.")
+        data = {"detail": detail, "retry_after": self.retry_after}
+        response: HttpResponse
+        if not isinstance(request, HttpRequest):
+            # A request of Django REST framework, so that is installed.
+            from rest_framework.response import Response  # noqa: PLC0415  # an optional package
+
+            response = Response(data, status=status)
+        elif self._wants_json(request, json):
+            response = JsonResponse(data, status=status)
+        else:
+            again = request.method in ("GET", "HEAD")  # A POST must not be repeated.
+            context = {**data, "reload": again, "stylesheet": _stylesheet()}
+            try:
+                response = HttpResponse(render_to_string(template, context, request), status=status)
+            except TemplateDoesNotExist:
+                if template != TEMPLATE:
+                    raise
+                # The project has no engine that finds the templates of apps.
+                plain = {"status": status, "content_type": "text/plain; charset=utf-8"}
+                response = HttpResponse(detail, **plain)
+        response["Retry-After"] = str(self.retry_after)
+        response["Cache-Control"] = "no-store"
+        patch_vary_headers(response, ["Accept"])
+        return response
+
+    def _wants_json(self, request: HttpRequest, json: bool) -> bool:
+        kinds = ["text/html", "application/json"]
+        wanted = request.get_preferred_type(kinds[::-1] if json else kinds)
+        return wanted == "application/json" or (json and wanted is None)
 
     def line(self) -> str:
         """One line for a terminal: the holder, and the command that shows more."""
         more = ["manage.py", "locks", "show", self.first_name or self.name]
         if self.using != Conf().USING:
             more += ["--using", self.using]
-        return _("%(conflict)s. More: %(command)s") % {
-            "conflict": self,
-            "command": " ".join(shlex.join(more).split()),
-        }
+        return f"{self}. More: {' '.join(shlex.join(more).split())}"
 
     def command_error(self, exit_code: int) -> CommandError:
         """Django prints it as one line on stderr and exits with ``exit_code``."""
@@ -158,41 +179,6 @@ class Conflict:
         return error
 
 
-def _response(
-    request: Any, status: int, detail: str, retry_after: int, template: str, json: bool
-) -> HttpResponse:
-    data = {"detail": detail, "retry_after": retry_after}
-    response: HttpResponse
-    if not isinstance(request, HttpRequest):
-        # A request of Django REST framework, so that is installed.
-        from rest_framework.response import Response  # noqa: PLC0415  # an optional package
-
-        response = Response(data, status=status)
-    elif _wants_json(request, json):
-        response = JsonResponse(data, status=status)
-    else:
-        again = request.method in ("GET", "HEAD")  # A POST must not be repeated.
-        context = {**data, "reload": again, "stylesheet": _stylesheet()}
-        try:
-            response = HttpResponse(render_to_string(template, context, request), status=status)
-        except TemplateDoesNotExist:
-            if template != TEMPLATE:
-                raise
-            # The project has no engine that finds the templates of apps.
-            plain = {"status": status, "content_type": "text/plain; charset=utf-8"}
-            response = HttpResponse(detail, **plain)
-    response["Retry-After"] = str(retry_after)
-    response["Cache-Control"] = "no-store"
-    patch_vary_headers(response, ["Accept"])
-    return response
-
-
-def _wants_json(request: HttpRequest, json: bool) -> bool:
-    kinds = ["text/html", "application/json"]
-    wanted = request.get_preferred_type(kinds[::-1] if json else kinds)
-    return wanted == "application/json" or (json and wanted is None)
-
-
 def _stylesheet() -> str:
     """Empty if the static files were not collected: a page without style is better than an
     error."""
@@ -203,11 +189,10 @@ def _stylesheet() -> str:
 
 
 def _seconds(seconds: float) -> str:
-    if seconds < 120:
-        whole = max(0, round(seconds))
-        return ngettext("%(n)d second", "%(n)d seconds", whole) % {"n": whole}
-    whole = round(seconds / 60)
-    return ngettext("%(n)d minute", "%(n)d minutes", whole) % {"n": whole}
+    number, unit = max(0, round(seconds)), "second"
+    if seconds >= 120:
+        number, unit = round(seconds / 60), "minute"
+    return f"{number} {unit}" + "s" * (number != 1)
 
 
 def unavailable(name: str, error: Exception, exit_code: int) -> CommandError:
@@ -226,9 +211,9 @@ def service_unavailable(
     """The same of a view. Django logs the response, but not the error."""
     words = "A view was not run, because the lock %(lock)s could not be requested: %(error)s"
     logger.error(words, {"lock": printable(name), "error": error}, exc_info=error)
-    seconds = seconds_to_retry(None, given=retry_after or OUTAGE_RETRY_SECONDS)
+    conflict = Conflict.of(name, None, retry_after=retry_after or OUTAGE_RETRY_SECONDS)
     detail = _("This operation is not available at the moment.")
-    return _response(request, 503, detail, seconds, TEMPLATE, json)
+    return conflict.response(request, 503, json=json, detail=detail)
 
 
 #: Called with the conflict and the call's own arguments.

@@ -140,18 +140,16 @@ class LockedFunction:
 
     def _complete(self, result: Any) -> Any:
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            raise TypeError(
-                f"{self.dotted} returned a generator, which would run after the lock's release: "
-                'return a list, or take the lock inside the generator: with locked("name")'
-            )
-        if inspect.iscoroutine(result):
+            kind = "generator"
+            instead = 'return a list, or take the lock inside the generator: with locked("name")'
+        elif inspect.iscoroutine(result):
             result.close()
-            raise TypeError(
-                f"{self.dotted} returned a coroutine, which would run after the lock's release: "
-                "make it a coroutine function (async def), or mark it by "
-                "asgiref.sync.markcoroutinefunction"
-            )
-        return result
+            kind = "coroutine"
+            instead = "make it a coroutine function, or mark it by asgiref.sync.markcoroutinefunction"
+        else:
+            return result
+        returned = f"{self.dotted} returned a {kind}, which would run after the lock's release"
+        raise TypeError(f"{returned}: {instead}")
 
     def _entered(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if not (args and isinstance(args[0], BaseCommand)):
@@ -166,15 +164,14 @@ class LockedFunction:
     ) -> Any:
         """The lock could not be requested."""
         options = self.options
-        if isinstance(error, LockError) and not is_outage(error):
-            raise error
-        if args and isinstance(args[0], BaseCommand):
+        outage, request = is_outage(error), request_of(args, kwargs)
+        refused = isinstance(error, LockError) and not outage
+        if args and isinstance(args[0], BaseCommand) and not refused:
             raise unavailable(name, error, options.unavailable_exit_code) from error
-        request = request_of(args, kwargs)
         is_view = options.on_conflict is not raise_error and options.default is MISSING
-        if request is None or not is_view or not is_outage(error):
-            raise error
-        return service_unavailable(request, name, error, options.retry_after, self.json)
+        if outage and is_view and request is not None:
+            return service_unavailable(request, name, error, options.retry_after, self.json)
+        raise error
 
     def _answer(self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = self.options

@@ -102,9 +102,9 @@ class Breaker:
             words = "Calls to Redis at %(server)s fail at once until it answers"
             logger.warning(words, {"server": self.server})
         if began:
-            about = {"server": self.server, "error": error}
-            logger.warning("Redis at %(server)s is unavailable: %(error)s", about)
-            events.emit(ServerDown(self.server, error))
+            down = ServerDown(self.server, error)
+            logger.warning("Redis at %(server)s is unavailable: %(error)s", down._asdict())
+            events.emit(down)
 
     def _counted(self, error: BaseException, cost: float, timeout: float) -> bool:
         """Whether this failure is the one after which calls are held back."""
