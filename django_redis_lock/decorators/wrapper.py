@@ -145,7 +145,7 @@ class LockedFunction:
         elif inspect.iscoroutine(result):
             result.close()
             kind = "coroutine"
-            instead = "make it a coroutine function, or mark it by asgiref.sync.markcoroutinefunction"
+            instead = "make it a coroutine function, or mark it: asgiref.sync.markcoroutinefunction"
         else:
             return result
         returned = f"{self.dotted} returned a {kind}, which would run after the lock's release"
