@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..exceptions import LockLost
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..transport import Answer, aconnect, adrive, arun, in_background
-from .hold import Hold, log_failed
+from .hold import Hold
 from .local_state import Entry, Task, TaskStates, acting_task, enter_again, note_entry, under_way
 from .operations import (
     REPLY_MARGIN_SECONDS,
@@ -27,6 +27,7 @@ from .operations import (
     LockOperations,
     question_to_replicas,
 )
+from .records import log_failed
 from .waiting import Refusal, TaskWaiter
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from ..protocol import (
 )
 from ..threads import get_logger
 from ..transport import Server
-from .records import Heartbeat, note_call
+from .records import Heartbeat, log_failed, note_call
 
 lost_logger = get_logger("django_redis_lock.lost")
 held_logger = get_logger("django_redis_lock.held")
@@ -212,11 +212,6 @@ class Hold:
                     tell()
                 except Exception:
                     log_failed(tell, self.keys.name)
-
-
-def log_failed(on_lost: Any, name: bytes) -> None:
-    words = "on_lost failed: %(on_lost)r (lock %(lock)s)"
-    lost_logger.exception(words, {"lock": printable(name), "on_lost": on_lost})
 
 
 class Renewal(Job):

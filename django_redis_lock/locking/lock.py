@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..transport import Answer, drive, run, server_of
-from .hold import Hold, log_failed
+from .hold import Hold
 from .local_state import enter_again, note_entry
 from .operations import (
     REPLY_MARGIN_SECONDS,
@@ -19,6 +19,7 @@ from .operations import (
     LockOperations,
     question_to_replicas,
 )
+from .records import log_failed
 from .waiting import Refusal, ThreadWaiter
 
 if TYPE_CHECKING:

@@ -300,3 +300,10 @@ def _read(kept: bytes) -> Event | None:
     where = (texts["host"], int(pid), texts["thread"], texts["label"])
     owner = Owner(texts["id"], *where, doing=texts["doing"])
     return Event(at / 1e6, texts["what"], owner, texts["note"], held)
+
+
+def log_failed(on_lost: Any, name: bytes) -> None:
+    about = {"lock": printable(name), "on_lost": on_lost}
+    get_logger("django_redis_lock.lost").exception(
+        "on_lost failed: %(on_lost)r (lock %(lock)s)", about
+    )
