@@ -48,13 +48,13 @@ def _ending_flights(name: str) -> Any:
     """django-redis's method ``name``, which passes its arguments on to its client, with a client
     that ends flights."""
     original, arguments = getattr(DjangoRedisCache, name), signature(getattr(DefaultClient, name))
-    place = list(arguments.parameters).index("client") - 1
+    position = list(arguments.parameters).index("client") - 1
 
     @wraps(original)
     def method(self: RedisCache, *args: Any, **kwargs: Any) -> Any:
-        if len(args) > place:
-            by = self._by(args[place])
-            return original(self, *args[:place], *by.values(), *args[place + 1 :], **kwargs)
+        if len(args) > position:
+            before, client, *after = args[:position], args[position], *args[position + 1 :]
+            return original(self, *before, self._by(client).get("client"), *after, **kwargs)
         return original(self, *args, **{**kwargs, **self._by(kwargs.get("client"))})
 
     vars(method)["__signature__"] = arguments

@@ -230,7 +230,7 @@ def check_ignored_errors() -> Iterator[CheckMessage]:
             yield found(
                 "W005",
                 f"The cache {alias!r} ignores errors (IGNORE_EXCEPTIONS), but its locks do not: "
-                "while Redis is down, lock() and locked() raise.",
+                "while Redis is down, lock() raises, and views with locked() answer 503.",
                 "Set ON_REDIS_DOWN to what locks do then: 'raise', 'local' or 'run'. With "
                 "'raise', handle redis.exceptions.RedisError where locks are taken.",
             )

@@ -89,9 +89,10 @@ def locked(target: Any = None, /, **options: Any) -> Any:
             the command with ``lost_exit_code``.
         cancel_on_lost: for a coroutine function and ``async with``: cancel the task when the lock
             is lost; the caller gets ``LockLost``.
-        status_code: of the response on conflict.
+        status_code: of the response on conflict; that while Redis is down has 503.
         retry_after: seconds after which clients should try again (``Retry-After``,
-            ``retry_task``). Default: how long this process usually holds such locks, or 2.
+            ``retry_task``). Default: how long this process usually holds such locks, or 2; while
+            Redis is down 10.
         exit_code: of a command that finds the lock taken; 0: the command is skipped.
         lost_exit_code: of a command that was ended because it lost its lock.
         unavailable_exit_code: of a command that did not run because Redis is down.
@@ -106,7 +107,7 @@ def locked(target: Any = None, /, **options: Any) -> Any:
             the call: the arguments do not give a name.
         ImproperlyConfigured: at the call: there is no such cache, or it cannot lock.
         redis.exceptions.RedisError: at the call: Redis is down, and nothing was run. (From a
-            command: CommandError.)
+            command: CommandError. A view without ``on_conflict`` and ``default`` answers 503.)
     """
     if target is None or isinstance(target, (str, list, tuple)):
         if target is not None and options.get("key") is not None:

@@ -19,7 +19,6 @@ from redis.exceptions import RedisError
 from ..contention import (
     RETRY_ONLY_CELERY,
     Conflict,
-    raise_error,
     retry_task,
     service_unavailable,
     unavailable,
@@ -132,7 +131,10 @@ class LockedFunction:
         except BaseException as error:
             section.abandon()
             if entered is None and isinstance(error, (RedisError, OSError)):
-                return self._unavailable(section.name, error, args, kwargs)
+                request = self._request_to_answer(error, args, kwargs)
+                if request is not None:
+                    return self._unavailable(request, section.name, error)
+                self._end_command(section.name, error, args)
             raise
         if not entered:
             return self._answer(section.conflict(), args, kwargs)
@@ -159,19 +161,22 @@ class LockedFunction:
         with nullcontext() if waits_on else outages_not_logged():
             return bool(section.enter(_print_waiting(args[0], kwargs)))
 
-    def _unavailable(
-        self, name: str, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _end_command(self, name: str, error: Exception, args: tuple[Any, ...]) -> None:
         """The lock could not be requested."""
-        options = self.options
-        outage, request = is_outage(error), request_of(args, kwargs)
-        refused = isinstance(error, LockError) and not outage
+        refused = isinstance(error, LockError) and not is_outage(error)
         if args and isinstance(args[0], BaseCommand) and not refused:
-            raise unavailable(name, error, options.unavailable_exit_code) from error
-        is_view = options.on_conflict is not raise_error and options.default is MISSING
-        if outage and is_view and request is not None:
-            return service_unavailable(request, name, error, options.retry_after, self.json)
-        raise error
+            raise unavailable(name, error, self.options.unavailable_exit_code) from error
+
+    def _request_to_answer(
+        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The request of a view that answers 503 because of ``error``, or None. With a default or
+        its own ``on_conflict``, what is called with a request need not be a view."""
+        chosen = self.options.on_conflict is not None or self.options.default is not MISSING
+        return None if chosen or not is_outage(error) else request_of(args, kwargs)
+
+    def _unavailable(self, request: Any, name: str, error: Exception) -> Any:
+        return service_unavailable(request, name, error, self.options.retry_after, self.json)
 
     def _answer(self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = self.options
@@ -202,8 +207,11 @@ class LockedFunction:
             with _request_noted(args, kwargs):
                 entered = await section.enter()
         except (RedisError, OSError) as error:
+            request = self._request_to_answer(error, args, kwargs)
+            if request is None:
+                raise
             # Its template may query the database.
-            return await sync_to_async(self._unavailable)(section.name, error, args, kwargs)
+            return await sync_to_async(self._unavailable)(request, section.name, error)
         if not entered:
             return await self._aanswer(await section.conflict(), args, kwargs)
         try:

@@ -193,7 +193,7 @@ class Fallback(LockOperations):
     def _fall_back(self, hold: FallbackHold, file_lock: LocalLock | None, error: Exception) -> None:
         self.local.hold, self.local.token = hold, hold.token
         self.local.renewal, self.local.file_lock = None, file_lock
-        breakers = [server.breaker for server in self._servers]
+        breakers = [node.breaker for server in self._servers for node in server.nodes()]
         breaker = next((b for b in breakers if b.failing), breakers[0])
         first = not breaker.fallbacks  # Of this outage.
         breaker.fallbacks += 1

@@ -54,12 +54,13 @@ CHECK_INTERVAL_SECONDS = 10.0
 
 
 class Hold:
-    """One acquisition, shared by the lock object and the keeper. It is made before it begins, so
-    that a waiter, once it is granted the lock, has it at once.
+    """One acquisition, shared by the lock object and the keeper. It is made before the lock is
+    acquired, which leaves less to do for a waiter after its grant; what the acquisition decides,
+    such as ``keys`` and ``token``, it has from ``begin`` on.
 
     Args:
         renews_for: seconds for which it is renewed; -inf for never.
-        warns_after: seconds after which the log is told that it is still held.
+        warns_after: seconds after which a warning that it is still held is logged.
 
     Attributes:
         attempt: identifies this acquisition among others with the same chosen token.

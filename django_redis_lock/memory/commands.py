@@ -211,7 +211,7 @@ class Commands:
         return found
 
     def mget(self, *keys: bytes) -> list[bytes | None]:
-        return [self.get(key) for key in keys]
+        return [self.get(k) if isinstance(self._value(k), bytes) else None for k in keys]
 
     def set(self, key: bytes, value: bytes, *options: bytes) -> bytes | None:
         if (b"NX" in options and self._has(key)) or (b"XX" in options and not self._has(key)):

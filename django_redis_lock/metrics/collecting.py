@@ -221,9 +221,10 @@ class Metrics:
     def _begin(self, owner: Owner) -> list[int]:
         """New figures for ``owner``; for OTHER if there are too many groups."""
         server = owner[0]
-        if server not in self._jobs:
-            self._jobs[server] = Writing(self, server, time.monotonic() + INTERVAL)
-        keeper().add(self._jobs[server])
+        job = self._jobs.get(server)  # ``forget`` may remove it at any time.
+        if job is None:
+            job = self._jobs[server] = Writing(self, server, time.monotonic() + INTERVAL)
+        keeper().add(job)
         if len(self._figures) >= MAX_GROUPS:
             owner = (*owner[:2], OTHER)
         return self._figures.setdefault(owner, new())

@@ -46,7 +46,9 @@ class Breaker:
         self, server: str, timeout: float = 5.0, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.server = server
-        self.failing = self._retired = False
+        self.failing = False
+        #: Whether its outages concern no caller: of a server that was replaced, of one sentinel.
+        self.silent = False
         self.fallbacks = 0
         self._timeout = timeout
         self._now = now
@@ -90,7 +92,7 @@ class Breaker:
         """A call, or an attempt to connect, has failed after ``cost`` seconds. ``timeout``: after
         which this caller gives up, if not the usual."""
         with self._mutex:
-            if self._retired:
+            if self.silent:
                 return
             began = not self.failing
             if began:
@@ -119,9 +121,9 @@ class Breaker:
         before, self._open_until = self._open_until, self._now() + pause
         return before is None
 
-    def retire(self) -> None:
-        """The server has been replaced: no outage of it concerns a caller."""
-        self._retired = True
+    def replaced(self) -> None:
+        """Another server has replaced this one, which ends its outage."""
+        self.silent = True
         self.answered("is no longer used")
 
     def answered(self, how: str = "answers again") -> None:

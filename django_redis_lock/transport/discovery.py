@@ -124,7 +124,10 @@ class Topology(Server):
             logger.warning("Could not read the address of %s: %s", self, error)
             pause = min(FIRST_RETRY_SECONDS * 2**self._in_vain, LAST_RETRY_SECONDS)
             self._in_vain += 1
+            if not self._nodes:  # No server is known whose outage the callers would notice.
+                self.breaker.failed(error, 0.0)
         else:
+            self.answered()
             self._trouble, self._in_vain, pause = False, 0, self.STALE
             self._cause = "no primary has this slot"
         self._discovered_at = time.monotonic()
@@ -153,7 +156,7 @@ class Topology(Server):
         for node in gone:
             node.retired, node.MAX_IDLE_CONNECTIONS = True, 0
             node.close()
-            node.breaker.retire()
+            node.breaker.replaced()
 
 
 def ask(server: Server, until: float, *command: bytes) -> Any:
@@ -175,8 +178,9 @@ class SentinelService(Topology):
         self._forced_host: str | None = getattr(manager, "_force_master_ip", None)
         self._sentinels = [Server(sentinel.connection_pool) for sentinel in manager.sentinels]
         for sentinel in self._sentinels:
-            sentinel.breaker.retire()  # One of them is enough.
+            sentinel.breaker.silent = True  # One of them is enough.
         self._primary: Server | None = None
+        self.breaker.server = str(self)
 
     def __str__(self) -> str:
         return f"the sentinels' service {self._name!r}"
@@ -282,6 +286,8 @@ class Cluster(Topology):
         self._known: list[Server] = []
         #: By slot.
         self._owners: list[Server | None] = [None] * SLOTS
+        # Fallback locks of all processes have this in their names, wherever they begin to ask.
+        self.breaker.server = "a cluster"
 
     def __str__(self) -> str:
         return f"the cluster of {self._first[0][0]}:{self._first[0][1]}"

@@ -12,10 +12,12 @@ import pytest
 import redis
 from django_redis.pool import ConnectionFactory
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.sentinel import Sentinel
 
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, MultiLock, TooFewReplicas, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.events import ServerDown, ServerUp
+from django_redis_lock.fallback import FallbackLock
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.transport import Server, aio_client, server_of
 from tests.integration.locks.test_lock import places
@@ -121,6 +123,24 @@ def test_a_dead_sentinel_is_no_outage(servers: SentinelServers, sentinel_client:
     with outages() as found, Lock(sentinel_client, "failing", timeout=30):
         pass
     assert not found
+
+
+def test_a_service_of_which_nothing_is_known_has_an_outage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a process that starts while all sentinels are down."""
+    client = Sentinel([("127.0.0.1", 1)]).master_for("main")
+    service: Any = server_of(client)
+    with outages() as found:
+        for _ in range(2):
+            with FallbackLock(client, "failing", timeout=30, on_redis_down="run"):
+                pass
+        monkeypatch.setattr(service, "_look", lambda until: None)
+        service._discover(0.0)
+    assert [type(event) for event in found] == [ServerDown, ServerUp]
+    assert {event.server for event in found} == {"the sentinels' service 'main'"}
+    assert found[1].fallbacks == 2
+    assert caplog.text.count("is skipped, its code runs unlocked") == 1
 
 
 def test_a_server_that_is_no_primary_is_named(servers: SentinelServers) -> None:

@@ -203,7 +203,7 @@ def test_the_outage_of_a_server_that_is_no_longer_used_is_over(
     breaker.failed(ERROR, 5.0)
     events.subscribe(told.append)
     try:
-        breaker.retire()
+        breaker.replaced()
         breaker.failed(ERROR, 5.0)  # A call that was still under way.
     finally:
         events.unsubscribe(told.append)

@@ -351,6 +351,13 @@ def test_shards_are_not_given_a_client_they_warn_of(redis_server: RedisServer) -
     assert cache.delete("a")
 
 
+@pytest.mark.filterwarnings("ignore:.* on sharded client")
+def test_a_shard_gets_what_follows_the_client(redis_server: RedisServer) -> None:
+    cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.ShardClient")
+    cache.set("a", 1)
+    assert cache.incr("a", 1, None, None, True) == 2
+
+
 def test_a_herd_cannot_share_computations_and_says_so(redis_server: RedisServer) -> None:
     cache = make(RedisCache, redis_server, CLIENT_CLASS="django_redis.client.HerdClient")
     with pytest.raises(ImproperlyConfigured, match="HerdClient stores values in a format"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import sync_to_async
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
@@ -19,7 +20,7 @@ from django.views import View
 
 from django_redis_lock import events, locked, metrics
 from django_redis_lock.cache import BackendCannotLock
-from django_redis_lock.contention import Conflict, raise_error
+from django_redis_lock.contention import Conflict, raise_error, skip
 from tests.holding import hold
 from tests.processes import Link, processes
 from tests.redis_server import RedisServer
@@ -403,10 +404,30 @@ def test_without_redis_a_program_gets_json() -> None:
 
 
 @pytest.mark.usefixtures("redis_down")
-@pytest.mark.parametrize("options", [{"on_conflict": raise_error}, {"default": None}])
+@pytest.mark.parametrize(
+    "options", [{"on_conflict": raise_error}, {"on_conflict": skip}, {"default": None}]
+)
 def test_what_is_no_view_raises_the_error_without_redis(options: dict[str, Any]) -> None:
     with pytest.raises(redis.ConnectionError):
         locked("export", **options)(never)(request())
+
+
+@pytest.mark.usefixtures("redis_down")
+def test_a_coroutine_that_is_no_view_gets_the_error_where_it_runs() -> None:
+    """Not by way of Django's thread for synchronous code, which may wait for this coroutine."""
+
+    @locked("export")
+    async def export() -> None: ...
+
+    @sync_to_async
+    def waits_for_it(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.run_coroutine_threadsafe(export(), loop).result()
+
+    async def run() -> None:
+        await waits_for_it(asyncio.get_running_loop())
+
+    with pytest.raises(redis.ConnectionError):
+        asyncio.run(run())
 
 
 def test_an_outage_in_the_view_is_the_views_error(caplog: pytest.LogCaptureFixture) -> None:

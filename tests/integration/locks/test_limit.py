@@ -313,6 +313,11 @@ def test_a_repeated_request_has_its_place_again(several: Holders, token: str | N
     assert [held.place for held in several.lock().holders()] == [1]
 
 
+def test_data_of_somebody_else_at_another_place_are_replaced(several: Holders) -> None:
+    several.client.rpush(lock_keys(b"several").at_place(2).lock, "theirs")
+    assert [lock.place for lock in several.acquired(2)] == [1, 2]
+
+
 def test_data_of_somebody_else_at_the_name_are_no_free_place(several: Holders) -> None:
     several.client.rpush("several", "mine")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
