@@ -17,7 +17,6 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import redis.asyncio.cluster
@@ -112,9 +111,11 @@ class Topology(Server):
                 return
             if self.must_discover():  # No other thread has just done it.
                 self._discover(until)
-        finally:  # Also if a signal handler raised just when it was acquired.
-            with suppress(RuntimeError):  # Another thread has it.
+        finally:
+            try:  # Also if a signal handler raised just when it was acquired.
                 self._discovering.release()
+            except RuntimeError:
+                pass  # Another thread has it.
 
     def _discover(self, until: float) -> None:
         try:
