@@ -334,7 +334,7 @@ def _is_held_here(lock: BaseLock) -> bool:
     return lock.local.token is not None and not (hold is not None and hold.from_parent_process)
 
 
-def _release(lock: BaseLock, name: str, release: Callable[[], Any]) -> Steps[None]:
+def _release(lock: Any, name: str, release: Callable[[], Any]) -> Steps[None]:
     if not _is_held_here(lock):
         return
     try:
@@ -344,5 +344,8 @@ def _release(lock: BaseLock, name: str, release: Callable[[], Any]) -> Steps[Non
         if isinstance(error, LockError):
             logger.warning("The lock %(lock)s ended before the locked code did: %(error)s", about)
         else:
-            words = "The locked code has ended, but its lock %(lock)s was not released: %(error)s"
+            lock._leave_to_keeper()
+            words = (
+                "The locked code has ended, but its lock %(lock)s is not released yet: %(error)s"
+            )
             logger.error(words, about)

@@ -113,7 +113,8 @@ class Fallback(LockOperations):
             try:
                 if not (yield from super()._acquire_steps(request, wait)):
                     return False
-            except Exception as error:
+            except BaseException as error:
+                self._abandon(request, error)  # Its caller knows the first round only.
                 if not self._falls_back_on(error):
                     raise
                 fallback = self._fallback_hold()
@@ -123,9 +124,6 @@ class Fallback(LockOperations):
                     return False
                 self._fall_back(fallback, file_lock, error)
                 return True
-            except BaseException as error:
-                self._abandon(request, error)  # Its caller knows the first round only.
-                raise
             if file_lock is None:
                 return True
             hold, began = self.local.hold, time.monotonic()
@@ -190,7 +188,7 @@ class Fallback(LockOperations):
         hold.how = self.on_redis_down
         return hold
 
-    def _fall_back(self, hold: FallbackHold, file_lock: LocalLock | None, error: Exception) -> None:
+    def _fall_back(self, hold: FallbackHold, file_lock: LocalLock | None, error: Any) -> None:
         self.local.hold, self.local.token = hold, hold.token
         self.local.renewal, self.local.file_lock = None, file_lock
         breakers = [node.breaker for server in self._servers for node in server.nodes()]

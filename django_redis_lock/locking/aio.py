@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..exceptions import LockLost
@@ -104,8 +105,6 @@ class AsyncLock(LockOperations):
             if self.reentrant and acquired:
                 note_entry(self)
             return acquired
-        except Exception:
-            raise
         except BaseException as error:
             self._abandon(request, error)
             raise
@@ -140,11 +139,10 @@ class AsyncLock(LockOperations):
         try:
             if not self._leave_inner():
                 await adrive(self._release_steps())
-        except Exception:
+        except (RedisError, OSError):
             raise
         except BaseException:
-            if self.local.hold is before[1]:  # Or a task that shares this handle has it by now.
-                self._leave_to_keeper(before)
+            self._leave_to_keeper(before)
             raise
 
     @for_the_caller
@@ -235,9 +233,11 @@ class AsyncLock(LockOperations):
         if hold is not None and hold.from_parent_process:
             return
         cancelled_by_loss = self._is_cancelled_by_loss(exc_value)
+        before = self._state()
         try:
             await self.release()
-        except Exception as error:
+        except BaseException as error:
+            self._leave_to_keeper(before)
             if not self._hide_release_error(error, exc_value is not None):
                 raise
         if cancelled_by_loss:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from redis.exceptions import RedisError
+
 from ..protocol import AcquireRequest, Acquisition, Call, HolderInfo, LockKeys, Owner, check_seconds
 from ..transport import Answer, drive, run, server_of
 from .hold import Hold
@@ -71,10 +73,7 @@ class Lock(LockOperations):
             if self.reentrant and acquired:
                 note_entry(self)
             return acquired
-        except Exception:
-            raise
-        except BaseException as error:
-            # A signal handler's exception may come at any point.
+        except BaseException as error:  # A signal handler's may come at any point.
             self._abandon(request, error)
             self._undo(before)
             raise
@@ -108,11 +107,10 @@ class Lock(LockOperations):
         try:
             if not self._leave_inner():
                 drive(self._release_steps())
-        except Exception:
+        except (RedisError, OSError):
             raise
-        except BaseException:
-            if self.local.hold is before[1]:  # Or a user of this handle has the lock by now.
-                self._leave_to_keeper(before)
+        except BaseException:  # A signal handler's.
+            self._leave_to_keeper(before)
             raise
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
@@ -201,12 +199,10 @@ class Lock(LockOperations):
             if hold is not None and hold.from_parent_process:
                 return  # A forked child leaves its parent's block; the lock is the parent's.
             self.release()
-        except Exception as error:
+        except BaseException as error:
+            self._leave_to_keeper(before)
             if not self._hide_release_error(error, exc_value is not None):
                 raise
-        except BaseException:
-            self._leave_to_keeper(before)
-            raise
 
 
 def confirm(client: Any, keys: LockKeys, token: bytes, replicas: int, patience: float) -> Confirmed:

@@ -124,18 +124,14 @@ class SeveralNames(LockOperations):
 
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
         take = self._take_at_once if self._at_once else self._take_in_order
-        try:
-            while True:
-                held: list[Any] = []
-                acquired = yield from take(request, wait, held)
-                if acquired and (wait == 0 or (yield from self._are_held())):
-                    break
-                yield from self._give_up(held)
-                if not acquired:
-                    return False
-        except Exception as error:
-            self._abandon(request, error)
-            raise
+        while True:
+            held: list[Any] = []
+            acquired = yield from take(request, wait, held)
+            if acquired and (wait == 0 or (yield from self._are_held())):
+                break
+            yield from self._give_up(held)
+            if not acquired:
+                return False
         holds = [member.local.hold for member in self.members]
         on_lost = None if self.on_lost is None else self._for_keeper(self.on_lost)
         hold: Any = MultiHold(holds, server_of(self.redis), self.grant_timeout, on_lost)

@@ -85,23 +85,14 @@ class LockOperations(BaseLock):
     # -- acquire -----------------------------------------------------------------------------
 
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
-        asked_at, acquired, renewals = time.monotonic(), None, self._new_renewals()
-        try:
-            acquired = yield from self._obtain(request, wait)
-            if acquired is not None and self.replicas:
-                until = None if wait is None else asked_at + wait
-                found = yield self._confirm(acquired, patience_of(request, until))
-                confirmed = found.replicas if found.held else 0
-                if confirmed < self.replicas:
-                    raise TooFewReplicas(int(confirmed), self.replicas, self._shown)
-        except Exception as error:
-            if acquired is not None:
-                note_sent(error, True)  # Only the question to the replicas may not have been sent.
-            self._abandon(request, error)
-            raise
+        asked_at, renewals = time.monotonic(), self._new_renewals()
+        acquired = yield from self._obtain(request, wait)
         if acquired is None:
             self._emit_timed_out(asked_at, wait != 0)
             return False
+        if self.replicas:
+            until = None if wait is None else asked_at + wait
+            yield from self._ask_replicas(acquired, patience_of(request, until))
         hold = self._start_renewal(acquired, renewals)
         self._emit_acquired(hold, asked_at, acquired.contended)
         return True
@@ -130,6 +121,16 @@ class LockOperations(BaseLock):
         if wait == 0:
             return None
         return (yield self._wait(request.with_margin(sent_at), refusal))
+
+    def _ask_replicas(self, acquired: Acquisition, patience: float) -> Steps[None]:
+        try:
+            found = yield self._confirm(acquired, patience)
+        except Exception as error:
+            note_sent(error, True)  # If this question was not sent, the lock is held all the same.
+            raise
+        confirmed = found.replicas if found.held else 0
+        if confirmed < self.replicas:
+            raise TooFewReplicas(int(confirmed), self.replicas, self._shown)
 
     def _queue_key(self) -> tuple[Any, ...]:
         return server_of(self.redis), self.keys.lock, self._loop(), self.limit
@@ -161,14 +162,16 @@ class LockOperations(BaseLock):
         return True
 
     def _leave_to_keeper(self, before: tuple[Any, ...] | None = None) -> None:
-        """The caller was cancelled or interrupted while it released the lock. ``before``: the state
-        when the release began."""
+        """The caller was cancelled or interrupted while it released the lock, or could not reach
+        Redis, and will not try again. ``before``: the state when the release began."""
         entry: Entry | None = self.local.entry
         inside = 0 if entry is None else entry.times(self.local)
         if before is not None and inside < before[4]:
             if entry is not None and not inside:
                 entry.leave(self.local)  # Once more: the interrupt has cut it short.
             return
+        if before is not None and self.local.hold is not before[1]:
+            return  # Another user of this handle has the lock by now.
         if entry is None or not entry.leave(self.local):
             self._hand_to_keeper()
 
@@ -353,8 +356,10 @@ class LockOperations(BaseLock):
             held = time.monotonic() - hold.began
             events.emit(Lost(self.subject, held, "it had ended before its release", hold.fence))
 
-    def _hide_release_error(self, error: Exception, body_failed: bool) -> bool:
+    def _hide_release_error(self, error: BaseException, body_failed: bool) -> bool:
         """Whether leaving the block swallows ``error``; the body's own exception comes first."""
+        if not isinstance(error, Exception):
+            return False
         if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
             if not self.lost:  # That was logged.
                 words = "Another error hides that releasing %(lock)s failed: %(error)s"

@@ -56,7 +56,11 @@ GRANT = 30.0
 
 
 class Interrupt(BaseException):
-    """From a signal handler."""
+    """From a signal handler, as KeyboardInterrupt."""
+
+
+class TimeLimit(Exception):
+    """From a signal handler, as SoftTimeLimitExceeded of Celery."""
 
 
 #: Flags of the code of generators and coroutines.
@@ -74,6 +78,7 @@ class Points:
         at: the point; None: note them all in ``places``.
         begin: the function (as ``module.name``) with which this begins; left out, at once.
         modules: what the names of those begin with whose points count.
+        error: what the signal handler raises.
         function, meanwhile: what is called before that function does anything.
     """
 
@@ -84,6 +89,7 @@ class Points:
         function: str = "",
         meanwhile: Callable[[], Any] | None = None,
         modules: tuple[str, ...] = MODULES,
+        error: type[BaseException] = Interrupt,
     ) -> None:
         self.places: dict[Place, None] = {}
         self.where = ""
@@ -102,6 +108,8 @@ class Points:
         self.function = function
         self.meanwhile = meanwhile
         self._modules = modules
+        self._error = error
+        self._late: Background | None = None
 
     def _traced(self, frame: FrameType, event: str, arg: Any) -> Any:
         module = str(frame.f_globals.get("__name__", ""))
@@ -174,7 +182,10 @@ class Points:
         sys.settrace(None)
         self._blocks.clear()  # What their frames refer to must go with them.
         self._begun = None
-        raise Interrupt
+        if self.meanwhile and issubclass(self._error, Exception):
+            # What guards listeners may have passed over it: then the wait must end all the same.
+            self._late, self.meanwhile = Background(self.meanwhile), None
+        raise self._error
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -188,6 +199,8 @@ class Points:
             sys.setprofile(profiling)
             sys.settrace(tracing)
             self._begun = None
+            if self._late:
+                self._late.result()
 
 
 @cache
@@ -202,8 +215,13 @@ def _stack(frame: FrameType | None) -> Iterator[tuple[Any, int]]:
 
 
 def _in_a_pop(frame: FrameType | None) -> bool:
+    """While it is sent or read. Elsewhere the keeper sees to it."""
+    inside = False
     while frame is not None:
+        inside = inside or frame.f_code.co_name in ("begin_pop", "reply")
         if frame.f_code is ThreadWaiter.wait.__code__:
+            if not inside:
+                return False
             waiter = frame.f_locals["self"]
             return waiter._popping and waiter._reply is None
         frame = frame.f_back
@@ -285,23 +303,25 @@ def expect_free(client: redis.Redis, points: Points) -> None:
     assert not client.exists(NAME), points.where
 
 
+@pytest.mark.parametrize("error", [Interrupt, TimeLimit])
 @pytest.mark.parametrize("wait", [0, None])
-def test_a_free_lock(client: redis.Redis, wait: float | None) -> None:
+def test_a_free_lock(client: redis.Redis, wait: float | None, error: type[BaseException]) -> None:
     def attempt(points: Points) -> None:
         prepare(client)
         lock = Lock(client, NAME, timeout=60, blocking_timeout=wait, renew=True)
         try:
             with points.watched(), lock:
                 assert lock.fence
-        except Interrupt:
+        except error:
             assert lock.local.token is None or points.at_the_end, points.where
         del lock
         expect_free(client, points)
 
-    each_point(attempt)
+    each_point(attempt, error=error)
 
 
-def test_a_lock_that_is_passed_on(client: redis.Redis) -> None:
+@pytest.mark.parametrize("error", [Interrupt, TimeLimit])
+def test_a_lock_that_is_passed_on(client: redis.Redis, error: type[BaseException]) -> None:
     holder = Lock(client, NAME, timeout=60, grant_timeout=GRANT, thread_local=False)
 
     def attempt(points: Points) -> None:
@@ -311,14 +331,14 @@ def test_a_lock_that_is_passed_on(client: redis.Redis) -> None:
         try:
             with points.watched(), lock:
                 assert lock.fence
-        except Interrupt:
+        except error:
             assert lock.local.token is None or points.at_the_end, points.where
         del lock
         if holder.owned():
             holder.release()
         expect_free(client, points)
 
-    each_point(attempt, function="server.can_read", meanwhile=holder.release)
+    each_point(attempt, function="server.can_read", meanwhile=holder.release, error=error)
 
 
 def test_going_in_again(client: redis.Redis) -> None:
@@ -382,12 +402,12 @@ def test_a_place(client: redis.Redis, contended: bool) -> None:
     )
 
 
-def redlock(servers: list[redis.Redis], folder: Path) -> Lock:
-    return Redlock(servers, NAME, timeout=60, grant_timeout=GRANT, renew=True)
+def redlock(servers: list[redis.Redis], folder: Path, **options: Any) -> Lock:
+    return Redlock(servers, NAME, timeout=60, grant_timeout=GRANT, renew=True, **options)
 
 
-def with_fallback(servers: list[redis.Redis], folder: Path) -> Lock:
-    options: Any = {"on_redis_down": "local", "local_folder": folder}
+def with_fallback(servers: list[redis.Redis], folder: Path, **options: Any) -> Lock:
+    options |= {"on_redis_down": "local", "local_folder": folder}
     return FallbackLock(servers[0], NAME, timeout=60, grant_timeout=GRANT, renew=True, **options)
 
 
@@ -397,29 +417,36 @@ def three() -> Iterator[list[redis.Redis]]:
         yield [stack.enter_context(RedisServer()).client() for _ in range(3)]
 
 
-def several(servers: list[redis.Redis], folder: Path) -> Lock:
+def several(servers: list[redis.Redis], folder: Path, **options: Any) -> Lock:
     names = [NAME, f"{NAME} too"]
-    options: Any = {"grant_timeout": GRANT, "renew": True, "lock_class": Lock}
+    options |= {"grant_timeout": GRANT, "renew": True, "lock_class": Lock}
     return MultiLock(servers[0], names, 60, **options)
 
 
+@pytest.mark.parametrize("error", [Interrupt, TimeLimit])
 @pytest.mark.parametrize("make", [redlock, with_fallback, several])
 @pytest.mark.parametrize("contended", [False, True])
-def test_other_kinds(three: list[redis.Redis], tmp_path: Path, make: Any, contended: bool) -> None:
+def test_other_kinds(
+    three: list[redis.Redis],
+    tmp_path: Path,
+    make: Any,
+    contended: bool,
+    error: type[BaseException],
+) -> None:
     servers = three
 
     def attempt(points: Points) -> None:
         for server in servers:
             prepare(server)
         lock = make(servers, tmp_path)
-        holder = make(servers, tmp_path)
+        holder = make(servers, tmp_path, thread_local=False)
         if contended:
             holder.acquire()
             points.function, points.meanwhile = "steps._wait_in_redis", holder.release
         try:
             with points.watched(), lock:
                 assert lock.fence
-        except Interrupt:
+        except error:
             assert lock.local.token is None or points.at_the_end, points.where
         del lock
         if contended and holder.local.token:
@@ -435,7 +462,7 @@ def test_other_kinds(three: list[redis.Redis], tmp_path: Path, make: Any, conten
             assert time.monotonic() < deadline, points.where
             time.sleep(0.001)
 
-    each_point(attempt, modules=("django_redis_lock.",))
+    each_point(attempt, modules=("django_redis_lock.",), error=error)
 
 
 class RepeatedAcquire(FallbackLock):

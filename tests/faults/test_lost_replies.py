@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ import redis
 import redis.asyncio
 from redis.exceptions import ResponseError
 
-from django_redis_lock import AsyncLock, Lock, LockNotOwnedError
+from django_redis_lock import AsyncLock, Lock, LockError, LockNotOwnedError
+from django_redis_lock.cache import RedisCache
+from django_redis_lock.locking import MultiLock
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol import HolderInfo
@@ -273,12 +276,51 @@ class TestRelease:
     def test_the_body_of_with_comes_first(
         self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
     ) -> None:
-        proxy.lose_request(RELEASE, times=2)
-        with pytest.raises(ZeroDivisionError), Lock(shaky, "shaky", timeout=1):
+        def fail() -> None:
+            outage.enter_context(proxy.away())
             raise ZeroDivisionError
-        proxy.lose_request(RELEASE, times=2)
-        with pytest.raises(redis.ConnectionError), Lock(shaky, "shaky", timeout=1):
-            pass
+
+        with (
+            ExitStack() as outage,
+            pytest.raises(ZeroDivisionError),
+            Lock(shaky, "shaky", timeout=60),
+        ):
+            fail()
+
+    @pytest.mark.parametrize("kind", ["one", "reentrant", "places", "names", "cache"])
+    def test_the_keeper_releases_what_a_block_could_not(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str
+    ) -> None:
+        lock: Any = Lock(shaky, "shaky", timeout=60, reentrant=kind == "reentrant")
+        if kind == "places":
+            lock = Lock(shaky, "shaky", timeout=60, limit=3)
+        elif kind == "names":
+            lock = MultiLock(shaky, ["shaky", "other"], timeout=60)
+        elif kind == "cache":
+            cache = RedisCache(f"redis://127.0.0.1:{proxy.port}", {"KEY_PREFIX": "shaky"})
+            lock = cache.lock("shaky", timeout=60, on_redis_down="local")
+        with ExitStack() as outage:
+            with pytest.raises(redis.ConnectionError), lock:
+                outage.enter_context(proxy.away())
+            assert client.keys("*shaky")
+            with pytest.raises(LockError):
+                lock.release()
+        until(lambda: not client.keys("*shaky"))
+
+    def test_the_keeper_releases_what_a_task_could_not(
+        self, client: redis.Redis, proxy: Proxy
+    ) -> None:
+        async def main() -> None:
+            async with redis.asyncio.Redis(port=proxy.port, retry=None) as shaky:
+                lock = AsyncLock(shaky, "shaky", timeout=60)
+                with ExitStack() as outage:
+                    with pytest.raises(redis.ConnectionError):
+                        async with lock:
+                            outage.enter_context(proxy.away())
+                    assert client.exists("shaky")
+                until(lambda: not client.exists("shaky"))
+
+        asyncio.run(main())
 
     def test_the_keeper_of_before_is_not_the_next_holders(
         self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy

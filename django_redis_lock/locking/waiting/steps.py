@@ -110,7 +110,8 @@ class Waiter:
                 yield queue.disconnect()
                 return (yield from self._poll())
             except Exception as error:
-                yield queue.disconnect()
+                if is_outage(error):
+                    yield queue.disconnect()
                 queue.server.on_error(error)
                 self._unanswered = self._unanswered or may_have_run(error)
                 away_since = min(away_since, time.monotonic())
@@ -199,14 +200,14 @@ class Waiter:
         if acquired is None:
             return (yield from self._take_grant())
         self._reply = queue.reply()
-        self._give_back_grant()
+        self.give_back(self._reply)
         return acquired
 
     # -- what must be released ---------------------------------------------------------------
 
-    def _give_back_grant(self) -> None:
-        """Release the grant that the pop has returned, if it has."""
-        if (grant := self.queue.grant_in(self._reply)) is not None:
+    def give_back(self, reply: Any) -> None:
+        """Release the grant that a pop has returned in ``reply``, if it has."""
+        if (grant := self.queue.grant_in(reply)) is not None:
             self._give_back(grant.token, b"", grant.place)
 
     def _give_back(self, *token: Any) -> None:

@@ -173,8 +173,7 @@ class TaskWaiter(Waiter):
             reading.cancel()
         # Nothing runs in this loop any more, perhaps it is closed.
         elif reading.done() and not reading.cancelled() and not reading.exception():
-            self._reply = reading.result()
-            self._give_back_grant()
+            self.give_back(reading.result())
 
     async def _cancel_pop(self) -> None:
         """The wait is cancelled: pass on the grant that the blocking pop may have returned."""

@@ -1,7 +1,8 @@
 """How a thread waits for a lock. See ``steps`` for the rules.
 
-When a signal handler interrupts a waiter, its connection is closed, and Redis forgets the blocking
-pop. A grant that is just on its way then is lost, and ends with its own short lifetime.
+When a signal handler interrupts a waiter, the keeper ends its blocking pop, and gives back the
+grant that may have come first. Only a grant that was just being read is lost, and ends with its own
+short lifetime.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
-from ...keeper import keeper, shut
-from ...protocol import AcquireRequest, Acquisition, Call
+from ...keeper import SentOnce, keeper, shut
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, wake_key
 from ...transport import RawConnection, Server, drive, pack, run, server_of
 from .queue import WaitQueue
 from .steps import Refusal, Waiter
@@ -141,14 +143,12 @@ class ThreadWaiter(Waiter):
         try:
             try:
                 acquired = drive(self._wait(refusal))
-            except Exception:
+                self.queue.leave(self)
+                return acquired
+            except BaseException:
                 self._leave_anywhere()
                 raise
-            self.queue.leave(self)
-            return acquired
-        except Exception:
-            raise
-        except BaseException:  # It may also have come while an error was handled.
+        except BaseException:  # Perhaps a second one, which came while the first was handled.
             self._leave_anywhere()
             raise
 
@@ -158,11 +158,13 @@ class ThreadWaiter(Waiter):
         if self.queue.is_led_by(self):
             connection = self.queue.connection
             if connection is not None and self._popping and self._reply is None:
-                with suppress(RedisError, OSError):
-                    if connection.can_read(0):  # A grant has arrived, perhaps.
-                        self._reply = connection.read_response()
+                wake = wake_key(self._request.keys.lock, self._request.token)
+                leave = self._request.leave(b"", wake, try_again=False)
+                keeper().add(AbandonedPop(self.queue.server, leave, connection, self.give_back))
+                self.queue.connection = None
             self.queue.disconnect()  # What is half sent or half read there is of no use.
-        self._give_back_grant()
+        self.give_back(self._reply)
+        self._reply = None
         self.queue.abandon(self)
 
     def _run(self, call: Call, patience: float | None) -> Any:
@@ -173,6 +175,29 @@ class ThreadWaiter(Waiter):
 
     def _new_turn(self) -> ThreadWakeEvent:
         return ThreadWakeEvent()
+
+
+class AbandonedPop(SentOnce):
+    """Ends the blocking pop of a waiter that was interrupted, and gives back the grant that may
+    have come first."""
+
+    def __init__(
+        self,
+        server: Server,
+        leave: Call,
+        connection: RawConnection,
+        give_back: Callable[[Any], None],
+    ) -> None:
+        super().__init__(server, leave)
+        self._connection = connection
+        self._give_back = give_back
+
+    def answered(self, value: Any, sent_at: float) -> None:
+        with suppress(RedisError, OSError):
+            if self._connection.can_read(LAST_TRY_SECONDS):
+                self._give_back(self._connection.read_response())
+        self._connection.disconnect()
+        super().answered(value, sent_at)
 
 
 class ThreadWakeEvent:
