@@ -47,7 +47,7 @@ def moved_clock() -> Iterator[Callable[[float], None]]:
         finally:
             time.use(before)
             until(lambda: not keeper()._under_way)
-            keeper().hurry(time.monotonic())
+            keeper().hurry()
             _end_heartbeats()
             # The next ones would be late by all the time that has passed.
             for known in tuple(server._servers.values()):

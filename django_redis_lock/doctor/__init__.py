@@ -360,11 +360,8 @@ def trial(target: Target) -> Iterator[Finding]:
             with suppress(RedisError, OSError):
                 lock.redis.delete(key)
     if ahead > MAX_AHEAD_SECONDS:
-        text = (
-            f"fences are {ENGLISH.brief(ahead)} ahead of the server's clock, which was wrong once"
-        )
-        hint = "See docs/how_it_works.md, One fence for all locks."
-        yield Finding("clock", Level.WARNING, text, hint, number="W106")
+        wrong = f"fences are {ENGLISH.brief(ahead)} ahead of the server's clock"
+        yield Finding("clock", Level.WARNING, wrong, "See docs/checks.md.", number="W106")
     if was_passed_on:
         yield Finding("trial", Level.OK, "a lock was acquired, passed to a waiter and released")
     else:

@@ -176,9 +176,9 @@ class Keeper:
                 if due < self._wakes_at:
                     self._condition.notify()
 
-    def hurry(self, now: float) -> None:
+    def hurry(self) -> None:
         for job in self.jobs():
-            self.reschedule(job, now)
+            self.reschedule(job, time.monotonic())
 
     def subscribe(
         self, server: Server, channel: bytes, received: Callable[[bytes | None], object]

@@ -237,8 +237,7 @@ class AsyncLock(LockOperations):
         try:
             await self.release()
         except BaseException as error:
-            self._leave_to_keeper(before)
-            if not self._hide_release_error(error, exc_value is not None):
+            if not self._release_failed(before, error, exc_value is not None):
                 raise
         if cancelled_by_loss:
             raise self._lost_error() from exc_value

@@ -200,8 +200,7 @@ class Lock(LockOperations):
                 return  # A forked child leaves its parent's block; the lock is the parent's.
             self.release()
         except BaseException as error:
-            self._leave_to_keeper(before)
-            if not self._hide_release_error(error, exc_value is not None):
+            if not self._release_failed(before, error, exc_value is not None):
                 raise
 
 

@@ -36,7 +36,7 @@ from ..protocol import (
     seconds_to_retry,
 )
 from ..threads import get_logger
-from ..transport import ServerBusy, Steps, note_sent, pack, server_of
+from ..transport import ServerBusy, Steps, pack, server_of
 from .base import BaseLock
 from .hold import Hold
 from .local_state import Entry, acting_task, is_held_by_caller
@@ -92,7 +92,12 @@ class LockOperations(BaseLock):
             return False
         if self.replicas:
             until = None if wait is None else asked_at + wait
-            yield from self._ask_replicas(acquired, patience_of(request, until))
+            # It is held also if this question cannot be sent.
+            request.may_hold.append((acquired.token, acquired.attempt, acquired.place))
+            found = yield self._confirm(acquired, patience_of(request, until))
+            confirmed = found.replicas if found.held else 0
+            if confirmed < self.replicas:
+                raise TooFewReplicas(int(confirmed), self.replicas, self._shown)
         hold = self._start_renewal(acquired, renewals)
         self._emit_acquired(hold, asked_at, acquired.contended)
         return True
@@ -121,16 +126,6 @@ class LockOperations(BaseLock):
         if wait == 0:
             return None
         return (yield self._wait(request.with_margin(sent_at), refusal))
-
-    def _ask_replicas(self, acquired: Acquisition, patience: float) -> Steps[None]:
-        try:
-            found = yield self._confirm(acquired, patience)
-        except Exception as error:
-            note_sent(error, True)  # If this question was not sent, the lock is held all the same.
-            raise
-        confirmed = found.replicas if found.held else 0
-        if confirmed < self.replicas:
-            raise TooFewReplicas(int(confirmed), self.replicas, self._shown)
 
     def _queue_key(self) -> tuple[Any, ...]:
         return server_of(self.redis), self.keys.lock, self._loop(), self.limit
@@ -356,8 +351,10 @@ class LockOperations(BaseLock):
             held = time.monotonic() - hold.began
             events.emit(Lost(self.subject, held, "it had ended before its release", hold.fence))
 
-    def _hide_release_error(self, error: BaseException, body_failed: bool) -> bool:
-        """Whether leaving the block swallows ``error``; the body's own exception comes first."""
+    def _release_failed(self, before: Any, error: BaseException, body_failed: bool) -> bool:
+        """A block ends with ``error`` from its release: the keeper goes on with that. Returns
+        whether the block swallows the error; the body's own comes first."""
+        self._leave_to_keeper(before)
         if not isinstance(error, Exception):
             return False
         if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):

@@ -77,9 +77,9 @@ class SteppedKeeper(Keeper):
         self._serve(batch)
         self._requeue(batch)
 
-    def hurry(self, now: float) -> None:
-        super().hurry(now)
-        self.do_due(now)
+    def hurry(self) -> None:
+        super().hurry()
+        self.do_due(time.monotonic())
 
     def subscribe(
         self, server: Server, channel: bytes, received: Callable[[bytes | None], object]
@@ -271,7 +271,7 @@ class MemoryServer:
             for database in self._databases():
                 with database.mutex:
                     database.delete(key)
-            keeper().hurry(time.monotonic())
+            keeper().hurry()
             return
         raise KeyError(f"no lock is held at the key {name!r}; held are: {held}")
 

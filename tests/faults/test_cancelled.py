@@ -16,8 +16,7 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, AsyncMultiLock, Lock
-from django_redis_lock.keeper import keeper
-from django_redis_lock.locking.waiting.queue import Unregister
+from django_redis_lock.keeper import SentOnce, keeper
 from django_redis_lock.protocol import lock_keys
 from django_redis_lock.transport import aio_client, server_of
 from django_redis_lock.transport.aio_client import cancellable
@@ -91,7 +90,7 @@ def forget_connections() -> None:
 
 
 async def expect_free(server: redis.asyncio.Redis, client: redis.Redis) -> None:
-    while any(isinstance(job, Unregister) for job in tuple(keeper()._jobs)) or places(NAME):
+    while any(isinstance(job, SentOnce) for job in tuple(keeper()._jobs)) or places(NAME):
         await asyncio.sleep(0.001)
     lock = AsyncMultiLock(server, NAMES, timeout=60, grant_timeout=60)
     assert await lock.acquire(blocking_timeout=PATIENCE / 3)

@@ -33,9 +33,8 @@ from django_redis_lock import Lock, Redlock, locked
 from django_redis_lock.decorators import section
 from django_redis_lock.fallback import FallbackLock
 from django_redis_lock.fallback.file_lock import held_locally
-from django_redis_lock.keeper import keeper
+from django_redis_lock.keeper import SentOnce, keeper
 from django_redis_lock.locking import MultiLock
-from django_redis_lock.locking.waiting.queue import Unregister
 from django_redis_lock.locking.waiting.threads import ThreadQueue, ThreadWaiter
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.transport import server_of
@@ -281,7 +280,7 @@ def prepare(client: redis.Redis) -> None:
 
 def until_nobody_leaves() -> None:
     """As long as somebody is registered, a grant may be made for him."""
-    while any(isinstance(job, Unregister) for job in tuple(keeper()._jobs)):
+    while any(isinstance(job, SentOnce) for job in tuple(keeper()._jobs)):
         time.sleep(0.0005)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_redis_lock.keeper import Job, Keeper
-from django_redis_lock.locking.waiting.queue import Unregister, WaiterHeartbeat, WaitQueue
+from django_redis_lock.keeper import Job, Keeper, SentOnce
+from django_redis_lock.locking.waiting.queue import WaiterHeartbeat, WaitQueue
 from django_redis_lock.locking.waiting.threads import ThreadWakeEvent
 from django_redis_lock.protocol.acquisition import (
     MAX_GRANT_AGE_SECONDS,
@@ -131,7 +131,7 @@ class TestRegister:
         queue.leave(waiter)  # LEAVE has unregistered the queue.
         assert not jobs
         watch.answered([1000, NOW, 0], time.monotonic())
-        assert [type(job) for job in jobs] == [Unregister]
+        assert [type(job) for job in jobs] == [SentOnce]
 
     def test_who_is_interrupted_leaves_it_to_the_keeper(self, jobs: list[Job]) -> None:
         queue = queue_for(request())
@@ -141,7 +141,7 @@ class TestRegister:
         for _ in range(2):
             queue.abandon(waiter)
         assert not queue.waiters
-        assert Unregister in [type(job) for job in jobs]
+        assert SentOnce in [type(job) for job in jobs]
 
     def test_a_turn_is_passed_on_even_if_it_was_cut_short(self, jobs: list[Job]) -> None:
         queue = queue_for(request())

@@ -136,8 +136,8 @@ class WaitQueue:
                 del queues[self.key]
         if self._heartbeat is not None:
             keeper().discard(self._heartbeat)
-        if self._may_be_registered:
-            keeper().add(Unregister(self.server, self.request, self.id))
+        if self._may_be_registered:  # If this fails, the id expires within seconds.
+            keeper().add(SentOnce(self.server, self.request.unregister(self.id)))
             self._may_be_registered = False
 
     def _close_if_last(self) -> bool:
@@ -265,7 +265,7 @@ def join(waiter: Any, queue: WaitQueue, new_turn: Callable[[], Any]) -> None:
 def unregister(server: Server, request: AcquireRequest) -> None:
     """Have the keeper unregister the waiter id of ``request``, unless a queue goes on with it."""
     if not any(queue.id == request.waiter for queue in tuple(queues.values())):
-        keeper().add(Unregister(server, request, request.waiter))
+        keeper().add(SentOnce(server, request.unregister(request.waiter)))
 
 
 class WaiterHeartbeat(Job):
@@ -303,11 +303,3 @@ class WaiterHeartbeat(Job):
         self.due = now + WATCH_INTERVAL_SECONDS / 4
         if any(waiter.outage_patience < math.inf for waiter in tuple(self._queue.waiters)):
             self._queue.wake()  # One of them does not wait for a frozen server.
-
-
-class Unregister(SentOnce):
-    """Removes a waiter id that is not in use any more from the register in Redis. If that fails,
-    the id expires by itself within seconds."""
-
-    def __init__(self, server: Server, request: AcquireRequest, waiter: bytes) -> None:
-        super().__init__(server, request.unregister(waiter))

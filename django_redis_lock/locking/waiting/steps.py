@@ -62,13 +62,10 @@ class Waiter:
         #: Whether a blocking pop was sent, and what the last one has returned.
         self._popping = False
         self._reply: Any = None
-        #: Whether there was no answer to something that Redis may have carried out.
+        #: Whether Redis may have carried out something that was not answered.
         self._unanswered = False
         self.queue = queue
-
-    @property
-    def outage_patience(self) -> float:
-        return self._request.outage_patience
+        self.outage_patience = request.outage_patience
 
     @property
     def _name(self) -> str:
@@ -115,7 +112,7 @@ class Waiter:
                 queue.server.on_error(error)
                 self._unanswered = self._unanswered or may_have_run(error)
                 away_since = min(away_since, time.monotonic())
-                waits_on = time.monotonic() < away_since + self._request.outage_patience
+                waits_on = time.monotonic() < away_since + self.outage_patience
                 # At the deadline, one more request: the keeper may have ended the pop just then.
                 over = self._request.left() <= 0 and not queue.registered
                 if not is_outage(error) or over or not waits_on:
@@ -123,8 +120,7 @@ class Waiter:
                     raise
                 # The lock may be free by then, and the server may not know of us any more.
                 queue.registered = False
-                about = {"lock": self._name, "error": error}
-                logger.info("Waiting for %(lock)s: %(error)s", about)
+                logger.info("Waiting for %(lock)s: %(error)s", {"lock": self._name, "error": error})
                 yield self._sleep(min(pause, self._request.left()))
                 pause = min(pause * 2, MAX_PAUSE_SECONDS)
 

@@ -46,7 +46,7 @@ class PendingAnswer:
             taken = await asyncio.wait_for(_answer(connection, call), ANSWER_TIMEOUT_SECONDS)
         except (RedisError, OSError, asyncio.TimeoutError):
             connection.disconnect()
-            keeper().hurry(time.monotonic())  # Unknown; a renewal tells.
+            keeper().hurry()  # Unknown; a renewal tells.
             return None
         return self._until if taken else -math.inf
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -56,10 +55,10 @@ class PendingReply:
                     taken = self._connection.read_response()
                 except NoScriptError:
                     self._server.known_scripts.discard(self._script)
-                    keeper().hurry(time.monotonic())  # A renewal makes up for it.
+                    keeper().hurry()  # A renewal makes up for it.
                 except (RedisError, OSError):
                     self._connection.disconnect()
-                    keeper().hurry(time.monotonic())  # Unknown; a renewal tells.
+                    keeper().hurry()  # Unknown; a renewal tells.
                 except BaseException:  # A signal handler's: half of the answer may be left there.
                     self._connection.disconnect()
                     raise
@@ -155,17 +154,16 @@ class ThreadWaiter(Waiter):
     def _leave_anywhere(self) -> None:
         """Leave no trace, wherever the wait has stopped. Nothing is sent to Redis here: the keeper
         does that, in its own thread, which no signal interrupts."""
-        if self.queue.is_led_by(self):
-            connection = self.queue.connection
-            if connection is not None and self._popping and self._reply is None:
-                wake = wake_key(self._request.keys.lock, self._request.token)
-                leave = self._request.leave(b"", wake, try_again=False)
-                keeper().add(AbandonedPop(self.queue.server, leave, connection, self.give_back))
-                self.queue.connection = None
-            self.queue.disconnect()  # What is half sent or half read there is of no use.
+        request, queue = self._request, self.queue
+        if queue.is_led_by(self):
+            if queue.connection is not None and self._popping and self._reply is None:
+                wake = wake_key(request.keys.lock, request.token)
+                keeper().add(AbandonedPop(self, request.leave(b"", wake, try_again=False)))
+                queue.connection = None
+            queue.disconnect()
         self.give_back(self._reply)
         self._reply = None
-        self.queue.abandon(self)
+        queue.abandon(self)
 
     def _run(self, call: Call, patience: float | None) -> Any:
         return run(self._client, call, patience=patience).value
@@ -181,21 +179,14 @@ class AbandonedPop(SentOnce):
     """Ends the blocking pop of a waiter that was interrupted, and gives back the grant that may
     have come first."""
 
-    def __init__(
-        self,
-        server: Server,
-        leave: Call,
-        connection: RawConnection,
-        give_back: Callable[[Any], None],
-    ) -> None:
-        super().__init__(server, leave)
-        self._connection = connection
-        self._give_back = give_back
+    def __init__(self, waiter: ThreadWaiter, leave: Call) -> None:
+        super().__init__(waiter.queue.server, leave)
+        self._waiter, self._connection = waiter, waiter.queue._connected
 
     def answered(self, value: Any, sent_at: float) -> None:
         with suppress(RedisError, OSError):
             if self._connection.can_read(LAST_TRY_SECONDS):
-                self._give_back(self._connection.read_response())
+                self._waiter.give_back(self._connection.read_response())
         self._connection.disconnect()
         super().answered(value, sent_at)
 

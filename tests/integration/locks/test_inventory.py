@@ -653,7 +653,7 @@ def test_a_holder_that_reports_the_loss_has_not_crashed(
         client.delete("a")
     assert following.acquire()
     until(lambda: lock.lost and client.exists(events_key(b"a")))
-    keeper().hurry(time.monotonic())
+    keeper().hurry()
     until(lambda: not any(isinstance(job, CrashRecord) for job in keeper().jobs()))
     following.release()
     assert b"crashed" not in client.get(events_key(b"a"))

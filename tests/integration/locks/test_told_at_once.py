@@ -252,7 +252,7 @@ def test_a_vote_that_was_lost_is_not_requested_again_at_once(own_server: RedisSe
         settle()
         assert Lock(clients[0], NAME).reset()
         for _ in range(3):
-            keeper().hurry(time.monotonic())
+            keeper().hurry()
             settle()
         assert [client.exists(NAME) for client in clients] == [0, 1, 1]
         assert not lock.lost
@@ -294,7 +294,7 @@ def test_the_server_remembers_few_keys_of_each_lock(own_server: RedisServer) -> 
         assert all(lock.acquire(blocking=False) for lock in locks)
         until(lambda: all(client.exists(lock.keys.owner) for lock in locks))
         listen(client)
-        keeper().hurry(time.monotonic())
+        keeper().hurry()
         settle()
         remembered = client.info("stats")["tracking_total_keys"]
         assert 20 <= remembered <= 2 * 20 + 1  # And the index.
@@ -393,7 +393,7 @@ def test_what_the_holder_itself_does_costs_nothing(
         client.pexpire(NAME, 5_000_000)
         until(lambda: client.pttl(NAME) > 9_000_000)
         settle()
-        keeper().hurry(time.monotonic())
+        keeper().hurry()
         settle()
         messages.wait_for_all(client)
         assert messages == [NAME.encode()]
@@ -505,7 +505,7 @@ def test_of_others_after_a_cut_connection(own_server: RedisServer, flag: str) ->
         listen(client)
         (before,) = connections()
         client.client_kill_filter(_id=before)
-        keeper().hurry(time.monotonic())
+        keeper().hurry()
         until(lambda: connections() - {before})
         until(lambda: redirected(client))
         lock.expect_told(by_del)
