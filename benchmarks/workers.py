@@ -85,7 +85,7 @@ class Crew:
         failures = [value for well, value in answers if not well]
         if failures:
             self._barrier.reset()
-            raise WorkerFailed("\n".join(failures))
+            raise WorkerFailed(f"{function.__qualname__}{args}:\n" + "\n".join(failures))
         return [value for _, value in answers]
 
     def ended(self) -> bool:
