@@ -18,6 +18,8 @@ class RecordedEvents(list[Any]):
         reads: the reads of ``name``; each call of ``get_or_set`` adds one.
     """
 
+    __hash__ = object.__hash__  # type: ignore[assignment]  # As every listener has one.
+
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
