@@ -337,6 +337,7 @@ def _is_held_here(lock: BaseLock) -> bool:
 def _release(lock: Any, name: str, release: Callable[[], Any]) -> Steps[None]:
     if not _is_held_here(lock):
         return
+    before = lock._state()
     try:
         yield release()
     except (RedisError, OSError) as error:
@@ -344,7 +345,7 @@ def _release(lock: Any, name: str, release: Callable[[], Any]) -> Steps[None]:
         if isinstance(error, LockError):
             logger.warning("The lock %(lock)s ended before the locked code did: %(error)s", about)
         else:
-            lock._leave_to_keeper()
+            lock._leave_to_keeper(before)
             words = (
                 "The locked code has ended, but its lock %(lock)s is not released yet: %(error)s"
             )

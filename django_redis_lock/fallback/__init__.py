@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -115,6 +114,7 @@ class Fallback(LockOperations):
                     return False
             except BaseException as error:
                 self._abandon(request, error)  # Its caller knows the first round only.
+                request.may_hold.clear()
                 if not self._falls_back_on(error):
                     raise
                 fallback = self._fallback_hold()
@@ -130,8 +130,10 @@ class Fallback(LockOperations):
             file_lock.path = self._file_lock(hold.keys.lock).path
             try:
                 if not (yield from self._take_file(file_lock, hold, until, in_addition=True)):
-                    with suppress(RedisError, OSError):  # It expires.
+                    try:
                         yield from super()._release_steps()
+                    except (RedisError, OSError):
+                        self._leave_to_keeper()
                     return False
             except BaseException:
                 if self.local.hold is hold:  # Or another user of this handle has the lock by now.
@@ -222,7 +224,7 @@ class Fallback(LockOperations):
 
     def _hand_to_keeper(self) -> None:
         hold: Hold | None = self.local.hold
-        if hold is None or hold.from_parent_process or (hold.is_valid and not hold.by_this_thread):
+        if hold is None or hold.from_parent_process or self._is_anothers:
             return
         if isinstance(hold, FallbackHold):
             self._end_fallback()

@@ -24,7 +24,7 @@ from .. import threads
 from ..clock import time
 from ..protocol import Call
 from ..threads import after_fork, get_logger
-from ..transport import OUTAGE, RawConnection, Server, pack
+from ..transport import OUTAGE, RawConnection, Server, is_outage, pack
 from .subscription import Subscription as Subscription
 from .subscription import shut as shut
 
@@ -115,6 +115,8 @@ class DeferredRelease(Job):
 
     def failed(self, error: Exception, now: float) -> None:
         self.due = now + 0.5
+        passes = is_outage(error) or self.server.refuses(error)
+        self._answers += not passes  # It would be refused for ever.
 
 
 @contextmanager

@@ -381,6 +381,8 @@ class BaseLock:
 
     def _undo(self, before: tuple[Any, ...]) -> None:
         """An acquisition that its caller will never hear of was none."""
+        if self._is_anothers:
+            return
         local = self.local
         entry: Entry | None = local.entry
         if entry is not None and entry.times(local) > before[4] and entry.leave(local):
@@ -395,6 +397,12 @@ class BaseLock:
         local.token, local.hold, local.renewal, local.entry, _ = before
 
     @property
+    def _is_anothers(self) -> bool:
+        """Whether another thread, which shares this handle, holds the lock by it."""
+        hold: Hold | None = self.local.hold
+        return hold is not None and hold.is_valid and not hold.by_this_thread
+
+    @property
     def _servers(self) -> tuple[Server, ...]:
         return (server_of(self.redis),)
 
@@ -404,8 +412,13 @@ class BaseLock:
         entry: Entry | None = self.local.entry
         return self.timeout if entry is None else entry.timeout
 
-    def _hand_over(self, release: Call) -> None:
-        keeper().add(DeferredRelease(server_of(self.redis), release, self._lifetime))
+    def _hand_over(self, release: Call, at_least: float = 0.0) -> None:
+        """Have the keeper send ``release`` for the lock's lifetime, or the seconds that it has left
+        ``at_least``."""
+        lifetime = self._lifetime
+        if lifetime is not None:
+            lifetime = max(lifetime, at_least)
+        keeper().add(DeferredRelease(server_of(self.redis), release, lifetime))
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
         hold.held_until(deadline, asked_at)

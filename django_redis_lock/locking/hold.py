@@ -122,7 +122,9 @@ class Hold:
     ) -> DeferredRelease:
         of_it = (min_hold, self.fence, self.attempt, self.limit)
         call = release_call(self.keys, self.token, new_token(), grant_timeout, *of_it)
-        return DeferredRelease(server, call, self.lifetime)
+        left = self.deadline - time.monotonic()
+        lifetime = None if self.lifetime is None else max(self.lifetime, left)
+        return DeferredRelease(server, call, lifetime)
 
     @property
     def from_parent_process(self) -> bool:

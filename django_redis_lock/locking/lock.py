@@ -183,7 +183,7 @@ class Lock(LockOperations):
                 self._entered()
                 return self
         except BaseException:
-            if self._state() != before:
+            if self._state() != before and not self._is_anothers:
                 self._leave_to_keeper()  # Interrupted between two lines, and it will not be left.
             raise
         raise drive(self._not_acquired_steps())

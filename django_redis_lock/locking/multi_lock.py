@@ -119,7 +119,11 @@ class SeveralNames(LockOperations):
     def _abandon(self, request: AcquireRequest, error: BaseException) -> None:
         for member, asked, before in request.may_hold:
             member._abandon(asked, error)
-            if member.local.hold is not before:
+            hold = member.local.hold
+            if hold is None or hold is before:
+                continue
+            # Else it is that of another task, which shares this handle.
+            if member.degraded or any(hold.token == token for token, *_ in asked.may_hold):
                 member._leave_to_keeper()
 
     def _acquire_steps(self, request: AcquireRequest, wait: float | None) -> Steps[bool]:
@@ -253,7 +257,7 @@ class SeveralNames(LockOperations):
 
     def _hand_to_keeper(self) -> None:
         hold: Any = self.local.hold
-        if hold is None or hold.from_parent_process or (hold.is_valid and not hold.by_this_thread):
+        if hold is None or hold.from_parent_process or self._is_anothers:
             return
         hold.end()
         for member in self.members:

@@ -175,12 +175,13 @@ class LockOperations(BaseLock):
         hold: Hold | None = self.local.hold
         if self.local.token is None or (hold is not None and hold.from_parent_process):
             return
-        if hold is not None and hold.is_valid and not hold.by_this_thread:
-            return  # That of another thread, which shares this handle, and has it after us.
+        if self._is_anothers:
+            return  # It has the lock after us.
         release = self._release_call(self._owned_token("release"))
         self._stop_renewal()
-        self._hand_over(release)
+        self._hand_over(release, 0.0 if hold is None else hold.deadline - time.monotonic())
         self.local.token = self.local.renewal = self.local.entry = None
+        self._emit_released(hold)
 
     # -- extend and reacquire ----------------------------------------------------------------
 

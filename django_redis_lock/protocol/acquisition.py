@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from ..clock import time
 from ..events import Subject
 from ..threads import after_fork
-from .keys import LockKeys
+from .keys import LockKeys, wake_key
 from .lock_scripts import ACQUIRE, LEAVE, RELEASE, RESET, TAKE_GRANT, WATCH
 from .owner import MAX_FENCE, HolderInfo, hostname
 from .place_scripts import (
@@ -197,13 +197,17 @@ class AcquireRequest(NamedTuple):
             return Call(PLACE_ACQUIRE, self.keys, (*args, self.limit))
         return Call(ACQUIRE, self.keys, args)
 
-    def leave(self, waiter: bytes, wake: bytes, *, try_again: bool) -> Call:
+    @property
+    def wake(self) -> bytes:
+        return wake_key(self.keys.lock, self.token)
+
+    def leave(self, waiter: bytes, *, try_again: bool) -> Call:
         """Stop waiting, with or without a last try; unregister ``waiter``, if given."""
         token = self.token if try_again else b""
         args = (token, milliseconds(self.lifetime), self.attempt, waiter)
         if self.limit > 1:
-            return Call(PLACE_LEAVE, (*self.keys, wake), (*args, self.limit))
-        return Call(LEAVE, (*self.keys, wake), args)
+            return Call(PLACE_LEAVE, (*self.keys, self.wake), (*args, self.limit))
+        return Call(LEAVE, (*self.keys, self.wake), args)
 
     def take(self, grant: Grant, waiter: bytes) -> Call:
         """Give a grant its full lifetime; unregister ``waiter``, if given."""

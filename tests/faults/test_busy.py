@@ -14,6 +14,8 @@ import redis
 
 from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.keeper import SentOnce, keeper
+from django_redis_lock.locking.waiting.threads import ThreadQueue
 from django_redis_lock.protocol.lock_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
 from django_redis_lock.transport.aio_client import asyncio_client
@@ -143,6 +145,37 @@ def test_a_newcomer_that_may_wait_waits_longer_than_for_an_answer(
             assert not newcomer.done
             end()
             assert newcomer.result() is True
+
+
+class TimeLimit(Exception):
+    """From a signal handler."""
+
+
+def test_an_interrupted_waiter_leaves_no_pop_behind(
+    own_server: RedisServer, own_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next grant would go into it."""
+    go_on, connections = threading.Event(), []
+
+    def interrupted(self: ThreadQueue, seconds: float) -> bool:
+        connections.append(self.connection)
+        assert go_on.wait(PATIENCE)
+        raise TimeLimit
+
+    monkeypatch.setattr(ThreadQueue, "pop_ended", interrupted)
+    unrelated = Lock(own_client, "unrelated", timeout=60, renew=True)
+    holder = Lock(own_client, "slow", timeout=60, grant_timeout=60)
+    with unrelated, holder:
+        waiter = Background(Lock(own_client, "slow", timeout=60).acquire)
+        with own_server.client() as asking:
+            until(lambda: asking.info("clients")["blocked_clients"])
+            with busy(own_server):
+                go_on.set()
+                with pytest.raises(TimeLimit):
+                    waiter.result()
+                until(lambda: not any(isinstance(job, SentOnce) for job in keeper().jobs()))
+                with pytest.raises(redis.ConnectionError, match="closed"):
+                    connections[0].can_read()
 
 
 def test_a_lock_is_renewed_when_it_is_over(

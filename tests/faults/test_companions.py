@@ -76,7 +76,7 @@ def steps(client: redis.Redis) -> list[Call | Callable[[redis.Redis], Call]]:
         acquisition.release_call(
             KEYS, b"second", b"resting", 2.0, min_hold=0.001, attempt=b"this attempt"
         ),
-        first().leave(b"waiter", b"{name}:wake:waiter", try_again=True),
+        first().leave(b"waiter", try_again=True),
         Call(RESET, KEYS, (b"granted", 2000, b"first", 2**53)),
     ]
     return [step for step in once for _ in range(2)]

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from redis.exceptions import ResponseError
 
 from django_redis_lock import AsyncLock, Lock, LockError, LockNotOwnedError
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.fallback import FallbackLock
+from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import MultiLock
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
@@ -37,6 +40,7 @@ from django_redis_lock.protocol.script import Call, script
 from django_redis_lock.transport import aio_client, execute
 from django_redis_lock.transport.server import server_of
 from tests.faults.proxy import Proxy
+from tests.integration.locks.test_lock_waiting import blocked
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
@@ -307,6 +311,30 @@ class TestRelease:
                 lock.release()
         until(lambda: not client.keys("*shaky"))
 
+    def test_the_keeper_releases_what_was_extended(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
+    ) -> None:
+        """Also after an outage that is longer than the lock's first lifetime."""
+        lock = Lock(shaky, "shaky", timeout=0.5)
+        with ExitStack() as outage:
+
+            def extended() -> None:
+                with lock:
+                    lock.extend(60, replace_ttl=True)
+                    outage.enter_context(proxy.away())
+
+            with pytest.raises(redis.ConnectionError):
+                extended()
+            ends = time.monotonic() + 0.6
+            until(lambda: time.monotonic() > ends)
+            assert client.exists("shaky")
+        until(lambda: not client.exists("shaky"))
+
+    def test_the_keeper_does_not_repeat_for_ever_what_is_refused(self, client: redis.Redis) -> None:
+        with pytest.raises(redis.ResponseError), Lock(client, "shaky", timeout=None):
+            client.eval("redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 1)", 1, "shaky")
+        until(lambda: not any(isinstance(job, DeferredRelease) for job in keeper().jobs()))
+
     def test_the_keeper_releases_what_a_task_could_not(
         self, client: redis.Redis, proxy: Proxy
     ) -> None:
@@ -492,6 +520,49 @@ class TestTasks:
         assert acquired
         assert not lost
         assert ttl > 20
+
+    def test_one_that_ends_with_an_error_keeps_no_grant_from_the_next(
+        self, client: redis.Redis, redis_server: RedisServer
+    ) -> None:
+        holder = Lock(client, "shaky", id="holder", grant_timeout=GRANT)
+
+        async def main() -> None:
+            async with redis.asyncio.Redis(port=redis_server.port) as aclient:
+                first, second = AsyncLock(aclient, "shaky"), AsyncLock(aclient, "shaky")
+                client.set("shaky", "holder", px=60_000)
+                fails = asyncio.create_task(first.acquire(blocking_timeout=0.3))
+                await asyncio.to_thread(until, lambda: blocked(client))
+                waits = asyncio.create_task(second.acquire(blocking_timeout=PATIENCE))
+                client.delete("shaky")
+                client.lpush("shaky", "other data")
+                with pytest.raises(redis.ResponseError):
+                    await fails
+                client.delete("shaky")
+                client.set("shaky", "holder", px=60_000)
+                await asyncio.to_thread(until, lambda: blocked(client))
+                await asyncio.to_thread(holder.release)
+                assert await waits
+                await second.release()
+
+        asyncio.run(main())
+
+
+def test_a_lock_that_comes_too_late_for_that_of_the_host(
+    client: redis.Redis, shaky: redis.Redis, proxy: Proxy, tmp_path: Path
+) -> None:
+    """The keeper releases the one in Redis, which cannot be reached any more."""
+
+    class TooLate(FallbackLock):
+        def _take_file(self, *args: Any, **options: Any) -> Any:
+            outage.enter_context(proxy.away())
+            return False
+            yield
+
+    options: Any = {"on_redis_down": "local", "local_folder": tmp_path}
+    with ExitStack() as outage:
+        assert TooLate(shaky, "shaky", timeout=60, **options).acquire() is False
+        assert client.exists("shaky")
+    until(lambda: not client.exists("shaky"))
 
 
 def test_an_announcement_that_is_refused_leaves_no_answer_behind(

@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...clock import time
 from ...keeper import DeferredRelease, keeper
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable, wake_key
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable
 from ...threads import get_logger
 from ...transport import is_outage, may_have_run, note_sent, pack_words
 from .queue import WaitQueue, join
@@ -126,14 +126,13 @@ class Waiter:
 
     def _wait_in_redis(self) -> Steps:
         request, queue = self._request, self.queue
-        wake = wake_key(request.keys.lock, request.token)
         yield queue.connect(self._client)
         while True:
             self._popping, self._reply = True, None
-            yield queue.begin_pop(pack_words(b"BLPOP", request.keys.grants, wake, b"0"))
+            yield queue.begin_pop(pack_words(b"BLPOP", request.keys.grants, request.wake, b"0"))
             while not (yield queue.pop_ended(left := request.left())):
                 if left <= 0:
-                    return (yield from self._last_try(wake))
+                    return (yield from self._last_try())
             acquired = yield from self._take_grant()
             if acquired is None and not queue.registered:
                 acquired = yield from self._ask()
@@ -178,9 +177,9 @@ class Waiter:
             raise
         return queue.confirmed(request, received, until)
 
-    def _last_try(self, wake: bytes) -> Steps:
+    def _last_try(self) -> Steps:
         queue, sent_at = self.queue, time.monotonic()
-        leave = self._request.leave(queue.id_to_unregister(), wake, try_again=True)
+        leave = self._request.leave(queue.id_to_unregister(), try_again=True)
         try:
             reply = yield self._run(leave, LAST_TRY_SECONDS)
         except RedisTimeoutError:

@@ -14,7 +14,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
 from ...keeper import keeper
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable, wake_key
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, printable
 from ...threads import get_logger
 from ...transport import (
     AsyncRawConnection,
@@ -171,6 +171,9 @@ class TaskWaiter(Waiter):
             return
         if not isinstance(error, GeneratorExit):
             reading.cancel()
+            connection, self.queue.connection = self.queue.connection, None
+            if connection is not None:
+                connection.disconnect()  # The next must not wait behind this pop.
         # Nothing runs in this loop any more, perhaps it is closed.
         elif reading.done() and not reading.cancelled() and not reading.exception():
             self.give_back(reading.result())
@@ -187,9 +190,8 @@ class TaskWaiter(Waiter):
 
     async def _give_up(self, connection: AsyncRawConnection, reading: asyncio.Future[Any]) -> None:
         request = self._request
-        wake = wake_key(request.keys.lock, request.token)
         try:
-            leave = request.leave(self.queue.id_to_unregister(), wake, try_again=False)
+            leave = request.leave(self.queue.id_to_unregister(), try_again=False)
             await self._run(leave, LAST_TRY_SECONDS)
             self._reply = await asyncio.wait_for(reading, ANSWER_TIMEOUT_SECONDS)
             if (grant := self.queue.grant_in(self._reply)) is not None:

@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from ...clock import time
 from ...keeper import SentOnce, keeper, shut
-from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call, wake_key
+from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call
 from ...transport import RawConnection, Server, drive, pack, run, server_of
 from .queue import WaitQueue
 from .steps import Refusal, Waiter
@@ -151,19 +151,23 @@ class ThreadWaiter(Waiter):
             self._leave_anywhere()
             raise
 
+    _has_left = False
+
     def _leave_anywhere(self) -> None:
         """Leave no trace, wherever the wait has stopped. Nothing is sent to Redis here: the keeper
         does that, in its own thread, which no signal interrupts."""
+        if self._has_left:
+            return
         request, queue = self._request, self.queue
         if queue.is_led_by(self):
             if queue.connection is not None and self._popping and self._reply is None:
-                wake = wake_key(request.keys.lock, request.token)
-                keeper().add(AbandonedPop(self, request.leave(b"", wake, try_again=False)))
+                keeper().add(AbandonedPop(self, request.leave(b"", try_again=False)))
                 queue.connection = None
             queue.disconnect()
         self.give_back(self._reply)
         self._reply = None
         queue.abandon(self)
+        self._has_left = True
 
     def _run(self, call: Call, patience: float | None) -> Any:
         return run(self._client, call, patience=patience).value
@@ -189,6 +193,10 @@ class AbandonedPop(SentOnce):
                 self._waiter.give_back(self._connection.read_response())
         self._connection.disconnect()
         super().answered(value, sent_at)
+
+    def failed(self, error: Exception, now: float) -> None:
+        self._connection.disconnect()
+        super().failed(error, now)
 
 
 class ThreadWakeEvent:

@@ -205,9 +205,7 @@ class Places(RuleBasedStateMachine):
             return
         caller.new_request()
         place = self._choose(caller.limit) if tries else None
-        reply = self._run(
-            caller.request.leave(caller.waiter, b"{model}:wake:x", try_again=tries), twice
-        )
+        reply = self._run(caller.request.leave(caller.waiter, try_again=tries), twice)
         assert reply[0] == (place or 0) or (twice and not place)
         self._plain = False
         if reply[0]:

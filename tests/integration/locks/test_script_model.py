@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol import acquisition
 from django_redis_lock.protocol.acquisition import AcquireRequest, new_token, parse_acquire
-from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys, wake_key
+from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
 from django_redis_lock.protocol.lock_scripts import EXTEND, RENEW, RESET
 from django_redis_lock.protocol.place_scripts import HELD
 from django_redis_lock.protocol.script import Call
@@ -70,7 +70,6 @@ class Caller:
 
     def __init__(self, number: int) -> None:
         self.waiter = b"waiter %d" % number
-        self.wake = wake_key(NAME, self.waiter)
         self.request = self.new_request(300.0, chosen=False)
         self.token, self.attempt = b"none yet", b""
         self.fence = 0
@@ -132,12 +131,12 @@ class Scripts(RuleBasedStateMachine):
             ended = self.model.ended
             token = request.token if tries else b""
             got = self.model.leave(token, caller.lifetime, request.attempt, waiter)
-            call = request.leave(waiter, caller.wake, try_again=tries)
+            call = request.leave(waiter, try_again=tries)
             self._tried(caller, self._run(call), got, ended if tries else None)
             # It expires soon, so it is not for the machine to keep.
-            assert self.client.lrange(caller.wake, 0, -1) == [b"leave"]
-            assert 0 < self.client.pttl(caller.wake) <= 2000
-            self.client.delete(caller.wake)
+            assert self.client.lrange(request.wake, 0, -1) == [b"leave"]
+            assert 0 < self.client.pttl(request.wake) <= 2000
+            self.client.delete(request.wake)
         self._look()
 
     def _tried(self, caller: Caller, reply: Any, got: bool, ended: float | None) -> None:
