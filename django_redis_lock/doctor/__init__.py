@@ -17,7 +17,6 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from ..cache import lock_cache
 from ..conf import Conf
-from ..formatting import ENGLISH
 from ..locking import Lock
 from ..protocol import (
     CLOCK,
@@ -319,8 +318,6 @@ def _error_at(target: Target, key: bytes, commands: Collection[str]) -> str:
 
 #: Seconds in which the trial must acquire the lock and pass it on.
 TRIAL_TIMEOUT = 5.0
-#: By which fences may be ahead of the server's clock.
-MAX_AHEAD_SECONDS = 60.0
 
 
 class TrialLock(Lock):
@@ -347,7 +344,6 @@ def trial(target: Target) -> Iterator[Finding]:
     try:
         with ThreadPoolExecutor(1, "doctor") as threads:
             lock.acquire()
-            ahead = (lock.fence or 0) / 1e6 - run(target.client, Call(CLOCK, (), ())).value / 1e6
             waiter = threads.submit(_acquire_and_release, make())
             _until_registered(lock, waiter)
             lock.release()
@@ -359,9 +355,6 @@ def trial(target: Target) -> Iterator[Finding]:
         for key in (*lock.keys.own, events_key(lock.keys.lock)):  # They would stay for a day.
             with suppress(RedisError, OSError):
                 lock.redis.delete(key)
-    if ahead > MAX_AHEAD_SECONDS:
-        wrong = f"fences are {ENGLISH.brief(ahead)} ahead of the server's clock"
-        yield Finding("clock", Level.WARNING, wrong, "See docs/checks.md.", number="W106")
     if was_passed_on:
         yield Finding("trial", Level.OK, "a lock was acquired, passed to a waiter and released")
     else:

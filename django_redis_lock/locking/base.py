@@ -376,18 +376,16 @@ class BaseLock:
         """What this thread or task knows through this handle."""
         local = self.local
         entry: Entry | None = local.entry
-        times = 0 if entry is None else entry.times(local)
-        return local.token, local.hold, local.renewal, entry, times
+        return local.token, local.hold, local.renewal, entry, entry.times(local) if entry else 0
 
     def _undo(self, before: tuple[Any, ...]) -> None:
         """An acquisition that its caller will never hear of was none."""
+        local, hold = self.local, self.local.hold
+        entry: Entry | None = local.entry
         if self._is_anothers:
             return
-        local = self.local
-        entry: Entry | None = local.entry
         if entry is not None and entry.times(local) > before[4] and entry.leave(local):
             return
-        hold: Hold | None = local.hold
         if hold is None or hold is before[1] or not hold.by_this_thread:
             local.entry = before[3]
             return  # It was not noted, or the lock is another thread's, which shares this handle.
@@ -412,12 +410,8 @@ class BaseLock:
         entry: Entry | None = self.local.entry
         return self.timeout if entry is None else entry.timeout
 
-    def _hand_over(self, release: Call, at_least: float = 0.0) -> None:
-        """Have the keeper send ``release`` for the lock's lifetime, or the seconds that it has left
-        ``at_least``."""
-        lifetime = self._lifetime
-        if lifetime is not None:
-            lifetime = max(lifetime, at_least)
+    def _hand_over(self, release: Call, left: float = 0.0) -> None:
+        lifetime = self._lifetime and max(self._lifetime, left)
         keeper().add(DeferredRelease(server_of(self.redis), release, lifetime))
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:

@@ -157,8 +157,8 @@ class LockOperations(BaseLock):
         return True
 
     def _leave_to_keeper(self, before: tuple[Any, ...] | None = None) -> None:
-        """The caller was cancelled or interrupted while it released the lock, or could not reach
-        Redis, and will not try again. ``before``: the state when the release began."""
+        """The caller was interrupted while it released the lock, or could not reach Redis, and will
+        not try again. ``before``: the state when the release began."""
         entry: Entry | None = self.local.entry
         inside = 0 if entry is None else entry.times(self.local)
         if before is not None and inside < before[4]:
@@ -353,8 +353,8 @@ class LockOperations(BaseLock):
             events.emit(Lost(self.subject, held, "it had ended before its release", hold.fence))
 
     def _release_failed(self, before: Any, error: BaseException, body_failed: bool) -> bool:
-        """A block ends with ``error`` from its release: the keeper goes on with that. Returns
-        whether the block swallows the error; the body's own comes first."""
+        """The release at the end of a block failed. Returns whether the block swallows ``error``;
+        the body's own comes first."""
         self._leave_to_keeper(before)
         if not isinstance(error, Exception):
             return False

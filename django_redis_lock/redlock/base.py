@@ -339,7 +339,7 @@ class Quorum(LockOperations):
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
         self.local.renewal.reschedule(asked_at)
 
-    def _hand_over(self, release: Call, at_least: float = 0.0) -> None:
+    def _hand_over(self, release: Call, left: float = 0.0) -> None:
         self._release_later(range(len(self.redis)), release)
 
 

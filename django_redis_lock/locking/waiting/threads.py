@@ -1,9 +1,4 @@
-"""How a thread waits for a lock. See ``steps`` for the rules.
-
-When a signal handler interrupts a waiter, the keeper ends its blocking pop, and gives back the
-grant that may have come first. Only a grant that was just being read is lost, and ends with its own
-short lifetime.
-"""
+"""How a thread waits for a lock. See ``steps`` for the rules."""
 
 from __future__ import annotations
 
@@ -151,13 +146,9 @@ class ThreadWaiter(Waiter):
             self._leave_anywhere()
             raise
 
-    _has_left = False
-
     def _leave_anywhere(self) -> None:
         """Leave no trace, wherever the wait has stopped. Nothing is sent to Redis here: the keeper
         does that, in its own thread, which no signal interrupts."""
-        if self._has_left:
-            return
         request, queue = self._request, self.queue
         if queue.is_led_by(self):
             if queue.connection is not None and self._popping and self._reply is None:
@@ -167,7 +158,6 @@ class ThreadWaiter(Waiter):
         self.give_back(self._reply)
         self._reply = None
         queue.abandon(self)
-        self._has_left = True
 
     def _run(self, call: Call, patience: float | None) -> Any:
         return run(self._client, call, patience=patience).value
@@ -180,8 +170,8 @@ class ThreadWaiter(Waiter):
 
 
 class AbandonedPop(SentOnce):
-    """Ends the blocking pop of a waiter that was interrupted, and gives back the grant that may
-    have come first."""
+    """Ends the blocking pop of a waiter that a signal handler interrupted, and gives back the grant
+    that may have come first. One that was just being read is lost, and ends by itself."""
 
     def __init__(self, waiter: ThreadWaiter, leave: Call) -> None:
         super().__init__(waiter.queue.server, leave)

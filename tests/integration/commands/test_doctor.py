@@ -156,20 +156,6 @@ def test_a_server_that_evicts(
     assert deploy_numbers() == {"W101"}
 
 
-def test_a_clock_that_was_ahead(
-    doctor: Doctor, at: Callable[..., None], own_server: RedisServer
-) -> None:
-    """Since then all fences go on from there."""
-    at(own_server.url)
-    with own_server.client() as admin:
-        for ahead, code in ((30, 0), (7200 + 30, 1)):
-            admin.zadd(INDEX, {LAST_FENCE: (admin.time()[0] + ahead) * 1e6})
-            found = doctor()
-            assert (found[0], "clock" in found[1]) == (code, bool(code))
-        assert "fences are 2 h" in found[1]["clock"]["text"]
-        assert found[1]["clock"]["check"] == "django_redis_lock.W106"
-
-
 def test_a_replica(doctor: Doctor, at: Callable[..., None], own_server: RedisServer) -> None:
     with RedisServer() as primary, own_server.client() as admin, primary.client() as its_client:
         admin.replicaof("127.0.0.1", primary.port)
