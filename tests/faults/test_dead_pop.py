@@ -67,11 +67,11 @@ def test_one_that_dies_just_at_the_deadline_is_no_error(
     """The keeper ends a pop that Redis seems not to know, at any moment."""
     last_try, died = ThreadWaiter._last_try, threading.Event()
 
-    def dying(waiter: ThreadWaiter, wake: bytes) -> Any:
+    def dying(waiter: ThreadWaiter) -> Any:
         if not died.is_set():
             waiter.queue.wake()
             died.set()
-        return last_try(waiter, wake)
+        return last_try(waiter)
 
     monkeypatch.setattr(ThreadWaiter, "_last_try", dying)
     with Lock(client, "report", timeout=30):
