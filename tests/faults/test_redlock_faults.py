@@ -179,7 +179,9 @@ class TestMajority:
     def test_a_waiter_waits_until_its_deadline(self, five: Five) -> None:
         holder = five.lock()
         holder.acquire()
-        waiter = Background(lambda: five.lock().acquire(blocking_timeout=2))
+        # It must hear of all five: it waits at the first that says that the lock is taken.
+        wanted = five.lock(server_timeout=10)
+        waiter = Background(lambda: wanted.acquire(blocking_timeout=2))
         until(lambda: places("faulty"))
         for server in five.servers[:3]:
             server.kill()
