@@ -18,7 +18,7 @@ class RecordedEvents(list[Any]):
         reads: the reads of ``name``; each call of ``get_or_set`` adds one.
     """
 
-    __hash__ = object.__hash__  # type: ignore[assignment]  # As every listener has one.
+    __hash__ = object.__hash__  # As every listener has one; a list has none.
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -93,7 +93,7 @@ class LockOperations(BaseLock):
         if self.replicas:
             until = None if wait is None else asked_at + wait
             # It is held also if this question cannot be sent.
-            request.may_hold.append((acquired.token, acquired.attempt, acquired.place))
+            request.may_hold[:] = [(acquired.token, acquired.attempt, acquired.place)]
             found = yield self._confirm(acquired, patience_of(request, until))
             confirmed = found.replicas if found.held else 0
             if confirmed < self.replicas:

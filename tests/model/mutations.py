@@ -347,11 +347,19 @@ KINDS: dict[str, Callable[[str], Iterator[str]]] = {
         **{"+": "-", "-": "+", "*": "/", "/": "*", "math.max": "math.min", "math.min": "math.max"},
     ),
     "bound": _each(r"'\(' \.\. ", ""),
-    "literal": _swapped(r"(?P<it>''|'0'|'1'|'\+inf'|'RPUSH'|'REV'|'!')", **{
-        "''": "'x'", "'0'": "'1'", "'1'": "'0'", "'+inf'": "'-inf'", "'RPUSH'": "'LPUSH'",
-        "'REV'": "'NX'", "'!'": "'?'",
-    }),
-}  # fmt: skip
+    "literal": _swapped(
+        r"(?P<it>''|'0'|'1'|'\+inf'|'RPUSH'|'REV'|'!')",
+        **{
+            "''": "'x'",
+            "'0'": "'1'",
+            "'1'": "'0'",
+            "'+inf'": "'-inf'",
+            "'RPUSH'": "'LPUSH'",
+            "'REV'": "'NX'",
+            "'!'": "'?'",
+        },
+    ),
+}
 
 
 def mutants(block: Block, most: int = 0) -> list[Mutant]:

@@ -426,7 +426,7 @@ def test_on_lost_of_several_names_is_called_once(make: Any) -> None:
         other: Background | None = None
 
         @property
-        def ended(self) -> bool:  # type: ignore[override]  # of others: a plain value
+        def ended(self) -> bool:
             if self.other is None:
                 self.other = Background(self._lose)
                 self.other._thread.join(0.1)

@@ -107,7 +107,8 @@ class Waiter:
                 yield queue.disconnect()
                 return (yield from self._poll())
             except Exception as error:
-                if is_outage(error):
+                outage = is_outage(error)
+                if outage:
                     yield queue.disconnect()
                 queue.server.on_error(error)
                 self._unanswered = self._unanswered or may_have_run(error)
@@ -115,7 +116,7 @@ class Waiter:
                 waits_on = time.monotonic() < away_since + self.outage_patience
                 # At the deadline, one more request: the keeper may have ended the pop just then.
                 over = self._request.left() <= 0 and not queue.registered
-                if not is_outage(error) or over or not waits_on:
+                if not outage or over or not waits_on:
                     note_sent(error, self._unanswered)
                     raise
                 # The lock may be free by then, and the server may not know of us any more.

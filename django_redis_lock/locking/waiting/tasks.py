@@ -106,6 +106,9 @@ class TaskQueue(WaitQueue):
         return self.pending
 
     async def disconnect(self) -> None:
+        self.drop()
+
+    def drop(self) -> None:
         connection, self.connection, self.pending = self.connection, None, None
         reading, self.reading = self.reading, None
         if reading is not None:
@@ -166,16 +169,15 @@ class TaskWaiter(Waiter):
 
     def _stop_reading(self, error: BaseException) -> None:
         """The wait ends with ``error``, and the queue's connection is about to be closed."""
-        reading, self.queue.reading = self.queue.reading, None
+        reading = self.queue.reading
         if reading is None:
             return
         if not isinstance(error, GeneratorExit):
-            reading.cancel()
-            connection, self.queue.connection = self.queue.connection, None
-            if connection is not None:
-                connection.disconnect()  # The next must not wait behind this pop.
+            self.queue.drop()  # The next must not wait behind this pop.
+            return
         # Nothing runs in this loop any more, perhaps it is closed.
-        elif reading.done() and not reading.cancelled() and not reading.exception():
+        self.queue.reading = None
+        if reading.done() and not reading.cancelled() and not reading.exception():
             self.give_back(reading.result())
 
     async def _cancel_pop(self) -> None:

@@ -135,15 +135,15 @@ class ThreadWaiter(Waiter):
             redis.exceptions.RedisError: the deadline came while the server could not be reached.
         """
         try:
+            acquired = drive(self._wait(refusal))
+            self.queue.leave(self)
+            return acquired
+        except BaseException:
             try:
-                acquired = drive(self._wait(refusal))
-                self.queue.leave(self)
-                return acquired
-            except BaseException:
+                self._leave_anywhere()
+            except BaseException:  # An interrupt has cut it short.
                 self._leave_anywhere()
                 raise
-        except BaseException:  # Perhaps a second one, which came while the first was handled.
-            self._leave_anywhere()
             raise
 
     def _leave_anywhere(self) -> None:
