@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import redis
 from django.core.cache import caches
 
 from django_redis_lock import Lock
@@ -20,7 +21,7 @@ from django_redis_lock.protocol.keys import lock_keys, process_key
 from django_redis_lock.transport import server
 from tests.processes import until
 
-__all__ = ["hold", "hurry", "outages", "settle", "silence"]
+__all__ = ["Renewals", "hold", "hurry", "outages", "settle", "silence"]
 
 
 @contextmanager
@@ -30,6 +31,21 @@ def hold(name: str, **options: Any) -> Iterator[Lock]:
     assert lock.acquire(blocking=False)
     yield lock
     lock.release()
+
+
+class Renewals:
+    """Counts the renewals of what is at ``key`` by the lifetime left: it grows with each."""
+
+    def __init__(self, client: redis.Redis, key: str | bytes) -> None:
+        self._client, self._key, self._counted = client, key, 0
+        self._left = client.pttl(key)
+
+    def count(self) -> int:
+        """Those since the beginning, if this is called often."""
+        left = self._client.pttl(self._key)
+        self._counted += left > self._left
+        self._left = left
+        return self._counted
 
 
 def hurry(*kinds: type[Job]) -> None:

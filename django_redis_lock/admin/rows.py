@@ -188,7 +188,6 @@ def row(holding: HeldLock, url_of: UrlOf) -> dict[str, Any]:
         "bar": None if math.isinf(lock.ttl) else seconds_or_none(lock.lifetime),
         "renewal": _renewal(lock),
         "waiters": "-" if lock.waiters is None else str(lock.waiters),
-        "renewals": "-" if lock.renewals is None else str(lock.renewals),
         "fence": "-" if lock.fence is None else str(lock.fence),
         "alias": holding.alias,
         "owner_id": lock.owner.id if lock.owner.host else "",  # Else it is in the place.

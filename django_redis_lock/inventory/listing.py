@@ -115,7 +115,6 @@ class LockInfo:
     kind: str = LOCK
     lifetime: float | None = None
     renews: bool | None = None
-    renewals: int | None = None
     seen: float | None = None
     resting: bool = False
     group: str = ""
@@ -353,7 +352,6 @@ def _held(kind: str, key: bytes, prefix: bytes, now_us: int, reply: Any) -> Lock
         # Redis stores milliseconds, and 0 for no end.
         lifetime=None if lifetime is None else lifetime / 1000 or math.inf,
         renews="renews" in described if "lifetime" in described else None,
-        renewals=None if seen is None else int(_number(described, "renewals") or 0),
         seen=seen,
         group=described.get("group") or group_of(name),
         resting=holder.resting,

@@ -223,15 +223,12 @@ class Renewal(Job):
     kept_by: Callable[[], Any] = object
     #: Set when the handle was collected inside its ``with`` block: how to release the lock.
     collected: tuple[float, float] | None = None
-    #: Whether the last call was to extend the lifetime.
-    _extends = False
 
     def __init__(self, server: Server, hold: Hold) -> None:
         self.hold = hold
         #: Whether Redis has the description of the holder.
         self.named = False
         self._naming = False
-        self._renewals = 0
         lifetime = hold.lifetime
         self._third = CHECK_INTERVAL_SECONDS if lifetime is None else lifetime / 3
         self.deadline_scale = math.inf if lifetime is None else lifetime
@@ -258,7 +255,6 @@ class Renewal(Job):
         """Set ``due``, given when the lifetime was confirmed. A lock that is not renewed is looked
         at as often: its holder wants to know if it is reset or deleted."""
         hold = self.hold
-        self._confirmed_at = last
         due = min(hold.deadline, last + self._third, hold.warns_at)
         if not self.named:
             due = min(due, hold.began + DESCRIBE_AFTER)
@@ -291,11 +287,6 @@ class Renewal(Job):
         self._naming = True
         fields = () if self.named else (*hold.owner().fields(), *self._terms())
         wanted = self._wanted(now)
-        if wanted and self._renewing(now):
-            # The first description, and a look after a message, come too soon to count.
-            early = now < self._confirmed_at + self._third / 2
-            self._extends = not early and now + wanted / 1000 > hold.deadline
-            fields = (*fields, "renewals", str(self._renewals + self._extends))
         return Call(RENEW, hold.keys.renewed, (hold.token, wanted, hold.attempt, *fields))
 
     def _release(self, grant_timeout: float, min_hold: float) -> None:
@@ -350,7 +341,6 @@ class Renewal(Job):
 
     def answered(self, value: Any, sent_at: float) -> None:
         left = int(value)
-        self._renewals += self._extends
         if left == -2:
             self._lose("it expired, was reset, or its key was deleted")
             return

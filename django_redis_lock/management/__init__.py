@@ -174,7 +174,7 @@ def as_json(holding: HeldLock) -> dict[str, Any]:
         "expires": not math.isinf(lock.ttl),
         "lifetime": _finite(lock.lifetime),
         "last_heartbeat": lock.seen,
-        **fields(lock, "renews renewals silent resting fence waiters place limit broken"),
+        **fields(lock, "renews silent resting fence waiters place limit broken"),
     }
 
 

@@ -23,7 +23,6 @@ from . import (
     Exit,
     as_json,
     clock_time,
-    counted,
     duration,
     fields,
     holder,
@@ -214,8 +213,7 @@ def _time_left(holding: HeldLock) -> str:
     if lock.lifetime is not None and not math.isinf(lock.lifetime):
         text += f" of {duration(lock.lifetime)}"
     if lock.renews is not None:
-        times = f", {counted(lock.renewals, 'time', 'times')} so far" if lock.renewals else ""
-        text += f", renewed while its holder lives{times}" if lock.renews else ", not renewed"
+        text += ", renewed while its holder lives" if lock.renews else ", not renewed"
     return text
 
 

@@ -172,7 +172,6 @@ class VotedRenewal(Renewal):
             left = (hold.lifetime or math.inf) * 1000 if int(value[0]) else -2.0
         else:
             left = math.inf if int(value) == -1 else float(value)
-            self._renewals += self._extends
         if left < 0:
             self.named = False
             if self._requesting_vote or hold.votes[self._place] > -math.inf:

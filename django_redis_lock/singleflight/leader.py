@@ -365,7 +365,6 @@ class FlightRenewal(Job):
         self._args = (token, milliseconds(lifetime), key)
         self._thread = threading.current_thread().name
         self._named = False
-        self._renewals = 0
         super().__init__(server, self._began + min(lifetime / 3, DESCRIBE_AFTER_SECONDS))
 
     def call(self, now: float) -> Call | None:
@@ -373,7 +372,7 @@ class FlightRenewal(Job):
             keeper().discard(self)
             return None
         leader = () if self._named else self._leader(now)
-        return Call(RENEW_FLIGHT, self._keys, (*self._args, self._renewals, *leader))
+        return Call(RENEW_FLIGHT, self._keys, (*self._args, *leader))
 
     def _leader(self, now: float) -> tuple[str, ...]:
         """The milliseconds since the computation began, and the description of the leader."""
@@ -386,7 +385,6 @@ class FlightRenewal(Job):
 
     def answered(self, value: Any, sent_at: float) -> None:
         self._named = True
-        self._renewals += 1
         self.due = sent_at + self._lifetime / 3
         if not value:  # A write has ended the flight. STORE will tell the leader.
             keeper().discard(self)

@@ -22,7 +22,7 @@ from django_redis_lock.protocol.script import Call
 from django_redis_lock.protocol.validation import milliseconds
 from django_redis_lock.redlock.votes import VOTE
 from django_redis_lock.transport import execute
-from tests.holding import hurry
+from tests.holding import Renewals, hurry
 from tests.lock_contract import Background
 from tests.processes import until
 from tests.redis_server import GivenServer, RedisServer
@@ -181,7 +181,8 @@ def test_a_label_without_an_encoding_does_not_keep_a_lock_from_being_renewed(
     client: redis.Redis, label: str
 ) -> None:
     with Lock(client, "name", timeout=2, renew=True, label=label) as lock:
-        until(lambda: lock.lost or int(client.hget(KEYS.owner, "renewals") or 0) > 3)
+        renewals = Renewals(client, KEYS.lock)
+        until(lambda: lock.lost or renewals.count() > 3)
         lock.ensure_held()
 
 

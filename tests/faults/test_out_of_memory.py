@@ -16,6 +16,7 @@ from django.test import override_settings
 from redis.exceptions import OutOfMemoryError
 
 from django_redis_lock import Lock, LockError, Redlock
+from tests.holding import Renewals
 from tests.integration.locks.test_lock import places
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
@@ -84,15 +85,12 @@ def waits(memory: Memory) -> bool:
     return any(client.info("clients")["blocked_clients"] for client in memory.clients)
 
 
-def renewals(memory: Memory) -> int:
-    return int(memory.client.hget(f"{{{NAME}}}:owner", "renewals") or 0)
-
-
 @kinds
 def test_a_renewed_lock_is_kept(memory: Memory, make: Callable[..., Any]) -> None:
     with make(memory, timeout=2, renew=True) as lock:
         memory.is_used_up()
-        until(lambda: lock.lost or renewals(memory) > 4)
+        renewals = Renewals(memory.client, NAME)
+        until(lambda: lock.lost or renewals.count() > 3)
         lock.ensure_held()
         assert lock.owned()
 
@@ -179,8 +177,8 @@ def test_holders_of_places_keep_them_and_pass_them_on(memory: Memory) -> None:
     waiting = [Background(lock.acquire, None, None, PATIENCE) for lock in waiters]
     until(lambda: waits(memory) and places(NAME) == 2)
     memory.is_used_up()
-    owners = [lock.local.hold.keys.owner for lock in (first, second)]
-    until(lambda: all(int(memory.client.hget(key, "renewals") or 0) > 1 for key in owners))
+    renewals = [Renewals(memory.client, lock.local.hold.keys.lock) for lock in (first, second)]
+    until(lambda: min(of_one.count() for of_one in renewals) > 1)
     assert first.owned()
     assert second.owned()
     second.release()

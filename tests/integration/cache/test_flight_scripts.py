@@ -217,7 +217,7 @@ def test_nothing_is_stored_or_ended_in_anothers_flight(server: Redis, flight: st
         server.take(flight)
     assert server.store() == 0
     assert server.run(END_FLIGHT, (KEY, FLIGHT, MINE), "mine", 9000, "it broke", SHORT) == 0
-    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), "mine", SHORT, KEY, 1) == 0
+    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), "mine", SHORT, KEY) == 0
     assert server.client.get(KEY) is None
     assert server.client.get(FLIGHT) == (flight and flight.encode())
     assert not flight or server.lasts(FLIGHT, LONG)
@@ -284,15 +284,14 @@ def test_renewing(server: Redis) -> None:
     server.client.hset(LEADER, "of", "a leader before")
     before = time.time()
     keys = (FLIGHT, LEADER, FLIGHTS)
-    assert server.run(RENEW_FLIGHT, keys, "mine", SHORT, KEY, 1, 5000, "host", "here") == 1
-    assert server.run(RENEW_FLIGHT, keys, "mine", SHORT, KEY, 2) == 1
+    assert server.run(RENEW_FLIGHT, keys, "mine", SHORT, KEY, 5000, "host", "here") == 1
+    assert server.run(RENEW_FLIGHT, keys, "mine", SHORT, KEY) == 1
     assert server.lasts(FLIGHT, SHORT)
     assert server.lasts(LEADER, SHORT)
     leader = server.client.hgetall(LEADER)
-    assert set(leader) == {b"since", b"host", b"seen", b"renewals"}
+    assert set(leader) == {b"since", b"host", b"seen"}
     assert abs(float(leader[b"since"]) - (before - 5)) < 4
     assert abs(int(leader[b"seen"]) / 1e6 - before) < 60
-    assert leader[b"renewals"] == b"2"
     assert server.client.zrange(FLIGHTS, 0, -1) == [KEY, b"goes on"]
     ends = server.client.zscore(FLIGHTS, KEY) / 1000
     assert abs(ends - before - SHORT / 1000) < 60
@@ -301,9 +300,9 @@ def test_renewing(server: Redis) -> None:
 def test_renewing_takes_few_that_are_over_off_the_index_at_once(server: Redis) -> None:
     server.take()
     server.client.zadd(FLIGHTS, {f"over {number}": 1 for number in range(100)})
-    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), "mine", SHORT, KEY, 1) == 1
+    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), "mine", SHORT, KEY) == 1
     assert 1 < server.client.zcard(FLIGHTS) < 100
-    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), "mine", SHORT, KEY, 2) == 1
+    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), "mine", SHORT, KEY) == 1
     assert server.client.zrange(FLIGHTS, 0, -1) == [KEY]
 
 

@@ -16,10 +16,11 @@ from asgiref.sync import async_to_sync
 from django.utils import timezone, translation
 
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.protocol.keys import flight_key, flight_leader, flight_stream
+from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.signals import value_refresh_failed
 from django_redis_lock.singleflight import runners
 from django_redis_lock.threads import ThreadPool
+from tests.holding import Renewals
 from tests.integration.cache.test_get_or_set import (
     KEY,
     RAISE,
@@ -469,7 +470,8 @@ def test_what_waits_in_the_background_is_computed_once_and_kept(
     assert slow.begun.wait(PATIENCE)
     assert cache.get_or_set("report", new, **terms) == "old"
     token = client.get(flight_key(KEY))
-    until(lambda: int(client.hget(flight_leader(KEY), "renewals") or 0) >= 4)
+    renewals = Renewals(client, flight_key(KEY))
+    until(lambda: renewals.count() >= 4)
     assert client.get(flight_key(KEY)) == token
     assert cache.get_or_set("report", new, **terms) == "old"
     slow.finish.set()

@@ -43,7 +43,7 @@ def silent(client: redis.Redis) -> Iterator[None]:
     """A holder that has not been heard of for a while, and one that waits for its lock."""
     lock = cache.lock("nightly-report", label="Nightly report")
     lock.acquire()
-    until(lambda: client.hexists(lock.keys.owner, "renewals"))
+    until(lambda: client.hexists(lock.keys.owner, "seen"))
     silence(client, lock.keys.lock, 24)
     yield
     lock.reset()

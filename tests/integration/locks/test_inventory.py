@@ -54,7 +54,7 @@ from django_redis_lock.singleflight.in_process import InProcessFlight
 from django_redis_lock.singleflight.leader import FlightRenewal, Leader
 from django_redis_lock.transport.execute import run
 from django_redis_lock.transport.server import server_of
-from tests.holding import hurry, settle
+from tests.holding import Renewals, hurry, settle
 from tests.processes import until
 from tests.redis_server import RedisServer
 
@@ -352,25 +352,14 @@ def test_signs_of_life(client: redis.Redis) -> None:
     until(lambda: client.exists(process_key(process_id())))
     renewed, as_it_is, endless = (described(client, n) for n in ("renewed", "as it is", "endless"))
     assert (renewed.lifetime, renewed.renews, renewed.heartbeat_interval) == (3, True, 1)
-    assert (as_it_is.lifetime, as_it_is.renews, as_it_is.renewals) == (90, False, 0)
+    assert (as_it_is.lifetime, as_it_is.renews) == (90, False)
     assert (as_it_is.renewal_interval, as_it_is.heartbeat_interval) == (30, 10)
     assert (endless.lifetime, endless.renews, endless.heartbeat_interval) == (math.inf, False, 10)
-    until(lambda: (described(client, "renewed").renewals or 0) >= 2)
+    renewals = Renewals(client, "renewed")
+    until(lambda: renewals.count() >= 2)
     seen = described(client, "renewed").seen
     assert seen is not None
     assert 0 <= seen < 3
-
-
-def test_only_an_extension_of_the_lifetime_is_a_renewal(client: redis.Redis) -> None:
-    """Not the description, nor a look at the lock after a message."""
-    _kept = hold(client, "a", 60, renew=True)
-    described(client, "a")
-    settle()
-    hurry()
-    settle()
-    assert described(client, "a").renewals == 0
-    _other = hold(client, "b", 3, renew=True)
-    until(lambda: described(client, "b").renewals == 1)
 
 
 def test_a_holder_that_is_silent(client: redis.Redis) -> None:
@@ -717,9 +706,7 @@ DAMAGE: dict[str, tuple[Callable[[redis.Redis, Any], object], str]] = {
     "pid of 5,000 digits": (lambda c, keys: c.hset(keys.owner, "pid", "9" * 5000), ""),
     "since is far": (lambda c, keys: c.hset(keys.owner, "since", "1e300"), ""),
     "numbers of 5,000 digits": (
-        lambda c, keys: c.hset(
-            keys.owner, mapping=dict.fromkeys(("seen", "renewals", "lifetime"), "9" * 5000)
-        ),
+        lambda c, keys: c.hset(keys.owner, mapping=dict.fromkeys(("seen", "lifetime"), "9" * 5000)),
         "",
     ),
     "owner is not text": (lambda c, keys: c.hset(keys.owner, b"\xff", b"\xfe"), ""),

@@ -17,6 +17,7 @@ from django.core.cache import caches
 from django_redis_lock import Lock, LockLost, LockNotOwnedError, locked
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.hold import held_logger
+from tests.holding import Renewals
 from tests.processes import until
 from tests.redis_server import RedisServer
 
@@ -73,9 +74,12 @@ def test_after_how_long_it_is_said(
     assert found == pytest.approx(float("inf") if expected is None else expected)
 
 
-def test_it_is_said_once_while_the_lock_is_renewed(cache: RedisCache, warned: Any) -> None:
+def test_it_is_said_once_while_the_lock_is_renewed(
+    client: redis.Redis, cache: RedisCache, warned: Any
+) -> None:
     with cache.lock("import", timeout=2, renew=True, warn_after=0.2) as lock:
-        until(lambda: lock.local.renewal.jobs[0]._renewals >= 5)
+        renewals = Renewals(client, lock.keys.lock)
+        until(lambda: renewals.count() >= 5)
     assert len(warned()) == 1
 
 

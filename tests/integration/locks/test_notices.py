@@ -22,6 +22,7 @@ import django_redis_lock
 from django_redis_lock import Lock, events, threads
 from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.threads import ThreadPool
+from tests.holding import Renewals
 from tests.processes import PATIENCE, WHOLE_END, until
 
 FOLDER = Path(django_redis_lock.__file__).parent
@@ -72,9 +73,8 @@ def test_one_that_blocks_costs_no_lock_its_renewal(client: redis.Redis, attached
         assert lost.acquire()
         client.delete("lost")
         until(lambda: blocking.threads)
-        renewal = kept.local.renewal.jobs[0]
-        before = renewal._renewals
-        until(lambda: renewal._renewals > before + 5 or kept.lost)
+        renewals = Renewals(client, "kept")
+        until(lambda: renewals.count() > 5 or kept.lost)
         assert not kept.lost
         blocking.released.set()
     assert "django_redis_lock keeper" not in blocking.threads
@@ -199,8 +199,8 @@ def test_a_label_that_cannot_be_encoded(client: redis.Redis) -> None:
     """Of a file name, as ``os.listdir`` gives it."""
     lock = Lock(client, "a", 0.7, renew=True, label=NO_TEXT)
     with lock:
-        renewal = lock.local.renewal.jobs[0]
-        until(lambda: renewal._renewals > 3 or lock.lost)
+        renewals = Renewals(client, "a")
+        until(lambda: renewals.count() > 3 or lock.lost)
         assert not lock.lost
         owner = lock.holder()
         assert owner is not None
