@@ -7,6 +7,7 @@ import asyncio
 import heapq
 import itertools
 import math
+import os
 import threading
 import time as real
 from collections.abc import Callable, Collection, Generator
@@ -58,7 +59,7 @@ class SteppedKeeper(Keeper):
     """Does its jobs in the thread that moves the clock."""
 
     def add(self, job: Job) -> None:
-        job.added_by = _caller(), threading.current_thread(), real.monotonic()
+        job.added_by = _caller(), threading.current_thread(), Clock.monotonic()
         super().add(job)
 
     def _start(self) -> None:
@@ -99,7 +100,8 @@ class VirtualClock(Clock):
     real_wait = 2.0
 
     def __init__(self) -> None:
-        self._now = 1_000_000.0
+        #: Whole seconds; not far from the real time, by which locks from before the override end.
+        self._now = float(int(Clock.monotonic()))
         self._unix_time = real.time() - self._now
         self._moving = threading.RLock()
         self._long_waits = 0
@@ -147,7 +149,7 @@ class VirtualClock(Clock):
             and thread is not me
             and waiting.isdisjoint((caller, thread))
             and (thread.is_alive() if caller is thread else not caller.done())
-            and real.monotonic() < since + self.real_wait
+            and Clock.monotonic() < since + self.real_wait
             for job in self.keeper.jobs()
             if isinstance(job, (Renewal, FlightRenewal))
             for caller, thread, since in (job.added_by,)
@@ -155,7 +157,8 @@ class VirtualClock(Clock):
 
     def _pauses(self, seconds: float, me: Any) -> Generator[float]:
         """The pauses of a wait, in real time; in between it moves the clock."""
-        end, began, quiet = self._now + seconds, real.monotonic(), 0
+        end, began, quiet = self._now + seconds, Clock.monotonic(), 0
+        outer = self._ends.get(me)  # Of a wait that moves the clock, and a listener waits, too.
         alone = self._lookers <= {id(me), id(threading.current_thread())}
         wanted = QUIET_PAUSES_ALONE if alone else QUIET_PAUSES
         self._ends[me] = end
@@ -165,14 +168,16 @@ class VirtualClock(Clock):
                 yield PAUSE_SECONDS if quiet < wanted else 0.0
                 if self._now >= end:
                     return
-                seen, waited = self._looks, real.monotonic() - began
+                seen, waited = self._looks, Clock.monotonic() - began
                 stirs = seen != looks or min(self._ends.values()) <= self._now
                 stirs = waited < self.real_wait and stirs
                 quiet = 0 if waited < seconds and (stirs or self._others_work(me)) else quiet + 1
                 if quiet >= wanted:
                     self._move_on(seen)
         finally:
-            self._ends.pop(me, None)
+            del self._ends[me]
+            if outer is not None:
+                self._ends[me] = outer
 
     def _waited(self, seconds: float, came: Any) -> None:
         self._long_waits = self._long_waits + 1 if seconds >= LONG_WAIT_SECONDS and not came else 0
@@ -232,7 +237,7 @@ class MemoryServer:
 
     def __init__(self, clock: VirtualClock | None = None) -> None:
         self.clock: Any = clock or Clock()
-        self._prefix = f"testing {next(_numbers)} "
+        self._prefix = f"testing {os.getpid()}-{next(_numbers)} "
         self._away = False
         #: The LOCATION in memory of what takes the place of a server.
         self._places: dict[tuple[Any, ...], str] = {}

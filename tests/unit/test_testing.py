@@ -34,11 +34,13 @@ from django_redis_lock import (
     LockNotOwnedError,
     Redlock,
     TooFewServers,
+    events,
     metrics,
 )
 from django_redis_lock.decorators import cached, locked
 from django_redis_lock.fallback import FallbackLock
 from django_redis_lock.keeper import Keeper, keeper
+from django_redis_lock.memory import Database, client_of
 from django_redis_lock.testing import MemoryServer, RedisLocksMixin, VirtualClock, override
 from tests.processes import PATIENCE, in_threads
 
@@ -218,6 +220,38 @@ def test_override_stays_away_from_the_locks_of_this_host(tmp_path: Path, away: b
         held.release()
 
 
+def test_override_stays_away_from_the_locks_of_other_processes(tmp_path: Path) -> None:
+    """Else the processes of pytest-xdist would take each other's."""
+    code = f"""
+import redis
+from django_redis_lock.fallback import FallbackLock
+from django_redis_lock.testing import override
+
+with override() as server:
+    server.away = True
+    options = {{"on_redis_down": "local", "local_folder": {str(tmp_path)!r}}}
+    lock = FallbackLock(redis.Redis(port=1), "report", 5, blocking=False, **options)
+    print(lock.acquire(), flush=True)
+    input()
+"""
+    command = [sys.executable, "-c", code]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    try:
+        assert [each.stdout and each.stdout.readline() for each in processes] == ["True\n"] * 2
+    finally:
+        for each in processes:
+            each.communicate("\n")
+
+
+def test_a_lock_from_before_the_override_is_not_lost_by_its_clock() -> None:
+    lock = Lock(client_of(Database("real")), "report", timeout=60, renew=True)
+    with lock:
+        with override():
+            assert not lock.lost
+        lock.ensure_held()
+
+
 @pytest.mark.parametrize("server", [None, MemoryServer(), MemoryServer(VirtualClock())])
 def test_override_leaves_nothing_to_do(server: MemoryServer | None) -> None:
     metrics.flush()
@@ -344,6 +378,34 @@ def test_waits_end_in_the_order_of_their_ends(memory: MemoryServer) -> None:
         held.wait(PATIENCE)
         assert lock_of("report").acquire(blocking_timeout=10)
         assert not refused.result()
+
+
+def test_a_listener_may_wait_while_a_wait_moves_the_clock(memory: MemoryServer) -> None:
+    waited: list[bool] = []
+
+    def listen(event: Any) -> None:
+        if isinstance(event, events.Lost) and event.subject.name == "short":
+            waited.append(lock_of("other").acquire(blocking_timeout=3))
+
+    assert lock_of("short", timeout=10).acquire()
+    for name in ("taken", "other"):
+        assert lock_of(name, timeout=300).acquire()
+    events.subscribe(listen)
+    try:
+        assert not lock_of("taken").acquire(blocking_timeout=60)
+    finally:
+        events.unsubscribe(listen)
+    assert waited == [False]
+
+
+def test_a_holder_has_so_much_real_time_also_if_a_tool_has_stopped_pythons_clock(
+    memory: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As freezegun does."""
+    memory.clock.real_wait = 0.05
+    monkeypatch.setattr(real, "monotonic", lambda: 1.0)
+    with lock_of("report"):
+        assert in_threads(1, lambda: lock_of("report").acquire(blocking_timeout=300)) == [False]
 
 
 # -- caches ------------------------------------------------------------------------------------
