@@ -13,7 +13,7 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -67,7 +67,10 @@ class Session:
         with self._database.mutex:
             if not self.replies:
                 self._expect_open()
-            return self.replies.popleft()
+            reply = self.replies.popleft()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     def answer(self, reply: Any) -> None:
         self.replies.append(reply)
@@ -137,13 +140,15 @@ class Database(Commands):
         if self.away:
             raise RedisConnectionError(f"{self} is away")
         session = Session(self)
-        self._sessions.add(session)
+        with self.mutex:
+            self._sessions.add(session)
         return session
 
     def close_all(self) -> None:
         """As a server that goes away would."""
-        for session in list(self._sessions):
-            session.shutdown()
+        with self.mutex:
+            for session in list(self._sessions):
+                session.shutdown()
 
     def forget(self, session: Session) -> None:
         self._blocked.pop(session, None)
@@ -208,7 +213,7 @@ class Database(Commands):
         except ResponseError as error:
             return error
         finally:
-            if len(self._values) > self.max_values:
+            if self._may_be_values > self.max_values:
                 self._cull()
 
     # -- scripts -----------------------------------------------------------------------------
@@ -294,21 +299,7 @@ class _InMemory:
             session.shutdown()
 
     def write(self, command: Any) -> None:
-        parts: Iterable[bytes] = [command] if isinstance(command, bytes) else command
-        self._open().send(b"".join(parts))
-
-    def _reply(self, disable_decoding: bool) -> Any:
-        reply = self._open().reply()
-        if isinstance(reply, Exception):
-            raise reply
-        encoder: Any = self.encoder  # type: ignore[attr-defined]  # redis-py's
-        return reply if disable_decoding else _decoded(reply, encoder.decode)
-
-
-def _decoded(reply: Any, decode: Any) -> Any:
-    if isinstance(reply, list):
-        return [_decoded(each, decode) for each in reply]
-    return decode(reply) if isinstance(reply, bytes) else reply
+        self._open().send(command if isinstance(command, bytes) else b"".join(command))
 
 
 class MemoryConnection(_InMemory, Connection):
@@ -336,9 +327,9 @@ class MemoryConnection(_InMemory, Connection):
     def can_read(self, timeout: float | None = 0) -> bool:
         return self._open().has_reply(timeout)
 
-    def read_response(self, disable_decoding: bool = False, **options: Any) -> Any:
+    def read_response(self, *args: Any, **options: Any) -> Any:
         self.can_read(None)
-        return self._reply(disable_decoding)
+        return self._open().reply()
 
 
 class AsyncMemoryConnection(_InMemory, AsyncConnection):
@@ -366,9 +357,7 @@ class AsyncMemoryConnection(_InMemory, AsyncConnection):
 
     can_read_destructive = can_read
 
-    async def read_response(
-        self, disable_decoding: bool = False, timeout: float | None = None, **options: Any
-    ) -> Any:
+    async def read_response(self, *args: Any, **options: Any) -> Any:
         session, loop = self._open(), asyncio.get_running_loop()
         came = asyncio.Event()
 
@@ -381,7 +370,7 @@ class AsyncMemoryConnection(_InMemory, AsyncConnection):
             came.clear()
             if not session.has_reply():
                 await came.wait()
-        return self._reply(disable_decoding)
+        return self._open().reply()
 
 
 MemoryConnection.asyncio_class = AsyncMemoryConnection  # type: ignore[attr-defined]  # for transport

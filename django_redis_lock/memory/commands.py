@@ -53,6 +53,8 @@ class Commands:
         self._values: dict[bytes, Any] = {}
         #: In milliseconds.
         self._ends: dict[bytes, float] = {}
+        #: At most so many are values; counted only by ``_cull``.
+        self._may_be_values = 0
         self._filled = False  # Whether something was added that a blocked client may wait for.
         self._entries = itertools.count(1)
 
@@ -83,7 +85,8 @@ class Commands:
         self._ends.pop(key, None)
 
     def _put(self, key: bytes, value: Any, end: float | None) -> None:
-        self._values.pop(key, None)  # The order is that in which keys were used.
+        before = self._values.pop(key, None)  # The order is that in which keys were used.
+        self._may_be_values += type(value) is bytes and type(before) is not bytes
         self._values[key] = value
         self._set_end(key, end)
 
@@ -128,7 +131,10 @@ class Commands:
         ]
         if len(values) > self.max_values:
             frequency = self.cull_frequency
-            self.delete(*values[: len(values) // frequency if frequency else -1])
+            dropped = len(values) // frequency if frequency else len(values) - 1
+            self.delete(*values[:dropped])
+            del values[:dropped]
+        self._may_be_values = len(values)
 
     def keys(self, pattern: bytes = b"*") -> list[bytes]:
         wanted = _glob(pattern)

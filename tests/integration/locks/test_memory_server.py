@@ -3,6 +3,7 @@ Lua that it knows, and clients that block."""
 
 from __future__ import annotations
 
+import threading
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,46 @@ def test_expired_keys_do_not_pile_up(client: redis.Redis) -> None:
         client.set(f"key {number}", "x", px=1)
     database = client.connection_pool.connection_kwargs["database"]
     assert len(database._values) < 1000
+
+
+def test_a_connection_is_not_made_in_the_midst_of_a_message(client: redis.Redis) -> None:
+    database = client.connection_pool.connection_kwargs["database"]
+    connecting = threading.Thread(target=database.connect)
+
+    class Channels(set[bytes]):
+        def __contains__(self, _channel: object) -> bool:
+            if not connecting.ident:
+                connecting.start()
+                connecting.join(0.05)
+            return False
+
+    sessions = [database.connect() for _ in range(2)]
+    for session in sessions:
+        session.channels = Channels()
+    assert client.publish("channel", "message") == 0
+    connecting.join()
+
+
+def test_values_that_are_there_are_not_searched_at_each_command(client: redis.Redis) -> None:
+    """For those to drop: only when as many may have been added as are kept."""
+    database = client.connection_pool.connection_kwargs["database"]
+    database.max_values = 100
+    searched = 0
+
+    class Values(dict[bytes, Any]):
+        def items(self) -> Any:
+            nonlocal searched
+            searched += 1
+            return super().items()
+
+    database._values = Values()
+    for number in range(200):
+        client.rpush(f"{{key}}:done:{number}", "x")
+    for number in range(80):
+        client.set(f"key {number}", "x")
+        client.get(f"key {number}")
+    assert not searched
+    for number in range(80, 121):
+        client.set(f"key {number}", "x")
+    assert searched == 1
+    assert len([key for key in database._values if key.startswith(b"key")]) == 88
