@@ -91,15 +91,15 @@ class Ref(NamedTuple):
     kind: str
 
     def __str__(self) -> str:
-        """For URLs: letters, digits, ``-`` and ``_``."""
+        """For URLs: letters, digits, ``-`` and ``~``; the admin's log would quote ``_``."""
         parts = (self.kind.encode(), self.alias.encode(), self.key)
-        return base64.urlsafe_b64encode(b"\0".join(parts)).rstrip(b"=").decode()
+        return base64.b64encode(b"\0".join(parts), b"-~").rstrip(b"=").decode()
 
     @classmethod
     def parse(cls, text: str) -> Ref | None:
         """The reverse of ``str``; None for any other text."""
         try:
-            packed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+            packed = base64.b64decode(text + "=" * (-len(text) % 4), b"-~")
             kind, alias, key = packed.split(b"\0", 2)
             ref = cls(alias.decode(), key, kind.decode())
         except (ValueError, binascii.Error):

@@ -186,6 +186,15 @@ def test_it_is_released_and_kept_in_the_log(
     assert (event.owner.id, event.note) == (owner.id, "admin (admin): it hangs")
 
 
+@pytest.mark.parametrize("name", ["joão", "b?", "ab?", "abc?"])
+def test_recent_actions_lead_to_the_page_of_the_lock(admin_client: Client, name: str) -> None:
+    hold(name)
+    confirm(admin_client, *choices(admin_client))
+    recent = admin_client.get("/admin/").content.decode().partition("recent-actions")[2]
+    (link,) = re.findall(rf'href="({PAGE}[^"]+)"', recent)
+    assert f"<h1>{name}</h1>" in admin_client.get(link).content.decode()
+
+
 def test_a_release_by_a_command_is_on_the_locks_page(
     admin_client: Client, client: redis.Redis
 ) -> None:
