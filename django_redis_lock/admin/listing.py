@@ -11,6 +11,8 @@ from django.core.paginator import Page, Paginator
 from django.http import QueryDict
 from django.utils.formats import number_format
 from django.utils.functional import Promise
+from django.utils.html import format_html
+from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -150,6 +152,7 @@ class Listing:
             "summary": self._summary(),
             "nothing": self._nothing(),
             "count": self._count(),
+            "pages": self._page_links(),
             "as_of": as_of(),
         }
 
@@ -224,13 +227,15 @@ class Listing:
             )
         return heads
 
-    def page_links(self) -> list[dict[str, Any]]:
+    def _page_links(self) -> str:
+        """As HTML; empty if there is one page."""
         page = self.shown
-        return [
-            {"number": number, "address": self.address(p=number), "current": number == page.number}
+        link, here = '<a href="?{}">{}</a> ', '<span class="this-page" aria-current="page">{1}</span> '
+        links = (
+            format_html(here if number == page.number else link, self.address(p=number), number)
             for number in page.paginator.page_range
-            if page.has_other_pages()
-        ]
+        )
+        return mark_safe("".join(links) if page.has_other_pages() else "")
 
     @property
     def many_caches(self) -> bool:

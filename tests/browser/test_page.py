@@ -16,6 +16,7 @@ from django.contrib.auth.models import Permission, User
 from django.core.cache import caches
 
 from django_redis_lock import Lock, held_locks
+from django_redis_lock.admin import listing
 from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.browser.conftest import PAGE, Open
@@ -187,6 +188,38 @@ def test_the_focus_stays_nearby_when_its_row_goes(open_page: Open, client: redis
     assert page.evaluate("() => document.activeElement.closest('tr').innerText").split()[1] == "c"
 
 
+def test_a_link_with_the_focus_does_not_keep_the_list_of_processes_as_it_was(
+    open_page: Open, client: redis.Redis
+) -> None:
+    first, _second = named(hold("first"), client), named(hold("second"), client)
+    page = open_page(f"{PAGE}processes/")
+    link = page.get_by_role("link", name="second")
+    link.focus()
+    named(hold("third"), client)
+    expect(page.get_by_role("link", name="third")).to_be_visible()
+    expect(link).to_be_focused()
+    page.get_by_role("link", name="first").focus()
+    first.release()
+    expect(page.get_by_role("link", name="first")).to_have_count(0)
+    expect(page.get_by_role("button", name="Pause")).to_be_focused()
+
+
+def test_a_page_that_fills_gets_links_to_the_next(
+    open_page: Open, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PER_PAGE", 2)
+    hold("a")
+    page = open_page(f"{PAGE}?o=lock")
+    more = [hold(name) for name in "bcd"]
+    page.get_by_role("link", name="2", exact=True).click()
+    expect(row(page, "d")).to_be_visible()
+    assert page.locator(".paginator [aria-current=page]").inner_text() == "2"
+    for lock in more:
+        lock.release()
+    expect(row(page, "a")).to_be_visible()
+    expect(page.locator(".paginator")).to_have_text("1 lock", use_inner_text=True)
+
+
 def test_it_can_be_paused(open_page: Open, client: redis.Redis) -> None:
     lock = named(hold("a"), client)
     page = open_page()
@@ -354,6 +387,19 @@ def test_one_may_think_better_of_it(open_page: Open, client: redis.Redis) -> Non
     page.get_by_role("link", name="No, take me back").click()
     expect(page.get_by_label("Search")).to_have_value("a")
     assert lock.owned()
+
+
+def test_the_way_back_selects_no_lock_that_was_not_selected(
+    open_page: Open, client: redis.Redis
+) -> None:
+    named(hold("b"), client)
+    page = open_page(f"{PAGE}?o=lock")
+    page.get_by_role("checkbox", name="Select b", exact=True).check()
+    page.get_by_role("button", name="Release the selected").first.click()
+    page.wait_for_url("**/release/")
+    named(hold("a"), client)
+    page.go_back()
+    expect(page.get_by_role("checkbox", name="Select a", exact=True)).not_to_be_checked()
 
 
 def test_two_operators(open_page: Open, client: redis.Redis) -> None:

@@ -83,12 +83,16 @@
     if (wants.unless && wants.unless in data) element.hidden = there(data[wants.unless]);
   }
 
-  // Not with the focus in it: a link that is replaced loses it.
+  // A link that is replaced loses the focus: the new one to the same address gets it.
   function fillHtml(element, html) {
-    if (html === undefined || html === written.get(element) || element.contains(document.activeElement)) return;
+    if (html === undefined || html === written.get(element)) return;
     written.set(element, html);
+    const active = document.activeElement;
+    const alike = () => [...element.querySelectorAll("a")].filter((link) => link.href === active.href);
+    const at = alike().indexOf(active);
     const made = new DOMParser().parseFromString(html, "text/html");
     element.replaceChildren(...[...made.body.childNodes].map((node) => document.adoptNode(node)));
+    if (at >= 0) (alike()[at] ?? alike()[0] ?? pause).focus({ preventScroll: true });
   }
 
   function fill(element, data) {
