@@ -598,6 +598,24 @@ def test_the_hint_of_the_search_is_not_cut_off(
     assert page.evaluate(HINT_ROOM) >= 0
 
 
+def test_names_and_keys_read_from_left_to_right_among_arabic(
+    open_page: Open, client: redis.Redis, settings: Any
+) -> None:
+    settings.LANGUAGE_CODE = "ar"
+    named(hold("100% of a"), client)
+    page = open_page()
+    link = page.locator("#result_list tbody th a")
+    x = """element => {
+      const range = document.createRange();
+      range.setStart(element.firstChild, 0);
+      range.setEnd(element.firstChild, 1);
+      return range.getBoundingClientRect().x - element.getBoundingClientRect().x;
+    }"""
+    assert link.evaluate(x) == pytest.approx(0, abs=1)
+    link.click()
+    assert page.locator(".redis-key").evaluate(x) == pytest.approx(0, abs=1)
+
+
 @pytest.mark.parametrize(
     ("language", "left", "none"),
     [
