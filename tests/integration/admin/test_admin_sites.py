@@ -79,3 +79,15 @@ def test_what_a_project_puts_into_the_head_is_on_every_page(
         content = page.content.decode()
         assert '<meta name="ours">' in content
         assert ("live.js" in content) == (page in live)
+
+
+def test_themes_without_djangos_block_of_responsive_styles_have_ours(
+    admin_client: Client, settings: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "admin").mkdir()
+    (tmp_path / "admin" / "base_site.html").write_text(
+        "{% block extrahead %}{% endblock %}<main>{% block content %}{% endblock %}</main>"
+    )
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
+    content = admin_client.get("/admin/django_redis_lock/heldlock/").content.decode()
+    assert "django_redis_lock/admin.css" in content
