@@ -124,15 +124,15 @@ def release_chosen(
     if outcome is Outcome.NOT_OWNER:
         messages.warning(request, _PASSED_ON % {"name": name})
         return
+    # First, because the database may fail. The logger's language does not depend on the user.
+    owner = choice.owner_id if holding is None else shown(str(holding.lock.owner))
+    told = (printable(key), by, owner, choice.owner_id)
+    logger.warning("Lock %s released by force by %s; the holder was %s (%s)", *told)
     holder = _holder(holding, choice)
     note = _("Released by force. The holder was %(holder)s.") % {"holder": holder}
     if reason:
         note += " " + _("Reason: %(reason)s") % {"reason": shown(reason)}
     page.log_change(request, Model(pk=str(choice.ref), name=name), note)
-    # The logger's language does not depend on the user.
-    owner = choice.owner_id if holding is None else shown(str(holding.lock.owner))
-    told = (printable(key), by, owner, choice.owner_id)
-    logger.warning("Lock %s released by force by %s; the holder was %s (%s)", *told)
     text = _("“%(name)s” is released. The holder was %(holder)s.")
     messages.success(request, text % {"name": name, "holder": holder})
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import redis
+from django.contrib.admin import ModelAdmin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.cache import caches
 from django.core.management import call_command
+from django.db import OperationalError
 from django.http import HttpResponse
 from django.test import Client
 
@@ -184,6 +186,20 @@ def test_it_is_released_and_kept_in_the_log(
     assert owner.id in caplog.text
     (event,) = (e for e in inspect(client, lock.keys.lock).events if e.what == "reset")
     assert (event.owner.id, event.note) == (owner.id, "admin (admin): it hangs")
+
+
+def test_a_release_is_logged_although_the_database_takes_no_entry(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read_only(*args: Any) -> None:
+        raise OperationalError("attempt to write a readonly database")
+
+    monkeypatch.setattr(ModelAdmin, "log_change", read_only)
+    lock = hold("report")
+    with pytest.raises(OperationalError):
+        confirm(admin_client, *choices(admin_client))
+    assert not lock.locked()
+    assert "Lock :1:lock:report released by force by admin" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["joão", "b?", "ab?", "abc?"])
