@@ -115,8 +115,7 @@ class Listing:
             return False
         if (lock.held_for or 0.0) < int(self.chosen["age"] or 0):
             return False
-        place = f"{owner.host}:{owner.pid}"
-        texts = (holding.name, owner.label, place, owner.doing, holding.group)
+        texts = (holding.name, owner.label, f"{owner.host}:{owner.pid}", owner.doing, holding.group)
         return any(self.search.lower() in text.lower() for text in texts)
 
     @cached_property
@@ -229,8 +228,8 @@ class Listing:
 
     def _page_links(self) -> str:
         """As HTML; empty if there is one page."""
-        page = self.shown
-        link, here = '<a href="?{}">{}</a> ', '<span class="this-page" aria-current="page">{1}</span> '
+        page, link = self.shown, '<a href="?{}">{}</a> '
+        here = '<span class="this-page" aria-current="page">{1}</span> '
         links = (
             format_html(here if number == page.number else link, self.address(p=number), number)
             for number in page.paginator.page_range

@@ -138,8 +138,7 @@ def release_chosen(
 
 
 def _holder(holding: HeldLock | None, choice: Choice) -> str:
-    lock = None if holding is None else holding.lock
-    if lock is None or not _is_chosen(lock, choice):
+    if holding is None or not _is_chosen(lock := holding.lock, choice):
         return choice.owner_id
     if not lock.owner.host:
         return place(lock.owner)

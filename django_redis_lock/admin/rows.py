@@ -4,7 +4,6 @@ forms identify it and the holder that was shown."""
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -102,7 +101,7 @@ class Ref(NamedTuple):
             packed = base64.b64decode(text + "=" * (-len(text) % 4), b"-~")
             kind, alias, key = packed.split(b"\0", 2)
             ref = cls(alias.decode(), key, kind.decode())
-        except (ValueError, binascii.Error):
+        except ValueError:
             return None
         return ref if key and ref.kind in (LOCK, FLIGHT) and str(ref) == text else None
 
