@@ -147,16 +147,19 @@ class Program:
         self._early: list[int] = []
 
     def run(self, environment: dict[str, str], within: float) -> int:
-        sys.stdout.flush()
-        sys.stderr.flush()
         with (
             self._signals(),
             _guard_process(min(self._grace, within)) as guard,
             _in_foreground(guard.pid),
         ):
-            process = subprocess.Popen(
-                self._argv, env={**os.environ, **environment}, **_in_group(guard.pid)
-            )
+            try:
+                process = subprocess.Popen(
+                    self._argv, env={**os.environ, **environment}, **_in_group(guard.pid)
+                )
+            except OSError as error:
+                guard.communicate(b"over")
+                why = f"{self._argv[0]} cannot be started: {error.strerror}"
+                raise CommandError(why, returncode=Exit.NOT_FOUND) from error
             self._group = guard.pid
             try:
                 for number in self._early:  # Signals that came before it started.
@@ -205,6 +208,8 @@ class Program:
             for name in IGNORED:
                 number = getattr(signal, name)
                 before[number] = signal.signal(number, signal.SIG_IGN)
+            # While it is ignored, which is inherited, the program's exit code is lost.
+            before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             yield
         finally:
             for number, handler in before.items():

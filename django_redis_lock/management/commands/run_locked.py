@@ -10,7 +10,7 @@ import time
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -250,9 +250,10 @@ class Command(BaseCommand):
             self.stderr.write(f"The lock {name} could not be released, and will expire: {error}")
 
     def _say(self, text: str, options: dict[str, Any]) -> None:
-        if options["verbosity"]:
-            self.stderr.write(text, lambda words: words)
-            self.stderr.flush()
+        with suppress(OSError):  # The reader of the pipe is gone: no error of Redis.
+            if options["verbosity"]:
+                self.stderr.write(text, lambda words: words)
+                self.stderr.flush()
 
 
 class Loss:
@@ -278,12 +279,14 @@ class Loss:
         doing = (
             f"ending {self._work.label}" if self._terminates else "the command continues without it"
         )
-        self._command.stderr.write(f"The lock {self._name} is lost; {doing}.")
-        self._command.stderr.flush()
-        if self._terminates:
-            self._work.terminate()
-            if not self.over.wait(self._grace):
-                self._work.kill()
+        try:
+            self._command.stderr.write(f"The lock {self._name} is lost; {doing}.")
+            self._command.stderr.flush()
+        finally:  # Also if the terminal, or the reader of the pipe, is gone.
+            if self._terminates:
+                self._work.terminate()
+                if not self.over.wait(self._grace):
+                    self._work.kill()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from io import StringIO
@@ -361,6 +362,53 @@ def test_a_program_whose_lock_is_lost_is_ended_with_its_children() -> None:
         assert lock().reset()
         assert running.end()[0] == 76
         until(lambda: gone(child))
+
+
+def test_a_program_whose_lock_is_lost_is_ended_even_if_that_cannot_be_said() -> None:
+    with run("--timeout", "0.5", "--shell", "--", "echo $$; exec sleep 100") as running:
+        program = int(running.stdout.readline())
+        running.stderr.close()  # Nobody reads it any more.
+        assert lock().reset()
+        until(lambda: gone(program))
+
+
+def test_a_message_that_no_one_can_read_costs_nothing(client: redis.Redis) -> None:
+    held = lock()
+    assert held.acquire()
+    with run("--wait", "forever", "--shell", "--", "echo ran") as waiting:
+        waiting.stderr.close()
+        until(lambda: client.zcard("{:1:lock:job}:waiters"))
+        held.release()
+        assert waiting.stdout.readline() == "ran\n"
+        until(lambda: not lock().locked())
+
+
+def test_a_program_that_cannot_be_started(capfd: Any, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("exit 3")  # It does not say which program is to read it.
+    script.chmod(0o700)
+    began = time.monotonic()
+    code, _, said = here(capfd, ["job", "--grace", "100", "--shell", "--", str(script), "word"])
+    assert (code, said) == (127, f"CommandError: {script} cannot be started: Exec format error\n")
+    assert time.monotonic() - began < 50
+    assert not lock().locked()
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout"])
+def test_a_stream_that_is_closed(closed: str, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python has it after ``run_locked … <&-`` or ``>&-``."""
+    for name in (closed, f"__{closed}__"):
+        monkeypatch.setattr(sys, name, None)
+    assert here(capfd, ["job", "--shell", "--", "exit 4"])[0] == 4
+
+
+def test_where_ended_children_are_ignored_a_programs_code_comes_back(capfd: Any) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert here(capfd, ["job", "--shell", "--", "exit 4"])[0] == 4
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_program_has_the_terminal() -> None:
