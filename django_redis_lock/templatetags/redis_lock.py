@@ -28,7 +28,9 @@ class CachedNode(Node):
     options: dict[str, FilterExpression]
 
     def render(self, context: Context) -> Any:
-        options = {name: value.resolve(context) for name, value in self.options.items()}
+        # Never in another thread: the context is this one's, and goes on with the page.
+        options: dict[str, Any] = {"background": False, "soft_timeout": None}
+        options.update((name, value.resolve(context)) for name, value in self.options.items())
         timeout = _seconds("timeout", self.timeout.resolve(context))
         for name in ("stale", "wait", "jitter"):
             if name in options:
@@ -38,10 +40,7 @@ class CachedNode(Node):
             raise TemplateSyntaxError(f"cached: there is no cache {alias!r}")
         cache: Any = lock_cache(alias)
         key = make_template_fragment_key(self.name, [v.resolve(context) for v in self.vary_on])
-        # Never in the background: a context belongs to its thread.
-        fragment = cache.get_or_set(
-            key, lambda: self.nodelist.render(context), timeout, background=False, **options
-        )
+        fragment = cache.get_or_set(key, lambda: self.nodelist.render(context), timeout, **options)
         return "" if fragment is None else fragment  # ON_WAIT_TIMEOUT is "default".
 
 

@@ -128,6 +128,24 @@ def test_who_will_not_wait_shows_nothing_there(settings: Any, client: redis.Redi
     assert render("a{% cached 60 side wait=0.001 %}b{% endcached %}c") == "ac"
 
 
+def test_no_setting_has_a_context_rendered_in_another_thread(
+    settings: Any, client: redis.Redis
+) -> None:
+    """By then its variables are those of another place in the page."""
+    settings.DJANGO_REDIS_LOCK = {"STALE": 1000, "SOFT_TIMEOUT": 0}
+    threads: set[int] = set()
+
+    def note() -> int:
+        threads.add(threading.get_ident())
+        return len(threads)
+
+    for _ in range(2):
+        assert render("{% cached 60 side %}{{ note }}{% endcached %}", note=note) == "1"
+        for key in client.keys("*side*"):
+            client.pexpire(key, 999_000)  # It is stale now.
+    assert threads == {threading.get_ident()}
+
+
 def test_another_backend_is_refused() -> None:
     with pytest.raises(ImproperlyConfigured, match="'plain' cannot lock"):
         render("{% cached 60 side using='plain' %}{% endcached %}")
