@@ -171,7 +171,7 @@ class _Visit:
             response = yield from self._respond(request)
             middleware.storable(request, response)
             return response
-        request._cached_pages = (*scopes, scope)
+        self.scopes = request._cached_pages = (*scopes, scope)
         try:
             page = yield from self._find()
             if page is None and self.computed is _NOTHING:
@@ -249,7 +249,9 @@ class _Visit:
         if self._here() == self.caller:
             value, self.computed = yield from self._computed_for(self.request, key)
             return value
-        value, _ = yield from self._computed_for(_copied(self.request), key)
+        copied = _copied(self.request)
+        copied._cached_pages = self.scopes  # The request's own have ended with its response.
+        value, _ = yield from self._computed_for(copied, key)
         return value
 
     def _computed_for(self, request: Any, key: str) -> Steps[tuple[Any, Any]]:

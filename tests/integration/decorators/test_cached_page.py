@@ -519,6 +519,23 @@ def test_a_stale_page_is_refreshed_in_the_background(expired: Callable[[], None]
     assert "seen" not in request.META
 
 
+def test_a_page_within_another_is_refreshed_in_the_background(expired: Callable[[], None]) -> None:
+    threads: list[int] = []
+
+    def respond(request: HttpRequest) -> HttpResponse:
+        threads.append(threading.get_ident())
+        return HttpResponse("page")
+
+    options: Any = {"stale": 1000, "background": True}
+    page = cached_page(60, **options)(cached_page(60, **options)(counting(respond)))
+    assert body(page(ask())) == "page 1"
+    expired()
+    assert body(page(ask())) == "page 1"
+    until(lambda: body(page(ask())) == "page 2")
+    assert len(threads) == 2
+    assert threads[0] == threading.get_ident() != threads[1]
+
+
 def test_a_slow_refresh_goes_on_in_the_background(expired: Callable[[], None]) -> None:
     going = threading.Event()
     going.set()
