@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from asgiref.sync import AsyncToSync, sync_to_async
+from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from redis.exceptions import AuthenticationError, RedisError
 
 from .. import events
@@ -35,11 +35,16 @@ logger = get_logger("django_redis_lock.locked")
 _CONF = Conf()
 #: Between two attempts to reach Redis: the first time, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
+PLAIN_ON_LOST = "on_lost must be a plain function, because {} is one"
 _WAITS_FOR_ITSELF = (
     "This call already holds the lock and would wait for itself; give reentrant=True to both uses "
     "of locked()",
     "This call would wait for itself: the task or thread that it works for already holds the lock, "
     "and re-entry does not go from a task to a thread or back",
+)
+_WAITS_FOR_TRANSACTION = (
+    "This call would wait for itself: an earlier one holds the lock, among other names, until the "
+    "transaction around both ends"
 )
 
 
@@ -194,6 +199,8 @@ class Section:
         on_lost = self._on_lost
         if on_lost is None:
             return None
+        if not self._asynchronous and iscoroutinefunction(on_lost):
+            raise TypeError(PLAIN_ON_LOST.format(self.label or "a with block"))
 
         def callback() -> None:
             outcome = self._context.run(on_lost)
@@ -222,6 +229,10 @@ class Section:
         else:
             self.lock = self._new_lock()
             self._refuse_to_wait_for_itself()
+            if self.options.blocking and (
+                yield self._in_callers_thread(partial(transactions.holds_part_of, self._key))
+            ):
+                raise LockError(_WAITS_FOR_TRANSACTION, self.name)
             if not (yield from self._acquire(on_wait)):
                 return False
         self.lock._entered()
@@ -236,7 +247,7 @@ class Section:
             here = caller()
             # Of a thread and a task with one context, one waits for the other: sync_to_async.
             across = bool(there[1]) is not bool(here[1])
-            if not (across or there == here) or not _overlap(key, self._key):
+            if not (across or there == here) or not transactions.overlap(key, self._key):
                 continue
             if _is_held_here(lock) and not lock.lost:
                 raise LockError(_WAITS_FOR_ITSELF[across], self.name)
@@ -307,11 +318,6 @@ class Section:
         if isinstance(self.names, str) or name != self.name:
             return conflict
         return replace(conflict, first_name=self.names[0])
-
-
-def _overlap(one: transactions.Key, other: transactions.Key) -> bool:
-    names = [{key[1]} if isinstance(key[1], str) else set(key[1]) for key in (one, other)]
-    return one[0] == other[0] and not names[0].isdisjoint(names[1])
 
 
 async def _for_sync_caller(function: Callable[[], Any]) -> Any:

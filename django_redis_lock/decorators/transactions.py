@@ -110,6 +110,17 @@ def take_up(key: Key) -> BaseLock | None:
     return unlock.lock
 
 
+def overlap(one: Key, other: Key) -> bool:
+    names = [{key[1]} if isinstance(key[1], str) else set(key[1]) for key in (one, other)]
+    return one[0] == other[0] and not names[0].isdisjoint(names[1])
+
+
+def holds_part_of(key: Key) -> bool:
+    """Whether a lock with one of these names waits in this thread for a transaction."""
+    pending = _here.pending.values()
+    return any(overlap(each.key, key) and not each.lock.lost for each in pending)
+
+
 class TransactionWatch:
     """Sees the end of one connection's transaction. It must not reference the connection: when a
     thread ends during a transaction, that is garbage-collected, and the locks are released, too."""
@@ -119,6 +130,8 @@ class TransactionWatch:
         #: With autocommit off, commit() ends the transaction. Otherwise set_autocommit() follows,
         #: which calls the functions given to on_commit(), still under the lock.
         self._manual = not (connection.in_atomic_block and connection.commit_on_exit)
+        #: Whether one of the methods runs: a function given to on_commit() may use transactions.
+        self._within = False
         self._last_resort = weakref.finalize(connection, self._end)
         overlays = {name: self._overlay(connection, name) for name in _ENDS}
         vars(connection).update(overlays)
@@ -129,10 +142,13 @@ class TransactionWatch:
 
         @functools.wraps(method)
         def overlay(*args: Any, **kwargs: Any) -> Any:
+            within = self._within
             try:
+                self._within = True
                 return method(*args, **kwargs)
             finally:
-                if self._has_ended(connection, name):
+                self._within = within
+                if not within and self._has_ended(connection, name):
                     self._remove(connection)
                     self._end()
 

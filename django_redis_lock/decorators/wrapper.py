@@ -30,14 +30,13 @@ from ..transport import is_outage
 from .key_template import bound_method, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Options, declare
-from .section import Section, outages_not_logged
+from .section import PLAIN_ON_LOST, Section, outages_not_logged
 
 ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
     "call current_lock().ensure_held() before each step that needs the lock"
 )
 EXIT_CODES = ("exit_code", "lost_exit_code", "unavailable_exit_code")
-PLAIN_ON_LOST = "on_lost must be a plain function, because {} is one"
 
 
 class LockedFunction:
@@ -51,9 +50,8 @@ class LockedFunction:
             )
         if options.on_lost == "terminate" and getattr(function, "__name__", "") != "handle":
             raise TypeError(f'on_lost="terminate" means nothing for {dotted}: {ONLY_COMMANDS}')
-        self._awaits_on_lost = iscoroutinefunction(options.on_lost)
         if not (_is_async(function) or _is_dispatch(function) or _is_djangos_dummy(function)):
-            if self._awaits_on_lost:
+            if iscoroutinefunction(options.on_lost):
                 raise TypeError(PLAIN_ON_LOST.format(dotted))
             if options.cancel_on_lost:
                 raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
@@ -96,8 +94,6 @@ class LockedFunction:
                 view: Any = next(iter(args), None) if method is None else method.__self__
                 if isinstance(view, View) and view.view_is_async:
                     return self.arun(args, kwargs)
-                if self._awaits_on_lost:
-                    raise TypeError(PLAIN_ON_LOST.format(self.dotted))
                 return self.run(args, kwargs)
 
             return dispatch
@@ -381,7 +377,7 @@ def _api_view(options: Options, target: Any, dotted: str) -> None:
     initial = target.initial
 
     def handle(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._without_lock(request, *args, **kwargs)
+        return self._without_lock[handle](request, *args, **kwargs)
 
     locked_handler = LockedFunction(options, handle, dotted).wrapper()
 
@@ -390,7 +386,8 @@ def _api_view(options: Options, target: Any, dotted: str) -> None:
         initial(self, request, *args, **kwargs)
         method = request.method.lower()
         if method in self.http_method_names and method != "options" and hasattr(self, method):
-            self._without_lock = getattr(self, method)
+            # A base class, or another decorator, may have a lock, too.
+            vars(self).setdefault("_without_lock", {})[handle] = getattr(self, method)
             setattr(self, method, functools.partial(locked_handler, self))
 
     target.initial = then

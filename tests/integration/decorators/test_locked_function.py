@@ -732,6 +732,13 @@ def test_a_coroutine_function_as_on_lost_is_for_coroutine_functions() -> None:
         @locked("export", on_lost=on_lost)
         def work() -> None: ...
 
+    with (
+        pytest.raises(TypeError, match="on_lost must be a plain function"),
+        locked("export", on_lost=on_lost),
+    ):
+        raise AssertionError
+    assert not held()
+
 
 def test_replicas_that_are_not_there(client: redis.Redis) -> None:
     @locked("export", replicas=1, timeout=60)

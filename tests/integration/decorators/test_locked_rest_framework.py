@@ -153,6 +153,25 @@ def test_a_handler_that_fails_gives_the_lock_back() -> None:
         assert call(Broken.as_view()).status_code == 500
 
 
+@locked("order-{request.user.pk}")
+@locked("basket-{request.user.pk}-{self.kind}")
+class Twice(Free):
+    kind = "usual"
+
+
+@locked("order-{request.user.pk}")
+class BelowAnother(Basket):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Twice, BelowAnother])
+def test_the_locks_of_two_decorators(kind: Any) -> None:
+    assert call(kind.as_view(), token="ann").data["of"] == "ann"
+    for name in ("basket-ann-usual", "order-ann"):
+        with hold(name):
+            assert call(kind.as_view(), token="ann").status_code == 409
+
+
 @locked("stock-{self.action}-{pk}")
 class Stock(ViewSet):
     def retrieve(self, request: Any, pk: str) -> Response:

@@ -166,6 +166,23 @@ def test_it_is_released_after_the_commit_and_what_waits_for_that() -> None:
     assert balance() == 1
 
 
+def test_a_transaction_of_what_waits_for_the_commit_is_not_the_end() -> None:
+    order: list[Any] = []
+
+    def write() -> None:
+        with transaction.atomic("shop"):
+            deposit.__wrapped__()
+        order.append(held())
+
+    with transaction.atomic("shop"):
+        deposit()
+        for _ in range(2):
+            transaction.on_commit(write, using="shop")
+    assert order == [True, True]
+    assert not held()
+    assert balance() == 3
+
+
 def test_it_is_released_after_a_rollback() -> None:
     with pytest.raises(LookupError), transaction.atomic("shop"):
         deposit()
@@ -444,6 +461,22 @@ def test_the_same_call_takes_up_its_waiting_lock() -> None:
     with pytest.raises(LockError, match="would wait for itself"), transaction.atomic("shop"):
         again()
     assert not held()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_call_does_not_wait_for_the_end_of_its_own_transaction(asynchronous: bool) -> None:
+    @locked(["account", "another"], blocking=True, blocking_timeout=2)
+    def transfer() -> None: ...
+
+    @locked(["account", "another"], blocking=True, blocking_timeout=2)
+    async def atransfer() -> None: ...
+
+    call: Any = async_to_sync(atransfer) if asynchronous else transfer
+    with pytest.raises(LockError, match="would wait for itself"), transaction.atomic("shop"):
+        deposit()
+        call()
+    assert not held()
+    call()
 
 
 # -- Django around it --------------------------------------------------------------------------
