@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -128,8 +128,6 @@ def interrupt_main_thread() -> None:
 def release_on_sigterm() -> Iterator[None]:
     """SIGTERM makes the command release its lock and end, unless the command handles SIGTERM."""
     main = threading.current_thread() is threading.main_thread()
-    if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        with unwinding():
-            yield
-    else:
+    unhandled = main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    with unwinding() if unhandled else nullcontext():
         yield

@@ -42,10 +42,6 @@ _WAITS_FOR_ITSELF = (
     "This call would wait for itself: the task or thread that it works for already holds the lock, "
     "and re-entry does not go from a task to a thread or back",
 )
-_WAITS_FOR_TRANSACTION = (
-    "This call would wait for itself: an earlier one holds the lock, among other names, until the "
-    "transaction around both ends"
-)
 
 
 # -- the locks of the running call ---------------------------------------------------------------
@@ -131,7 +127,7 @@ def outages_not_logged() -> Iterator[None]:
 class Section:
     """One call under its lock, as generators of steps; see ``transport.drive``. A task awaits
     ``enter``, ``leave`` and ``conflict``. ``label`` and ``group`` are for options that leave them
-    out; ``on_lost`` replaces that of the options."""
+    out."""
 
     lock: Any
 
@@ -142,7 +138,6 @@ class Section:
         label: str | None = None,
         group: str | None = None,
         *,
-        on_lost: OnLost = None,
         asynchronous: bool = False,
     ) -> None:
         self.options = options
@@ -151,7 +146,7 @@ class Section:
         self.label, self.group = label, group
         self.using = options.using or _CONF.USING  # At each call: decorators run before settings.
         self._key = (self.using, name)
-        self._on_lost = on_lost or (options.on_lost if callable(options.on_lost) else None)
+        self.on_lost: OnLost = options.on_lost if callable(options.on_lost) else None
         self._asynchronous = asynchronous
         self._drive: Any = adrive if asynchronous else drive
         self._context = contextvars.copy_context()
@@ -196,7 +191,7 @@ class Section:
 
     def _on_lost_callback(self) -> OnLost:
         """Runs in the context of the call, so that ``current_lock()`` works there."""
-        on_lost = self._on_lost
+        on_lost = self.on_lost
         if on_lost is None:
             return None
         if not self._asynchronous and iscoroutinefunction(on_lost):
@@ -232,7 +227,9 @@ class Section:
             if self.options.blocking and (
                 yield self._in_callers_thread(partial(transactions.holds_part_of, self._key))
             ):
-                raise LockError(_WAITS_FOR_TRANSACTION, self.name)
+                raise LockError(
+                    "This call would wait for itself: its transaction holds the lock", self.name
+                )
             if not (yield from self._acquire(on_wait)):
                 return False
         self.lock._entered()

@@ -102,18 +102,17 @@ class LockedFunction:
     # -- threads -----------------------------------------------------------------------------
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = self.name_of(args, kwargs)
+        section = Section(self.options, self.name_of(args, kwargs), self.dotted, self.group)
         if not (args and isinstance(args[0], BaseCommand)):
             if self.options.on_lost == "terminate":
                 raise TypeError(f"{self.dotted} is not a management command: {ONLY_COMMANDS}")
-            return self._run(Section(self.options, name, self.dotted, self.group), args, kwargs)
+            return self._run(section, args, kwargs)
         if self.options.on_lost == "terminate":
-            shown = name if isinstance(name, str) else ", ".join(name)
-            ending = CommandTerminator(args[0], self.options.lost_exit_code, shown)
-            section = Section(self.options, name, self.dotted, self.group, on_lost=ending)
+            ending = CommandTerminator(args[0], self.options.lost_exit_code, section.name)
+            section.on_lost = ending
             return ending.run(lambda: self._run(section, args, kwargs))
         with release_on_sigterm():
-            return self._run(Section(self.options, name, self.dotted, self.group), args, kwargs)
+            return self._run(section, args, kwargs)
 
     def _run(self, section: Section, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entered = None

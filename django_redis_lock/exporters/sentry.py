@@ -17,8 +17,9 @@ from . import Span, Spans, subscribe_instead
 class Sentry(Spans):
     def record(self, span: Span) -> None:
         parent, subject = sentry_sdk.get_current_span(), span.subject
-        # Sentry's own spans of a cache suffice.
-        if parent is None or (span.operation == "cache get" and _has_spans(subject.cache)):
+        # Sentry's own spans of a cache (``cache_spans`` of its Django integration) suffice.
+        observed = span.operation == "cache get" and hasattr(subject.cache, "_sentry_patched")
+        if parent is None or observed:
             return
         child = parent.start_child(
             op=span.operation.replace(" ", "."),
@@ -40,11 +41,6 @@ class Sentry(Spans):
 
     def end(self, begun: Any, error: BaseException | None) -> None:
         begun.__exit__(type(error) if error else None, error, None)
-
-
-def _has_spans(cache: Any) -> bool:
-    """Whether Sentry's Django integration observes the cache (``cache_spans``)."""
-    return hasattr(cache, "_sentry_patched")
 
 
 def _about(operation: str, subject: Subject) -> dict[str, Any]:

@@ -25,12 +25,15 @@ from ..decorators import interrupt_main_thread
 from . import Exit, usage_error
 
 #: Signals that are passed on to the program's group.
-PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+PASSED_ON = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
 #: Ctrl-Z must stop neither this process, which renews the lock, nor the program, for which others
 #: wait; SIGTTOU would stop this process when it takes the terminal back.
-IGNORED = ("SIGTSTP", "SIGTTOU")
+IGNORED = (signal.SIGTSTP, signal.SIGTTOU)
 #: Signals that the guard blocks: those, and what stops a group.
-NOT_GUARDS = (*PASSED_ON, *IGNORED, "SIGTTIN")
+NOT_GUARDS = (*PASSED_ON, *IGNORED, signal.SIGTTIN)
 #: Leads the program's group, and blocks the signals sent to it. If its standard input, a pipe from
 #: the process that started it, ends without a byte, that was killed: the guard ends the group, with
 #: SIGKILL after the seconds of its argument.
@@ -65,7 +68,7 @@ class ManagementCommand:
         self.label = f"manage.py {name}"
         self._name = name
         self._called_by = called_by
-        self._in_main_thread = threading.current_thread() is threading.main_thread()
+        self._in_main_thread = is_main_thread()
         self._command = _load(name)
 
     @property
@@ -189,7 +192,7 @@ class Program:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Pass signals on to the program, except those that this process ignores (nohup)."""
-        if not _is_main_thread():
+        if not is_main_thread():
             yield
             return
         before: dict[int, Any] = {}
@@ -201,19 +204,17 @@ class Program:
                 self._early.append(number)
 
         try:
-            for name in PASSED_ON:
-                number = getattr(signal, name)
+            for number in PASSED_ON:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     before[number] = signal.signal(number, pass_on)
-            for name in IGNORED:
-                number = getattr(signal, name)
+            for number in IGNORED:
                 before[number] = signal.signal(number, signal.SIG_IGN)
-            # While it is ignored, which is inherited, the program's exit code is lost.
+            # Where children are ignored, which is inherited, exit codes are lost.
             before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for caught, handler in before.items():
+                signal.signal(caught, handler)
 
     def _wait_for_the_group(self) -> None:
         """Wait until the program's children have ended too; after ``grace`` seconds kill them."""
@@ -254,7 +255,7 @@ def _guard_process(grace: float) -> Iterator[subprocess.Popen[bytes]]:
 @contextmanager
 def _blocked() -> Iterator[None]:
     """Block the signals in processes started here; this thread gets them afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, s) for s in NOT_GUARDS])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_GUARDS)
     try:
         yield
     finally:
@@ -268,7 +269,7 @@ def _in_foreground(group: int) -> Iterator[None]:
     fd = -1
     with suppress(AttributeError, OSError, ValueError):
         fd = sys.__stdin__.fileno()  # type: ignore[union-attr]  # None is suppressed
-    if not _is_main_thread() or not os.isatty(fd) or os.tcgetpgrp(fd) != os.getpgrp():
+    if not is_main_thread() or not os.isatty(fd) or os.tcgetpgrp(fd) != os.getpgrp():
         yield
         return
     os.tcsetpgrp(fd, group)
@@ -279,5 +280,5 @@ def _in_foreground(group: int) -> Iterator[None]:
             os.tcsetpgrp(fd, os.getpgrp())
 
 
-def _is_main_thread() -> bool:
+def is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()

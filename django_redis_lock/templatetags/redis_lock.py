@@ -28,17 +28,15 @@ class CachedNode(Node):
     options: dict[str, FilterExpression]
 
     def render(self, context: Context) -> Any:
-        # Never in another thread: the context is this one's, and goes on with the page.
-        options: dict[str, Any] = {"background": False, "soft_timeout": None}
-        options.update((name, value.resolve(context)) for name, value in self.options.items())
-        timeout = _seconds("timeout", self.timeout.resolve(context))
-        for name in ("stale", "wait", "jitter"):
-            if name in options:
-                options[name] = _seconds(name, options[name])
+        options = {name: value.resolve(context) for name, value in self.options.items()}
         alias = options.pop("using", None) or _default_alias()
         if alias not in caches.settings:
             raise TemplateSyntaxError(f"cached: there is no cache {alias!r}")
         cache: Any = lock_cache(alias)
+        timeout = _seconds("timeout", self.timeout.resolve(context))
+        options = {name: _seconds(name, value) for name, value in options.items()}
+        # Never in another thread: the context is this one's, and goes on with the page.
+        options.update(background=False, soft_timeout=None)
         key = make_template_fragment_key(self.name, [v.resolve(context) for v in self.vary_on])
         fragment = cache.get_or_set(key, lambda: self.nodelist.render(context), timeout, **options)
         return "" if fragment is None else fragment  # ON_WAIT_TIMEOUT is "default".

@@ -9,8 +9,8 @@ import threading
 import time
 import traceback
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -31,7 +31,7 @@ from .. import (
     seconds_or_none,
     usage_error,
 )
-from ..job import ManagementCommand, Program
+from ..job import ManagementCommand, Program, is_main_thread
 
 #: What runs while the lock is held. Both have the same methods.
 Work = ManagementCommand | Program
@@ -250,7 +250,7 @@ class Command(BaseCommand):
             self.stderr.write(f"The lock {name} could not be released, and will expire: {error}")
 
     def _say(self, text: str, options: dict[str, Any]) -> None:
-        with suppress(OSError):  # The reader of the pipe is gone: no error of Redis.
+        with suppress(OSError):  # The reader of the pipe is gone.
             if options["verbosity"]:
                 self.stderr.write(text, lambda words: words)
                 self.stderr.flush()
@@ -282,7 +282,7 @@ class Loss:
         try:
             self._command.stderr.write(f"The lock {self._name} is lost; {doing}.")
             self._command.stderr.flush()
-        finally:  # Also if the terminal, or the reader of the pipe, is gone.
+        finally:  # Also if the reader of the pipe is gone.
             if self._terminates:
                 self._work.terminate()
                 if not self.over.wait(self._grace):
@@ -292,21 +292,17 @@ class Loss:
 @contextmanager
 def _unwinding() -> Iterator[None]:
     """Release the lock after a signal too, if this is the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # What nohup ignores stays ignored.
-    heard = [s for s in ENDINGS if signal.getsignal(s) is not signal.SIG_IGN]
-    with unwinding(*heard):
+    # As for nohup.
+    heard = [s for s in ENDINGS if is_main_thread() and signal.getsignal(s) is not signal.SIG_IGN]
+    with unwinding(*heard) if heard else nullcontext():
         yield
 
 
 def _show_lines_at_once() -> None:
     """Write each line at once, also into a pipe or a file."""
     for stream in (sys.stdout, sys.stderr):
-        reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(line_buffering=True)
+        with suppress(AttributeError):  # It is closed, or no file.
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def _for(wait: float) -> str:

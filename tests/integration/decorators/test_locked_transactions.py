@@ -464,7 +464,7 @@ def test_the_same_call_takes_up_its_waiting_lock() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_call_does_not_wait_for_the_end_of_its_own_transaction(asynchronous: bool) -> None:
+def test_a_call_does_not_wait_for_the_end_of_the_same_transaction(asynchronous: bool) -> None:
     @locked(["account", "another"], blocking=True, blocking_timeout=2)
     def transfer() -> None: ...
 
