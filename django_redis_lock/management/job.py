@@ -209,7 +209,7 @@ class Program:
                     before[number] = signal.signal(number, pass_on)
             for number in IGNORED:
                 before[number] = signal.signal(number, signal.SIG_IGN)
-            # Where children are ignored, which is inherited, exit codes are lost.
+            # Where it is ignored, exit codes are lost.
             before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             yield
         finally:
