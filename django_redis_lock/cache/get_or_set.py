@@ -225,9 +225,10 @@ class GetOrSet(CacheReader):
         options: GetOrSetArguments,
     ) -> Steps:
         chosen = GetOrSetOptions.of(self.conf, self._timeout(timeout), **options)
-        flights, nkey = Flights(runner, self.conf.FLIGHT_TIMEOUT), self._encoded_key(key, version)
+        nkey = self._encoded_key(key, version)
         producer = self._producer(key, default, timeout, chosen)
-        return (yield from flights.compute_anyway(nkey, producer))
+        flight = MultiFlight(runner, self.conf.FLIGHT_TIMEOUT, producer)
+        return (yield from flight.compute_anyway([nkey], replace=True))[nkey]
 
     def _value(
         self,
@@ -263,10 +264,8 @@ class GetOrSet(CacheReader):
             if not is_stale and (stored is not None or value is not MISSING):
                 self._record_read(key, chosen.group, "hit", *read_at)
                 return self.client.decode(stored[0]) if value is MISSING else value
-        producer, flights = (
-            self._producer(key, default, timeout, chosen),
-            Flights(runner, self.conf.FLIGHT_TIMEOUT),
-        )
+        producer = self._producer(key, default, timeout, chosen)
+        flights = Flights(runner, self.conf.FLIGHT_TIMEOUT)
         if is_stale:
             self._record_read(key, chosen.group, "stale", *read_at)
             return (yield from flights.refresh(nkey, stored[0], producer, chosen.refresh_wait))

@@ -315,7 +315,7 @@ class CacheReader(LockCache):
         return Subject.of(key, group, "", server_of(self._lock_client()), self)
 
     def _encoded_key(self, key: str, version: int | None) -> bytes:
-        made = self.make_key(key, version=version)
+        made = self.client.make_key(key, version=version)
         return bytes(self._encode_name(made))
 
     @cached_property

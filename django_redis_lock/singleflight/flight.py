@@ -160,12 +160,14 @@ class MultiFlight:
             self._shared.outage = error
             raise CoordinationError from error
 
-    def compute_anyway(self, keys: list[bytes]) -> Steps:
-        """The values, computed by this caller even if others are computing them. This caller leads
-        from now on; the results of earlier leaders are not stored. A write wins over all."""
+    def compute_anyway(self, keys: list[bytes], *, replace: bool = False) -> Steps:
+        """The values, computed by this caller even if others are computing them. The first result
+        is stored: if each caller that has waited long enough replaced the one before, no result
+        might ever be. With ``replace`` the results of earlier leaders are not stored. A write wins
+        over all."""
         leader = self.leader(keys)
         try:
-            taken = yield from leader.take_over()
+            taken = yield from leader.take_over(None if replace else dict.fromkeys(keys, b""))
         except (RedisError, OSError) as error:
             return (yield from leader.compute(error))
         leader.begin(dict(zip(keys, taken, strict=True)))
@@ -191,8 +193,8 @@ class MultiFlight:
         stored = yield from leader.store(encoded)
         for key, is_stored in zip(leader.keys, stored, strict=True):
             if is_stored is False:
-                # A write or a delete came in between: only the caller gets the result.
-                text = "%s was written while it was computed; not stored"
+                # A write, a delete or another result came first: only the caller gets this one.
+                text = "%s was written, deleted or stored while it was computed; not stored"
                 logger.info(text, printable(key))
             else:
                 shared.found, shared.computed = encoded.get(key), True

@@ -96,7 +96,10 @@ class DeferredCall:
                 self._overtaken = False
                 raise Overtaken
             self._begun = True
-        return self._function(*args)
+        try:
+            return self._function(*args)
+        except StopIteration as error:  # A future refuses it, and its task would wait for ever.
+            raise RuntimeError("the function raised StopIteration") from error
 
     def overtake(self) -> bool:
         """Whether the function has not begun. Then it never will, and its caller follows."""

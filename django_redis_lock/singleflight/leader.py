@@ -24,6 +24,7 @@ from ..protocol import (
     FLIGHTS,
     Call,
     Owner,
+    as_bytes,
     encodable,
     fingerprint,
     flight_key,
@@ -158,8 +159,8 @@ class Leader:
             yield self._runner.pause(0.1)
 
     def take_over(self, leaders: Mapping[bytes, bytes] | None = None) -> Steps:
-        """Lead from now on, for each key in place of this leader, or of any; returns what is at the
-        keys now, None where that leader does not lead any more."""
+        """Lead from now on, for each key in place of this leader (b"": of none, but together with
+        it), or of any; returns what is at the keys now, None where it does not lead any more."""
         args = (self.token, milliseconds(self.timeout))
         calls = (
             Call(TAKE_OVER, (key, flight_key(key)), (*args, leaders[key]) if leaders else args)
@@ -316,11 +317,13 @@ class Leader:
             return [None for _ in self.keys]
 
     def _storing(self, key: bytes, value: bytes | int) -> Call:
-        lifetime, seen = self._lifetimes[key], self._replaced[key] or NOTHING
+        lifetime = self._lifetimes[key]
+        digest, at, *with_another = self._replaced[key] or NOTHING
+        token = as_bytes(with_another[0]) if with_another else self.token
         stream = SHARED_LIFETIME_MILLISECONDS if lifetime < 0 else STREAM_LIFETIME_MILLISECONDS
         trace = (self.trace,) if self.trace else ()
-        args = (self.token, value, lifetime, stream, *seen, *trace)
-        return Call(STORE, self._keys(key), args)
+        args = (token, value, lifetime, stream, digest, at, *trace)
+        return Call(STORE, self._keys(key, token), args)
 
     def fail(self, message: str = "", pause: int = 0) -> Steps:
         """End the flights without a value. For ``pause`` ms other callers do not compute, but get
@@ -338,10 +341,10 @@ class Leader:
 
     def _ending(self, key: bytes, message: str = "", pause: int = 0) -> Call:
         args = (self.token, STREAM_LIFETIME_MILLISECONDS, message if pause else "", pause)
-        return Call(END_FLIGHT, self._keys(key), args)
+        return Call(END_FLIGHT, self._keys(key, self.token), args)
 
-    def _keys(self, key: bytes) -> tuple[bytes, ...]:
-        return key, flight_key(key), flight_stream(key, self.token)
+    def _keys(self, key: bytes, token: bytes) -> tuple[bytes, ...]:
+        return key, flight_key(key), flight_stream(key, token)
 
     def _end_later(self, calls: Sequence[Call]) -> None:
         """Have the keeper repeat ``calls``, which failed: until then the followers wait. Not in a

@@ -121,6 +121,8 @@ class ThreadRunner:
             return drive(steps)
         except ProducerFailed as failed:
             error = failed.error
+        finally:
+            steps.close()  # A traceback may keep what was interrupted between two steps.
         raise error
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:

@@ -114,8 +114,8 @@ if mine then
   done[5] = 'stored'
 end
 if ARGV[7] then done[#done + 1] = 'trace'; done[#done + 1] = ARGV[7] end
-redis.call(unpack(done))
-redis.call('PEXPIRE', KEYS[3], ARGV[4])
+redis.pcall(unpack(done))  -- Out of memory, it is refused to one who does not lead any more.
+redis.pcall('PEXPIRE', KEYS[3], ARGV[4])
 return mine and 1 or 0
 """)
 
@@ -147,18 +147,23 @@ local value = redis.call('GET', KEYS[1])
 return value and {value, redis.call('PTTL', KEYS[1])}
 """)
 
-#: Lead from now on, in place of another leader.
+#: Lead from now on, in place of another leader or together with it.
 #:
 #: KEYS  the value's key, its flight
-#: ARGV  token, lifetime, the token of the leader to replace (left out: any, or none)
-#: returns {digest, expiry} of the value it is to replace (see seen), or nil if that leader does not
-#:         lead any more: another does, or its flight has ended, perhaps with a value
+#: ARGV  token, lifetime, the token of the leader to replace (left out: any, or none; '': none)
+#: returns {digest, expiry} of the value it is to replace (see seen), and the token of a leader that
+#:         goes on leading; or nil if the leader to replace does not lead any more: another does, or
+#:         its flight has ended, perhaps with a value
 #: atomic because a write between the two would count as older.
 TAKE_OVER = script("""
 local leader = redis.call('GET', KEYS[2])
-if ARGV[3] and leader ~= ARGV[3] and leader ~= ARGV[1] then return nil end
+local digest, at = seen(KEYS[1])
+if ARGV[3] and leader ~= ARGV[3] and leader ~= ARGV[1] then
+  if ARGV[3] ~= '' then return nil end
+  if leader and string.sub(leader, 1, 1) ~= '!' then return {digest, at, leader} end
+end
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
-return {seen(KEYS[1])}
+return {digest, at}
 """)
 
 #: Keep a flight alive while its leader computes, and say who that is. A flight that has ended

@@ -467,6 +467,13 @@ def test_the_producers_exception_reaches_its_caller_unchanged(
     assert not client.exists(KEY, flight_key(KEY))
 
 
+def test_a_plain_function_may_raise_what_a_future_refuses(cache: RedisCache) -> None:
+    """As ``next`` does; Python before 3.12 never ends the wait for it."""
+    with pytest.raises(RuntimeError) as caught:
+        run(cache.aget_or_set("report", lambda: next(iter([]))))
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
 def test_after_a_failure_another_task_takes_over(cache: RedisCache) -> None:
     async def ask() -> None:
         slow, good = TaskProducer(Broken()), TaskProducer()

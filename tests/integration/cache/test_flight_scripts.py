@@ -26,6 +26,7 @@ from django_redis_lock.singleflight.scripts import (
     WRITE,
 )
 from django_redis_lock.transport import execute
+from tests.redis_server import RedisServer
 
 KEY = b"value"
 FLIGHT, LEADER = flight_key(KEY), flight_leader(KEY)
@@ -140,6 +141,26 @@ def test_taking_over_from_one_leader_leaves_another_alone(server: Redis) -> None
     assert server.client.get(FLIGHT) == b"a third"
 
 
+def test_leading_with_another(server: Redis) -> None:
+    """Who is first stores the value for the followers of both."""
+    server.take("others")
+    digest, at, token = server.run(TAKE_OVER, (KEY, FLIGHT), "mine", LONG, "")
+    assert token == server.client.get(FLIGHT) == b"others"
+    assert server.run(STORE, (KEY, FLIGHT, OTHERS), token, "new", LONG, 9000, digest, at) == 1
+    assert server.outcomes(OTHERS) == [b"stored"]
+
+
+@pytest.mark.parametrize("leader", [None, "mine", "failed"])
+def test_leading_where_there_is_no_other(server: Redis, leader: str | None) -> None:
+    if leader:
+        server.take("mine")
+    if leader == "failed":
+        server.run(END_FLIGHT, (KEY, FLIGHT, MINE), "mine", 9000, "it broke", SHORT)
+    seen = server.run(TAKE_OVER, (KEY, FLIGHT), "mine", LONG, "")
+    assert server.client.get(FLIGHT) == b"mine"
+    assert server.store(*seen) == 1
+
+
 # -- the end ---------------------------------------------------------------------------------------
 
 
@@ -223,6 +244,16 @@ def test_nothing_is_stored_or_ended_in_anothers_flight(server: Redis, flight: st
     assert not flight or server.lasts(FLIGHT, LONG)
     assert not server.client.exists(LEADER, FLIGHTS)
     assert server.outcomes() == [b"ended", b"failed"]
+
+
+def test_who_leads_no_more_learns_so_although_memory_is_full(own_server: RedisServer) -> None:
+    """If it did not, the callers of its process would get a value from before the write."""
+    with own_server.client() as client:
+        server = Redis(client)
+        server.take()
+        server.run(LET_GO, (FLIGHT,))
+        client.config_set("maxmemory", 1)
+        assert server.store() == 0
 
 
 LARGE = "x" * 10_000

@@ -266,9 +266,12 @@ def test_a_follower_whose_wait_ends_gets_an_error(redis_server: RedisServer) -> 
         assert leader.result() == ["the report"]
 
 
-def test_who_will_not_wait_longer_computes_and_its_value_is_kept(
-    redis_server: RedisServer,
+@pytest.mark.parametrize("is_first", ["leader", "hasty"])
+def test_who_will_not_wait_longer_computes_and_the_first_value_is_kept(
+    redis_server: RedisServer, is_first: str
 ) -> None:
+    """If the last one's were, a value would never be kept that takes longer than callers wait: the
+    next of them would always be too early for the one before."""
     with (
         processes(ask, redis_server.url) as crew,
         processes(ask_impatiently, redis_server.url) as (hasty,),
@@ -277,11 +280,17 @@ def test_who_will_not_wait_longer_computes_and_its_value_is_kept(
         leader = leader_of(crew)
         hasty.go()
         assert hasty.hear() == "computing"
-        leader.say("older")
-        assert leader.result() == ["older"]
-        hasty.say("newer")
-        assert hasty.result() == "newer"
-    assert RedisCache(redis_server.url, {}).get("report") == "newer"
+        if is_first == "leader":
+            leader.say("leader")
+            assert leader.result() == ["leader"]
+            hasty.say("hasty")
+            assert hasty.result() == "hasty"
+        else:
+            hasty.say("hasty")
+            assert hasty.result() == "hasty"
+            leader.say("leader")
+            assert leader.result() == ["leader"]
+    assert RedisCache(redis_server.url, {}).get("report") == is_first
 
 
 def test_redis_dies_under_followers_and_all_get_a_value(own_server: RedisServer) -> None:

@@ -170,6 +170,14 @@ def test_followers_get_what_django_redis_wrote(
     followers_get(cache, computation, *REDIS_WRITES[write])
 
 
+def test_a_finished_key_is_written_and_deleted_where_it_is_computed(cache: RedisCache) -> None:
+    key = cache.client.make_key("report")
+    assert cache.get_or_set(key, lambda: "older") == "older"
+    assert cache.get("report") == "older"
+    cache.delete(key)
+    assert cache.get_or_set(key, lambda: "newer") == "newer"
+
+
 @pytest.mark.parametrize(("write", "found"), [("set", "newer"), ("delete", "anew")])
 def test_followers_in_the_leaders_process_hear_of_a_write_during_the_computation(
     redis_server: RedisServer, write: str, found: str
