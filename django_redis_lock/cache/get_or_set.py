@@ -341,7 +341,7 @@ class GetOrSet(CacheReader):
             except CoordinationError as error:
                 outage = self._without_redis(error.__cause__ or error)
         if outage is not None:
-            got.update((yield from flight.compute_alone(late, outage)))
+            got.update((yield from flight.leader(late).compute(outage)))
         elif late and chosen.on_wait_timeout == "raise":
             raise LockNotAcquired("Another caller is still computing a value", missing[late[0]])
         return got

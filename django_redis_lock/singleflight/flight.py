@@ -15,7 +15,6 @@ from ..events import RefreshFailed, Shared
 from ..exceptions import ComputationFailed, LockError
 from ..protocol import as_bytes, flight_stream, printable
 from ..threads import get_logger
-from ..transport import is_outage
 from .in_process import InProcessFlight, LeaderRef, Overtaken, being_computed, join, leave, overtake
 from .leader import Leader, Producer, Seen
 from .runners import ProducerFailed, Runner, Steps
@@ -91,7 +90,7 @@ class MultiFlight:
             leader = self.leader(keys)
             mine.asked += 1
             with self._coordination():
-                replies = yield from self._take(leader, followed)
+                replies = yield from leader.take(followed)
             led: dict[bytes, Seen] = {}
             overtaken: dict[bytes, bytes] = {}
             failed, streams, next_check = None, {}, time.monotonic() + FOLLOWER_CHECK_SECONDS
@@ -143,14 +142,6 @@ class MultiFlight:
                     mine.trace = yield self._runner.wait_for_leader(awaited, until)
         return found, keys
 
-    def _take(self, leader: Leader, followed: Mapping[bytes, bytes]) -> Steps:
-        try:
-            return (yield from leader.take(followed))
-        except (RedisError, OSError) as error:
-            if len(leader.keys) > 1 and not is_outage(error):  # Some may have been taken.
-                yield from leader.fail()
-            raise
-
     @contextmanager
     def _coordination(self) -> Iterator[None]:
         """A request in the ``with`` block that fails raises CoordinationError."""
@@ -175,10 +166,6 @@ class MultiFlight:
             return (yield from self.lead(leader))
         except Overtaken:
             return (yield from self.get_or_compute(keys, math.inf))[0]
-
-    def compute_alone(self, keys: list[bytes], why: BaseException) -> Steps:
-        """The values, computed without Redis because of ``why``."""
-        return (yield from self.leader(keys).compute(why))
 
     def lead(self, leader: Leader) -> Steps:
         """Compute the values, store them, and hand that of a single key to the callers of this
@@ -275,7 +262,7 @@ class Flights:
         """
         flight = self._flight(producer)
         if outage:
-            return (yield from flight.compute_alone([key], outage))[key]
+            return (yield from flight.leader([key]).compute(outage))[key]
         return (yield from flight.compute_anyway([key]))[key]
 
     def refresh(self, key: bytes, old: Any, producer: Producer, wait: float | None) -> Steps:

@@ -154,6 +154,8 @@ class Leader:
                 replies = yield from self._run_or_abort(*calls)
                 return [(int(status), *news) for status, *news in replies]
             except (RedisError, OSError) as error:
+                if len(self.keys) > 1 and not is_outage(error):  # Some may have been taken.
+                    yield from self.fail()
                 if not is_outage(error) or time.monotonic() >= until:
                     raise
             yield self._runner.pause(0.1)
