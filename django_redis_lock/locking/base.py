@@ -250,7 +250,7 @@ class BaseLock:
             raise ValueError("token must be left out: a reentrant lock chooses its own")
         if not (self.blocking if blocking is None else check_bool("blocking", blocking)):
             wait = 0.0
-        if wait is None:
+        if wait is None and not self.reentrant:
             self._refuse_to_wait_for_itself()
         chosen = token if token is not None else self.id
         mine = named_token() if chosen is None else self._encode(check_token(chosen))

@@ -221,8 +221,9 @@ def test_both_own_the_one_lock(make: Callable[..., Any]) -> None:
         assert 50 < inner.ttl() <= 60
 
 
-def test_the_same_handle_goes_in_again(make: Callable[..., Any]) -> None:
-    lock = make()
+@pytest.mark.parametrize("lifetime", [{}, {"renew": True}, {"timeout": None}])
+def test_the_same_handle_goes_in_again(make: Callable[..., Any], lifetime: dict[str, Any]) -> None:
+    lock = make(**lifetime)
     with lock:
         with lock, lock:
             assert lock.acquire(blocking=False)
@@ -426,7 +427,7 @@ def test_without_redis_too(own_server: RedisServer, tmp_path: Any) -> None:
     own_server.stop()
     outer, inner = make(), make()
     with outer:
-        with inner:
+        with inner, inner:
             assert inner.degraded == outer.degraded == "local"
         assert inner.degraded is None
         assert not elsewhere(make().acquire, None, False)
