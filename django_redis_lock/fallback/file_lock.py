@@ -118,7 +118,16 @@ class LocalLock:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o660)
+    """For every user who may write to the folder. In one like /tmp, the system may refuse to let
+    O_CREAT open another user's file."""
+    while True:
+        with suppress(FileNotFoundError):
+            return os.open(path, flags | os.O_NOFOLLOW)
+        with suppress(FileExistsError):
+            file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            may_write = os.stat(os.path.dirname(path)).st_mode & 0o222
+            os.fchmod(file, may_write | may_write << 1)
+            return file
 
 
 def pauses(deadline: float) -> Iterator[float]:

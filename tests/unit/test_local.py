@@ -179,3 +179,18 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_folder_is_made(tmp_path: Path) -> None:
     assert lock(tmp_path / "var" / "locks").try_acquire(ME)
+
+
+@pytest.mark.parametrize(("folder_mode", "mode"), [(0o1777, 0o666), (0o770, 0o660), (0o755, 0o600)])
+def test_who_may_write_to_the_folder_may_lock(tmp_path: Path, folder_mode: int, mode: int) -> None:
+    """Whatever the umask: processes of other users would get an error, also from what a process
+    that was killed has left."""
+    tmp_path.chmod(folder_mode)
+    before = os.umask(0o077)
+    try:
+        mine = lock(tmp_path)
+        assert mine.try_acquire(ME)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(mine.path.stat().st_mode) == mode
+    assert not lock(tmp_path).try_acquire(ME)
