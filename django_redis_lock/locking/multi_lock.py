@@ -251,6 +251,8 @@ class SeveralNames(LockOperations):
         try:
             yield from self._together(*(member._release_steps() for member in members))
         except LockError:
+            for member in members:  # One that could not be reached still has its token.
+                member._leave_to_keeper()
             self._forget(before, released=False)
             raise
         self._forget(before, released=False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import AsyncLock, Lock
+from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, MultiLock
 from tests.integration.topologies.test_cluster_cache import cluster_cache
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
@@ -231,3 +231,22 @@ def test_who_follows_a_computation_has_its_value(
     assert follower.result() == "computed"
     # The flight may not have been replicated in time.
     assert len(computed) <= 2
+
+
+def test_a_lost_name_hides_no_other_that_was_not_released(servers: ClusterServers) -> None:
+    lost = "a-0"
+    away = next(
+        name
+        for name in (f"b-{n}" for n in range(100))
+        if servers.primary_of(name) is not servers.primary_of(lost)
+    )
+    with servers.client(socket_timeout=0.5) as client:
+        lock = MultiLock(client, [lost, away])
+        lock.acquire()
+        client.delete(lost)
+        frozen = servers.primary_of(away)
+        frozen.pause()
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+        frozen.resume()
+        until(lambda: not client.exists(away))
