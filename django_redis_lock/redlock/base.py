@@ -84,6 +84,7 @@ class Election:
         self._places = lock._order()
         self._limit = lock.server_timeout
         self._unanswered: set[int] = set()
+        self._granted: set[int] = set()
         self.request = request
         request.may_hold.clear()
         if not self._chosen:
@@ -114,9 +115,10 @@ class Election:
                 _clocks[self._servers[place]] = Clock(int(answer[2]), sent_at)
                 if len(answer) > 3:
                     note_vanished(self._servers[place], request.keys, answer[3], request.subject)
-            elif may_have_run(answer):
+            elif may_have_run(answer) or place in self._granted:
                 self._unanswered.add(place)
         ballot = Ballot(len(self._places), self._places, answers, sent_at, request.lifetime)
+        self._granted = set(ballot.fences)
         for place, fence in ballot.fences.items():
             _fences[self._servers[place]] = fence
         return ballot
@@ -136,21 +138,24 @@ class Election:
         """Wait in the queue of the server at ``gate``; False at the deadline."""
         self._record_token()
         try:
-            return (yield self._lock._wait_at(gate, self.request)) is not None
+            granted = (yield self._lock._wait_at(gate, self.request)) is not None
         except (RedisError, OSError) as error:
             if not is_outage(error):
                 raise
             self._unanswered.add(gate)
             return True  # The other servers may be enough.
+        if granted:
+            self._granted.add(gate)
+        return granted
 
-    def give_back(self, ballot: Ballot, gate: int | None = None) -> Steps[Any]:
+    def give_back(self, gate: int | None = None) -> Steps[Any]:
         """Release what the servers granted: all of it, or only from ``gate`` on."""
         begin = 0 if gate is None else self._places.index(gate)
-        yield from self._release(p for p in self._places[begin:] if p in ballot.fences)
+        yield from self._release(self._places[begin:])
         if self._unanswered:
             # Use a new token from now on, so that late effects do no harm: neither those of calls
             # without a reply, nor the release that the keeper repeats.
-            yield from self._release(p for p in self._places[:begin] if p in ballot.fences)
+            yield from self._release(self._places[:begin])
             self._lock._release_later(self._unanswered, self._back)
             self._unanswered = set()
             self.request.may_hold.clear()
@@ -158,8 +163,9 @@ class Election:
         elif gate is None:
             self.request.may_hold.clear()
 
-    def _release(self, places: Iterable[int]) -> Steps[Any]:
-        calls = dict.fromkeys(places, self._back)
+    def _release(self, places: Sequence[int]) -> Steps[Any]:
+        calls = {place: self._back for place in places if place in self._granted}
+        self._granted.difference_update(calls)
         if calls:
             answers = yield self._lock._ask_servers(calls, self._limit)
             self._unanswered.update(p for p, a in answers.items() if isinstance(a, Exception))
@@ -263,7 +269,7 @@ class Quorum(LockOperations):
                 self._on_contended(wait != 0)
             left = 0.0 if wait == 0 else election.request.left()
             if ballot.too_few or not left:
-                yield from election.give_back(ballot)
+                yield from election.give_back()
                 if ballot.too_few and (not contended or not left):
                     raise too_few(ballot.errors, len(self.redis), self._shown)
                 if not left:
@@ -274,12 +280,12 @@ class Quorum(LockOperations):
                 continue
             pause, contended = FIRST_PAUSE_SECONDS, True
             if not ballot.refused:  # They granted the lock, but too late.
-                yield from election.give_back(ballot)
+                yield from election.give_back()
                 continue
             gate = ballot.refused[0]
-            yield from election.give_back(ballot, gate)
+            yield from election.give_back(gate)
             if not (yield from election.queue(gate)):
-                yield from election.give_back(ballot)
+                yield from election.give_back()
                 return None
 
     def _order(self) -> list[int]:
