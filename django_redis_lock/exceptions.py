@@ -141,7 +141,7 @@ class TooFewReplicas(LockError, redis_exceptions.ConnectionError):
     """
 
     def __init__(self, confirmed: int, wanted: int, lock_name: str | bytes | None = None) -> None:
-        text = f"{confirmed} replicas have confirmed in time that the lock is taken, not {wanted}"
+        text = f"{confirmed} of {wanted} replicas have confirmed in time that the lock is taken"
         super().__init__(text, lock_name)
         self.confirmed = confirmed
         self.wanted = wanted

@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.middleware.csrf import CsrfViewMiddleware
 from django.middleware.locale import LocaleMiddleware
 from django.utils.module_loading import import_string
-from django_redis.client import DefaultClient, HerdClient, ShardClient
+from django_redis.client import HerdClient, ShardClient
 from redis.connection import parse_url
 from redis.exceptions import RedisError
 
@@ -146,11 +146,7 @@ def check_backends() -> Iterator[CheckMessage]:
             yield found("W014", f"The cache {alias!r} has no LOCATION.", hint)
         elif not (in_memory or _is_url(alias)):
             yield found("E011", f"The LOCATION of the cache {alias!r} is no URL.", URL_HINT)
-        given_class = _options(alias).get("CLIENT_CLASS")
-        try:
-            kind = import_string(given_class) if isinstance(given_class, str) else DefaultClient
-        except ImportError:
-            continue  # The cache raises it.
+        kind = _imported(str(_options(alias).get("CLIENT_CLASS")))
         if not isinstance(kind, type):
             continue
         if issubclass(kind, ShardClient):
@@ -271,8 +267,10 @@ def check_servers() -> Iterator[CheckMessage]:
         where = f"The cache {alias!r}"
         try:
             findings = list(examine(alias, with_trial=False))
-        except ImproperlyConfigured:
-            continue  # Another check reports it.
+        except ImproperlyConfigured as error:
+            if not [*check_values(), *check_backends()]:  # Else they report it.
+                yield found("E108", f"{where}: {error}.", "Until then each use of it raises this.")
+            continue
         except (RedisError, OSError) as error:
             # No error: images are often built without a Redis.
             hint = "Run manage.py locks doctor where Redis can be reached."

@@ -438,7 +438,7 @@ class TestReplicas:
         cut_off(servers.primary, servers.replicas[:1])
         until(lambda: sentinel_client.wait(1, 100) == 1)  # The other one had to connect again.
         lock = Lock(sentinel_client, "failing", timeout=30, blocking_timeout=wait, replicas=2)
-        with pytest.raises(TooFewReplicas, match="1 replicas have confirmed") as caught:
+        with pytest.raises(TooFewReplicas, match="1 of 2 replicas have confirmed") as caught:
             lock.acquire()
         assert (caught.value.confirmed, caught.value.wanted) == (1, 2)
         assert caught.value.lock_name == "failing"

@@ -234,6 +234,36 @@ def test_locks_in_memory_are_for_development(settings: Any) -> None:
     assert "RedisCache" in message.hint
 
 
+@pytest.mark.parametrize(
+    ("options", "location", "why"),
+    [
+        (
+            {
+                "CLIENT_CLASS": "django_redis.client.SentinelClient",
+                "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+            },
+            "redis://main/0",
+            "SENTINELS must be provided",
+        ),
+        (
+            {"CLIENT_CLASS": "django_redis_lock.clients.ClusterClient"},
+            "redis://127.0.0.1:1/1",
+            "the database 0 and no other",
+        ),
+    ],
+)
+def test_options_with_which_each_use_fails(
+    cache: Any, options: dict[Any, Any], location: str, why: str
+) -> None:
+    cache(options, LOCATION=location)
+    assert messages() == []
+    (message,) = messages(include_deployment_checks=True)
+    assert message.id == "django_redis_lock.E108"
+    assert why in message.msg
+    cache(options, LOCATION="")  # W014 says it.
+    assert deploy_errors() == []
+
+
 # -- lifetimes ---------------------------------------------------------------------------------
 
 

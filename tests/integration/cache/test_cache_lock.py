@@ -328,7 +328,7 @@ def test_who_wants_replicas_says_so_or_has_the_setting(
 def test_without_them_the_lock_does_not_count(redis_server: RedisServer) -> None:
     cache = make(redis_server, LOCK_REPLICAS=1)
     lock = cache.lock("report", timeout=1)
-    with pytest.raises(TooFewReplicas, match="0 replicas have confirmed"):
+    with pytest.raises(TooFewReplicas, match="0 of 1 replicas have confirmed"):
         lock.acquire(blocking=False)
     until(lambda: not lock.locked())
 

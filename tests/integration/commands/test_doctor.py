@@ -113,7 +113,7 @@ def test_the_trial_wants_what_the_sites_locks_want(
     at(own_server.url, **folder, LOCK_REPLICAS=1, LOCK_TIMEOUT=1)
     code, found = doctor()
     assert (code, found["trial"]["level"]) == (3, "error")
-    assert "0 replicas have confirmed" in found["trial"]["text"]
+    assert "0 of 1 replicas have confirmed" in found["trial"]["text"]
 
 
 def test_what_people_see(capfd: Any, client: redis.Redis, settings: Any) -> None:

@@ -204,7 +204,7 @@ def test_too_few_replicas(capfd: Any, client: redis.Redis) -> None:
     options = ("--timeout", "1", "--replicas", "1")
     code, out, err = here(capfd, ["job", *options, "--", "check"])
     assert (code, out) == (69, "")
-    assert "nothing was run: 0 replicas have confirmed in time" in err
+    assert "nothing was run: 0 of 1 replicas have confirmed in time" in err
     until(lambda: not client.exists(KEY))
 
 
