@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -199,6 +199,8 @@ class Quorum(LockOperations):
 
     redis: Sequence[Any]
     _hold_class = QuorumHold
+    #: Replies to these calls, or errors, by place, within so many seconds.
+    _ask_servers: Callable[[Mapping[int, Call], float], Any]
 
     def __init__(
         self,
@@ -235,10 +237,6 @@ class Quorum(LockOperations):
     def _server(self) -> Server:
         """The server that stores the metrics: the first one."""
         return server_of(self.redis[0])
-
-    def _ask_servers(self, calls: Mapping[int, Call], patience: float) -> Any:
-        """Replies to these calls, or errors, by place."""
-        raise NotImplementedError
 
     def _wait_at(self, place: int, request: AcquireRequest) -> Any:
         """Wait for one server's part of the lock; the grant, or None at the deadline."""
