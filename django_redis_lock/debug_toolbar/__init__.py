@@ -13,8 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from debug_toolbar.panels import Panel
-from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
+from django.template.defaultfilters import pluralize
 
 from .. import events
 from ..clock import time
@@ -39,7 +38,7 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
     """Add ``"django_redis_lock.debug_toolbar.LocksPanel"`` to DEBUG_TOOLBAR_PANELS."""
 
     is_async = True
-    nav_title = title = _("Locks")
+    nav_title = title = "Locks"
     template = "django_redis_lock/debug_toolbar.html"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -78,11 +77,8 @@ class LocksPanel(Panel):  # type: ignore[misc]  # It has no type hints.
         stats = self.get_stats()
         locks = len(stats["locks"])
         computed = sum(row["what"] != "shared" for row in stats["computations"])
-        counted = ngettext("%(number)d lock", "%(number)d locks", locks) % {"number": locks}
-        if not computed:
-            return counted
-        also = ngettext("%(number)d computation", "%(number)d computations", computed)
-        return f"{counted}, {also % {'number': computed}}"
+        counted = f"{locks} lock{pluralize(locks)}"
+        return f"{counted}, {computed} computation{pluralize(computed)}" if computed else counted
 
     def _record(self, event: Any) -> None:
         record = _RECORDED.get(type(event))
