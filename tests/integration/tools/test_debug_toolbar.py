@@ -96,7 +96,7 @@ def test_a_request_is_not_named_as_its_own_holder(
 
 
 def test_a_request_that_is_in_its_own_way(recorded: Any) -> None:
-    assert recorded["itself"].count("<td>diese Anfrage</td>") == 1
+    assert recorded["itself"].count("<td>this request</td>") == 1
 
 
 def test_a_lost_lock(recorded: Any) -> None:
@@ -156,7 +156,7 @@ def test_the_panel_is_shown_by_the_toolbar(recorded: Any) -> None:
     page, panel = recorded["shown"]
     assert "1 lock, 1 computation" in page
     assert "&lt;shown&gt;" in panel
-    assert "Leader: hat einen fehlenden Wert berechnet" in panel
+    assert "leader: computed a missing value" in panel
 
 
 def test_the_panel_obeys_a_strict_policy(recorded: Any) -> None:
