@@ -149,7 +149,7 @@ class Requests:
             with self.cache.lock("own"):
                 self.cache.lock("own").acquire(blocking=False)
 
-        return in_german(self.get("itself", do))
+        return panel_of(self.get("itself", do))
 
     def waited(self) -> Any:
         """The holder has no name yet when the request begins to wait."""
@@ -278,7 +278,7 @@ class Requests:
                 self.cache.get_or_set("shown", lambda: 1)
 
         response = self.get("shown", do)
-        return [response.content.decode(), shown(response)]
+        return [response.content.decode(), panel_of(response)]
 
 
 def stored(response: Any) -> Any:
@@ -288,7 +288,7 @@ def stored(response: Any) -> Any:
     return get_store().panel(response.headers["djdt-request-id"], "LocksPanel")
 
 
-def in_german(response: Any) -> Any:
+def panel_of(response: Any) -> Any:
     """What the toolbar shows of the request."""
     from django.test import Client
 
