@@ -332,14 +332,15 @@ class GetOrSet(CacheReader):
         deadline: float,
         outage: BaseException | None,
     ) -> Steps:
-        got, late = {}, list(missing)
+        got, late = flight.found, list(missing)
         if outage is None:
             try:
-                got, late = yield from flight.get_or_compute(late, deadline)
+                _, late = yield from flight.get_or_compute(late, deadline)
                 if late and chosen.on_wait_timeout == "compute":
                     got.update((yield from flight.compute_anyway(late)))
             except CoordinationError as error:
                 outage = self._without_redis(error.__cause__ or error)
+                late = [key for key in late if key not in got]
         if outage is not None:
             got.update((yield from flight.leader(late).compute(outage)))
         elif late and chosen.on_wait_timeout == "raise":

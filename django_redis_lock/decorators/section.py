@@ -35,7 +35,7 @@ logger = get_logger("django_redis_lock.locked")
 _CONF = Conf()
 #: Between two attempts to reach Redis: the first time, and at most.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.05, 1.0
-PLAIN_ON_LOST = "on_lost must be a plain function, because {} is one"
+PLAIN_FUNCTION = "{} must be a plain function, because {} is one"
 _WAITS_FOR_ITSELF = (
     "This call already holds the lock and would wait for itself; give reentrant=True to both uses "
     "of locked()",
@@ -195,7 +195,7 @@ class Section:
         if on_lost is None:
             return None
         if not self._asynchronous and iscoroutinefunction(on_lost):
-            raise TypeError(PLAIN_ON_LOST.format(self.label or "a with block"))
+            raise TypeError(PLAIN_FUNCTION.format("on_lost", self.label or "a with block"))
 
         def callback() -> None:
             outcome = self._context.run(on_lost)

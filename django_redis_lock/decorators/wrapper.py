@@ -30,7 +30,7 @@ from ..transport import is_outage
 from .key_template import bound_method, names_of
 from .on_lost import CommandTerminator, release_on_sigterm
 from .options import MISSING, Options, declare
-from .section import PLAIN_ON_LOST, Section, outages_not_logged
+from .section import PLAIN_FUNCTION, Section, outages_not_logged
 
 ONLY_COMMANDS = (
     "only a management command can be ended when its lock is lost. Give on_lost a callable, or "
@@ -51,8 +51,9 @@ class LockedFunction:
         if options.on_lost == "terminate" and getattr(function, "__name__", "") != "handle":
             raise TypeError(f'on_lost="terminate" means nothing for {dotted}: {ONLY_COMMANDS}')
         if not (_is_async(function) or _is_dispatch(function) or _is_djangos_dummy(function)):
-            if iscoroutinefunction(options.on_lost):
-                raise TypeError(PLAIN_ON_LOST.format(dotted))
+            for name in ("on_lost", "on_conflict"):
+                if iscoroutinefunction(getattr(options, name)):
+                    raise TypeError(PLAIN_FUNCTION.format(name, dotted))
             if options.cancel_on_lost:
                 raise TypeError(f"cancel_on_lost must be False: {dotted} is no coroutine function")
         if not _takes_arguments(function):

@@ -68,6 +68,8 @@ class MultiFlight:
         self._shared = shared or InProcessFlight(runner, b"")
         #: How many values were there at the first request.
         self.were_there = 0
+        #: The values so far: they count also if a request fails later.
+        self.found: dict[bytes, Any] = {}
 
     def leader(self, keys: list[bytes]) -> Leader:
         timeout, producer = self._flight_timeout, self._producer
@@ -83,8 +85,7 @@ class MultiFlight:
         for key in keys:
             if (self._server, key) in being_computed():
                 raise LockError("the function that computes this value requests the value", key)
-        found: dict[bytes, Any] = {}
-        followed: dict[bytes, bytes] = {}
+        found, followed = self.found, dict[bytes, bytes]()
         began, mine = time.monotonic(), self._shared
         while keys:
             leader = self.leader(keys)

@@ -352,6 +352,18 @@ def test_without_redis_the_error_shows(own_server: RedisServer, kind: str) -> No
     assert not producer.asked
 
 
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_redis_dies_while_one_of_them_is_awaited(own_server: RedisServer, kind: str) -> None:
+    with own_server.client() as client:
+        elsewhere(client)
+        producer = Many()
+        asking = Asking(way(kind, make(own_server)), ["a", "report"], producer)
+        until(lambda: blocked(client) == 1)
+    own_server.kill()
+    assert asking.found() == {"a": "A", "report": "REPORT"}
+    assert producer.asked == [["a"], ["report"]]
+
+
 def test_redis_dies_while_they_are_computed(own_server: RedisServer) -> None:
     cache = make(own_server)
     producer = Many()

@@ -724,13 +724,18 @@ def test_terminate_is_for_commands() -> None:
         handle()
 
 
-def test_a_coroutine_function_as_on_lost_is_for_coroutine_functions() -> None:
-    async def on_lost() -> None: ...
+@pytest.mark.parametrize("name", ["on_lost", "on_conflict"])
+def test_a_coroutine_function_as_callback_is_for_coroutine_functions(name: str) -> None:
+    async def callback(*args: Any) -> None: ...
 
-    with pytest.raises(TypeError, match="on_lost must be a plain function"):
+    with pytest.raises(TypeError, match=f"{name} must be a plain function"):
 
-        @locked("export", on_lost=on_lost)
+        @locked("export", **{name: callback})
         def work() -> None: ...
+
+
+def test_a_coroutine_function_as_on_lost_of_a_block_is_refused() -> None:
+    async def on_lost() -> None: ...
 
     with (
         pytest.raises(TypeError, match="on_lost must be a plain function"),
