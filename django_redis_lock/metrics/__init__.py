@@ -8,7 +8,9 @@ figures since. (If only its reply was lost, these figures count twice.) See ``do
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
+from importlib import import_module
 from typing import Any
 
 from .. import events
@@ -135,6 +137,14 @@ def start() -> None:
     events.subscribe(_metrics)
     events.count_read = _metrics.count_read
     events.usual_hold = _metrics.usual_hold
+    if "celery" in sys.modules:  # As in ``note_tasks``.
+        signals = import_module("celery.signals")
+        signals.worker_process_shutdown.connect(_end)
+
+
+def _end(**kwargs: Any) -> None:
+    """A process of Celery's pool ends without ``atexit``."""
+    _metrics.flush(last=True)
 
 
 def flush() -> None:

@@ -179,7 +179,7 @@ class Metrics:
                 self._count(event)
 
     def count_read(self, cache: Any, key: str, group: str, result: str, values: int) -> None:
-        read = (cache, key, group, result)
+        read = (cache, str(key), group, result)  # Django allows any key, such as a list.
         if values == 1:
             self._reads.append(read)
         else:
@@ -197,7 +197,7 @@ class Metrics:
                 while True:
                     reads.append(self._reads.popleft())
             for (cache, key, group, result), values in Counter(reads).items():
-                self._count(events.Read(cache, str(key), group, result, values, 0.0, 0.0))
+                self._count(events.Read(cache, key, group, result, values, 0.0, 0.0))
 
     def _count(self, event: Any) -> None:
         try:

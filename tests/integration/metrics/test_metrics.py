@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery.signals import worker_process_shutdown
 from django.core.cache import caches
 from redis.exceptions import NoPermissionError, ReadOnlyError
 
@@ -123,6 +124,12 @@ def test_all_groups_together_and_one_by_one(cache: RedisCache) -> None:
     ]
 
 
+def test_reads_of_keys_that_cannot_be_hashed(cache: RedisCache) -> None:
+    key: Any = ["report", 2024]  # Django makes text of any key.
+    assert [cache.get_or_set(key, lambda: 7) for _ in range(3)] == [7, 7, 7]
+    assert summary("['report', *]").reads == 3
+
+
 def test_a_lock_without_a_cache_is_counted_on_its_own_server(client: redis.Redis) -> None:
     with Lock(client, "bare", timeout=10):
         pass
@@ -218,6 +225,18 @@ def test_a_forked_child_starts_with_nothing(cache: RedisCache) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert metrics.summary(group="import").acquisitions == 1
     assert summary("import").acquisitions == 2
+
+
+def test_a_child_of_celerys_pool_writes_the_rest_as_it_ends(cache: RedisCache) -> None:
+    metrics.start()  # A worker has imported Celery before Django's setup.
+    child = os.fork()
+    if not child:
+        with cache.lock("import"):
+            pass
+        worker_process_shutdown.send(sender=None, pid=os.getpid(), exitcode=0)
+        os._exit(0)  # As Celery's pool does, without ``atexit``.
+    assert os.waitpid(child, 0)[1] == 0
+    assert metrics.summary(group="import").acquisitions == 1
 
 
 def test_the_keeper_writes_and_rests_when_there_is_nothing_left(
