@@ -122,7 +122,7 @@ def _one_of(choices: Sequence[str]) -> Callable[[str, Any], str]:
 
 
 def _exporters(where: str, names: Any) -> tuple[str, ...]:
-    if not isinstance(names, (list, tuple)) or not set(names) <= set(EXPORTERS):
+    if not isinstance(names, (list, tuple)) or not all(name in EXPORTERS for name in names):
         allowed = ", ".join(map(repr, EXPORTERS))
         raise ValueError(f"{where} must be a list of {allowed}, not {names!r}")
     return tuple(names)

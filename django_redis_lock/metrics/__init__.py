@@ -138,8 +138,7 @@ def start() -> None:
     events.count_read = _metrics.count_read
     events.usual_hold = _metrics.usual_hold
     if "celery" in sys.modules:  # As in ``note_tasks``.
-        signals = import_module("celery.signals")
-        signals.worker_process_shutdown.connect(_end)
+        import_module("celery.signals").worker_process_shutdown.connect(_end)
 
 
 def _end(**kwargs: Any) -> None:

@@ -69,6 +69,13 @@ def test_a_choice_is_one_of_those_there_are(settings: Any, name: str, value: Any
         getattr(Conf(), name)
 
 
+@pytest.mark.parametrize("value", ["prometheus", ["statsd"], [["prometheus"]], None])
+def test_exporters_are_a_list_of_those_there_are(settings: Any, value: Any) -> None:
+    settings.DJANGO_REDIS_LOCK = {"EXPORTERS": value}
+    with pytest.raises(ImproperlyConfigured, match="EXPORTERS must be a list of 'prometheus'"):
+        _ = Conf().EXPORTERS
+
+
 @pytest.mark.parametrize("value", [-1, 1.5, "2", None, True])
 def test_a_number_of_failures_is_whole(settings: Any, value: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {"BREAKER_FAILURES": value}
