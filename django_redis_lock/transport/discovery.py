@@ -310,12 +310,17 @@ class Cluster(Topology):
 
     def primaries(self) -> dict[Server, list[int]]:
         """All servers that have slots, with their slots."""
+        self._discover_at = -math.inf  # Slots may have moved without a refusal.
         self.at(())
         found: dict[Server, list[int]] = {}
         for slot, owner in enumerate(self._owners):
             if owner is not None:
                 found.setdefault(owner, []).append(slot)
         return found
+
+    def is_moving_slots(self) -> bool:
+        said = [ask(node, math.inf, b"CLUSTER", b"NODES") for node in self.primaries()]
+        return any(mark in nodes for nodes in said for mark in (b"->-", b"-<-"))
 
     def _make_node(self, address: Address) -> Server:
         parser = {} if PARSER is None else {"parser_class": PARSER}

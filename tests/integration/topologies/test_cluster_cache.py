@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -277,6 +278,43 @@ def test_a_call_waits_for_a_slot_on_its_way(
     cluster_servers.move_keys(slot, old, new)
     cluster_servers.end_moving(slot, old, new)
     assert acquiring.result() is True
+
+
+@pytest.mark.parametrize("how", ["clear", "delete_pattern"])
+def test_emptying_keeps_a_lock_that_has_moved_unnoticed(
+    cache: RedisCache, cluster_servers: ClusterServers, how: str
+) -> None:
+    lock = cache.lock("moving", timeout=60)
+    assert lock.acquire()
+    for _ in range(2):
+        cluster_servers.move(slot_of(lock.keys.lock))
+        assert [held.name for held in cache.held_locks().locks] == ["moving"]
+        cluster_servers.move(slot_of(lock.keys.lock))
+        if how == "clear":
+            cache.clear()
+        else:
+            cache.delete_pattern("*")
+        assert lock.owned()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_emptying_keeps_a_lock_that_is_being_moved(
+    cache: RedisCache, cluster_servers: ClusterServers, moved: bool
+) -> None:
+    lock = cache.lock("moving", timeout=60)
+    assert lock.acquire()
+    slot = slot_of(lock.keys.lock)
+    old, new = cluster_servers.begin_to_move(slot)
+    try:
+        if moved:
+            cluster_servers.move_keys(slot, old, new)
+        with suppress(redis.ConnectionError):  # What is there in part cannot be deleted yet.
+            cache.clear()
+    finally:
+        cluster_servers.move_keys(slot, old, new)
+        cluster_servers.end_moving(slot, old, new)
+    assert lock.owned()
+    cluster_servers.move(slot)
 
 
 # -- settings ----------------------------------------------------------------------------------
