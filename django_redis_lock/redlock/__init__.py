@@ -104,13 +104,10 @@ async def _aask(
 
 
 def _outcome(task: asyncio.Task[Answer], client: Any, patience: float) -> Any:
-    error: BaseException | None = RedisTimeoutError("Redis did not answer in time")
-    if not task.cancelled():
-        error = task.exception()
-        if error is None:
-            return task.result().value
-    if isinstance(error, RedisTimeoutError):
-        server_of(client).breaker.failed(error, patience, patience)
+    if not task.cancelled():  # ``arun`` has told the breaker.
+        return task.exception() or task.result().value
+    error = RedisTimeoutError("Redis did not answer in time")
+    server_of(client).breaker.failed(error, patience, patience)
     return error
 
 

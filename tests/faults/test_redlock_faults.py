@@ -406,6 +406,22 @@ def test_a_loop_that_stood_still_does_not_blame_the_servers(five: Five, connecte
     asyncio.run(main())
 
 
+def test_a_reply_that_does_not_come_counts_once(five: Five) -> None:
+    async def main() -> None:
+        clients = [redis.asyncio.Redis(port=s.port, socket_timeout=0.3) for s in five.servers]
+        lock = AsyncRedlock(clients, "faulty", timeout=30, server_timeout=2)
+        await lock.locked()
+        five.servers[0].pause()
+        await lock.locked()
+        breaker = server_of(clients[0]).breaker
+        assert (breaker.failing, breaker.held_back) == (True, False)
+        five.servers[0].resume()
+        for client in clients:
+            await client.aclose()
+
+    asyncio.run(main())
+
+
 def test_connections_are_used_again(five: Five) -> None:
     lock = five.lock()
     for _ in range(20):
