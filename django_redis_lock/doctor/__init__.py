@@ -251,8 +251,7 @@ def access(target: Target) -> Iterator[Finding]:
         return
     waits = [name for name in ("blpop", "xread") if not _may_wait(target, name, key)]
     index = "" if target.is_cluster else _error_at(target, INDEX, TRIED_IN_INDEX)
-    counts = target.conf.METRICS
-    figures = _error_at(target, FIGURES["day"], TRIED_IN_FIGURES) if counts else ""
+    figures = _error_at(target, FIGURES["day"], TRIED_IN_FIGURES) if target.conf.METRICS else ""
     if rejected and rejected.keys() <= NOT_FOR_LOCKS:
         text = f"locks work, but get_or_set and the list need {', '.join(rejected)} ({reason})"
         yield replace(_rejected(target, text, rejected), level=Level.WARNING, number="W107")

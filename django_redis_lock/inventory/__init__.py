@@ -287,17 +287,15 @@ def empty(client: Any) -> None:
 
 
 def _emptied_at_once(client: Any) -> bool:
-    locks = indexed_locks(client, MAX_KEPT_LOCKS + 1)
-    if len(locks) > MAX_KEPT_LOCKS:
+    server, locks = server_of(client), indexed_locks(client, MAX_KEPT_LOCKS + 1)
+    # Of a slot that is being moved, CLEAR could not keep the locks.
+    if len(locks) > MAX_KEPT_LOCKS or (isinstance(server, Cluster) and server.is_moving_slots()):
         return False
     kept = [*(part for key in locks for part in keys_at(key).own[1:]), *FIGURES.values()]
     kept += (quorum_fence_key(key) for key in locks if key_of_companion(key) is None)
     bounds = (MAX_KEPT_LOCKS, MAX_KEPT_BYTES)
-    server = server_of(client)
     if not isinstance(server, Cluster):
         return bool(run(client, Call(CLEAR, (INDEX,), (*bounds, 0, *kept))).value)
-    if server.is_moving_slots():  # FLUSHDB would delete what cannot be kept.
-        return False
     done = True
     for node, slots in server.primaries().items():
         tags = [slot_tag(slot) for slot in slots]

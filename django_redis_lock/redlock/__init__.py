@@ -99,8 +99,7 @@ async def _aask(
             task.cancel()
     if asking:
         await asyncio.wait(asking.values())
-    answers = {place: _outcome(task, clients[place], patience) for place, task in asking.items()}
-    return {**answers, **away}
+    return away | {p: _outcome(task, clients[p], patience) for p, task in asking.items()}
 
 
 def _outcome(task: asyncio.Task[Answer], client: Any, patience: float) -> Any:
