@@ -37,6 +37,8 @@ class Exit:
     USAGE = 2
     #: Redis is down, or too few replicas confirmed the lock; nothing has run (EX_UNAVAILABLE).
     UNAVAILABLE = 69
+    #: The output cannot be written (EX_IOERR).
+    OUTPUT = 74
     #: Another process holds the lock; nothing has run (EX_TEMPFAIL: try again later).
     TAKEN = 75
     #: The lock was lost while the command ran (EX_PROTOCOL).

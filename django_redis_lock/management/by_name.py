@@ -81,6 +81,8 @@ def find(options: dict[str, Any]) -> Found:
     if failure is not None:
         raise failure  # It may be held there.
     if not looked:
+        for failed in result.failures:  # It may be computed there.
+            raise RedisError(failed.error)
         raise usage_error(f"no computation of {name} is in progress")
     return next((found for found in looked if found.inspection.other), looked[0])
 

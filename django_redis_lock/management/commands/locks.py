@@ -9,6 +9,7 @@ import sys
 import textwrap
 from argparse import ArgumentParser
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Any
 
 from django.core.checks import run_checks
@@ -267,6 +268,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         action = options["action"]
+        if isinstance(sys.stdout, TextIOWrapper):  # Its encoding may not have all characters.
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             if options["using"] is not None:
                 lock_cache(options["using"])
@@ -283,10 +286,12 @@ class Command(BaseCommand):
             # The reader of the output, such as head, has closed it. What is left is discarded.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = Exit.CLOSED
-        except (RedisError, OSError) as error:
+        except RedisError as error:
             raise CommandError(
                 f"the request to Redis failed: {error}", returncode=Exit.UNAVAILABLE
             ) from error
+        except OSError as error:
+            raise CommandError(str(error), returncode=Exit.OUTPUT) from error
         if code:
             if getattr(self, "_called_from_command_line", False):
                 sys.exit(code)

@@ -226,6 +226,17 @@ def test_a_location_that_is_no_url(run: Run, settings: Any) -> None:
         assert "the LOCATION of the cache is no URL: it begins with redis://" in words
 
 
+@pytest.mark.parametrize("action", ["show", "release"])
+def test_a_computation_is_not_said_to_have_ended_while_redis_is_down(
+    run: Run, settings: Any, action: str
+) -> None:
+    away = {"BACKEND": "django_redis_lock.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {"default": away}
+    code, out, err = run(action, "report", "--kind", "computation")
+    assert (code, out) == (69, "")
+    assert "the request to Redis failed: Error 111 connecting to 127.0.0.1:1" in err
+
+
 def test_one_failure_of_several_caches_is_said_once(run: Run, settings: Any) -> None:
     away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {"default": away, "other": away}
@@ -276,6 +287,27 @@ def test_who_reads_only_the_beginning_is_no_failure() -> None:
         examining.stdout.close()
         assert examining.stderr.read() == b""
     assert examining.returncode == 141
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+def test_a_full_disk_is_no_failure_of_redis() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "manage.py", "locks", "doctor", "--json"]
+        examining = subprocess.run(
+            command, cwd=ROOT, env=os.environ, stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
+    assert b"CommandError: [Errno 28] No space left on device" in examining.stderr
+    assert examining.returncode == 74
+
+
+def test_an_output_in_ascii(client: redis.Redis, settings: Any) -> None:
+    location = settings.CACHES["default"]["LOCATION"]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii", "REDIS_URL": location}
+    with held(client, "n\xe4chtlich"):
+        command = [sys.executable, "manage.py", "locks", "reset", "n*", "--yes"]
+        resetting = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=60)
+    assert (resetting.returncode, resetting.stderr) == (0, b"")
+    assert resetting.stdout.startswith(b"n\\xe4chtlich is released. It was held by")
 
 
 def test_a_list_for_programs(run: Run, client: redis.Redis) -> None:
