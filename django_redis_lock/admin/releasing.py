@@ -115,8 +115,8 @@ def release_chosen(
         by = f"{shown(user)} (admin)" + (f": {shown(reason)}" if reason else "")
         outcome = release(alias, key, choice.owner_id, fence=choice.fence, kind=kind, by=by)
     except UNAVAILABLE as error:
-        failed = _("“%(name)s” was not released: %(why)s") % {"name": name, "why": _away(error)}
-        messages.error(request, failed)
+        failed = _("“%(name)s” may not have been released: %(why)s")
+        messages.error(request, failed % {"name": name, "why": _away(error)})
         return
     if outcome is Outcome.FREE:
         messages.info(request, _WAS_FREE % {"name": name})

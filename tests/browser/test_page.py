@@ -220,6 +220,22 @@ def test_a_page_that_fills_gets_links_to_the_next(
     expect(page.locator(".paginator")).to_have_text("1 lock", use_inner_text=True)
 
 
+@pytest.mark.parametrize("every", [0, None, 10**9])
+def test_a_page_that_does_not_refresh_itself(
+    open_page: Open, refresh_every: Any, client: redis.Redis, every: int | None
+) -> None:
+    refresh_every(every)
+    named(hold("a", timeout=60), client)
+    page = open_page()
+    page.wait_for_load_state("networkidle")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    left = page.locator("[data-down]").first
+    expect(left).not_to_have_text(left.inner_text())  # The times run on.
+    assert asked == []
+    assert page.locator("[data-pause]").is_visible() is bool(every)
+
+
 def test_it_can_be_paused(open_page: Open, client: redis.Redis) -> None:
     lock = named(hold("a"), client)
     page = open_page()

@@ -155,10 +155,10 @@
   }
 
   const trouble = page.querySelector("[data-trouble]");
-  const every = Number(page.dataset.every) * 1000;
+  const every = Math.min(Number(page.dataset.every) * 1000, 2 ** 31 - 1); // The longest that setTimeout can.
   let timer = 0;
   let asking = null;
-  let paused = false;
+  let paused = !(every > 0);
   let failing = false;
   let over = false;
 
@@ -211,8 +211,7 @@
   }
 
   const pause = page.querySelector("[data-pause]");
-  pause.hidden = false;
-  page.querySelector("[data-pace]").hidden = false;
+  pause.hidden = page.querySelector("[data-pace]").hidden = paused;
   pause.addEventListener("click", () => {
     paused = !paused;
     pause.setAttribute("aria-pressed", String(paused));
