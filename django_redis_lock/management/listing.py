@@ -162,13 +162,14 @@ def _waiting(held: HeldLock) -> str:
 def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
     locks = [h for h in result.found if h.lock.kind == LOCK]
     waiting = number_of_waiters(locks)
-    held = len(locks)
+    held, unlisted = len(locks), [cut for cut in result.truncations if cut.kind == LOCK]
     if options["older_than"] is None:
-        held += sum(cut.total - cut.shown for cut in result.truncations if cut.kind == LOCK)
+        held += sum(cut.total - cut.shown for cut in unlisted)
+    least = "At least " if unlisted else ""
     parts = []
     if options["kind"] != "computation":
         none = _none(options) + (" except on this host" if result.local else "")
-        parts.append(counted(held, "lock is held", "locks are held") if held else none)
+        parts.append(least + counted(held, "lock is held", "locks are held") if held else none)
         if waiting:
             parts.append(counted(waiting, "process waits", "processes wait"))
     if options["kind"] != "lock":
@@ -191,7 +192,7 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
 def cuts(result: HeldLocks) -> list[str]:
     """Which lists are incomplete."""
     return [
-        f"Only {cut.shown} of {cut.total} {'locks' if cut.kind == LOCK else 'computations'} "
+        f"Only {cut.shown} of at least {cut.total} {'locks' if cut.kind == LOCK else 'computations'} "
         f"of the cache {cut.alias} are listed."
         for cut in result.truncations
     ]
