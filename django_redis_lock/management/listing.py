@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand
-from redis.exceptions import RedisError
 
 from ..cache import lock_caches
-from ..held_locks import HeldLock, HeldLocks, held_locks, number_of_waiters
+from ..held_locks import UNAVAILABLE, HeldLock, HeldLocks, held_locks, number_of_waiters
 from ..inventory import FLIGHT, LOCK
 from ..metrics import BOUNDS, Distribution, Summary, site_of, summaries
 from . import (
@@ -27,6 +25,7 @@ from . import (
     clip,
     counted,
     duration,
+    fields,
     fits,
     holder,
     in_trouble,
@@ -192,8 +191,7 @@ def _summary(result: HeldLocks, options: dict[str, Any]) -> str:
 def cuts(result: HeldLocks) -> list[str]:
     """Which lists are incomplete."""
     return [
-        f"Only {cut.shown} of at least {cut.total} {'locks' if cut.kind == LOCK else 'computations'} "
-        f"of the cache {cut.alias} are listed."
+        f"Only {cut.shown} of at least {cut.total} {cut.kind}s of the cache {cut.alias} are listed."
         for cut in result.truncations
     ]
 
@@ -258,7 +256,7 @@ def _read(using: str | None, period: str) -> tuple[dict[str, list[Summary]], dic
             if site not in sites:
                 sites.add(site)
                 found[alias] = summaries(alias, period)
-        except (RedisError, OSError, ImproperlyConfigured) as error:
+        except UNAVAILABLE as error:
             failures[alias] = one_line(str(error))
     return found, failures
 
@@ -364,21 +362,13 @@ def _as_json(of: Summary) -> dict[str, Any]:
     figures = asdict(of)
     for name in ("waits", "holds", "computations"):
         figures[name] = _distribution(getattr(of, name))
-    return {**figures, **{name: getattr(of, name) for name in _DERIVED}}
-
-
-#: The properties of a summary that are shown with its fields.
-_DERIVED = ("acquisitions", "attempts", "reads", "hit_ratio")
+    return {**figures, **fields(of, "acquisitions attempts reads hit_ratio")}
 
 
 def _distribution(of: Distribution) -> dict[str, Any]:
     return {
-        "count": of.count,
-        "seconds": of.seconds,
-        "average": of.average,
-        "p50": of.quantile(0.5),
-        "p95": of.quantile(0.95),
-        "p99": of.quantile(0.99),
+        **fields(of, "count seconds average"),
+        **{f"p{percent}": of.quantile(percent / 100) for percent in (50, 95, 99)},
         "bounds": BOUNDS,
         "counts": of.counts,
     }

@@ -287,9 +287,8 @@ class Command(BaseCommand):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = Exit.CLOSED
         except RedisError as error:
-            raise CommandError(
-                f"the request to Redis failed: {error}", returncode=Exit.UNAVAILABLE
-            ) from error
+            failed = f"the request to Redis failed: {error}"
+            raise CommandError(failed, returncode=Exit.UNAVAILABLE) from error
         except OSError as error:
             raise CommandError(str(error), returncode=Exit.OUTPUT) from error
         if code:

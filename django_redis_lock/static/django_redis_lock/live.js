@@ -155,7 +155,7 @@
   }
 
   const trouble = page.querySelector("[data-trouble]");
-  const every = Math.min(Number(page.dataset.every) * 1000, 2 ** 31 - 1); // The longest that setTimeout can.
+  const every = Math.min(Number(page.dataset.every) * 1000, 2 ** 31 - 1); // setTimeout's most.
   let timer = 0;
   let asking = null;
   let paused = !(every > 0);
