@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from weakref import ref
 
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -50,7 +51,7 @@ def for_the_caller(
 
     async def act(caller: Task, *args: P.args, **options: P.kwargs) -> T:
         running = asyncio.current_task()
-        before = under_way.set((caller or running, running))
+        before = under_way.set((ref(caller or running), ref(running)) if running else None)
         try:
             return await method(*args, **options)
         finally:

@@ -15,9 +15,12 @@ from .hold import Hold, Renewal
 
 Task = asyncio.Task[Any] | None
 
-#: The task that called the method under way, and the one that runs it.
-under_way: ContextVar[tuple[Task, Task]]
-under_way = ContextVar("django_redis_lock_under_way", default=(None, None))
+TaskRef = ref[asyncio.Task[Any]]
+
+#: The task that called the method under way, and the one that runs it. Weak: a connection that is
+#: made in a method keeps a copy of its context.
+under_way: ContextVar[tuple[TaskRef, TaskRef] | None]
+under_way = ContextVar("django_redis_lock_under_way", default=None)
 
 
 def acting_task() -> Task:
@@ -26,8 +29,8 @@ def acting_task() -> Task:
         running = asyncio.current_task()
     except RuntimeError:
         return None
-    caller, runner = under_way.get()
-    return caller if runner is running else running
+    acting = under_way.get()
+    return acting[0]() if acting and running and acting[1]() is running else running
 
 
 class State:

@@ -32,6 +32,7 @@ class MultiHold:
         on_lost: Callable[[], Any] | None,
     ) -> None:
         self._holds = holds
+        self.keys = holds[0].keys
         self._server = server
         self._grant_timeout = grant_timeout
         self._on_lost = on_lost

@@ -441,6 +441,23 @@ def test_nothing_is_kept_of_loops_that_come_and_go(client: redis.Redis, run: Any
     assert len(loops) == (run is not_ended)
 
 
+def test_a_connection_keeps_no_task(redis_server: RedisServer) -> None:
+    """What a task holds that has ended without a release is renewed no more."""
+
+    async def main() -> None:
+        async with connected(redis_server) as server:
+            lock = AsyncLock(server, "forgotten", timeout=60, renew=True)
+            task = asyncio.create_task(lock.acquire())
+            await task
+            known = weakref.ref(task)
+            del task
+            await asyncio.sleep(0.001)
+            gc.collect()
+            assert known() is None
+
+    asyncio.run(main())
+
+
 def test_the_owners_id_is_what_releases_the_lock(redis_server: RedisServer) -> None:
     async def main() -> None:
         async with redis.asyncio.Redis.from_url(redis_server.url) as client:

@@ -147,6 +147,7 @@ def test_each_name_is_a_lock(any_client: redis.Redis, make: Callable[..., MultiL
             assert held.ttl > 50
         assert len({*lock.fences.values()}) == 2
         assert lock.fence == max(fence for fence in lock.fences.values() if fence)
+        assert lock.place == 1
     assert not any_client.exists("a", "b")
 
 
