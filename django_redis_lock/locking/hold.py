@@ -269,6 +269,8 @@ class Renewal(Job):
             return None
         if hold.ended:
             self.stop()
+            if hold.lost:  # With another name.
+                self.emit("lost")
             return None
         hold.confirm()
         if now >= hold.deadline - (self._margin if self._renewing(now) else 0.0):

@@ -30,6 +30,7 @@ from django_redis_lock import (
 from django_redis_lock.cache import LocMemCache
 from django_redis_lock.contention import Conflict
 from django_redis_lock.fallback import FallbackLock
+from django_redis_lock.inventory import inspect
 from django_redis_lock.locking import AsyncMultiLock, Hold, MultiLock, lock, multi_lock
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock.protocol import Call
@@ -213,6 +214,21 @@ def test_one_that_is_lost_loses_all(
         assert Lock(any_client, "a", timeout=60).acquire(blocking=False)
     assert told == ["lost"]
     assert any_client.exists("a")  # It is another's.
+
+
+def test_who_reports_the_loss_has_not_crashed(
+    any_client: redis.Redis, make: Callable[..., MultiLock]
+) -> None:
+    """The lifetimes of all names end at the same time."""
+    lock = make("a", "b", timeout=0.6)
+    lock.acquire()
+    until(lambda: lock.lost)
+    until(lambda: not any_client.exists("a", "b"))
+
+    def events_of(name: str) -> list[str]:
+        return [event.what for event in inspect(any_client, name.encode()).events]
+
+    until(lambda: events_of("a") == events_of("b") == ["lost"])
 
 
 def test_min_hold_is_for_what_was_held(
