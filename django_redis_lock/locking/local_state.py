@@ -15,11 +15,9 @@ from .hold import Hold, Renewal
 
 Task = asyncio.Task[Any] | None
 
-TaskRef = ref[asyncio.Task[Any]]
-
 #: The task that called the method under way, and the one that runs it. Weak: a connection that is
 #: made in a method keeps a copy of its context.
-under_way: ContextVar[tuple[TaskRef, TaskRef] | None]
+under_way: ContextVar[tuple[ref[Any], ref[Any]] | None]
 under_way = ContextVar("django_redis_lock_under_way", default=None)
 
 

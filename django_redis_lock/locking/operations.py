@@ -286,15 +286,10 @@ class LockOperations(BaseLock):
         return LockNotAcquired.from_held(self._shown, held, float(seconds))
 
     def _reset_steps(self) -> Steps[bool]:
-        if self.limit > 1:
-            holders = yield from self._holders_steps()
-            for held in holders:
-                yield self._run(self._reset_call(held))
-            return bool(holders)
-        reply = (yield self._run(self._held_call())).value
-        if reply is not None:
-            yield self._run(self._reset_call(HolderInfo(reply)))
-        return reply is not None
+        holders = yield from LockOperations._holders_steps(self)  # Those in Redis.
+        for held in holders:
+            yield self._run(self._reset_call(held))
+        return bool(holders)
 
     def _reset_call(self, held: HolderInfo) -> Call:
         return reset_call(self.keys, held, self.grant_timeout, self.limit)
@@ -360,7 +355,7 @@ class LockOperations(BaseLock):
             return False
         if body_failed or (isinstance(error, LockError) and not self.raise_on_release_error):
             if not self.lost:  # That was logged.
-                words = "Another error hides that releasing %(lock)s failed: %(error)s"
+                words = "Releasing %(lock)s failed, which its block does not raise: %(error)s"
                 logger.warning(words, {"lock": self._printed, "error": error})
             return True
         return False

@@ -226,6 +226,20 @@ def test_what_was_taken_here_holds_when_redis_is_back(
     assert waiter.result() is True
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+def test_what_was_taken_here_is_not_reset(
+    own_server: RedisServer, cache: RedisCache, limit: int
+) -> None:
+    own_server.kill()
+    with cache.lock("nightly", limit=limit) as held:
+        assert held.degraded == "local"
+        own_server.start()
+        other = cache.lock("nightly", limit=limit)
+        assert other.locked()
+        assert not other.reset()
+        assert held.owned()
+
+
 def test_what_was_taken_in_redis_holds_when_it_is_gone(
     own_server: RedisServer, cache: RedisCache
 ) -> None:
