@@ -73,21 +73,12 @@ def check_caches_of_production() -> Iterator[CheckMessage]:
 def check_answers() -> Iterator[CheckMessage]:
     for lock in _declarations():
         answer = lock.options.get("on_conflict")
-        if answer is None:
-            continue
-        if not _takes_an_argument(answer):
+        if answer is not None and not _takes_an_argument(answer):
             yield found(
                 "E006",
                 f"locked() of {lock.target}: on_conflict takes no arguments.",
                 "It is called with the conflict, and with the arguments of the call: "
                 "def answer(conflict, *args, **kwargs).",
-            )
-        unused = [name for name in ("status_code", "exit_code") if name in lock.options]
-        if unused:
-            yield found(
-                "W011",
-                f"locked() of {lock.target}: {unused[0]} has no effect together with on_conflict.",
-                "Remove it, or let on_conflict return that answer.",
             )
 
 

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_redis_lock import checks, locked
 from django_redis_lock.cache import RedisCache
-from django_redis_lock.contention import redirect_to, skip
+from django_redis_lock.contention import skip
 
 PACKAGE = Path(checks.__file__).parents[1]
 TEXT = (Path(__file__).parents[2] / "docs" / "checks.md").read_text()
@@ -299,11 +299,6 @@ def work(view_or_command: object = None) -> None: ...
         ({"on_conflict": lambda: None}, "E006", "on_conflict takes no argument"),
         ({"timeout": None}, "W008", "never expires"),
         ({"timeout": 5, "min_hold": 60}, "W009", "min_hold, 60 seconds, is longer than timeout, 5"),
-        (
-            {"on_conflict": redirect_to("x"), "status_code": 423},
-            "W011",
-            "status_code has no effect",
-        ),
     ],
 )
 def test_a_declared_lock_that_contradicts_itself(
