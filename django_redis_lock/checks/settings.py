@@ -238,26 +238,19 @@ def check_lifetimes() -> Iterator[CheckMessage]:
     for alias, options in _lock_options():
         confs.append((f"The cache {alias!r}: LOCK_", Conf(options), options))
     for where, conf, values in confs:
-        own = {str(name).removeprefix("LOCK_") for name in values}
+        if not values.keys() & {"TIMEOUT", "LOCK_TIMEOUT"}:
+            continue
         try:
-            lifetime, grant = conf.TIMEOUT, conf.GRANT_TIMEOUT
+            lifetime = conf.TIMEOUT
         except ImproperlyConfigured:
             continue
-        if "TIMEOUT" in own and not 1 <= lifetime <= 3600:
+        if not 1 <= lifetime <= 3600:
             yield found(
                 "W006",
                 f"{where}TIMEOUT is {lifetime:g} seconds.",
                 "Locks are renewed while they are held, so this does not limit the work. With "
                 "less than 1 a short pause of the process or the network loses the lock; with more "
                 "than 3600 it stays taken for hours after a crash. 10 to 60 suits most projects.",
-            )
-        if own & {"TIMEOUT", "GRANT_TIMEOUT"} and grant > lifetime:
-            yield found(
-                "W007",
-                f"{where}GRANT_TIMEOUT, {grant:g} seconds, is longer than TIMEOUT, "
-                f"{lifetime:g} seconds.",
-                "A waiter that crashes as it gets the lock would keep others waiting longer than "
-                "a holder that crashes. The default of 2 suits most projects.",
             )
 
 

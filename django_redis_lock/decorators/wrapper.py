@@ -127,9 +127,9 @@ class LockedFunction:
         except BaseException as error:
             section.abandon()
             if entered is None and isinstance(error, (RedisError, OSError)):
-                answer = self._unavailable(section.name, error, args, kwargs)
-                if answer is not None:
-                    return answer
+                request = self._request_to_answer(error, args, kwargs)
+                if request is not None:
+                    return self._unavailable(request, section.name, error)
                 self._end_command(section.name, error, args)
             raise
         if not entered:
@@ -163,17 +163,16 @@ class LockedFunction:
         if args and isinstance(args[0], BaseCommand) and not refused:
             raise unavailable(name, error, self.options.unavailable_exit_code) from error
 
-    def _unavailable(
-        self, name: str, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _request_to_answer(
+        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The 503 of a view because of ``error``, or None. With a default or its own
-        ``on_conflict``, what is called with a request need not be a view."""
-        options = self.options
-        chosen = options.on_conflict is not None or options.default is not MISSING
-        request = None if chosen or not is_outage(error) else request_of(args, kwargs)
-        if request is None:
-            return None
-        return service_unavailable(request, name, error, options.retry_after, self.json)
+        """The request of a view that answers 503 because of ``error``, or None. With a default or
+        its own ``on_conflict``, what is called with a request need not be a view."""
+        chosen = self.options.on_conflict is not None or self.options.default is not MISSING
+        return None if chosen or not is_outage(error) else request_of(args, kwargs)
+
+    def _unavailable(self, request: Any, name: str, error: Exception) -> Any:
+        return service_unavailable(request, name, error, self.options.retry_after, self.json)
 
     def _answer(self, conflict: Conflict, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = self.options
@@ -204,11 +203,11 @@ class LockedFunction:
             with _request_noted(args, kwargs):
                 entered = await section.enter()
         except (RedisError, OSError) as error:
-            # Its template may query the database.
-            answer = await sync_to_async(self._unavailable)(section.name, error, args, kwargs)
-            if answer is None:
+            request = self._request_to_answer(error, args, kwargs)
+            if request is None:
                 raise
-            return answer
+            # Its template may query the database.
+            return await sync_to_async(self._unavailable)(request, section.name, error)
         if not entered:
             return await self._aanswer(await section.conflict(), args, kwargs)
         try:

@@ -269,21 +269,11 @@ def test_options_with_which_each_use_fails(
 
 @pytest.mark.parametrize("value", [0.9, 30_000])
 def test_a_lifetime_of_an_unlikely_length(settings: Any, cache: Any, value: float) -> None:
-    settings.DJANGO_REDIS_LOCK = {"TIMEOUT": value, "GRANT_TIMEOUT": 0.5}
+    settings.DJANGO_REDIS_LOCK = {"TIMEOUT": value}
     assert only().id == "django_redis_lock.W006"
-    settings.DJANGO_REDIS_LOCK = {"GRANT_TIMEOUT": 0.5}
+    settings.DJANGO_REDIS_LOCK = {}
     cache({"LOCK_TIMEOUT": value})
     assert only().id == "django_redis_lock.W006"
-
-
-def test_a_grant_that_outlives_a_lock(settings: Any, cache: Any) -> None:
-    settings.DJANGO_REDIS_LOCK = {"TIMEOUT": 5, "GRANT_TIMEOUT": 6}
-    assert only().id == "django_redis_lock.W007"
-    settings.DJANGO_REDIS_LOCK = {}
-    cache({"LOCK_GRANT_TIMEOUT": 31})
-    message = only()
-    assert message.id == "django_redis_lock.W007"
-    assert message.msg.startswith("The cache 'default': LOCK_GRANT_TIMEOUT, 31 seconds")
 
 
 # -- declared locks ----------------------------------------------------------------------------

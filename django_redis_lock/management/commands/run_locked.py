@@ -302,7 +302,7 @@ def _show_lines_at_once() -> None:
     """Write each line at once, also into a pipe or a file."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):  # It is closed, or no file.
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # None is suppressed
 
 
 def _for(wait: float) -> str:
