@@ -42,12 +42,15 @@ class Tasks:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._mine = threading.local()
+        # Neither a loop nor the queue it waits for keeps a waiting task from the garbage collector.
+        self._kept: list[Future[Any]] = []
 
     def do(self, work: Callable[[], Any]) -> Any:
         """What ``work()`` returns, awaited if it is to be awaited."""
         if not hasattr(self._mine, "orders"):
             self._mine.orders = asyncio.Queue()
-            asyncio.run_coroutine_threadsafe(self._task(self._mine.orders), self._loop)
+            task = self._task(self._mine.orders)
+            self._kept.append(asyncio.run_coroutine_threadsafe(task, self._loop))
         done: Future[Any] = Future()
         self._loop.call_soon_threadsafe(self._mine.orders.put_nowait, (work, done))
         return done.result(PATIENCE)
