@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from asgiref.sync import sync_to_async
-from django.http import HttpRequest, HttpResponseBase
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.http import Http404, HttpRequest, HttpResponseBase
 from django.middleware.cache import CacheMiddleware
 from django.utils import cache as django_cache
 from django.utils.cache import get_max_age
@@ -47,6 +48,8 @@ _KEYS: Any = django_cache
 _OF_PAGES = {"stale", "soft_timeout", "background", "jitter"}
 _NOTHING: Any = object()
 _FAILED = (ConnectionInterrupted, RedisError, OSError)
+#: What Django answers with 4xx when a view raises it.
+_REFUSALS = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 
 
 class CachedPageMiddleware(CacheMiddleware):
@@ -154,7 +157,8 @@ class _Visit:
         self.cache: Any = lock_cache(middleware.cache_alias)
         self.caller = self._here()
         self.timeout = 0.0
-        self.computed = _NOTHING  # The response, if this caller has computed it.
+        #: The response, or an exception instead, if this caller has computed it.
+        self.computed = _NOTHING
 
     def _here(self) -> Any:
         return asyncio.current_task() if self.asynchronous else threading.get_ident()
@@ -180,6 +184,8 @@ class _Visit:
             self.computed = failed.response
         finally:
             request._cached_pages = scopes
+        if isinstance(self.computed, Exception):
+            raise self.computed
         if self.computed is not _NOTHING:
             return self._marked(self.computed, "miss")
         request._cache_update_cache = False
@@ -256,7 +262,10 @@ class _Visit:
 
     def _computed_for(self, request: Any, key: str) -> Steps[tuple[Any, Any]]:
         generation = yield from self._generation()
-        response = yield from self._respond(request)
+        try:
+            response = yield from self._respond(request)
+        except _REFUSALS as refusal:
+            return None, refusal
         if key and getattr(response, "status_code", 0) >= 500:
             with suppress(*_FAILED):
                 if (yield self._do("get", key)) is not None:

@@ -13,8 +13,14 @@ from unittest.mock import patch
 import pytest
 import redis
 from django.core.cache import cache, caches
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import (
+    BadRequest,
+    ImproperlyConfigured,
+    PermissionDenied,
+    SuspiciousOperation,
+)
 from django.http import (
+    Http404,
     HttpRequest,
     HttpResponse,
     HttpResponseNotFound,
@@ -431,6 +437,27 @@ def test_a_page_from_before_clear_is_not_stored(before: str) -> None:
     assert body(page(ask(x_kind="b"))) != old
 
 
+def test_an_exception_that_django_answers_releases_all_followers_at_once() -> None:
+    """It is a response like any other that cannot be cached."""
+    computing, all_here = [], threading.Barrier(6)
+
+    @cached_page(60, error_ttl=60)
+    def page(request: HttpRequest) -> HttpResponse:
+        computing.append(request)
+        if len(computing) == 1:
+            until(lambda: followers() == 6)
+        else:
+            all_here.wait(PATIENCE)  # It opens only if they compute at the same time.
+        raise Http404("nowhere")
+
+    def visit(request: HttpRequest) -> Any:
+        with pytest.raises(Http404, match="nowhere"):
+            page(request)
+        return "answered"
+
+    assert crowd(visit, [ask() for _ in range(7)]) == ["answered"] * 7
+
+
 def test_an_exception_reaches_its_caller_and_is_remembered() -> None:
     calls = []
 
@@ -579,6 +606,29 @@ def test_a_page_that_is_gone_is_not_served_for_long(expired: Callable[[], None])
     page(ask())
     expired()
     assert [page(ask()).status_code for _ in range(2)] == [404, 404]
+
+
+@pytest.mark.parametrize("refusal", [Http404, PermissionDenied, SuspiciousOperation, BadRequest])
+def test_nor_if_the_view_says_so_by_an_exception(
+    refusal: type[Exception], expired: Callable[[], None]
+) -> None:
+    async def respond(request: HttpRequest) -> HttpResponse:
+        calls.append(request)
+        if len(calls) > 1:
+            raise refusal("gone")
+        return HttpResponse("page")
+
+    async def main() -> None:
+        await page(ask())
+        expired()
+        for _ in range(2):
+            with pytest.raises(refusal, match="gone"):
+                await page(ask())
+
+    calls: list[HttpRequest] = []
+    page = cached_page(60, stale=1000)(respond)
+    asyncio.run(main())
+    assert len(calls) == 3
 
 
 def test_a_header_says_where_the_page_came_from(settings: Any, expired: Callable[[], None]) -> None:
