@@ -346,7 +346,7 @@ class GetOrSetOptions:
     def _milliseconds(self, timeout: float | None) -> int:
         if timeout is None:
             return 0
-        milliseconds = int(timeout * 1000 * (1 - self.jitter * random.random()))
+        milliseconds = int(min(timeout, 1e15) * 1000 * (1 - self.jitter * random.random()))
         return milliseconds + int(self.stale * 1000) if milliseconds > 0 else -1
 
 

@@ -19,6 +19,7 @@ from django_redis.serializers.pickle import PickleSerializer
 
 from django_redis_lock import LockError, LockNotAcquired, events
 from django_redis_lock.cache import RedisCache, reading
+from django_redis_lock.conf import GetOrSetOptions
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight import flight, in_process, runners
@@ -405,9 +406,13 @@ def test_a_time_limit_while_redis_is_asked_ends_the_flight(
 
 @pytest.mark.on_redis
 def test_a_value_that_redis_refuses_is_returned_and_frees_the_followers(
-    cache: RedisCache, client: redis.Redis, caplog: pytest.LogCaptureFixture
+    cache: RedisCache,
+    client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert cache.get_or_set("report", lambda: 1, timeout=10**16) == 1
+    monkeypatch.setattr(GetOrSetOptions, "_milliseconds", lambda *_: 2**63)
+    assert cache.get_or_set("report", lambda: 1) == 1
     assert "Could not store :1:report" in caplog.text
     assert not client.exists(KEY, flight_key(KEY))
 
@@ -808,6 +813,15 @@ def test_a_wrong_timeout_is_refused_even_for_a_hit(
         cache.get_or_set("report", 1, timeout, **options)
     with pytest.raises((TypeError, ValueError), match="timeout must be"):
         asyncio.run(cache.aget_or_set("report", 1, timeout, **options))
+
+
+@pytest.mark.parametrize("timeout", [10**18, 1e300])
+@pytest.mark.parametrize("options", [{}, {"stale": 60}], ids=["plain", "stale"])
+def test_a_timeout_that_redis_cannot_count_is_as_long_as_it_can(
+    cache: Any, timeout: Any, options: dict[str, Any]
+) -> None:
+    assert [cache.get_or_set("report", n, timeout, **options) for n in (1, 2)] == [1, 1]
+    assert cache.ttl("report") >= 1e14
 
 
 def test_a_client_that_cannot_say_who_leads_says_so(redis_server: RedisServer) -> None:
