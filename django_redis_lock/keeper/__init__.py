@@ -320,7 +320,7 @@ class Keeper:
                         job.answered(value, sent_at)
             server.answered()
         except Exception as error:
-            if not isinstance(error, OUTAGE):
+            if not isinstance(error, (*OUTAGE, ResponseError)):
                 logger.exception(UNEXPECTED)
             self._drop_link(server)
             now = time.monotonic()

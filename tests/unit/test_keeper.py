@@ -268,6 +268,26 @@ class TestTrouble:
         # It is logged by another thread.
         until(lambda: any(r.levelno == logging.ERROR and r.exc_info for r in caplog.records))
 
+    def test_a_server_that_refuses_its_connection_is_no_bug(
+        self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Such as with a database that this user may not select any more."""
+        server = FakeServer()
+        refused: list[Exception] = [redis.ResponseError("NOPERM select"), RuntimeError("bug")]
+
+        def refuse(**_: Any) -> None:
+            raise refused[len(job.failures) >= 3]
+
+        monkeypatch.setattr(server, "connect", refuse)
+        job = Counting(server, keeper, pause=0.01)
+        keeper.add(job)
+        # In the order in which they are logged, by another thread.
+        until(lambda: any(r.levelno == logging.ERROR for r in caplog.records))
+        keeper.discard(job)
+        first = next(r for r in caplog.records if r.levelno == logging.ERROR)
+        assert first.exc_info
+        assert first.exc_info[1] is refused[1]
+
     @pytest.mark.parametrize("step", ["heappush", "heappop"])
     def test_nothing_ends_it(
         self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch, step: str
