@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
+from django_redis.client import DefaultClient
+from django_redis.util import CacheKey
 
 from django_redis_lock.cache import LocMemCache, RedisCache
 from django_redis_lock.inventory import KEYS_PER_SCRIPT
@@ -102,6 +104,21 @@ def test_keys_that_do_not_show_whose_they_are(make: Make, key_function: Any) -> 
     with pytest.raises(ImproperlyConfigured, match='CLEAR is "prefix", and KEY_FUNCTION makes'):
         cache.clear()
     assert cache.get("a") == 1
+
+
+def test_a_client_that_makes_the_keys_itself(make: Make) -> None:
+    class TenantClient(DefaultClient):
+        def make_key(self, key: Any, version: Any = None, prefix: Any = None) -> Any:
+            if isinstance(key, CacheKey):
+                return key
+            return CacheKey(f"tenant:{super().make_key(key, version, prefix)}")
+
+    cache, other = make(), make()
+    other.client.__class__ = type("Client", (TenantClient, type(other.client)), {})
+    for each in (cache, other):
+        each.set("a", 1)
+    other.clear()
+    assert (cache.get("a"), other.get("a")) == (1, None)
 
 
 def test_it_ends_its_computations_and_no_others(make: Make) -> None:
