@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from django_redis_lock.locking import note_call
 from django_redis_lock.metrics import READ_FIGURES
 from django_redis_lock.metrics.collecting import ADD_FIGURES
 from django_redis_lock.protocol.inventory_scripts import (
@@ -21,6 +22,7 @@ from django_redis_lock.protocol.inventory_scripts import (
 )
 from django_redis_lock.protocol.keys import LAST_FENCE, lock_keys
 from django_redis_lock.protocol.lock_scripts import CLOCK
+from django_redis_lock.protocol.owner import Owner
 from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.transport import execute
 
@@ -205,6 +207,25 @@ def test_note(scripts: Scripts) -> None:
     assert scripts.is_now(first)
     assert scripts.run(RECORD_EVENT, ("events",), "less", 3, LONG, "", "line 3") == 0
     assert scripts.client.get("events").split(b" ") == kept
+
+
+def test_releases_push_out_no_other_event(scripts: Scripts) -> None:
+    def record(event: str) -> None:
+        scripts.run(RECORD_EVENT, ("events",), event, 10, LONG, "5", "")
+
+    def release() -> str:
+        return note_call(b"key", "released", Owner("id")).args[0]
+
+    record("lost")
+    for _ in range(20):
+        record(release())
+    lines = scripts.client.get("events").decode().splitlines()
+    assert lines == [*[f"5 {release()}"] * 6, "5 lost"]
+    for number in range(8):
+        record(str(number))
+    lines = scripts.client.get("events").decode().splitlines()
+    assert lines[:8] == [f"5 {number}" for number in (7, 6, 5, 4, 3, 2, 1, 0)]
+    assert len(lines) == 10
 
 
 def test_note_replaces_a_key_of_another_kind(scripts: Scripts) -> None:
