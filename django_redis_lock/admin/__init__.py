@@ -147,17 +147,15 @@ class HeldLockAdmin(ModelAdmin):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         listing = Listing(request.GET, self._url_of)
-        return self._page(
-            request,
-            "change_list",
-            title=capfirst(self.opts.verbose_name_plural),
-            listing=listing,
-            data=listing.data(),
-            behaviour=listing.behaviour(),
-            address=listing.address(p=listing.page),
-            state_url=self._with(self._url("state"), listing.address(p=listing.page)),
-            **(extra_context or {}),
-        )
+        context = {
+            "title": capfirst(self.opts.verbose_name_plural),
+            "listing": listing,
+            "data": listing.data(),
+            "behaviour": listing.behaviour(),
+            "address": listing.address(p=listing.page),
+            "state_url": self._with(self._url("state"), listing.address(p=listing.page)),
+        }
+        return self._page(request, "change_list", **context | (extra_context or {}))
 
     def state_view(self, request: HttpRequest) -> HttpResponse:
         """The data that the list's script requests every few seconds."""

@@ -27,6 +27,18 @@ def site(name: str, *, with_locks: bool = True) -> AdminSite:
     return made
 
 
+def test_a_subclass_may_change_the_title(admin_client: Client, settings: Any) -> None:
+    class Ours(HeldLockAdmin):
+        def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
+            return super().changelist_view(request, {"title": "Our locks"})
+
+    ours = AdminSite("ours")
+    ours.register(HeldLock, Ours)
+    settings.ROOT_URLCONF = (path("ours/", ours.urls),)
+    page = admin_client.get("/ours/django_redis_lock/heldlock/")
+    assert page.context["title"] == "Our locks"
+
+
 @pytest.mark.parametrize(
     "others",
     [
