@@ -175,7 +175,7 @@ class Listing:
         found = [holding.lock for holding in self.held.found]
         if not found:
             return ""
-        silent = sum(status_of(lock) == "silent" for lock in found)
+        silent = sum(bool(lock.silent) for lock in found)
         waiting = number_of_waiters(self.held.found)
         oldest = max(lock.held_for or 0.0 for lock in found)
         said = [_("%(number)s held") % {"number": number_format(len(found))}]

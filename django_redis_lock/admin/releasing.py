@@ -18,7 +18,7 @@ from ..held_locks import UNAVAILABLE, HeldLock, look_closely, name_of, release
 from ..inventory import FLIGHT, LockInfo, Outcome
 from ..models import HeldLock as Model
 from ..protocol import printable
-from .rows import Choice, Ref, UrlOf, duration, moment, place, row, shown, status_of
+from .rows import Choice, Ref, UrlOf, duration, moment, place, row, shown
 
 logger = logging.getLogger("django_redis_lock.admin")
 
@@ -57,11 +57,11 @@ def outlook(choice: Choice, url_of: UrlOf) -> dict[str, Any]:
 
 def _warning(lock: LockInfo) -> str:
     """Whether the holder may still be working, and how to stop it."""
-    status, owner = status_of(lock), lock.owner
-    if status == "silent":
+    owner = lock.owner
+    if lock.silent:
         said = _("No heartbeat for %(time)s: safe to release unless the process is only frozen.")
         return said % {"time": duration(lock.seen or 0.0)}
-    if status in ("alive", "expiring") and owner.host and lock.kind != FLIGHT:
+    if lock.silent is False and owner.host and lock.kind != FLIGHT:
         said = _("Still running: stop it first, “kill -TERM %(process)d” on %(host)s.")
         return said % {"process": owner.pid, "host": shown(owner.host)}
     return ""
@@ -109,14 +109,21 @@ def release_chosen(
     """Tell the user; record it in the admin's log, the lock's events and the logger."""
     alias, key, kind = choice.ref
     name = shown(name_of(*choice.ref))
-    user = str(request.user.get_username())
+    entry = Model(pk=str(choice.ref), name=name)
+    by = f"{shown(str(request.user.get_username()))} (admin)"
+    because = ""
+    if reason:
+        by += f": {shown(reason)}"
+        because = " " + _("Reason: %(reason)s") % {"reason": shown(reason)}
     try:
         holding, _closely = look_closely(*choice.ref)
-        by = f"{shown(user)} (admin)" + (f": {shown(reason)}" if reason else "")
         outcome = release(alias, key, choice.owner_id, fence=choice.fence, kind=kind, by=by)
     except UNAVAILABLE as error:
         failed = _("“%(name)s” may not have been released: %(why)s")
-        messages.error(request, failed % {"name": name, "why": _away(error)})
+        failed %= {"name": name, "why": _away(error)}
+        logger.warning("Lock %s may have been released by force by %s: %s", name, by, error)
+        page.log_change(request, entry, failed + because)
+        messages.error(request, failed)
         return
     if outcome is Outcome.FREE:
         messages.info(request, _WAS_FREE % {"name": name})
@@ -130,9 +137,7 @@ def release_chosen(
     logger.warning("Lock %s released by force by %s; the holder was %s (%s)", *told)
     holder = _holder(holding, choice)
     note = _("Released by force. The holder was %(holder)s.") % {"holder": holder}
-    if reason:
-        note += " " + _("Reason: %(reason)s") % {"reason": shown(reason)}
-    page.log_change(request, Model(pk=str(choice.ref), name=name), note)
+    page.log_change(request, entry, note + because)
     text = _("“%(name)s” is released. The holder was %(holder)s.")
     messages.success(request, text % {"name": name, "holder": holder})
 

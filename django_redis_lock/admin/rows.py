@@ -226,9 +226,10 @@ def holder_rows(locks: Sequence[LockInfo]) -> list[dict[str, Any]]:
 
 
 def _said(lock: LockInfo, state: str) -> str:
-    if state == "broken":
-        return f"{STATUSES[state]}: {', '.join(lock.broken)}"
-    return _("silent for") if state == "silent" else str(STATUSES[state])
+    said = [f"{STATUSES[state]}: {', '.join(lock.broken)}"] if state == "broken" else []
+    if lock.silent:
+        said.append(_("silent for"))
+    return " · ".join(said) or str(STATUSES[state])
 
 
 def _renewal(lock: LockInfo) -> str:

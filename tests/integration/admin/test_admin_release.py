@@ -20,7 +20,8 @@ from django.db import OperationalError
 from django.http import HttpResponse
 from django.test import Client
 
-from django_redis_lock import Lock
+from django_redis_lock import Lock, held_locks
+from django_redis_lock.admin import releasing
 from django_redis_lock.inventory.listing import inspect
 from django_redis_lock.protocol.keys import lock_keys
 from tests.holding import hurry, silence
@@ -115,6 +116,22 @@ def test_it_is_asked_first(admin_client: Client, client: redis.Redis) -> None:
     assert lock.owned()
     assert lock.local.token not in response.content
     assert choice in response.content.decode()
+
+
+def test_a_holder_with_unreadable_keys_is_still_running_or_silent(
+    admin_client: Client, client: redis.Redis
+) -> None:
+    lock = named(hold("report", timeout=60), client)
+    client.set(lock.keys.waiters, "not a sorted set")
+    (choice,) = choices(admin_client)
+    text = text_of(admin_client.post(RELEASE, {"selected": choice}))
+    assert "cannot be read: waiters" in text
+    assert "Still running: stop it first" in text
+    silence(client, lock.keys.lock, 236)
+    text = text_of(admin_client.post(RELEASE, {"selected": choice}))
+    assert "cannot be read: waiters · silent for 3 min 5" in text
+    assert "No heartbeat for 3 min 5" in text
+    assert "1 silent" in admin_client.get(f"{PAGE}state/").json()["summary"]
 
 
 def test_who_waits_is_named_before(admin_client: Client, client: redis.Redis) -> None:
@@ -324,6 +341,26 @@ def test_redis_is_away(admin_client: Client, own_server: RedisServer, settings: 
     assert "Redis did not answer as it should" in text
     text = said(admin_client, confirm(admin_client, choice))
     assert "“a” may not have been released" in text  # The reply may have been lost.
+
+
+def test_a_release_whose_reply_is_lost_is_in_the_log(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = hold("a")
+
+    def release(*args: Any, **options: Any) -> None:
+        held_locks.release(*args, **options)
+        raise redis.TimeoutError("Timeout reading from socket")
+
+    monkeypatch.setattr(releasing, "release", release)
+    with caplog.at_level(logging.WARNING, "django_redis_lock.admin"):
+        confirm(admin_client, *choices(admin_client), reason="it hangs")
+    assert not lock.owned()
+    (line,) = caplog.messages
+    assert "may have been released by force by admin (admin): it hangs" in line
+    text = text_of(admin_client.get(f"{PAGE}history/"))
+    assert "“a” may not have been released: Redis did not answer as it should" in text
+    assert "it hangs" in text
 
 
 # -- by whom -----------------------------------------------------------------------------------
