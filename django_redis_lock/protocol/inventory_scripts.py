@@ -160,8 +160,8 @@ return {
 }
 """)
 
-#: Note what has happened to a lock. Releases by its holders push out only each other. (A list would
-#: want commands that those who may lock need not have the right to.)
+#: Note what has happened to a lock. Releases by its holders push out no other events, unless most
+#: are others. (A list would want commands that those who may lock need not have the right to.)
 #:
 #: KEYS  events: a line for each, the latest first
 #: ARGV  what has happened, in one line; how many events to keep; for how many milliseconds; when it
@@ -170,14 +170,17 @@ return {
 #: atomic because two that note at the same time must not write over each other.
 RECORD_EVENT = script("""
 local at = ARGV[4] ~= '' and ARGV[4] or string.format('%.0f', now())
-local lines, most, releases = {at .. ' ' .. ARGV[1]}, tonumber(ARGV[2]), 0
+local lines, most, releases, last = {at .. ' ' .. ARGV[1]}, tonumber(ARGV[2]), 0, 0
 local kept = redis.pcall('GET', KEYS[1])
 if type(kept) ~= 'string' then kept = '' end  -- A key of another kind is replaced.
 if ARGV[5] ~= '' and string.find(kept, ARGV[5], 1, true) then return 0 end
 for line in string.gmatch(kept, '[^\\n]+') do
-  local release = string.find(line, '"what": "released"', 1, true)
-  if release then releases = releases + 1 end
-  if #lines < most and not (release and releases > most / 2) then lines[#lines + 1] = line end
+  lines[#lines + 1] = line
+  if string.find(line, '"what": "released"', 1, true) then releases, last = releases + 1, #lines end
+end
+local gone = releases > most / 2 and last or #lines
+if #lines > most then
+  for i = gone, #lines do lines[i] = lines[i + 1] end
 end
 local left = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
 redis.call('SET', KEYS[1], table.concat(lines, '\\n'), 'PX', string.format('%.0f', left))

@@ -220,12 +220,14 @@ def test_releases_push_out_no_other_event(scripts: Scripts) -> None:
     for _ in range(20):
         record(release())
     lines = scripts.client.get("events").decode().splitlines()
-    assert lines == [*[f"5 {release()}"] * 6, "5 lost"]
-    for number in range(8):
+    assert lines == [*[f"5 {release()}"] * 9, "5 lost"]
+    for number in range(5):
         record(str(number))
     lines = scripts.client.get("events").decode().splitlines()
-    assert lines[:8] == [f"5 {number}" for number in (7, 6, 5, 4, 3, 2, 1, 0)]
-    assert len(lines) == 10
+    assert lines == [*(f"5 {number}" for number in (4, 3, 2, 1, 0)), *[f"5 {release()}"] * 5]
+    record(release())
+    lines = scripts.client.get("events").decode().splitlines()
+    assert lines == [f"5 {release()}", *(f"5 {n}" for n in (4, 3, 2, 1, 0)), *[f"5 {release()}"] * 4]
 
 
 def test_note_replaces_a_key_of_another_kind(scripts: Scripts) -> None:
