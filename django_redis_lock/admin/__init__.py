@@ -42,6 +42,7 @@ from .rows import (
     holder_rows,
     row,
     shown,
+    taken,
     waiter_rows,
 )
 from .sections import behaviour_of, processes_data
@@ -240,12 +241,16 @@ class HeldLockAdmin(ModelAdmin):
         elif closely.other:
             said = _("Not a lock: its key has other data (%(type)s), so no caller can acquire it.")
             data["free"] = said % {"type": closely.other}
-        else:
+        elif not closely.holders:
             data["free"] = _("This lock is free.")
-        waiting, events = waiter_rows(closely.waiters), event_rows(closely.events)
-        holders = holder_rows(closely.holders)
-        known = {"waiting": waiting, "holders": holders, "events": events}
-        return {**data, "asked": True, **known}
+        return {
+            **data,
+            "asked": True,
+            "taken": taken(closely.holders[0]) if closely.holders else "",
+            "waiting": waiter_rows(closely.waiters),
+            "holders": holder_rows(closely.holders),
+            "events": event_rows(closely.events),
+        }
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
         if not self.has_release_permission(request):

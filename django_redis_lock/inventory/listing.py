@@ -185,7 +185,7 @@ class Inspection:
     """The details of one lock, which is None if it is free.
 
     Attributes:
-        holders: those of all places, ``lock`` among them.
+        holders: those of all places, ``lock`` among them; if it is None, of the first hundred.
         waiters: in the order of arrival, by the waiters' clocks; at most MAX_WAITERS.
         events: the last events, latest first.
         other: Redis's type of other data at the lock's key, such as "hash" ("?": not known); else
@@ -233,13 +233,15 @@ def inspect(client: Any, key: bytes, kind: str = LOCK) -> Inspection:
     """
     held = next(iter(_describe(client, kind, [key], b"")), None)
     holders: tuple[LockInfo, ...] = () if held is None else (held,)
-    if held is not None and (held.limit or 1) > 1:
-        keys, places = keys_at(held.lock_key), range(1, (held.limit or 1) + 1)
-        holders = _describe(client, kind, [keys.at_place(number).lock for number in places], b"")
-        held = next((each for each in holders if each.key == key), held)
     if kind != LOCK or not is_lock(key):
         return Inspection(held, (), (), holders)
     keys = keys_at(key)
+    # Of a lock with a limit, one place may be free and others taken.
+    limit = DESCRIBED_PER_SCRIPT if held is None else held.limit or 1
+    if limit > 1:
+        places = map(keys_at(keys.name).at_place, range(1, limit + 1))
+        holders = _describe(client, kind, [place.lock for place in places], b"")
+        held = next((each for each in holders if each.key == key), held)
     asking = Call(WAITING, (*keys.own, events_key(keys.name)), (MAX_WAITERS,))
     reply = run(client, asking, patience=REPLY_TIMEOUT_SECONDS).value
     now_us, ids, stored, other, *vanished = reply

@@ -435,4 +435,11 @@ def test_one_holder_of_several_is_released(admin_client: Client, client: redis.R
     assert labels_of_all == ["a", "b", "c"]
     assert "is released" in said(admin_client, confirm(admin_client, row["choice"]))
     assert [lock.owned() for lock in locks] == [True, False, True]
+    page = admin_client.get(row["url"])
+    assert "All holders: 2 of 5 Place 1 " in text_of(page)
+    assert "This lock is free." not in text_of(page)
+    locks[0].release()
+    page = admin_client.get(rows[0]["url"].replace("/change/", "/state/"))
+    assert (page.json()["taken"], page.json()["free"]) == ("1 of 5", "")
+    locks[2].release()
     assert "This lock is free." in text_of(admin_client.get(row["url"]))
