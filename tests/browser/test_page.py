@@ -591,6 +591,16 @@ def test_rows_are_one_line_high_and_the_table_fits(open_page: Open, client: redi
     assert abs(label_of_filter.bounding_box()["y"] - filter.bounding_box()["y"]) < 12
 
 
+def test_what_stands_after_a_name_does_not_break_it(open_page: Open, client: redis.Redis) -> None:
+    named(hold("nightly-report-sent", limit=3, label="For branches", timeout=3600), client)
+    silence(client, named(hold("import", timeout=7200, renew=False), client).keys.lock, 4000)
+    page = open_page(viewport={"width": 1280, "height": 800})
+    page.wait_for_load_state()  # With its style.
+    table, link = page.locator(".held-locks").first, page.get_by_role("link", name="-sent")
+    table.evaluate("e => { e.style.width = '57rem'; }")
+    assert link.bounding_box()["height"] < 24
+
+
 # -- in other languages ------------------------------------------------------------------------
 
 
