@@ -27,9 +27,7 @@ from .figures import (
     Distribution,
     Summary,
     add,
-    histogram_svg,
     new,
-    sparkline_svg,
     unpack,
 )
 
@@ -42,9 +40,7 @@ __all__ = [
     "Summary",
     "flush",
     "group_of",
-    "histogram_svg",
     "site_of",
-    "sparkline_svg",
     "start",
     "summaries",
     "summary",
