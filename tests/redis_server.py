@@ -82,6 +82,7 @@ class RedisServer:
             "bind": "127.0.0.1",
             "save": '""',
             "appendonly": "yes" if persistent else "no",
+            "appendfsync": "no",  # Otherwise Redis writes later while another fsync goes on.
             **(config or {}),
         }
         self._sentinel = sentinel
