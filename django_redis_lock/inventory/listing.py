@@ -4,6 +4,7 @@ index, so their cost does not depend on the number of keys in the database; they
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -207,7 +208,8 @@ def list_held(
     Args:
         limit: the largest number to list: the longest held. If there are more than MAX_DESCRIBED,
             those that expire first are not considered.
-        search: only locks whose keys contain this text; case is ignored.
+        search: only locks whose keys contain the longest part of this text in ASCII; case is
+            ignored.
         kind: FLIGHT for the computations by ``get_or_set`` that have run for half a second or
             longer, instead of locks.
 
@@ -215,8 +217,8 @@ def list_held(
         redis.exceptions.RedisError: the request failed.
     """
     script, index = (LIST, INDEX) if kind == LOCK else (LIST_FLIGHTS, FLIGHTS)
-    lowered = search.encode(errors="surrogateescape").lower()  # ASCII only, as by Lua.
-    keys, whole = _listed(client, script, indexes(client, index), (prefix, lowered))
+    lowered = max(re.findall("[\0-\x7f]*", search), key=len).lower()  # Lua lowers ASCII only.
+    keys, whole = _listed(client, script, indexes(client, index), (prefix, lowered.encode()))
     described = keys[: max(limit, MAX_DESCRIBED)]
     held = _describe(client, kind, described, prefix)
     locks = held[:limit]

@@ -268,6 +268,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         action = options["action"]
+        if self.stdout._out is None:
+            raise CommandError("the standard output is closed", returncode=Exit.OUTPUT)
         if isinstance(sys.stdout, TextIOWrapper):  # Its encoding may not have all characters.
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
@@ -280,7 +282,7 @@ class Command(BaseCommand):
             with outages_not_logged():
                 code = ACTIONS[action][0](self, options)
             self.stdout.flush()
-        except ImproperlyConfigured as error:
+        except (ImproperlyConfigured, UnicodeEncodeError) as error:
             raise usage_error(str(error)) from error
         except BrokenPipeError:
             # The reader of the output, such as head, has closed it. What is left is discarded.

@@ -208,6 +208,13 @@ def test_it_can_be_searched_and_cut(run: Run, client: redis.Redis) -> None:
         assert run("--older-than", "0", "--exit-code")[0] == 1
 
 
+def test_a_search_ignores_case_in_all_scripts(run: Run, client: redis.Redis) -> None:
+    with held(client, "report-\xc4PFEL"):
+        for text in ("\xe4pfel", "T-\xe4", "\xe4"):
+            assert run("--search", text)[1].endswith("\n1 lock is held.\n")
+        assert run("--search", "\xf6pfel") == (0, "No lock matches.\n", "")
+
+
 def test_two_caches_on_one_database_are_one_place(
     run: Run, client: redis.Redis, settings: Any
 ) -> None:
@@ -297,6 +304,14 @@ def test_a_full_disk_is_no_failure_of_redis() -> None:
         with subprocess.Popen(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE) as examining:
             assert examining.stderr.read() == b"CommandError: [Errno 28] No space left on device\n"
     assert examining.returncode == 74
+
+
+def test_a_closed_output_is_not_a_held_lock(client: redis.Redis) -> None:
+    """The exit code 1 of a traceback would say so."""
+    command = f"{sys.executable} manage.py locks --exit-code >&-"
+    listing = subprocess.run(command, shell=True, cwd=ROOT, stderr=subprocess.PIPE)
+    assert listing.stderr == b"CommandError: the standard output is closed\n"
+    assert listing.returncode == 74
 
 
 def test_an_output_in_ascii(client: redis.Redis, settings: Any) -> None:
@@ -708,6 +723,8 @@ def test_figures_of_a_cache_that_cannot_be_asked(run: Run, settings: Any) -> Non
         (["release", "x", "--older-than", "3"], "unrecognized arguments: --older-than 3"),
         (["--using", "plain"], "the cache 'plain' cannot lock"),
         (["--using", "nope"], "CACHES has no 'nope'"),
+        (["show", "\udcff"], "surrogates not allowed"),
+        (["release", "\udcff", "--yes"], "surrogates not allowed"),
         (["stats", "--watch"], "unrecognized arguments: --watch"),
         (["list", "--period", "day"], "unrecognized arguments: --period day"),
         (["--watch", "0"], "a number of seconds greater than 0"),
