@@ -176,8 +176,6 @@ def test_the_page_of_a_lock(admin_client: Client) -> None:
     text = " ".join(re.sub(r"<[^>]*>", " ", content).split())
     assert "Counted together as invoice-*." in text
     assert "Last hour Last day Acquired 4" in text
-    assert ' at most in 5 min"' in content
-    assert "How long it was held Half within " in text
 
 
 def test_a_cache_that_is_away_is_not_asked_twice(
