@@ -1,4 +1,4 @@
-"""Durations as people read them: once for the admin and the commands."""
+"""Durations as people read them: once for the admin, the commands and the charts."""
 
 from __future__ import annotations
 
@@ -52,3 +52,15 @@ class DurationFormat:
 
     def _counted(self, number: str, unit: int) -> str:
         return str(self.units[unit]) % {"n": self.number(number)}
+
+
+ENGLISH = DurationFormat(
+    (
+        "under 1 s",
+        "%(seconds)d s",
+        "%(minutes)d min %(seconds)d s",
+        "%(hours)d h %(minutes)d min",
+        "%(days)d d %(hours)d h",
+    ),
+    tuple(f"%(n)s {unit}" for unit in ("µs", "ms", "s", "min", "h", "d")),
+)

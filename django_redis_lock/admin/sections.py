@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from django.template.loader import render_to_string
 from django.utils.formats import number_format
-from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -20,7 +19,15 @@ from ..clock import time
 from ..held_locks import UNAVAILABLE, HeldLock, held_locks, look_closely
 from ..inventory import LOCK
 from ..metrics import PERIODS as BUCKETS
-from ..metrics import Distribution, Summary, site_of, summaries, summary
+from ..metrics import (
+    Distribution,
+    Summary,
+    histogram_svg,
+    site_of,
+    sparkline_svg,
+    summaries,
+    summary,
+)
 from .rows import UrlOf, as_of, duration, failure_rows, measured, ref_of, short_place, shown
 
 logger = logging.getLogger("django_redis_lock.admin")
@@ -112,18 +119,21 @@ def behaviour_of(alias: str, group: str) -> list[dict[str, Any]]:
 
 
 def behaviour_row(one: Summary) -> dict[str, Any]:
+    name = shown(one.group or "")
     return {
         "period": PERIODS[one.period],
         "summary": one,
-        "over_time": _over_time(one),
+        "over_time": _over_time(one, name),
         "success": _percent(one.success_rate),
         "wait": _times(one.waits),
         "hold": _times(one.holds),
-        "holds": _spread(one.holds),
+        "holds": _chart(one.holds, _("How long %(name)s was held") % {"name": name}),
         "problems": _problems(one),
         "computed_text": _computed(one),
         "hits": _hits(one),
-        "computing": _spread(one.computations),
+        "computing": _chart(
+            one.computations, _("How long %(name)s took to compute") % {"name": name}
+        ),
     }
 
 
@@ -161,31 +171,27 @@ def _hits(one: Summary) -> str:
     return _("%(share)s of %(reads)s reads") % numbers
 
 
-def _over_time(one: Summary) -> str:
-    """A line through the acquisitions, as SVG; the highest point in the tooltip."""
+def _over_time(one: Summary, name: str) -> str:
     if not one.acquisitions:
         return ""
     minutes = BUCKETS[one.period].width // 60
-    numbers = one.acquisitions_over_time
-    most = max(numbers)
-    step = 72 / (len(numbers) - 1)
-    points = (f"{place * step:.1f},{24 - 24 * n / most:.1f}" for place, n in enumerate(numbers))
-    return format_html(
-        '<svg class="sparkline" role="img" aria-label="{0}" viewBox="-1 -1 74 26">'
-        '<title>{0}</title><polyline points="{1}"/></svg>',
+    most = max(one.acquisitions_over_time)
+    return sparkline_svg(
+        one.acquisitions_over_time,
+        _("Acquisitions of %(name)s over time") % {"name": name},
         _("%(most)d at most in %(minutes)d min") % {"most": most, "minutes": minutes},
-        " ".join(points),
     )
 
 
-def _spread(distribution: Distribution) -> str:
+def _chart(distribution: Distribution, title: str) -> str:
     half, p95 = distribution.quantile(0.5), distribution.p95
     if half is None:
         return ""
-    if p95 is None:
-        return _("Half within %(half)s.") % {"half": measured(half)}
-    said = _("Half within %(half)s, 95 %% within %(most)s.")
-    return said % {"half": measured(half), "most": measured(p95)}
+    told = _("Half within %(half)s.") % {"half": measured(half)}
+    if p95 is not None:
+        said = _("Half within %(half)s, 95 %% within %(most)s.")
+        told = said % {"half": measured(half), "most": measured(p95)}
+    return histogram_svg(distribution, title, told, width=200, height=56, shown=measured)
 
 
 def _times(distribution: Distribution) -> str:

@@ -27,7 +27,9 @@ from .figures import (
     Distribution,
     Summary,
     add,
+    histogram_svg,
     new,
+    sparkline_svg,
     unpack,
 )
 
@@ -40,7 +42,9 @@ __all__ = [
     "Summary",
     "flush",
     "group_of",
+    "histogram_svg",
     "site_of",
+    "sparkline_svg",
     "start",
     "summaries",
     "summary",

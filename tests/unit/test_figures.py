@@ -1,15 +1,19 @@
-"""Figures as they are counted, kept and read. No Redis runs here."""
+"""Figures as they are counted, kept and read; and the charts made of them. No Redis runs here."""
 
 from __future__ import annotations
 
 import random
+import xml.etree.ElementTree as ET
+from typing import Any
 
 import pytest
 
-from django_redis_lock.admin.rows import measured
 from django_redis_lock.events import group_of
-from django_redis_lock.metrics import BOUNDS, Distribution, figures
+from django_redis_lock.formatting import ENGLISH
+from django_redis_lock.metrics import BOUNDS, Distribution, figures, histogram_svg, sparkline_svg
 from django_redis_lock.metrics.collecting import observe
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def distribution(*seconds: float) -> Distribution:
@@ -103,6 +107,9 @@ def test_the_group_of_a_name(name: str, group: str) -> None:
     assert group_of(name) == group
 
 
+# -- charts ------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
@@ -119,4 +126,69 @@ def test_the_group_of_a_name(name: str, group: str) -> None:
     ],
 )
 def test_times_are_shown_in_the_unit_people_use(seconds: float, shown: str) -> None:
-    assert measured(seconds) == shown
+    assert ENGLISH.measured(seconds) == shown
+
+
+CHARTS = [
+    histogram_svg(distribution(), "Nothing"),
+    histogram_svg(distribution(0.002), "Once"),
+    histogram_svg(distribution(*(0.001 * n for n in range(1, 200)), 1e6), "HolderInfo"),
+    histogram_svg(distribution(*BOUNDS), "All"),
+    sparkline_svg((), "Nothing"),
+    sparkline_svg((5,), "One"),
+    sparkline_svg((0, 3, 9, 1), "Some"),
+]
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_chart_is_accessible_and_does_without_style_and_script(chart: str) -> None:
+    svg = ET.fromstring(chart)
+    assert svg.get("role") == "img"
+    named = (svg.get("aria-labelledby") or "").split()
+    texts = {element.get("id"): element.text for element in svg.iter() if element.get("id")}
+    assert len(named) == 2
+    assert all(texts[name] for name in named)
+    for element in svg.iter():
+        assert not set(element.attrib) & {"style", "onclick", "onload"}
+        assert element.tag.removeprefix(SVG) not in {"style", "script", "foreignObject", "image"}
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_all_of_a_chart_is_inside_it(chart: str) -> None:
+    svg = ET.fromstring(chart)
+    width, height = float(svg.get("width") or 0), float(svg.get("height") or 0)
+    for element in svg.iter(f"{SVG}rect"):
+        x, y, w, h = (float(element.get(a) or 0) for a in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + w <= width + 0.1
+        assert 0 <= y <= y + h <= height + 0.1
+    for element in svg.iter(f"{SVG}polyline"):
+        for point in (element.get("points") or "").split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= width
+            assert 0 <= y <= height
+
+
+def test_a_bar_says_what_it_stands_for() -> None:
+    svg = ET.fromstring(histogram_svg(distribution(0.002, 0.002, 0.02), "HolderInfo"))
+    said = [title.text for group in svg.iter(f"{SVG}g") for title in group.iter(f"{SVG}title")]
+    assert "1.6 ms – 2.5 ms: 2" in said
+    assert "16 ms – 25 ms: 1" in said
+    heights = [float(r.get("height") or 0) for r in svg.iter(f"{SVG}rect") if is_bar(r)]
+    assert sorted(heights)[-2:] == [max(heights) / 2, max(heights)]
+
+
+def is_bar(element: Any) -> bool:
+    return element.get("class") == "redis-lock-bar"
+
+
+def test_two_charts_of_one_page_have_different_ids() -> None:
+    ids = [ET.fromstring(chart).get("aria-labelledby") for chart in CHARTS]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("evil", ["</title><script>alert(1)</script>", '"><b>', "a & b", "\udc80"])
+def test_a_title_cannot_inject_anything(evil: str) -> None:
+    for chart in (histogram_svg(distribution(1), evil, evil), sparkline_svg((1, 2), evil, evil)):
+        svg = ET.fromstring(chart.encode(errors="replace").decode())
+        assert not list(svg.iter(f"{SVG}script"))
+        assert svg[0].text == evil.encode(errors="replace").decode()

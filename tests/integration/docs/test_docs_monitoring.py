@@ -60,6 +60,7 @@ def test_the_examples_in_python(
     finally:
         signals.lock_lost.disconnect(names.get("page_somebody"))
     assert names["found"].acquisitions == 1
+    assert names["chart"].startswith("<svg")
     response = names["metrics_view"](RequestFactory().get("/"))
     assert b"# HELP" in response.content
     metrics.flush()
