@@ -227,7 +227,11 @@ def test_releases_push_out_no_other_event(scripts: Scripts) -> None:
     assert lines == [*(f"5 {number}" for number in (4, 3, 2, 1, 0)), *[f"5 {release()}"] * 5]
     record(release())
     lines = scripts.client.get("events").decode().splitlines()
-    assert lines == [f"5 {release()}", *(f"5 {n}" for n in (4, 3, 2, 1, 0)), *[f"5 {release()}"] * 4]
+    assert lines == [
+        f"5 {release()}",
+        *(f"5 {n}" for n in (4, 3, 2, 1, 0)),
+        *[f"5 {release()}"] * 4,
+    ]
 
 
 def test_note_replaces_a_key_of_another_kind(scripts: Scripts) -> None:
