@@ -102,16 +102,15 @@ def check_lifetimes_of_uses() -> Iterator[CheckMessage]:
             yield found(
                 "W008",
                 f"locked() of {lock.target}: with timeout=None the lock never expires.",
-                "If the process is killed, the code does not run again until somebody releases "
-                "the lock by force. Remove timeout: the lock is then renewed while the code runs.",
+                "Remove timeout: then the lock is renewed while the code runs, and ends soon after "
+                "a crash.",
             )
         elif min_hold > timeout:
             yield found(
                 "W009",
                 f"locked() of {lock.target}: min_hold, {min_hold:g} seconds, is longer than "
                 f"timeout, {timeout:g} seconds.",
-                "If the process is killed, the lock ends with its timeout, before min_hold is "
-                "over. If the code must not run again before that, increase timeout.",
+                "If the process is killed, the lock ends with its timeout: increase that.",
             )
 
 
@@ -127,8 +126,7 @@ def check_names_of_uses() -> Iterator[CheckMessage]:
                 "W010",
                 f"locked() of {other.target} and of {lock.target} both name the lock "
                 f"{lock.template!r}, with different settings: {difference}.",
-                "If they must exclude each other, give both the same settings; if not, give them "
-                "different names.",
+                "Give both the same settings, or different names.",
             )
 
 

@@ -91,8 +91,7 @@ def _wrong_values(
         if name == "TIMEOUT" and values[name] in (None, math.inf):
             hint = (
                 "After a crash such a lock would stay taken forever. Set the lifetime of a lock "
-                "between two renewals in seconds, such as 30. For a single lock that must never "
-                "expire, pass timeout=None."
+                "between two renewals in seconds, such as 30."
             )
             yield found("E003", f"{sentence}.", hint)
         else:
@@ -141,8 +140,7 @@ def check_backends() -> Iterator[CheckMessage]:
         config = settings.CACHES[alias]
         location, in_memory = config.get("LOCATION"), _imported(config["BACKEND"]).in_memory
         if not (location or in_memory):
-            hint = 'Set it to the address of Redis, such as "redis://127.0.0.1:6379/1". Until then '
-            hint += "each use of the cache raises ImproperlyConfigured."
+            hint = 'Set it to the address of Redis, such as "redis://127.0.0.1:6379/1".'
             yield found("W014", f"The cache {alias!r} has no LOCATION.", hint)
         elif not (in_memory or _is_url(alias)):
             yield found("E011", f"The LOCATION of the cache {alias!r} is no URL.", URL_HINT)
@@ -154,8 +152,7 @@ def check_backends() -> Iterator[CheckMessage]:
                 "E004",
                 f"The cache {alias!r} does not support locks: its CLIENT_CLASS, {kind.__name__}, "
                 "has no single primary server.",
-                "lock(), locked() and get_or_set() raise ImproperlyConfigured. Remove "
-                "CLIENT_CLASS, use SentinelClient, or give this cache django-redis's own BACKEND.",
+                "Remove CLIENT_CLASS, or use SentinelClient.",
             )
         elif issubclass(kind, HerdClient):
             yield found(
@@ -227,8 +224,7 @@ def check_ignored_errors() -> Iterator[CheckMessage]:
                 "W005",
                 f"The cache {alias!r} ignores errors (IGNORE_EXCEPTIONS), but its locks do not: "
                 "while Redis is down, lock() raises, and views with locked() answer 503.",
-                "Set ON_REDIS_DOWN to what locks do then: 'raise', 'local' or 'run'. With "
-                "'raise', handle redis.exceptions.RedisError where locks are taken.",
+                "Set ON_REDIS_DOWN to what locks do then: 'raise', 'local' or 'run'.",
             )
 
 
@@ -248,9 +244,8 @@ def check_lifetimes() -> Iterator[CheckMessage]:
             yield found(
                 "W006",
                 f"{where}TIMEOUT is {lifetime:g} seconds.",
-                "Locks are renewed while they are held, so this does not limit the work. With "
-                "less than 1 a short pause of the process or the network loses the lock; with more "
-                "than 3600 it stays taken for hours after a crash. 10 to 60 suits most projects.",
+                "Locks are renewed while they are held, so this does not limit the work: 10 to 60 "
+                "suits most projects.",
             )
 
 

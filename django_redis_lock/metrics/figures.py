@@ -319,8 +319,6 @@ def sparkline_svg(
     Args:
         title, description, width, height: as for ``histogram_svg``.
     """
-    if description is None and numbers:
-        description = f"From {numbers[0]} to {numbers[-1]}, {max(numbers)} at most."
     most = max((*numbers, 1))
     left, floor = 6 * len(str(most)) + 5, height - 3
     step = (width - left - 2) / max(len(numbers) - 1, 1)
@@ -339,9 +337,7 @@ def sparkline_svg(
         f'<polyline class="redis-lock-line" points="{points}" fill="none" stroke="currentColor" '
         'stroke-width="1.5" stroke-linejoin="round" stroke-linecap="round"/>'
     )
-    return _svg(
-        "sparkline", title, description or "Nothing was counted.", width, height, [scale, line]
-    )
+    return _svg("sparkline", title, description or f"{most} at most", width, height, [scale, line])
 
 
 def _svg(
