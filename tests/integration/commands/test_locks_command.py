@@ -309,7 +309,7 @@ def test_a_full_disk_is_no_failure_of_redis() -> None:
 def test_a_closed_output_is_not_a_held_lock(client: redis.Redis) -> None:
     """The exit code 1 of a traceback would say so."""
     command = f"{sys.executable} manage.py locks --exit-code >&-"
-    listing = subprocess.run(command, check=False, shell=True, cwd=ROOT, stderr=subprocess.PIPE)
+    listing = subprocess.run(command, check=False, shell=True, cwd=ROOT, capture_output=True)
     assert listing.stderr == b"CommandError: the standard output is closed\n"
     assert listing.returncode == 74
 
