@@ -103,7 +103,6 @@ dist: $(INSTALLED_RELEASE) ## Build what is published, in dist, and check it as 
 
 messages: $(INSTALLED) ## Bring the catalogues up to date, and compile them; needs GNU gettext.
 	cd django_redis_lock && ../$(RUN) -m django makemessages --all --no-location --no-wrap --no-obsolete
-	cd django_redis_lock && ../$(RUN) -m django compilemessages
 	for f in django_redis_lock/locale/*/LC_MESSAGES; do sed -E '/^"(Project|Report|POT|MIME|Content-Tr)/d' $$f/django.po \
 		| msgfmt --no-hash --check-format -o $$f/django.mo - || exit 1; done
 

@@ -337,7 +337,8 @@ def sparkline_svg(
         f'<polyline class="redis-lock-line" points="{points}" fill="none" stroke="currentColor" '
         'stroke-width="1.5" stroke-linejoin="round" stroke-linecap="round"/>'
     )
-    return _svg("sparkline", title, description or f"{most} at most", width, height, [scale, line])
+    description = description or f"{max((*numbers, 0))} at most"
+    return _svg("sparkline", title, description, width, height, [scale, line])
 
 
 def _svg(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -138,6 +139,15 @@ CHARTS = [
     sparkline_svg((5,), "One"),
     sparkline_svg((0, 3, 9, 1), "Some"),
 ]
+
+
+def test_a_line_without_a_description_says_its_highest_point() -> None:
+    said = [sparkline_svg(numbers, "Line") for numbers in ((), (0, 0), (0, 9, 1))]
+    assert [re.findall(r"\d+ at most", chart) for chart in said] == [
+        ["0 at most"],
+        ["0 at most"],
+        ["9 at most"],
+    ]
 
 
 @pytest.mark.parametrize("chart", CHARTS)
