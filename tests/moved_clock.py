@@ -12,6 +12,7 @@ import pytest
 from django_redis_lock.clock import Clock, time
 from django_redis_lock.keeper import Subscription, keeper
 from django_redis_lock.locking.records import Heartbeat
+from django_redis_lock.memory import _databases
 from django_redis_lock.transport import server
 from tests.holding import settle
 from tests.processes import until
@@ -32,8 +33,13 @@ def moved_clock() -> Iterator[Callable[[float], None]]:
     hears of no changes of its locks: it would look at them at once, and not when it is time to."""
     before, clock = time.clock, _AheadOfTime()
 
-    def pass_time(seconds: float) -> None:
+    def move(seconds: float) -> None:
         clock.ahead += seconds
+        for database in tuple(_databases):
+            database._epoch -= seconds  # Like every server's, its time does not move with ours.
+
+    def pass_time(seconds: float) -> None:
+        move(seconds)
         with keeper()._mutex:
             keeper()._condition.notify_all()
         settle()
@@ -45,6 +51,7 @@ def moved_clock() -> Iterator[Callable[[float], None]]:
         try:
             yield pass_time
         finally:
+            move(-clock.ahead)
             time.use(before)
             until(lambda: not keeper()._under_way)
             keeper().hurry()

@@ -89,10 +89,7 @@ def _wrong_values(
         if name not in names:
             continue
         if name == "TIMEOUT" and values[name] in (None, math.inf):
-            hint = (
-                "After a crash such a lock would stay taken forever. Set the lifetime of a lock "
-                "between two renewals in seconds, such as 30."
-            )
+            hint = "Set seconds, such as 30: after a crash such a lock would stay taken forever."
             yield found("E003", f"{sentence}.", hint)
         else:
             yield found("E002", f"{sentence}.", "Correct it, or remove it to use the default.")
@@ -244,8 +241,7 @@ def check_lifetimes() -> Iterator[CheckMessage]:
             yield found(
                 "W006",
                 f"{where}TIMEOUT is {lifetime:g} seconds.",
-                "Locks are renewed while they are held, so this does not limit the work: 10 to 60 "
-                "suits most projects.",
+                "It does not limit the work, as locks are renewed: 10 to 60 suits most projects.",
             )
 
 
@@ -290,16 +286,15 @@ def check_clear() -> Iterator[CheckMessage]:
             clear = Conf(_options(alias)).CLEAR
         except ImproperlyConfigured:
             continue  # E002 reports it.
-        yield from _wrong_keys(alias) if clear == "prefix" else _lost_by_others(alias)
-
-
-def _wrong_keys(alias: str) -> Iterator[CheckMessage]:
-    try:
-        cache: Any = lock_cache(alias)
-        cache.own_pattern()
-    except ImproperlyConfigured as error:
-        hint = "Until then clear() of this cache raises ImproperlyConfigured."
-        yield found("E009", f"The cache {alias!r}: {error}.", hint)
+        if clear != "prefix":
+            yield from _lost_by_others(alias)
+            continue
+        try:
+            cache: Any = lock_cache(alias)
+            cache.own_pattern()
+        except ImproperlyConfigured as error:
+            hint = "Until then clear() of this cache raises ImproperlyConfigured."
+            yield found("E009", f"The cache {alias!r}: {error}.", hint)
 
 
 def _lost_by_others(alias: str) -> Iterator[CheckMessage]:
@@ -346,10 +341,7 @@ def _databases(location: Any, number: int = 0) -> set[Database]:
         except ValueError:
             continue  # It does not lead to Redis.
         host = where.get("host", "localhost")
-        server = (
-            where.get("path"),
-            "localhost" if host in ("127.0.0.1", "::1") else host,
-            where.get("port", 6379),
-        )
-        databases.add((*server, where.get("db", number)))
+        host = "localhost" if host in ("127.0.0.1", "::1") else host
+        port, db = where.get("port", 6379), where.get("db", number)
+        databases.add((where.get("path"), host, port, db))
     return databases

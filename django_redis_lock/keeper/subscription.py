@@ -20,8 +20,8 @@ logger = get_logger("django_redis_lock.keeper")
 
 #: A firewall may have forgotten a silent connection.
 CHECK_AFTER_SECONDS = 10.0
-#: Pauses between attempts to connect, in seconds: at first, and at most.
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0
+#: Pauses between attempts to connect, in seconds: at first, at most, and after a refusal.
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, REFUSED_PAUSE_SECONDS = 0.1, 5.0, 60.0
 #: The channel on which a server reports changes in RESP2.
 CHANGES = b"__redis__:invalidate"
 TRACK = ("CLIENT", "TRACKING", "ON", "NOLOOP", "REDIRECT")
@@ -58,8 +58,8 @@ class Subscription:
     it is closed. A broken connection is replaced.
 
     ``received`` is called in that thread with each message, and with each changed key that the
-    server reports; with None if any may have changed: all were deleted, or a connection has been
-    made, and what was sent before that is missed. While ``subscribed``, none is missed.
+    server reports; with None if any may have changed: all were deleted, or it has just connected.
+    While ``subscribed``, none is missed.
     """
 
     def __init__(
@@ -96,9 +96,10 @@ class Subscription:
                 if self._closed.is_set():
                     return
                 logger.info("Could not listen for changes of locks: %s", error)
-                if not is_outage(error):
-                    return  # This user, or this service, may not subscribe.
-                self._server.on_error(error)
+                if is_outage(error):
+                    self._server.on_error(error)
+                else:  # This user, or this service, may not subscribe.
+                    pause = REFUSED_PAUSE_SECONDS
             finally:
                 self.subscribed = False
                 connection, self._connection = self._connection, None

@@ -129,6 +129,7 @@ class Database(Commands):
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._blocked: dict[Session, None] = {}
         self._carried_out = itertools.count(1)
+        self._epoch = time.time() - time.monotonic()
         _databases.add(self)
 
     def __str__(self) -> str:
@@ -183,10 +184,14 @@ class Database(Commands):
             session.answer([b"message", channel, message])
         return len(listening)
 
+    def _tell_time(self) -> None:
+        # Evenly, also when the system's clock is set.
+        self.now = int((self._epoch + time.monotonic()) * 1e6)
+
     def _unblock(self, session: Session) -> None:
         if session.blocked is None:
             return
-        self.now = int(time.time() * 1e6)
+        self._tell_time()
         try:
             reply = session.blocked()
         except ResponseError as error:
@@ -205,7 +210,7 @@ class Database(Commands):
         return lambda: self._read_streams(names[: len(names) // 2])
 
     def _reply(self, words: Sequence[bytes]) -> Any:
-        self.now = int(time.time() * 1e6)
+        self._tell_time()
         if next(self._carried_out) % COMMANDS_PER_SWEEP == 0:
             self._drop_expired()
         try:
@@ -367,9 +372,8 @@ class AsyncMemoryConnection(_InMemory, AsyncConnection):
 
         session.woken = wake
         while not session.has_reply():
+            await came.wait()
             came.clear()
-            if not session.has_reply():
-                await came.wait()
         return self._open().reply()
 
 

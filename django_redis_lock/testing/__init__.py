@@ -272,13 +272,12 @@ class MemoryServer:
             KeyError: no lock is held there.
         """
         key = name if isinstance(name, bytes) else name.encode(errors="surrogateescape")
-        if (held := self.held()) and key.decode(errors="surrogateescape") in held:
-            for database in self._databases():
-                with database.mutex:
-                    database.delete(key)
-            keeper().hurry()
-            return
-        raise KeyError(f"no lock is held at the key {name!r}; held are: {held}")
+        if key.decode(errors="surrogateescape") not in (held := self.held()):
+            raise KeyError(f"no lock is held at the key {name!r}; held are: {held}")
+        for database in self._databases():
+            with database.mutex:
+                database.delete(key)
+        keeper().hurry()
 
     def _databases(self) -> list[Database]:
         return [found for name, found in databases.items() if name.startswith(self._prefix)]
@@ -375,7 +374,7 @@ class override(TestContextDecorator):
             if settings.configured:
                 undo.enter_context(override_settings(CACHES=server._caches()))
                 for alias in settings.CACHES:
-                    # So that its server is there before the first question to it.
+                    # Its server must be there before the first question.
                     lock_cache(alias)._lock_client()
                 server.away = server.away
             self._undo = undo.pop_all()

@@ -4,6 +4,7 @@ Lua that it knows, and clients that block."""
 from __future__ import annotations
 
 import threading
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import redis
 
 import django_redis_lock
+from django_redis_lock import Lock, clock
 from django_redis_lock.memory import Database, client_of
 from django_redis_lock.memory.lua import compile_script
 from django_redis_lock.protocol import Script
@@ -20,6 +22,17 @@ from django_redis_lock.protocol import Script
 @pytest.fixture
 def client() -> redis.Redis:
     return client_of(Database("memory"))
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, 3600.0])
+def test_a_lock_lasts_as_long_when_the_systems_clock_is_set(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    lock = Lock(client, "a", timeout=1000)
+    assert lock.acquire(blocking=False)
+    monkeypatch.setattr(clock.time, "time", lambda: time.time() + seconds)
+    assert 0 < lock.ttl() <= 1000
+    lock.release()
 
 
 def scripts_of_the_package() -> dict[str, Script]:

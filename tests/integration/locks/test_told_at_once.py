@@ -585,6 +585,29 @@ def test_a_connection_that_died_without_a_word_is_replaced(
         lock.expect_told(by_reset)
 
 
+def test_a_refused_connection_is_tried_again(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(subscription, "REFUSED_PAUSE_SECONDS", 0.05)
+    caplog.set_level("INFO", subscription.logger.name)
+    rights = ("reset", "on", "nopass", "~*", "&*", "+@all")
+    with own_server.client() as admin:
+        admin.execute_command("ACL SETUSER", "app", *rights)
+        with (
+            redis.Redis(port=own_server.port, username="app", password="any", db=1) as other,
+            held(other) as lock,
+        ):
+            listen(admin)
+            admin.execute_command("ACL SETUSER", "app", "-select")
+            admin.execute_command("CLIENT KILL", "TYPE", "pubsub")
+            until(lambda: "'select'" in caplog.text)
+            assert not subscribed(admin)
+            admin.execute_command("ACL SETUSER", "app", "+select")
+            listen(admin)
+            lock.expect_told(by_reset)
+    until(lambda: not listeners())
+
+
 def test_a_process_that_listens_ends_at_once(redis_server: RedisServer | GivenServer) -> None:
     program = f"""
 import sys, time, redis
