@@ -33,8 +33,18 @@ PATIENCE = 10.0
 #: macOS alike. One from that range could be taken while a server is down; and whoever keeps
 #: trying to reach it there may get through to himself.
 PORTS = range(16000, 32000)
+_drawn: set[int] = set()
 #: redis-py before 5.3 wants the name of the command a connection is for, later ones object to it.
 FOR_COMMAND = () if tuple(map(int, redis.__version__.split(".")[:2])) >= (5, 3) else ("EVALSHA",)
+
+
+def fresh_port(ports: range = PORTS) -> int:
+    """A port that no server of this process has had: what the package remembers of an address (an
+    outage, when it last logged something) must not come from another test's server."""
+    while (port := secrets.choice(ports)) in _drawn:
+        pass
+    _drawn.add(port)
+    return port
 
 
 @cache
@@ -150,7 +160,7 @@ class RedisServer:
         deadline = time.monotonic() + PATIENCE
         fixed = self.port
         while True:
-            self.port = fixed or secrets.choice(PORTS)
+            self.port = fixed or fresh_port()
             self._launch()
             if self._answers(deadline):
                 self._chosen_by_others = False  # From now on it is worth waiting for.

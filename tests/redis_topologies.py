@@ -16,7 +16,7 @@ import redis
 from redis.sentinel import Sentinel
 
 from tests.processes import until
-from tests.redis_server import PORTS, RedisServer
+from tests.redis_server import PORTS, RedisServer, fresh_port
 
 __all__ = ["ClusterServers", "SentinelServers", "cluster", "cut_off", "sentinels", "slot_of"]
 
@@ -78,12 +78,16 @@ class Group:
         for server in self.servers:
             server.close()
 
+    @staticmethod
+    def _flush(primary: RedisServer, replicas: int) -> None:
+        """Empty it and its replicas. After a copy a primary sends on what happens only when the
+        replica has confirmed the copy, up to a second later; until then a replica that calls itself
+        connected has the keys of before."""
 
-def _distinct_ports(ports: range, count: int) -> list[int]:
-    chosen: set[int] = set()
-    while len(chosen) < count:
-        chosen.add(secrets.choice(ports))
-    return list(chosen)
+        def flushed() -> bool:
+            return ask(primary, "FLUSHALL") and ask(primary, "WAIT", replicas, 500) == replicas
+
+        until(flushed)
 
 
 class SentinelServers(Group):
@@ -97,7 +101,7 @@ class SentinelServers(Group):
     name = "main"
 
     def __init__(self, down_after: float = 60.0) -> None:
-        ports = _distinct_ports(PORTS, 6)
+        ports = [fresh_port() for _ in range(6)]
         first = ports[0]
         self.nodes = [
             RedisServer(
@@ -201,7 +205,7 @@ class SentinelServers(Group):
         until(lambda: self.primary is not before)
 
     def flush(self) -> None:
-        self.primary.flush()
+        self._flush(self.primary, 2)
 
 
 class ClusterServers(Group):
@@ -212,7 +216,7 @@ class ClusterServers(Group):
     """
 
     def __init__(self, node_timeout: float = 60.0) -> None:
-        ports = _distinct_ports(NODE_PORTS, 6)
+        ports = [fresh_port(NODE_PORTS) for _ in range(6)]
         self._ids = {port: secrets.token_hex(20) for port in ports}
         config: dict[str, str | int] = {
             **PROMPT,
@@ -340,7 +344,7 @@ class ClusterServers(Group):
 
     def flush(self) -> None:
         for node in self.primaries:
-            ask(node, "FLUSHALL")
+            self._flush(node, 1)
 
 
 @contextmanager
