@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
+from django import VERSION
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.encoding import escape_uri_path
@@ -140,11 +141,10 @@ def note_tasks() -> None:
         signals = import_module("celery.signals")
         signals.task_prerun.connect(_celery_begins)
         signals.task_postrun.connect(_celery_ends)
-    for module in ("django.tasks.signals", "django_tasks.signals"):
-        try:
-            signals = import_module(module)
-        except ImportError:  # Django before 6.0; the backport is not installed.
-            continue
+    packages = ["django.tasks"] if VERSION >= (6,) else []
+    packages += {"django_tasks"} & sys.modules.keys()  # A backport.
+    for package in packages:
+        signals = import_module(f"{package}.signals")
         signals.task_started.connect(_django_begins)
         signals.task_finished.connect(_django_ends)
 

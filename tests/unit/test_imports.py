@@ -254,6 +254,20 @@ assert "{PACKAGE}.models" not in sys.modules
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=FOLDER.parent, check=True)
 
 
+def test_the_app_imports_no_package_that_the_project_does_not_use() -> None:
+    code = f"""
+import sys, django
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["{PACKAGE}"])
+django.setup()
+print(*sorted({{"celery", "django_tasks", "django.contrib.admin"}} & sys.modules.keys()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=FOLDER.parent, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "\n"
+
+
 def test_an_editor_that_completes_names_finds_all_of_the_package() -> None:
     assert {"__version__", *django_redis_lock.__all__} == set(dir(django_redis_lock))
 

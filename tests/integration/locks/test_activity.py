@@ -251,6 +251,8 @@ def test_djangos_tasks_are_named(
     tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = "django.tasks" if importlib.util.find_spec("django.tasks") else "django_tasks"
+    importlib.import_module(module)
+    note_tasks()  # The backport was imported after Django's setup, as Celery above.
     settings.TASKS = {"default": {"BACKEND": f"{module}.backends.immediate.ImmediateBackend"}}
     (tmp_path / "doing_tasks.py").write_text(SOURCE.format(module=module))
     monkeypatch.syspath_prepend(tmp_path)
