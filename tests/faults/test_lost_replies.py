@@ -210,7 +210,8 @@ class TestGrant:
         proxy.lose_reply(LEAVE, times=10**6)
         proxy.lose_request(ACQUIRE, times=10**6)
         client.delete("shaky")
-        with pytest.raises(redis.ConnectionError):
+        # On a busy machine, its last connection may take longer than it waits.
+        with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
             waiter.result()
         free(client)
 
