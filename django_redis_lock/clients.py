@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from redis.connection import ConnectionPool, SSLConnection, parse_url
 from redis.exceptions import ClusterError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from .threads import after_fork, free_after_fork
+from .threads import Mutex, after_fork, free_after_fork
 
 __all__ = ["ClusterClient"]
 
@@ -104,7 +103,7 @@ class LazyCluster:
         self._nodes = nodes
         self._settings = settings
         self._cluster: RedisCluster | None = None
-        self._connecting = free_after_fork(threading.Lock())
+        self._connecting = free_after_fork(Mutex())
         given = {n: settings[n] for n in ("encoding", "encoding_errors") if n in settings}
         encoder = ConnectionPool(**given).get_encoder()
         self.get_encoder = lambda: encoder

@@ -14,13 +14,12 @@ An event is any named tuple; a listener ignores the ones it does not know.
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from .threads import free_after_fork, get_logger, run_later, this_thread
+from .threads import Mutex, free_after_fork, get_logger, run_later, this_thread
 
 logger = get_logger("django_redis_lock.events")
 
@@ -233,7 +232,7 @@ usual_hold: Callable[[Subject], float | None] = _not_counted
 #: none. A leader stores it with its value, and its followers' spans can refer to it.
 trace_parent: Callable[[], str] | None = None
 
-_subscribing = free_after_fork(threading.RLock())
+_subscribing = free_after_fork(Mutex())
 _logged_at: dict[Listener, float] = {}
 
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 import contextvars
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 # -- forks ---------------------------------------------------------------------------------------
@@ -55,6 +56,29 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
+# -- signal handlers -------------------------------------------------------------------------------
+
+
+if TYPE_CHECKING or sys.version_info < (3, 14):
+    Mutex = threading.RLock
+else:
+
+    class Mutex(type(threading.RLock())):
+        """For ``with``: in Python 3.14 an exception from a signal handler may come after an
+        ``RLock`` was locked by ``__enter__`` and before its block begins; later, one from a
+        profiler."""
+
+        def __enter__(self) -> bool:
+            try:
+                return self.acquire()
+            except BaseException:
+                try:
+                    self.release()
+                except RuntimeError:
+                    pass  # It was still waiting for the mutex.
+                raise
+
+
 # -- work that must not delay its caller -----------------------------------------------------------
 
 Work = Callable[[], object]
@@ -76,7 +100,7 @@ class ThreadPool:
     def _reset(self) -> None:
         # ``submit`` enters the mutex and not the condition, because a signal handler may interrupt
         # it at any line; for the same reason the threads do the counting.
-        self._mutex = threading.RLock()
+        self._mutex = Mutex()
         self._condition = threading.Condition(self._mutex)
         self._waiting: deque[Work] = deque()
         self._threads: set[threading.Thread] = set()

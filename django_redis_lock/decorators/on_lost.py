@@ -15,6 +15,7 @@ from django.core.management import BaseCommand, CommandError
 
 from ..locking import unwinding
 from ..protocol import printable
+from ..threads import Mutex
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ class CommandTerminator:
         self.cleanup_seconds = CLEANUP_SECONDS
         self.lost = False
         self._over = threading.Event()
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
 
     def __call__(self) -> None:
         """Runs in a separate thread."""

@@ -23,7 +23,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from .. import threads
 from ..clock import time
 from ..protocol import Call
-from ..threads import after_fork, get_logger
+from ..threads import Mutex, after_fork, get_logger
 from ..transport import OUTAGE, RawConnection, Server, is_outage, pack
 from .subscription import Subscription as Subscription
 from .subscription import shut as shut
@@ -135,7 +135,7 @@ class Keeper:
     def __init__(self) -> None:
         # The methods enter the mutex and not the condition, because entering a condition is not
         # atomic: an exception from a signal handler could leave the mutex locked for ever.
-        self._mutex = threading.RLock()
+        self._mutex = Mutex()
         self._condition = threading.Condition(self._mutex)
         self._jobs: set[Job] = set()
         self._due: list[tuple[float, int, Job]] = []

@@ -38,7 +38,7 @@ from ..protocol import (
     process_id,
     release_call,
 )
-from ..threads import get_logger
+from ..threads import Mutex, get_logger
 from ..transport import Server
 from .records import Heartbeat, log_failed, note_call
 
@@ -103,7 +103,7 @@ class Hold:
         self.on_lost = on_lost
         self.subject = subject
         self.pid = os.getpid()
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
 
     def begin(self, granted: Acquisition, keys: LockKeys, limit: int = 1) -> None:
         """The lock, or the place, at ``keys`` is acquired."""

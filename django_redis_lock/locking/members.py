@@ -5,7 +5,6 @@ several locks, made of those for one. Their keys must be in one slot of a cluste
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from itertools import chain
@@ -13,6 +12,7 @@ from typing import Any
 
 from ..keeper import keeper
 from ..protocol import Call, Script, new_token, release_call, script
+from ..threads import Mutex
 from ..transport import Answer, Server, Steps
 from .hold import Hold
 from .operations import LockOperations
@@ -37,7 +37,7 @@ class MultiHold:
         self._grant_timeout = grant_timeout
         self._on_lost = on_lost
         self._handled = False
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
         for hold in holds:
             hold.on_lost = self._lose
         if self.lost:

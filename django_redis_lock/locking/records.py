@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ from ..protocol import (
     process_id,
     process_key,
 )
-from ..threads import free_after_fork, get_logger
+from ..threads import Mutex, free_after_fork, get_logger
 from ..transport import Server, is_cluster, run, run_all
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Heartbeat(Job):
     def __init__(self, server: Server) -> None:
         super().__init__(server, time.monotonic())
         # A signal handler may come in between.
-        self._mutex = free_after_fork(threading.RLock())
+        self._mutex = free_after_fork(Mutex())
         self._renewals: dict[bytes, Renewal] = {}
         self._call = Call(HEARTBEAT, (process_key(process_id()),), (DAY,))
         #: When the next heartbeat is due; ``due`` may be earlier, to stop listening.

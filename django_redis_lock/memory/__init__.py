@@ -23,7 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from ..clock import time
-from ..threads import after_fork, free_after_fork
+from ..threads import Mutex, after_fork, free_after_fork
 from .commands import Commands
 from .lua import compile_script
 from .lua_library import Table, number_text
@@ -122,7 +122,7 @@ class Database(Commands):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.mutex = free_after_fork(threading.RLock())
+        self.mutex = free_after_fork(Mutex())
         self.away = False
         self._name = name
         self._scripts: dict[bytes, str] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import threading
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from ..conf import Conf
 from ..events import Subject
 from ..keeper import Job, finish, keeper
 from ..protocol import FIGURES, Call, printable, script
-from ..threads import after_fork, get_logger
+from ..threads import Mutex, after_fork, get_logger
 from ..transport import Server, is_outage, own_settings
 from ..transport import pack as pack_call
 from . import figures as at
@@ -158,7 +157,7 @@ class Metrics:
 
     def _reset(self) -> None:
         # A signal handler may count while it interrupts the counting.
-        self.mutex = threading.RLock()
+        self.mutex = Mutex()
         #: Acquisitions, releases and reads that wait to be counted, and how many may wait.
         self._waiting: deque[Any] = deque()
         self._reads: deque[tuple[Any, str, str, str]] = deque()

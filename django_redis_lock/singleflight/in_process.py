@@ -3,7 +3,6 @@ wait for it."""
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from ..protocol import new_token
-from ..threads import after_fork
+from ..threads import Mutex, after_fork
 from ..transport import Server
 from .runners import Runner
 
@@ -84,7 +83,7 @@ class DeferredCall:
     def __init__(self, function: Callable[..., Any], defer: Callable[..., Any]) -> None:
         self._function = function
         self._defer = defer
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
         self._begun = self._overtaken = False
 
     def __call__(self, *args: Any) -> Any:

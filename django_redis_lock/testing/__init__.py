@@ -28,6 +28,7 @@ from ..keeper import Job, Keeper, Subscription, keeper, use_keeper
 from ..locking import Renewal
 from ..memory import Database, client_of, databases
 from ..singleflight import FlightRenewal
+from ..threads import Mutex
 from ..transport import Server, server_of, standing_in
 
 __all__ = ["MemoryServer", "RedisLocksMixin", "VirtualClock", "override"]
@@ -103,7 +104,7 @@ class VirtualClock(Clock):
         #: Whole seconds; not far from the real time, by which locks from before the override end.
         self._now = float(int(Clock.monotonic()))
         self._unix_time = real.time() - self._now
-        self._moving = threading.RLock()
+        self._moving = Mutex()
         self._long_waits = 0
         #: How often the time was asked for or moved, and the ids of those who asked.
         self._looks = 0

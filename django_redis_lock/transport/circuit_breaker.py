@@ -11,7 +11,6 @@ Calls that keep or end a lock that is held are never refused: its waiters depend
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable
 from typing import ClassVar
@@ -20,7 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from .. import events
 from ..events import Outage, ServerDown, ServerUp
-from ..threads import free_after_fork, get_logger
+from ..threads import Mutex, free_after_fork, get_logger
 
 logger = get_logger("django_redis_lock.outage")
 
@@ -53,7 +52,7 @@ class Breaker:
         self._timeout = timeout
         self._now = now
         # A signal handler may come in between.
-        self._mutex = free_after_fork(threading.RLock())
+        self._mutex = free_after_fork(Mutex())
         self._since = 0.0
         self._costly = 0
         self._spared = 0

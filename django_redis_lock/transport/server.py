@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..protocol import PendingLifetime
-from ..threads import after_fork, free_after_fork
+from ..threads import Mutex, after_fork, free_after_fork
 from .address import (
     HAS_HIREDIS,
     INCOMPLETE,
@@ -364,7 +363,7 @@ _servers: weakref.WeakValueDictionary[tuple[Any, ...], Server] = weakref.WeakVal
 _by_pool: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
 #: Makes what takes the place of a server, while something does.
 _make_stand_in: Callable[[tuple[Any, ...]], Server | None] | None = None
-_registry = free_after_fork(threading.Lock())
+_registry = free_after_fork(Mutex())
 
 
 def server_of(client: Any) -> Server:

@@ -7,7 +7,6 @@ process form one queue, the tasks of each event loop another.
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from ...protocol import (
     parse_grant,
     waiter_id,
 )
-from ...threads import after_fork, free_after_fork
+from ...threads import Mutex, after_fork, free_after_fork
 from ...transport import Server
 from ..records import note_vanished
 
@@ -238,7 +237,7 @@ class WaitQueue:
 
 #: The queues of this process. Waiters with different limits do not wait for the same places.
 queues: dict[tuple[Server, bytes, Any, int], WaitQueue] = {}
-_mutex = free_after_fork(threading.RLock())
+_mutex = free_after_fork(Mutex())
 
 
 @after_fork

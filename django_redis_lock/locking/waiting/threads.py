@@ -13,6 +13,7 @@ from redis.exceptions import NoScriptError, RedisError
 from ...clock import time
 from ...keeper import SentOnce, keeper, shut
 from ...protocol import LAST_TRY_SECONDS, AcquireRequest, Acquisition, Call
+from ...threads import Mutex
 from ...transport import RawConnection, Server, drive, pack, run, server_of
 from .queue import WaitQueue
 from .steps import Refusal, Waiter
@@ -25,7 +26,7 @@ class PendingReply:
         self._connection = connection
         self._server = server
         self._until = until
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
         self._pid = os.getpid()
         self._open = True
         self._answer: float | None = None
@@ -41,9 +42,9 @@ class PendingReply:
         """See ``PendingLifetime``."""
         if self._pid != os.getpid():
             return None  # The answer is the parent's; to read it would leave the parent without.
-        if not wait and self._mutex.locked():
-            return self._answer  # Somebody is just reading it; he may have to wait for that.
-        with self._mutex:
+        try:
+            if not self._mutex.acquire(blocking=wait):
+                return self._answer  # Another thread is reading it, and may have to wait for that.
             if self._open and (wait or self._has_come()):
                 self._open = False
                 try:
@@ -61,6 +62,11 @@ class PendingReply:
                     self._server.answered()
                     self._answer = self._until if taken else -math.inf
             return self._answer
+        finally:
+            try:  # Also if a signal handler raised just when it was acquired.
+                self._mutex.release()
+            except RuntimeError:
+                pass  # Another thread has it.
 
     def _has_come(self) -> bool:
         try:
