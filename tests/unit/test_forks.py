@@ -12,7 +12,8 @@ import django_redis_lock
 from django_redis_lock.transport.circuit_breaker import Breaker
 
 FOLDER = Path(django_redis_lock.__file__).parent
-MUTEXES = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")
+KINDS = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")
+MUTEXES = {"Mutex", *(f"threading.{kind}" for kind in KINDS)}
 
 #: Mutexes that no child uses: of one call or one acquisition, which is its parent's, or of
 #: something that begins anew in the child.
@@ -23,7 +24,7 @@ OF_THE_PARENT = {
     "locking/waiting/threads.py": 2,
     "keeper/subscription.py": 1,
     "keeper/__init__.py": 2,
-    "threads.py": 2,
+    "threads.py": 3,  # One only for its type.
     "singleflight/in_process.py": 1,
     "singleflight/runners.py": 1,
     "cache/reading.py": 1,
@@ -46,14 +47,23 @@ def test_every_mutex_is_free_in_a_child() -> None:
     for path in sorted(FOLDER.rglob("*.py")):
         tree = ast.parse(path.read_text())
         freed = {id(call.args[0]) for call, name in calls(tree) if name == "free_after_fork"}
-        left = [
-            name
-            for call, name in calls(tree)
-            if name in {f"threading.{kind}" for kind in MUTEXES} and id(call) not in freed
-        ]
+        left = [name for call, name in calls(tree) if name in MUTEXES and id(call) not in freed]
         if left:
             found[path.relative_to(FOLDER).as_posix()] = len(left)
     assert found == OF_THE_PARENT
+
+
+def test_only_a_mutex_is_entered_by_with() -> None:
+    """``Mutex`` says why."""
+    made = [
+        path.relative_to(FOLDER).as_posix()
+        for path in sorted(FOLDER.rglob("*.py"))
+        for _, name in calls(ast.parse(path.read_text()))
+        if name in ("threading.Lock", "threading.RLock")
+    ]
+    # These are not entered by ``with``; ``threads`` has the type of ``Mutex`` from one.
+    others = ["cache/reading.py", "locking/waiting/threads.py", "singleflight/runners.py"]
+    assert made == [*others, "threads.py", "transport/discovery.py"]
 
 
 def test_there_is_one_list_of_what_is_done_after_a_fork() -> None:
