@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -46,13 +47,28 @@ def after_fork(reset: F) -> F:
 
 
 def _in_child() -> None:
+    global _pid
     for mutex in tuple(_mutexes):
         mutex._at_fork_reinit()  # As in the standard library.
     for reset in _resets:
         reset()
+    _pid = os.getpid()
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+#: uWSGI forks its workers without Python's hooks, unless an option says otherwise.
+_unhooked = "uwsgi" in sys.modules
+_pid = os.getpid()
+_noticing = threading.Lock()
+
+
+def notice_fork() -> None:
+    """To be called before anything that a parent process may have made is used."""
+    if _unhooked and os.getpid() != _pid:
+        with _noticing:
+            if os.getpid() != _pid:
+                _in_child()
 
 
 # -- work that must not delay its caller -----------------------------------------------------------
@@ -156,7 +172,7 @@ this_thread = _ThisThread()
 
 
 def run_later(notice: Work) -> None:
-    """Run ``notice``, which is users' code, in the thread for notices."""
+    """Run ``notice``, which is users' code."""
     global _dropped
     if not _notices.submit(notice, _log_dropped):
         _dropped += 1

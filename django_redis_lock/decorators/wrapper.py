@@ -313,14 +313,12 @@ def _class(options: Options, target: type) -> type:
     # Decorating a class replaces one of its methods.
     if issubclass(target, BaseCommand):
         options.refuse("a command", "status_code", "retry_after", "default")
-        # The class is the user's: its method is replaced, as a decorator does.
         target.handle = LockedFunction(options, target.handle, dotted).wrapper()  # type: ignore[method-assign]
     elif is_api_view(target):
         _refuse_command_options(options, "a view")
         _api_view(options, target, dotted)
     elif issubclass(target, View):
         _refuse_command_options(options, "a view")
-        # As above.
         target.dispatch = LockedFunction(options, target.dispatch, dotted).wrapper()  # type: ignore[method-assign]
     else:
         raise TypeError(

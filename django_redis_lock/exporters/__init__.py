@@ -131,12 +131,9 @@ Attributes = Mapping[str, Value]
 
 
 class Span(NamedTuple):
-    """Something that has ended.
+    """Something that has ended; ``began`` and ``ended`` are Unix times.
 
     Attributes:
-        operation: ``"cache get"``, ``"cache put"``, ``"cache wait"``, ``"lock wait"`` or
-            ``"lock acquire"``.
-        began, ended: Unix times in seconds.
         leader: the trace to which the span refers, as a ``traceparent``; or empty.
     """
 

@@ -1,5 +1,4 @@
-"""Spans and metrics for OpenTelemetry, by way of ``opentelemetry-api``; ``docs/monitoring.md``
-lists them."""
+"""Spans and metrics for OpenTelemetry, by way of ``opentelemetry-api``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Metrics for Prometheus in the registry of ``prometheus_client``; ``docs/monitoring.md`` lists
-them."""
+"""Metrics for Prometheus in the registry of ``prometheus_client``."""
 
 from __future__ import annotations
 

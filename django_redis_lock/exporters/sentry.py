@@ -1,6 +1,6 @@
 """Spans for Sentry, by way of ``sentry-sdk``, below the span or transaction of the caller.
 
-Reads and stores are those of Sentry's page "Caches"; see ``docs/other_tools.md``.
+Reads and stores are those of Sentry's page "Caches".
 """
 
 from __future__ import annotations

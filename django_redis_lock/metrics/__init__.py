@@ -1,6 +1,5 @@
 """Figures of locks and computations: each process counts, Redis adds up.
 
-``summary()`` and ``summaries()`` read the figures of all processes for the last hour or day.
 Counting needs no extra round trip: the keeper writes new figures every few seconds, and at its end
 the process writes the rest, if Redis answers at once. A write that fails is repeated with the
 figures since. (If only its reply was lost, these figures count twice.) See ``docs/monitoring.md``.

@@ -1,5 +1,4 @@
-"""Counts the events of this process, and writes the figures to Redis. Counting takes a short
-critical section for each event, and memory for a limited number of groups."""
+"""Counts the events of this process, and writes the figures to Redis."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ FOLDER = Path(django_redis_lock.__file__).parent
 MUTEXES = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")
 
 #: Mutexes that no child uses: of one call or one acquisition, which is its parent's, or of
-#: something that begins anew in the child.
+#: something that begins anew in the child; or held only while that begins.
 OF_THE_PARENT = {
     "memory/__init__.py": 1,
     "locking/hold.py": 1,
@@ -23,7 +23,7 @@ OF_THE_PARENT = {
     "locking/waiting/threads.py": 2,
     "keeper/subscription.py": 1,
     "keeper/__init__.py": 2,
-    "threads.py": 2,
+    "threads.py": 3,
     "singleflight/in_process.py": 1,
     "singleflight/runners.py": 1,
     "cache/reading.py": 1,
