@@ -24,6 +24,29 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
+# -- signal handlers -------------------------------------------------------------------------------
+
+
+if TYPE_CHECKING or sys.version_info < (3, 14):
+    Mutex = threading.RLock
+else:
+
+    class Mutex(type(threading.RLock())):
+        """For ``with``: in Python 3.14 an exception from a signal handler may come after an
+        ``RLock`` was locked by ``__enter__`` and before its block begins; later, one from a
+        profiler."""
+
+        def __enter__(self) -> bool:
+            try:
+                return self.acquire()
+            except BaseException:
+                try:
+                    self.release()
+                except RuntimeError:
+                    pass  # It was still waiting for the mutex.
+                raise
+
+
 # -- forks ---------------------------------------------------------------------------------------
 
 F = TypeVar("F", bound=Callable[[], Any])
@@ -47,36 +70,28 @@ def after_fork(reset: F) -> F:
 
 
 def _in_child() -> None:
+    global _pid
     for mutex in tuple(_mutexes):
         mutex._at_fork_reinit()  # As in the standard library.
     for reset in _resets:
         reset()
+    _pid = os.getpid()
 
 
 os.register_at_fork(after_in_child=_in_child)
 
+#: uWSGI forks its workers without Python's hooks, unless an option says otherwise.
+_unhooked = "uwsgi" in sys.modules
+_pid = os.getpid()
+_noticing = Mutex()
 
-# -- signal handlers -------------------------------------------------------------------------------
 
-
-if TYPE_CHECKING or sys.version_info < (3, 14):
-    Mutex = threading.RLock
-else:
-
-    class Mutex(type(threading.RLock())):
-        """For ``with``: in Python 3.14 an exception from a signal handler may come after an
-        ``RLock`` was locked by ``__enter__`` and before its block begins; later, one from a
-        profiler."""
-
-        def __enter__(self) -> bool:
-            try:
-                return self.acquire()
-            except BaseException:
-                try:
-                    self.release()
-                except RuntimeError:
-                    pass  # It was still waiting for the mutex.
-                raise
+def notice_fork() -> None:
+    """To be called before anything that a parent process may have made is used."""
+    if _unhooked and os.getpid() != _pid:
+        with _noticing:
+            if os.getpid() != _pid:
+                _in_child()
 
 
 # -- work that must not delay its caller -----------------------------------------------------------

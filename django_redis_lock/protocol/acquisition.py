@@ -66,15 +66,17 @@ _waiters = itertools.count(secrets.randbits(40))
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.look()
-
-    def look(self) -> None:
         place = f"{os.getpid()} {hostname()} {threading.current_thread().name}"
         self.place = place.encode(errors="backslashreplace")
 
 
 _here = _Here()
-after_fork(_here.look)
+
+
+@after_fork
+def _look_again() -> None:
+    global _here
+    _here = _Here()
 
 
 class Clock(NamedTuple):

@@ -16,7 +16,7 @@ KINDS = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")
 MUTEXES = {"Mutex", *(f"threading.{kind}" for kind in KINDS)}
 
 #: Mutexes that no child uses: of one call or one acquisition, which is its parent's, or of
-#: something that begins anew in the child.
+#: something that begins anew in the child; or held only while that begins.
 OF_THE_PARENT = {
     "memory/__init__.py": 1,
     "locking/hold.py": 1,
@@ -24,7 +24,7 @@ OF_THE_PARENT = {
     "locking/waiting/threads.py": 2,
     "keeper/subscription.py": 1,
     "keeper/__init__.py": 2,
-    "threads.py": 3,  # One only for its type.
+    "threads.py": 4,  # One only for its type.
     "singleflight/in_process.py": 1,
     "singleflight/runners.py": 1,
     "cache/reading.py": 1,

@@ -1,0 +1,79 @@
+"""Under uWSGI: its workers are forked without Python's hooks from a process that may have used
+locks, as a project that fills its cache when it is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.processes import PATIENCE
+from tests.redis_server import RedisServer
+
+PROGRAM = """
+import ctypes, os, sys, threading, time, types
+
+sys.modules["uwsgi"] = types.ModuleType("uwsgi")  # uWSGI makes it, before it runs the project.
+
+import redis
+from django_redis_lock import Lock
+from django_redis_lock.keeper import keeper
+from django_redis_lock.transport import server_of
+
+client = redis.Redis.from_url(sys.argv[1])
+parents = Lock(client, "parent's", timeout=30, renew=True)
+parents.acquire()
+connection = server_of(client).checkout()
+server_of(client).checkin(connection)
+while not time.monotonic() < keeper()._wakes_at < float("inf"):
+    time.sleep(0.001)  # A thread that is beginning holds mutexes of Python's.
+child = ctypes.PyDLL(None).fork()  # With the global lock held, as uWSGI does it.
+if not child:
+    status = 1
+    try:
+        lock = Lock(client, "child's", timeout=1.5, renew=True, thread_local=False)
+        begun = threading.Barrier(8)
+        found = []
+
+        def enter():  # The first requests of a worker with threads come at the same time.
+            begun.wait()
+            found.append(Lock(client, f"{threading.get_ident()}", timeout=30).acquire())
+
+        threads = [threading.Thread(target=enter) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [True] * 8, found
+        assert lock.acquire()
+        assert f" {os.getpid()} ".encode() in lock.local.token, lock.local.token
+        assert server_of(client).checkout() is not connection
+        first, patience = lock.local.hold.deadline, time.monotonic() + 20
+        while lock.local.hold.deadline == first:  # The keeper renews it.
+            assert time.monotonic() < patience, "not renewed"
+            time.sleep(0.01)
+        lock.release()
+        status = 0
+    finally:
+        sys.stderr.flush()
+        if status:
+            import traceback
+            traceback.print_exc()
+        os._exit(status)
+assert os.waitpid(child, 0)[1] == 0
+parents.release()
+"""
+
+
+def test_a_worker_has_its_own_connections_and_keeper(redis_server: RedisServer) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, redis_server.url],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
+    assert done.returncode == 0, done.stderr
