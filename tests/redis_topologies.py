@@ -79,15 +79,15 @@ class Group:
             server.close()
 
     @staticmethod
-    def _flush(primary: RedisServer, replicas: int) -> None:
-        """Empty it and its replicas. After a copy a primary sends on what happens only when the
-        replica has confirmed the copy, up to a second later; until then a replica that calls itself
-        connected has the keys of before."""
+    def _replicate(primary: RedisServer, replicas: int, command: str = "PING") -> None:
+        """Run ``command``, and wait until so many replicas have what has happened until then. After
+        a copy a primary sends that on only when the replica has confirmed the copy, up to a second
+        later; until then a replica that calls itself connected has the keys of before."""
 
-        def flushed() -> bool:
-            return ask(primary, "FLUSHALL") and ask(primary, "WAIT", replicas, 500) == replicas
+        def replicated() -> bool:
+            return ask(primary, command) and ask(primary, "WAIT", replicas, 500) == replicas
 
-        until(flushed)
+        until(replicated)
 
 
 class SentinelServers(Group):
@@ -205,7 +205,7 @@ class SentinelServers(Group):
         until(lambda: self.primary is not before)
 
     def flush(self) -> None:
-        self._flush(self.primary, 2)
+        self._replicate(self.primary, 2, "FLUSHALL")
 
 
 class ClusterServers(Group):
@@ -344,7 +344,12 @@ class ClusterServers(Group):
 
     def flush(self) -> None:
         for node in self.primaries:
-            self._flush(node, 1)
+            self._replicate(node, 1, "FLUSHALL")
+
+    def replicate(self, key: bytes | str) -> None:
+        """Wait until the replica has what has happened to ``key``. The caller of a script has the
+        answer before the replicas have what it wrote, and a server can be frozen in between."""
+        self._replicate(self.primary_of(key), 1)
 
 
 @contextmanager
