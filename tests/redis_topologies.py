@@ -287,7 +287,7 @@ class ClusterServers(Group):
     def primaries(self) -> list[RedisServer]:
         return [self._node(port) for port in sorted({r[2][1] for r in self._ranges()})]
 
-    def _range_of(self, slot: int) -> Any:
+    def range_of(self, slot: int) -> Any:
         found: list[Any] = []
 
         def known() -> bool:
@@ -299,10 +299,10 @@ class ClusterServers(Group):
         return found[0]
 
     def primary_of(self, key: bytes | str) -> RedisServer:
-        return self._node(self._range_of(slot_of(key))[2][1])
+        return self._node(self.range_of(slot_of(key))[2][1])
 
     def replica_of(self, key: bytes | str) -> RedisServer:
-        return self._node(self._range_of(slot_of(key))[3][1])
+        return self._node(self.range_of(slot_of(key))[3][1])
 
     # -- what happens to it --------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class ClusterServers(Group):
 
     def begin_to_move(self, slot: int) -> tuple[RedisServer, RedisServer]:
         """Begin to move ``slot`` to another primary; its old and its new place."""
-        old = self._node(self._range_of(slot)[2][1])
+        old = self._node(self.range_of(slot)[2][1])
         new = next(node for node in self.primaries if node is not old)
         ask(new, "CLUSTER", "SETSLOT", slot, "IMPORTING", self._ids[old.port])
         ask(old, "CLUSTER", "SETSLOT", slot, "MIGRATING", self._ids[new.port])
