@@ -366,8 +366,9 @@ class Cluster(Topology):
             owners[first : last + 1] = servers[:1] * (last + 1 - first)
             known.update(dict.fromkeys(servers))
         self._owners = owners
-        # Replicas too: they can say which primary replaced one that failed.
-        self._known = list(known)
+        # Replicas too: they can say which primary replaced one that failed. First those that
+        # answer, and another than now: a primary that is cut off from the others names itself.
+        self._known = sorted(known, key=lambda node: (node.breaker.failing, node is asked))
         self._keep_only(known)
 
     def _named(self, asked: Server, node: Any) -> Server:
