@@ -79,15 +79,15 @@ class Group:
             server.close()
 
     @staticmethod
-    def _flush(primary: RedisServer, replicas: int) -> None:
-        """Empty it and its replicas. After a copy a primary sends on what happens only when the
-        replica has confirmed the copy, up to a second later; until then a replica that calls itself
-        connected has the keys of before."""
+    def _replicate(primary: RedisServer, replicas: int, command: str = "PING") -> None:
+        """Run ``command``, and wait until so many replicas have what has happened until then. After
+        a copy a primary sends that on only when the replica has confirmed the copy, up to a second
+        later; until then a replica that calls itself connected has the keys of before."""
 
-        def flushed() -> bool:
-            return ask(primary, "FLUSHALL") and ask(primary, "WAIT", replicas, 500) == replicas
+        def replicated() -> bool:
+            return ask(primary, command) and ask(primary, "WAIT", replicas, 500) == replicas
 
-        until(flushed)
+        until(replicated)
 
 
 class SentinelServers(Group):
@@ -205,7 +205,7 @@ class SentinelServers(Group):
         until(lambda: self.primary is not before)
 
     def flush(self) -> None:
-        self._flush(self.primary, 2)
+        self._replicate(self.primary, 2, "FLUSHALL")
 
 
 class ClusterServers(Group):
@@ -287,7 +287,7 @@ class ClusterServers(Group):
     def primaries(self) -> list[RedisServer]:
         return [self._node(port) for port in sorted({r[2][1] for r in self._ranges()})]
 
-    def _range_of(self, slot: int) -> Any:
+    def range_of(self, slot: int) -> Any:
         found: list[Any] = []
 
         def known() -> bool:
@@ -299,10 +299,10 @@ class ClusterServers(Group):
         return found[0]
 
     def primary_of(self, key: bytes | str) -> RedisServer:
-        return self._node(self._range_of(slot_of(key))[2][1])
+        return self._node(self.range_of(slot_of(key))[2][1])
 
     def replica_of(self, key: bytes | str) -> RedisServer:
-        return self._node(self._range_of(slot_of(key))[3][1])
+        return self._node(self.range_of(slot_of(key))[3][1])
 
     # -- what happens to it --------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class ClusterServers(Group):
 
     def begin_to_move(self, slot: int) -> tuple[RedisServer, RedisServer]:
         """Begin to move ``slot`` to another primary; its old and its new place."""
-        old = self._node(self._range_of(slot)[2][1])
+        old = self._node(self.range_of(slot)[2][1])
         new = next(node for node in self.primaries if node is not old)
         ask(new, "CLUSTER", "SETSLOT", slot, "IMPORTING", self._ids[old.port])
         ask(old, "CLUSTER", "SETSLOT", slot, "MIGRATING", self._ids[new.port])
@@ -344,7 +344,12 @@ class ClusterServers(Group):
 
     def flush(self) -> None:
         for node in self.primaries:
-            self._flush(node, 1)
+            self._replicate(node, 1, "FLUSHALL")
+
+    def replicate(self, key: bytes | str) -> None:
+        """Wait until the replica has what has happened to ``key``. The caller of a script has the
+        answer before the replicas have what it wrote, and a server can be frozen in between."""
+        self._replicate(self.primary_of(key), 1)
 
 
 @contextmanager

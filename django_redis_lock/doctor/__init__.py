@@ -13,6 +13,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Any
 
+from redis import ConnectionPool, Redis
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from ..cache import lock_cache
@@ -31,7 +32,7 @@ from ..protocol import (
     script,
     wake_key,
 )
-from ..transport import is_cluster, run, server_of
+from ..transport import Cluster, Server, own_settings, run, server_of
 
 
 class Level(IntEnum):
@@ -63,23 +64,27 @@ class Target:
         self.cache: Any = lock_cache(alias)
         self.conf: Conf = self.cache.conf
         self.client: Any = self.cache._lock_client()
-        self.is_cluster = is_cluster(self.client)
-        #: Without user and password.
-        self.address = str(server_of(self.client))
+        self.server: Any = server_of(self.client)
+        self.is_cluster = isinstance(self.server, Cluster)
+        self.address = str(self.server)  # Without user and password.
 
     def nodes(self) -> dict[str, Any]:
-        """A client of each server with locks, by address: one, or the primaries of a cluster."""
-        if self.is_cluster:
-            return {
-                f"{node.host}:{node.port}": self.client.get_redis_connection(node)
-                for node in self.client.get_primaries()
-            }
-        return {self.address: self.client}
+        """A client of each server with locks, by address: one, or the primaries of a cluster, where
+        redis-py's would try again and again."""
+        if not self.is_cluster:
+            return {self.address: self.client}
+        return {str(node): _client(node) for node in self.server.primaries()}
 
     @property
     def user(self) -> str:
-        settings = server_of(self.client).address.connection_kwargs
+        settings = self.server.address.connection_kwargs
         return settings.get("username") or "default"
+
+
+def _client(node: Server) -> Redis:
+    connects, settings = node.address
+    pool = ConnectionPool(connects, **own_settings(connects, settings, node.timeout))
+    return Redis(connection_pool=pool)
 
 
 def examine(alias: str, *, with_trial: bool = True) -> Iterator[Finding]:
@@ -295,7 +300,7 @@ def _channel_error(target: Target) -> str:
     channel = process_key("doctor")
     if error := _error_at(target, channel, TRIED_IN_CHANNEL):
         return error
-    connection = server_of(target.client).at((channel,)).connect(protocol=2)
+    connection = target.server.at((channel,)).connect(protocol=2)
     try:
         connection.send_command("SUBSCRIBE", channel)
         connection.read_response()
@@ -351,9 +356,10 @@ def trial(target: Target) -> Iterator[Finding]:
         yield Finding("trial", Level.ERROR, f"a lock could not be acquired: {error}")
         return
     finally:
-        for key in (*lock.keys.own, events_key(lock.keys.lock)):  # They would stay for a day.
-            with suppress(RedisError, OSError):
-                lock.redis.delete(key)
+        keys = (*lock.keys.own, events_key(lock.keys.lock))  # They would stay for a day.
+        with suppress(RedisError, OSError):
+            clean_up = tuple(f"DEL @{number + 1}" for number in range(len(keys)))
+            run(target.client, Call(TRY, keys, clean_up))
     if was_passed_on:
         yield Finding("trial", Level.OK, "a lock was acquired, passed to a waiter and released")
     else:

@@ -36,6 +36,8 @@ IDLE_SECONDS = 1.0
 #: sixth of the shortest lifetime that it renews, so that a server that hangs never costs a lock on
 #: another server its renewal.
 REPLY_TIMEOUT_SECONDS, MIN_REPLY_TIMEOUT_SECONDS = 1.0, 0.05
+#: Between two attempts to release what others wait for.
+MAX_PAUSE_SECONDS = 2.0
 UNEXPECTED = "Unexpected error in the keeper thread; it continues"
 
 
@@ -90,20 +92,19 @@ class DeferredRelease(Job):
     although its answer was lost, or what an interrupted release was to give up; ends a flight.
 
     It asks until it is answered, and once more a second later, because what was sent before may
-    still lie unread in the server's buffers; for ``lifetime`` seconds at most.
+    still lie unread in the server's buffers, where no lifetime has begun yet.
     """
 
     flush_at_exit = True
 
-    def __init__(self, server: Server, release: Call, lifetime: float | None) -> None:
-        now = time.monotonic()
-        super().__init__(server, now)
+    def __init__(self, server: Server, release: Call) -> None:
+        super().__init__(server, time.monotonic())
         self._call = release
-        self._gives_up_at = math.inf if lifetime is None else now + lifetime
         self._answers = 0
+        self._pause = 0.5
 
     def call(self, now: float) -> Call | None:
-        if self._answers < 2 and now < self._gives_up_at:
+        if self._answers < 2:
             return self._call
         keeper().discard(self)
         return None
@@ -114,7 +115,8 @@ class DeferredRelease(Job):
         self.due = sent_at + 1.0
 
     def failed(self, error: Exception, now: float) -> None:
-        self.due = now + 0.5
+        self.due = now + self._pause
+        self._pause = min(self._pause * 2, MAX_PAUSE_SECONDS)
         passes = is_outage(error) or self.server.refuses(error)
         self._answers += not passes  # It would be refused for ever.
 

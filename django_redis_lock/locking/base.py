@@ -410,9 +410,8 @@ class BaseLock:
         entry: Entry | None = self.local.entry
         return self.timeout if entry is None else entry.timeout
 
-    def _hand_over(self, release: Call, left: float = 0.0) -> None:
-        lifetime = self._lifetime and max(self._lifetime, left)
-        keeper().add(DeferredRelease(server_of(self.redis), release, lifetime))
+    def _hand_over(self, release: Call) -> None:
+        keeper().add(DeferredRelease(server_of(self.redis), release))
 
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
         hold.held_until(deadline, asked_at)

@@ -122,8 +122,7 @@ class Hold:
     ) -> DeferredRelease:
         of_it = (min_hold, self.fence, self.attempt, self.limit)
         call = release_call(self.keys, self.token, new_token(), grant_timeout, *of_it)
-        lifetime = self.lifetime and max(self.lifetime, self.deadline - time.monotonic())
-        return DeferredRelease(server, call, lifetime)
+        return DeferredRelease(server, call)
 
     @property
     def from_parent_process(self) -> bool:

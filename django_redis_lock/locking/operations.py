@@ -179,7 +179,7 @@ class LockOperations(BaseLock):
             return  # It has the lock after us.
         release = self._release_call(self._owned_token("release"))
         self._stop_renewal()
-        self._hand_over(release, 0.0 if hold is None else hold.deadline - time.monotonic())
+        self._hand_over(release)
         self.local.token = self.local.renewal = self.local.entry = None
         self._emit_released(hold)
 

@@ -331,7 +331,7 @@ class Quorum(LockOperations):
     def _release_later(self, places: Iterable[int], release: Call) -> None:
         servers = self._servers
         for place in places:
-            keeper().add(DeferredRelease(servers[place], release, self.timeout))
+            keeper().add(DeferredRelease(servers[place], release))
 
     # -- renewal ------------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ class Quorum(LockOperations):
     def _prolonged(self, hold: Hold, deadline: float, asked_at: float) -> None:
         self.local.renewal.reschedule(asked_at)
 
-    def _hand_over(self, release: Call, left: float = 0.0) -> None:
+    def _hand_over(self, release: Call) -> None:
         self._release_later(range(len(self.redis)), release)
 
 

@@ -352,7 +352,7 @@ class Leader:
         """Have the keeper repeat ``calls``, which failed: until then the followers wait. Not in a
         forked child, because its parent leads."""
         for call in calls if os.getpid() == self._pid else ():
-            keeper().add(DeferredRelease(self.server, call, self.timeout))
+            keeper().add(DeferredRelease(self.server, call))
 
 
 class FlightRenewal(Job):

@@ -1,9 +1,8 @@
 """Several servers behind one client, of which now one and now another has a key: a service of
 sentinels, and a cluster, in which each key is on the primary that has its slot, and slots move.
 
-The sentinels are asked at first, after errors, and once a second while locks are in use: after a
-manual failover (``SENTINEL FAILOVER``) the old primary goes on for about ten seconds, grants locks
-and then loses them. Each new connection also checks that its server is a primary, because a
+The sentinels are asked at first, after errors, and once a second while locks are in use (why: see
+docs/topologies.md). Each new connection also checks that its server is a primary, because a
 sentinel that does not know of the failover yet names the old one.
 
 A cluster's map of slots is our own and not the client's: threads and tasks share it, and it is
@@ -367,8 +366,9 @@ class Cluster(Topology):
             owners[first : last + 1] = servers[:1] * (last + 1 - first)
             known.update(dict.fromkeys(servers))
         self._owners = owners
-        # Replicas too: they can say which primary replaced one that failed.
-        self._known = list(known)
+        # Replicas too: they can say which primary replaced one that failed. First those that
+        # answer, and another than now: a primary that is cut off from the others names itself.
+        self._known = sorted(known, key=lambda node: (node.breaker.failing, node is asked))
         self._keep_only(known)
 
     def _named(self, asked: Server, node: Any) -> Server:

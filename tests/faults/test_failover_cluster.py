@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, MultiLock
+from django_redis_lock import AsyncLock, Lock, LockNotAcquired, LockNotOwnedError, MultiLock
 from tests.integration.topologies.test_cluster_cache import cluster_cache
 from tests.lock_contract import Background
 from tests.processes import PATIENCE, until
@@ -157,21 +157,21 @@ def test_the_loser_calls_on_lost_and_the_waiter_acquires(
 def test_locks_can_be_had_again(
     servers: ClusterServers, cluster_client: redis.RedisCluster, fail: Failure
 ) -> None:
-    lock = Lock(cluster_client, NAME, timeout=300)
+    lock = Lock(cluster_client, NAME, timeout=300, blocking=False)
     with lock:
         pass
+    servers.replicate(NAME)
     before = servers.primary_of(NAME)
     fail(servers)
 
     def cycle() -> bool:
         try:
-            # What an acquisition that got no answer has taken is given back in the background.
-            if not lock.acquire(blocking=False):
-                return False
-            lock.release()
-        except redis.ConnectionError:
+            # What an acquisition that got no answer has taken is given back in the background, and
+            # so is what the end of the block could not release.
+            with lock:
+                return True
+        except (redis.ConnectionError, LockNotAcquired):
             return False
-        return True
 
     until(cycle)
     # The node that is asked for it may hear of the new primary a moment later than the client.

@@ -20,12 +20,14 @@ from redis.exceptions import ResponseError
 
 from django_redis_lock import AsyncLock, Lock, LockError, LockNotOwnedError
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.clock import time as clock
 from django_redis_lock.fallback import FallbackLock
 from django_redis_lock.keeper import DeferredRelease, keeper
 from django_redis_lock.locking import MultiLock
 from django_redis_lock.locking.waiting import threads
 from django_redis_lock.locking.waiting.threads import PendingReply
 from django_redis_lock.protocol import HolderInfo
+from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
 from django_redis_lock.protocol.lock_scripts import (
     ACQUIRE,
     EXTEND,
@@ -43,6 +45,7 @@ from tests.faults.proxy import Proxy
 from tests.holding import Renewals
 from tests.integration.locks.test_lock_waiting import blocked
 from tests.lock_contract import Background
+from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
@@ -331,6 +334,24 @@ class TestRelease:
             until(lambda: time.monotonic() > ends)
             assert client.exists("shaky")
         until(lambda: not client.exists("shaky"))
+
+    def test_the_keeper_releases_what_a_frozen_server_reads_after_the_lifetime(
+        self, own_server: RedisServer
+    ) -> None:
+        """The lifetime begins when the server reads the request."""
+        with own_server.client(socket_timeout=0.5) as client:
+            lock = Lock(client, "shaky", timeout=300)
+            with lock:
+                fence = lock.fence
+            own_server.pause()
+            with moved_clock() as pass_time:
+                with pytest.raises(redis.TimeoutError):
+                    lock.acquire(blocking=False)
+                pass_time(400)
+                until(lambda: all(job.due > clock.monotonic() for job in keeper().jobs()))
+            own_server.resume()
+            until(lambda: client.zscore(INDEX, LAST_FENCE) > fence)
+            until(lambda: not client.exists("shaky"))
 
     def test_the_keeper_does_not_repeat_for_ever_what_is_refused(self, client: redis.Redis) -> None:
         with pytest.raises(redis.ResponseError), Lock(client, "shaky", timeout=None):

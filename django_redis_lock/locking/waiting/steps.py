@@ -210,6 +210,6 @@ class Waiter:
         """Have the keeper release what Redis has given to ``token``, or may yet give to it; as in
         ``AcquireRequest.may_hold``."""
         release = self._request.give_back(*token)
-        keeper().add(DeferredRelease(self.queue.server, release, self._request.lifetime))
+        keeper().add(DeferredRelease(self.queue.server, release))
         noted = self._request.may_hold
         noted[:] = [each for each in noted if each != token]

@@ -38,3 +38,44 @@ def test_a_search_that_had_no_time_for_all_nodes_goes_on_with_the_others(
             found._look(time.monotonic())
         found._look(time.monotonic() + 30)
     assert asked[1] is not asked[0]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The nodes that are asked."""
+    real, asked = discovery.ask, []
+
+    def ask(node: Any, *more: Any) -> Any:
+        asked.append(node)
+        return real(node, *more)
+
+    monkeypatch.setattr(discovery, "ask", ask)
+    return asked
+
+
+def test_a_frozen_node_is_asked_last(cluster_servers: ClusterServers, asked: list[Any]) -> None:
+    """Else each search would cost the callers of all slots a second."""
+    with redis.RedisCluster.from_url(cluster_servers.url) as client:
+        found: Any = server_of(client)
+        found.at(())
+        frozen = found._known[0]
+        port = frozen.address.connection_kwargs["port"]
+        server = next(each for each in cluster_servers.servers if each.port == port)
+        asked.clear()
+        server.pause()
+        try:
+            for _ in range(3):
+                found._look(time.monotonic() + 30)
+        finally:
+            server.resume()
+    assert asked.count(frozen) == 1
+    assert frozen in found._known
+
+
+def test_two_searches_ask_two_nodes(cluster_servers: ClusterServers, asked: list[Any]) -> None:
+    """One that is cut off from the others does not know which primary has replaced it."""
+    with redis.RedisCluster.from_url(cluster_servers.url) as client:
+        found: Any = server_of(client)
+        for _ in range(2):
+            found._look(time.monotonic() + 30)
+    assert len(set(asked)) == 2
