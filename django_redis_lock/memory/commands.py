@@ -365,7 +365,7 @@ def _slice(size: int, start: bytes, stop: bytes) -> slice:
 def _limited(found: list[bytes], limit: Sequence[bytes]) -> list[bytes]:
     if not limit:
         return found
-    offset, count = int(float(limit[1])), int(float(limit[2]))
+    offset, count = map(int, limit[1:])
     return found[offset : offset + count]
 
 
