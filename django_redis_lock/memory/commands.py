@@ -15,20 +15,13 @@ from redis.exceptions import ResponseError
 from ..protocol import INDEX, is_reserved
 
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+#: Of a set in a pattern of keys: an escaped character, a range, or a character.
+_MEMBER = rb"\\.|[^\]]-.|[^\]]"
 
 
 class _SortedSet(dict[bytes, float]):
     def ordered(self) -> list[bytes]:
         return sorted(self, key=lambda member: (self[member], member))
-
-    def between(self, low: bytes, high: bytes) -> list[bytes]:
-        """The members whose scores are in a range, as Redis writes it."""
-        above, below = _bound(low), _bound(high)
-        return [
-            member
-            for member in self.ordered()
-            if above <= (self[member], 0) and (self[member], 0) <= (below[0], -below[1])
-        ]
 
 
 def _bound(written: bytes) -> tuple[float, int]:
@@ -59,10 +52,6 @@ class Commands:
         self._entries = itertools.count(1)
 
     def _execute(self, words: Sequence[bytes]) -> Any:
-        """
-        Raises:
-            redis.exceptions.ResponseError: it cannot be carried out.
-        """
         name = _COMMANDS.get(words[0])
         if name is None:
             raise ResponseError(f"unknown command {words[0]!r}: a server in memory is no Redis")
@@ -118,8 +107,8 @@ class Commands:
         return removed
 
     def _drop_expired(self) -> None:
-        for key in [key for key, end in self._ends.items() if end <= self.now / 1000]:
-            self._drop(key)
+        for key in list(self._ends):
+            self._value(key)
 
     def _cull(self) -> None:
         """As Django's cache in local memory does. Locks are no values."""
@@ -147,7 +136,7 @@ class Commands:
         return [b"%d" % (self.now // 10**6), b"%d" % (self.now % 10**6)]
 
     def delete(self, *keys: bytes) -> int:
-        found = [key for key in keys if self._has(key)]
+        found = {key for key in keys if self._has(key)}
         for key in found:
             self._drop(key)
         return len(found)
@@ -181,10 +170,7 @@ class Commands:
         return self.pexpireat(key, b"%d" % (int(seconds) * 1000))
 
     def persist(self, key: bytes) -> int:
-        found = self._has(key) and self._ends.get(key) is not None
-        if found:
-            self._set_end(key, None)
-        return int(found)
+        return int(self._has(key) and self._ends.pop(key, None) is not None)
 
     def dump(self, key: bytes) -> bytes | None:
         return pickle.dumps(self._value(key)) if self._has(key) else None
@@ -330,7 +316,7 @@ class Commands:
         return None if score is None else b"%.17g" % score
 
     def zcount(self, key: bytes, low: bytes, high: bytes) -> int:
-        return len(self._of(_SortedSet, key).between(low, high))
+        return len(self.zrangebyscore(key, low, high))
 
     def zrange(self, key: bytes, start: bytes, stop: bytes, *options: bytes) -> list[bytes]:
         found = self._of(_SortedSet, key)
@@ -341,12 +327,12 @@ class Commands:
         return [part for m in members for part in (m, b"%.17g" % found[m])]
 
     def zrangebyscore(self, key: bytes, low: bytes, high: bytes, *limit: bytes) -> list[bytes]:
-        found: list[bytes] = self._of(_SortedSet, key).between(low, high)
-        return _limited(found, limit)
+        found, above, below = self._of(_SortedSet, key), _bound(low), _bound(high)
+        end = below[0], -below[1]
+        return _limited([m for m in found.ordered() if above <= (found[m], 0) <= end], limit)
 
     def zrevrangebyscore(self, key: bytes, high: bytes, low: bytes, *limit: bytes) -> list[bytes]:
-        found: list[bytes] = self._of(_SortedSet, key).between(low, high)
-        return _limited(found[::-1], limit)
+        return _limited(self.zrangebyscore(key, low, high)[::-1], limit)
 
     # -- streams -----------------------------------------------------------------------------
 
@@ -379,21 +365,24 @@ def _slice(size: int, start: bytes, stop: bytes) -> slice:
 def _limited(found: list[bytes], limit: Sequence[bytes]) -> list[bytes]:
     if not limit:
         return found
-    offset, count = int(float(limit[1])), int(float(limit[2]))
+    offset, count = map(int, limit[1:])
     return found[offset : offset + count]
 
 
 def _glob(pattern: bytes) -> re.Pattern[bytes]:
-    parts = re.findall(rb"\\.|\[(?:\\.|[^\]\\])*\]|.", pattern, re.DOTALL)
+    parts = re.findall(rb"\\.|\[\^?(?:%s)*\]?|." % _MEMBER, pattern, re.DOTALL)
     wild = {b"*": b".*", b"?": b"."}
     return re.compile(b"".join(wild.get(part) or _literally(part) for part in parts), re.DOTALL)
 
 
 def _literally(part: bytes) -> bytes:
-    if part.startswith(b"[") and len(part) > 2:
-        # Python warns of a second bracket that is not escaped.
-        return b"[" + re.sub(rb"(\\.)|\[", lambda found: found[1] or rb"\[", part[1:])
-    return re.escape(part[1:] if part.startswith(b"\\") else part)
+    if not part.startswith(b"["):
+        return re.escape(part[len(part) > 1 :])
+    unlike = part.startswith(b"[^")
+    found = re.findall(_MEMBER, part[1 + unlike :], re.DOTALL)
+    ends = (sorted((each[-3:-2] or each[-1:], each[-1:])) for each in found)
+    ranges = b"".join(b"[%s-%s]|" % (*map(re.escape, pair),) for pair in ends)
+    return b"(?%s(?:%s(?!)))." % (b"=!"[unlike:][:1], ranges)
 
 
 #: Methods by the commands that they carry out; ``Database`` has those for scripts.

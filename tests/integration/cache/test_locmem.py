@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import signal
 import threading
 import time
 from datetime import datetime, timedelta, timezone
@@ -190,3 +191,29 @@ def test_a_forked_child_begins_without_locks_and_values(cache: LocMemCache) -> N
             os._exit(0 if is_free and cache.get("report") is None else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert lock.owned()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_that_is_forked_while_a_thread_uses_the_cache_does_not_hang(
+    cache: LocMemCache,
+) -> None:
+    """redis-py 8 takes the mutex of the pool to empty that in the child."""
+    pool = cache._lock_client().connection_pool
+    taken, forked = threading.Event(), threading.Event()
+
+    def use() -> None:
+        with pool._lock:
+            taken.set()
+            forked.wait()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    taken.wait()
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
+        os._exit(0 if cache.get("report") is None else 1)
+    forked.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -126,6 +126,33 @@ def test_other_lua_is_refused_when_it_is_compiled(source: str) -> None:
         compile_script(source)
 
 
+KEYS = [b"a", b"1", b"d", b"\\", b"]", b"^", b"-", b"[", b"a]", b"a\nb", b"[a", b"aa"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("[c-a]", "[\\d]", "[a-]", "[^]", "[]", "[", "[^", "[a", "[]a]", "[^]a]", "[^-a]", "[a^]"),
+        *("[\\]]", "[\\-a]", "[[a]", "[a\\", "a\\", "\\", "\\a", "\\[a", "*[^a]*", "a?b", "a|d"),
+    ],
+)
+def test_a_pattern_matches_the_keys_that_it_matches_in_redis(
+    redis_server: Any, client: redis.Redis, pattern: str
+) -> None:
+    found = []
+    for each in (redis_server.client(), client):
+        for key in KEYS:
+            each.set(key, "x")
+        found.append({key for key in each.keys(pattern) if key in KEYS})
+    assert found[0] == found[1]
+
+
+def test_a_key_that_is_named_twice_is_deleted_once(redis_server: Any, client: redis.Redis) -> None:
+    for each in (redis_server.client(), client):
+        each.set("key", "x")
+        assert each.delete("key", "key", "nothing") == 1
+
+
 def test_an_unknown_command_is_refused(client: redis.Redis) -> None:
     with pytest.raises(redis.exceptions.ResponseError, match="no Redis"):
         client.pfadd("key", "x")
