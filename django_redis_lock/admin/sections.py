@@ -14,7 +14,6 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..clock import time
 from ..held_locks import UNAVAILABLE, HeldLock, held_locks, look_closely
 from ..inventory import LOCK
 from ..metrics import PERIODS as BUCKETS
@@ -27,12 +26,11 @@ from ..metrics import (
     summaries,
     summary,
 )
+from ..threads import may_log
 from .rows import UrlOf, as_of, duration, failure_rows, measured, ref_of, short_place, shown
 
 logger = logging.getLogger("django_redis_lock.admin")
 
-#: Seconds until the same failure is logged again: a page that stays open asks every few seconds.
-LOG_PAUSE_SECONDS = 60.0
 _logged_at: dict[tuple[str, str], float] = {}
 
 #: The most groups that the page shows: the busiest.
@@ -43,9 +41,8 @@ MAX_CONTENDED_LOCKS = 100
 
 
 def log_failure(text: str, alias: str, error: object) -> None:
-    now = time.monotonic()
-    if now - _logged_at.get((text, alias), -LOG_PAUSE_SECONDS) >= LOG_PAUSE_SECONDS:
-        _logged_at[text, alias] = now
+    """At most once a minute: a page that stays open asks every few seconds."""
+    if may_log((text, alias), _logged_at):
         logger.warning(text, alias, error)
 
 

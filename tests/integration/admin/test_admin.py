@@ -590,7 +590,7 @@ def test_a_page_that_stays_open_does_not_fill_the_log(
     own_server.stop()
     counts = []
     for pause in (60.0, 60.0, 60.0, 0.0):
-        monkeypatch.setattr(sections, "LOG_PAUSE_SECONDS", pause)
+        monkeypatch.setattr("django_redis_lock.threads.LOG_PAUSE_SECONDS", pause)
         admin_client.get(f"{PAGE}state/")
         counts.append(caplog.text.count("The locks of the cache default cannot be listed"))
     assert counts == [1, 1, 1, 2]
