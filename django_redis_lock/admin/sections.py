@@ -1,4 +1,4 @@
-"""The sections that the server makes as HTML: how locks behave, by the figures of ``metrics``, and
+"""Sections of the pages: how locks behave, by the figures of ``metrics``, and
 the locks by process: which each holds, which it waits for, and deadlocks."""
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from django.template.loader import render_to_string
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -54,9 +53,8 @@ def behaviour_section(
     held: Sequence[HeldLock],
     search: str,
     address: Callable[..., str],
-    many_caches: bool,
-) -> str:
-    """As HTML. ``search``: only groups whose names contain this; ``address`` returns the query
+) -> dict[str, Any]:
+    """``search``: only groups whose names contain this; ``address`` returns the query
     string of the list of a group's locks."""
     sites = {site_of(alias): alias for alias in reversed(list(aliases))}
     now = Counter((site_of(holding.alias), holding.group) for holding in held)
@@ -84,14 +82,12 @@ def behaviour_section(
     nothing = _("No figures yet.")
     if failed:
         nothing = _("The figures cannot be read: Redis did not answer as it should.")
-    context = {
+    return {
         "rows": rows,
         "nothing": nothing,
         "left_out": max(0, len(found) - MAX_GROUPS),
-        "many_caches": many_caches,
         "periods": PERIODS.values(),
     }
-    return render_to_string("admin/django_redis_lock/behaviour.html", context)
 
 
 def _groups(alias: str) -> Iterator[dict[str, Summary]]:
@@ -236,14 +232,11 @@ def waits_of(found: Sequence[HeldLock]) -> list[Wait]:
 
 
 def processes_data(url_of: UrlOf) -> dict[str, Any]:
-    """The part of the page that changes while it is open."""
     held = held_locks(kinds=(LOCK,))
     processes = by_process(held.found, waits_of(held.found), url_of)
-    blocked = any(process["is_blocked"] for process in processes)
-    context = {"processes": processes, "blocked": blocked}
-    html = render_to_string("admin/django_redis_lock/process_list.html", context)
     return {
-        "processes": "" if held.failures and not processes else html,
+        "processes": None if held.failures and not processes else processes,
+        "blocked": any(process["is_blocked"] for process in processes),
         "failures": failure_rows(held.failures),
         "as_of": as_of(),
     }
